@@ -7,7 +7,7 @@
 #   make lint   check style (make format mends it)
 #   make clean  remove .venv and build
 
-PYTHON ?= python3
+PYTHON ?= $(firstword $(shell command -v python3.11 python3))
 VENV := .venv
 BIN := $(VENV)/bin
 # The CPU stack where there is no NVIDIA driver, else the CUDA stack.
