@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure-torch counterparts of the ops: slow, short, and the oracle of every test.
+
+Written from docs/formats.md and from no kernel, so that a mistake in one is not repeated in the
+other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TILE_ROWS, TILE_COLS, WORD_ALIGNMENT, BANKS = 128, 64, 4, 32
+
+
+def tile_locations(device: torch.device | str = "cpu") -> Tensor:
+    """Location of each element of a Tiled-CSL tile, int64 [128, 64]."""
+    row = torch.arange(TILE_ROWS, device=device)[:, None]
+    col = torch.arange(TILE_COLS, device=device)[None, :]
+    return row * TILE_COLS + ((((col >> 3) ^ (row & 7)) << 3) | (col & 7))
+
+
+def _tiles(weight: Tensor) -> Tensor:
+    """Cuts a weight into tiles, int64 value bits [tiles, 128, 64], zero beyond the edges."""
+    out_features, in_features = weight.shape
+    down, across = -(-out_features // TILE_ROWS), -(-in_features // TILE_COLS)
+    full = weight.new_zeros(down * TILE_ROWS, across * TILE_COLS)
+    full[:out_features, :in_features] = weight
+    tiles = full.view(down, TILE_ROWS, across, TILE_COLS).transpose(1, 2)
+    bits = tiles.reshape(-1, TILE_ROWS, TILE_COLS).contiguous().view(torch.int16)
+    return bits.to(torch.int64) & 0xFFFF
+
+
+def tiled_csl_pack(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Packs to Tiled-CSL in location order: the same set of words as the op, without its order."""
+    tiles = _tiles(weight)
+    locations = tile_locations(weight.device)
+    words, offsets = [], [0]
+    for bits in tiles:
+        kept = (bits & 0x7FFF) != 0
+        tile_words = (bits[kept] << 16) | locations[kept]
+        padding = -len(tile_words) % WORD_ALIGNMENT
+        words += [tile_words, tile_words[:1].expand(padding) if padding else tile_words[:0]]
+        offsets.append(offsets[-1] + len(tile_words) + padding)
+    stream = torch.cat(words)
+    stream = torch.where(stream >= 2**31, stream - 2**32, stream)
+    return stream.to(torch.int32), torch.tensor(offsets, dtype=torch.int32)
+
+
+def tiled_csl_unpack(
+    weight_packed: Tensor,
+    tile_offsets: Tensor,
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Unpacks Tiled-CSL by looking every location up."""
+    down, across = -(-out_features // TILE_ROWS), -(-in_features // TILE_COLS)
+    element_at = torch.empty(TILE_ROWS * TILE_COLS, dtype=torch.int64)
+    element_at[tile_locations().flatten()] = torch.arange(TILE_ROWS * TILE_COLS)
+    tiles = torch.zeros(down * across, TILE_ROWS * TILE_COLS, dtype=torch.int16)
+    words = weight_packed.to(torch.int64) & 0xFFFFFFFF
+    for index in range(down * across):
+        own = words[tile_offsets[index] : tile_offsets[index + 1]]
+        bits = own >> 16
+        tiles[index, element_at[own & 0xFFFF]] = torch.where(bits >= 2**15, bits - 2**16, bits).to(
+            torch.int16
+        )
+    full = tiles.view(down, across, TILE_ROWS, TILE_COLS).transpose(1, 2)
+    full = full.reshape(down * TILE_ROWS, across * TILE_COLS)
+    return full[:out_features, :in_features].contiguous().view(dtype)
+
+
+def interleaved_bitmap_pack(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Packs to the interleaved bitmap, panel by panel."""
+    out_features, in_features = weight.shape
+    panels, pairs = -(-out_features // 16), -(-in_features // 2)
+    full = weight.new_zeros(panels * 16, pairs * 2)
+    full[:out_features, :in_features] = weight
+    # [panel, pair, bit] with bit = 2 * row + (col & 1)
+    bits = full.view(torch.int16).view(panels, 16, pairs, 2).permute(0, 2, 1, 3)
+    bits = bits.reshape(panels, pairs, 32)
+    kept = (bits & 0x7FFF) != 0
+    masks = (kept.to(torch.int64) << torch.arange(32)).sum(-1)
+    masks = torch.where(masks >= 2**31, masks - 2**32, masks).to(torch.int32)
+    offsets = torch.zeros(panels + 1, dtype=torch.int64)
+    offsets[1:] = kept.sum((1, 2)).cumsum(0)
+    values = torch.cat([bits[kept], torch.zeros(32, dtype=torch.int16)])
+    return values, masks, offsets
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias` in float64: what every linear op is held against."""
+    y = x.double() @ weight.double().T
+    return y if bias is None else y + bias.double()

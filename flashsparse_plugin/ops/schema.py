@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each op means, its shapes for torch.compile, and the gradient for its activations.
+
+The schemas themselves are registered in kernels/bindings/cpu_ops.cpp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import get_ctx, register_autograd, register_fake
+
+from .library import ops
+
+__all__ = ["ops"]
+
+
+def _cdiv(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+@register_fake("flashsparse::tiled_csl_pack")
+def _(weight: Tensor):
+    """tiled_csl_pack(weight) -> (weight_packed, tile_offsets)
+
+    Packs weight [out_features, in_features] (float16 or bfloat16) to Tiled-CSL: int32 words and
+    int32 tile offsets. Inside a tile the words are ordered by shared-memory bank (Flash-LLM,
+    Algorithm 3).
+    """
+    out_features, in_features = weight.shape
+    tiles = _cdiv(out_features, 128) * _cdiv(in_features, 64)
+    words = get_ctx().new_dynamic_size()
+    return (
+        weight.new_empty(words, dtype=torch.int32),
+        weight.new_empty(tiles + 1, dtype=torch.int32),
+    )
+
+
+@register_fake("flashsparse::tiled_csl_unpack")
+def _(weight_packed, tile_offsets, out_features, in_features, dtype):
+    """Unpacks Tiled-CSL to the dense weight [out_features, in_features] of `dtype`."""
+    return weight_packed.new_empty(out_features, in_features, dtype=dtype)
+
+
+@register_fake("flashsparse::tiled_csl_validate")
+def _(weight_packed, tile_offsets, out_features, in_features):
+    """Counts the nonzeros (int64 scalar) of sound Tiled-CSL tensors, and raises on any others."""
+    return weight_packed.new_empty((), dtype=torch.int64)
+
+
+@register_fake("flashsparse::tiled_csl_to_interleaved_bitmap")
+def _(weight_packed, tile_offsets, out_features, in_features):
+    """Turns Tiled-CSL into the CPU's runtime form: (values, masks, panel_offsets)."""
+    return _bitmap(weight_packed, out_features, in_features)
+
+
+@register_fake("flashsparse::interleaved_bitmap_pack")
+def _(weight):
+    """Packs a dense weight to the CPU's runtime form: (values, masks, panel_offsets)."""
+    return _bitmap(weight, *weight.shape)
+
+
+def _bitmap(like: Tensor, out_features: int, in_features: int):
+    panels, values = _cdiv(out_features, 16), get_ctx().new_dynamic_size()
+    return (
+        like.new_empty(values, dtype=torch.int16),
+        like.new_empty((panels, _cdiv(in_features, 2)), dtype=torch.int32),
+        like.new_empty(panels + 1, dtype=torch.int64),
+    )
+
+
+@register_fake("flashsparse::interleaved_bitmap_unpack")
+def _(values, masks, panel_offsets, out_features, in_features, dtype):
+    """Unpacks the interleaved bitmap to the dense weight [out_features, in_features] of `dtype`."""
+    return values.new_empty(out_features, in_features, dtype=dtype)
+
+
+@register_fake("flashsparse::tiled_csl_linear")
+def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None):
+    """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
+
+    x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
+    Source: Flash-LLM, section 4.1 (load as sparse, compute as dense).
+    """
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
+@register_fake("flashsparse::interleaved_bitmap_linear")
+def _(x, values, masks, panel_offsets, out_features, weight_dtype, bias=None):
+    """The same product from the CPU's runtime form."""
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
+def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
+    """Gives `op(x, *packed, out_features, weight_dtype, bias)` a gradient for x and bias.
+
+    dx = dy W, through the unpacked weight: training happens around a frozen sparse weight (LoRA),
+    where the backward pass is one product among several and a transposed packed kernel would buy
+    little. Packed tensors have no gradient.
+    """
+
+    def setup(ctx, inputs, output):
+        x, packed, (out_features, weight_dtype, bias) = (
+            inputs[0],
+            inputs[1 : 1 + tensors],
+            inputs[1 + tensors :],
+        )
+        ctx.save_for_backward(*packed)
+        ctx.shape, ctx.weight_dtype = (out_features, x.shape[-1]), weight_dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    def backward(ctx, dy):
+        dx = dbias = None
+        if ctx.needs_input_grad[0]:
+            weight = unpack(*ctx.saved_tensors, *ctx.shape, ctx.weight_dtype)
+            dx = dy @ weight.to(dy.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[3 + tensors]:
+            dbias = dy.reshape(-1, dy.shape[-1]).sum(0).to(ctx.bias_dtype)
+        return (dx, *([None] * tensors), None, None, dbias)
+
+    register_autograd(f"flashsparse::{op}", backward, setup_context=setup)
+
+
+_register_linear_autograd("tiled_csl_linear", ops.tiled_csl_unpack, tensors=2)
+_register_linear_autograd("interleaved_bitmap_linear", ops.interleaved_bitmap_unpack, tensors=3)

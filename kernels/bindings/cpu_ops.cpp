@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Schemas of every op, and their CPU implementations: argument checks, allocation, one kernel call.
+// What each op means is said in flashsparse_plugin/ops/schema.py.
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/torch_stable.h"
+#include "cpu/interleaved_bitmap.h"
+#include "formats/interleaved_bitmap.h"
+#include "formats/tiled_csl.h"
+#include "pack/tiled_csl.h"
+
+STABLE_TORCH_LIBRARY(flashsparse, m) {
+  m.def("tiled_csl_pack(Tensor weight) -> (Tensor weight_packed, Tensor tile_offsets)");
+  m.def(
+      "tiled_csl_unpack(Tensor weight_packed, Tensor tile_offsets, int out_features, "
+      "int in_features, ScalarType dtype) -> Tensor");
+  m.def(
+      "tiled_csl_validate(Tensor weight_packed, Tensor tile_offsets, int out_features, "
+      "int in_features) -> Tensor");
+  m.def(
+      "tiled_csl_linear(Tensor x, Tensor weight_packed, Tensor tile_offsets, int out_features, "
+      "ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+  m.def(
+      "tiled_csl_to_interleaved_bitmap(Tensor weight_packed, Tensor tile_offsets, "
+      "int out_features, int in_features) -> (Tensor values, Tensor masks, Tensor panel_offsets)");
+  m.def(
+      "interleaved_bitmap_pack(Tensor weight) -> "
+      "(Tensor values, Tensor masks, Tensor panel_offsets)");
+  m.def(
+      "interleaved_bitmap_unpack(Tensor values, Tensor masks, Tensor panel_offsets, "
+      "int out_features, int in_features, ScalarType dtype) -> Tensor");
+  m.def(
+      "interleaved_bitmap_linear(Tensor x, Tensor values, Tensor masks, Tensor panel_offsets, "
+      "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+}
+
+namespace flashsparse {
+namespace {
+
+using interleaved_bitmap::Dtype;
+
+// ---- checks -----------------------------------------------------------------------------------
+
+void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim) {
+  STD_TORCH_CHECK(tensor.is_cpu(), name, " must be on the CPU here");
+  STD_TORCH_CHECK(tensor.scalar_type() == dtype, name, " has the wrong dtype");
+  STD_TORCH_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, has ", tensor.dim());
+  STD_TORCH_CHECK(tensor.is_contiguous(), name, " must be contiguous");
+}
+
+void check_shape(int64_t out_features, int64_t in_features) {
+  STD_TORCH_CHECK(out_features >= 1 && in_features >= 1, "a weight needs at least one row and one ",
+                  "column, not [", out_features, ", ", in_features, "]");
+}
+
+void check_weight(const Tensor& weight) {
+  STD_TORCH_CHECK(weight.is_cpu(), "weight must be on the CPU here");
+  STD_TORCH_CHECK(weight.dim() == 2, "weight must be [out_features, in_features], has ",
+                  weight.dim(), " dimensions");
+  check_shape(weight.size(0), weight.size(1));
+  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Half ||
+                      weight.scalar_type() == ScalarType::BFloat16,
+                  "weight must be float16 or bfloat16");
+}
+
+void check_weight_dtype(ScalarType dtype) {
+  STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                  "packed weights are float16 or bfloat16");
+}
+
+void check_tiled_csl(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+  check_tensor(words, "weight_packed", ScalarType::Int, 1);
+  check_tensor(offsets, "tile_offsets", ScalarType::Int, 1);
+  check_shape(out, in);
+  const int64_t tiles = tiled_csl::tile_rows(out) * tiled_csl::tile_cols(in);
+  STD_TORCH_CHECK(offsets.numel() == tiles + 1, "tile_offsets of a [", out, ", ", in,
+                  "] weight has ", tiles + 1, " entries, not ", offsets.numel());
+}
+
+Dtype dtype_of(ScalarType dtype, const char* name) {
+  switch (dtype) {
+    case ScalarType::Float: return Dtype::kFloat32;
+    case ScalarType::Half: return Dtype::kFloat16;
+    case ScalarType::BFloat16: return Dtype::kBFloat16;
+    default: STD_TORCH_CHECK(false, name, " must be float32, float16 or bfloat16"); return Dtype::kFloat32;
+  }
+}
+
+Tensor empty(std::vector<int64_t> shape, ScalarType dtype) {
+  return torch::stable::empty(shape, dtype);
+}
+
+const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
+uint16_t* mutable_bits(Tensor& t) { return static_cast<uint16_t*>(t.mutable_data_ptr()); }
+const uint32_t* words_of(const Tensor& t) { return static_cast<const uint32_t*>(t.const_data_ptr()); }
+uint32_t* mutable_words(Tensor& t) { return static_cast<uint32_t*>(t.mutable_data_ptr()); }
+
+// ---- tiled_csl --------------------------------------------------------------------------------
+
+std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
+  check_weight(weight_);
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const int64_t rows = weight.size(0), cols = weight.size(1);
+  const int64_t tiles = tiled_csl::tile_rows(rows) * tiled_csl::tile_cols(cols);
+  std::vector<int64_t> counted(tiles + 1);
+  tiled_csl::count(bits(weight), rows, cols, counted.data());
+  STD_TORCH_CHECK(counted.back() <= INT32_MAX, "a [", rows, ", ", cols, "] weight with ",
+                  counted.back(), " packed words overflows the int32 offsets of tiled_csl: split the ",
+                  "layer or leave it dense");
+  Tensor offsets = empty({tiles + 1}, ScalarType::Int);
+  int32_t* offset = offsets.mutable_data_ptr<int32_t>();
+  for (int64_t i = 0; i <= tiles; ++i) offset[i] = static_cast<int32_t>(counted[i]);
+  Tensor words = empty({counted.back()}, ScalarType::Int);
+  tiled_csl::pack(bits(weight), rows, cols, offset, mutable_words(words));
+  return {words, offsets};
+}
+
+int64_t validated_nonzeros(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+  check_tiled_csl(words, offsets, out, in);
+  const auto result = tiled_csl::validate(words_of(words), words.numel(),
+                                          offsets.const_data_ptr<int32_t>(), out, in);
+  STD_TORCH_CHECK(result.error.empty(), result.error);
+  return result.nonzeros;
+}
+
+Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+  Tensor nonzeros = empty({}, ScalarType::Long);
+  *nonzeros.mutable_data_ptr<int64_t>() = validated_nonzeros(words, offsets, out, in);
+  return nonzeros;
+}
+
+Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in,
+                        ScalarType dtype) {
+  check_weight_dtype(dtype);
+  validated_nonzeros(words, offsets, out, in);
+  Tensor weight = empty({out, in}, dtype);
+  tiled_csl::unpack(words_of(words), offsets.const_data_ptr<int32_t>(), out, in,
+                    mutable_bits(weight));
+  return weight;
+}
+
+// ---- interleaved_bitmap -----------------------------------------------------------------------
+
+using Bitmap = std::tuple<Tensor, Tensor, Tensor>;  // values, masks, panel_offsets
+
+Bitmap interleaved_bitmap_pack(const Tensor& weight_) {
+  check_weight(weight_);
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const int64_t rows = weight.size(0), cols = weight.size(1);
+  const int64_t panels = interleaved_bitmap::panels(rows);
+  Tensor offsets = empty({panels + 1}, ScalarType::Long);
+  int64_t* offset = offsets.mutable_data_ptr<int64_t>();
+  interleaved_bitmap::count(bits(weight), rows, cols, offset);
+  Tensor values = empty({offset[panels] + interleaved_bitmap::kValueSlack}, ScalarType::Short);
+  Tensor masks = empty({panels, interleaved_bitmap::column_pairs(cols)}, ScalarType::Int);
+  interleaved_bitmap::pack(bits(weight), rows, cols, offset, mutable_words(masks),
+                           mutable_bits(values));
+  return {values, masks, offsets};
+}
+
+Bitmap tiled_csl_to_interleaved_bitmap(const Tensor& words, const Tensor& offsets, int64_t out,
+                                       int64_t in) {
+  return interleaved_bitmap_pack(tiled_csl_unpack(words, offsets, out, in, ScalarType::BFloat16));
+}
+
+interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
+                                     const Tensor& offsets, int64_t out, int64_t in,
+                                     ScalarType dtype) {
+  check_weight_dtype(dtype);
+  check_shape(out, in);
+  check_tensor(values, "values", ScalarType::Short, 1);
+  check_tensor(masks, "masks", ScalarType::Int, 2);
+  check_tensor(offsets, "panel_offsets", ScalarType::Long, 1);
+  const int64_t panels = interleaved_bitmap::panels(out);
+  STD_TORCH_CHECK(masks.size(0) == panels && masks.size(1) == interleaved_bitmap::column_pairs(in),
+                  "masks of a [", out, ", ", in, "] weight must be [", panels, ", ",
+                  interleaved_bitmap::column_pairs(in), "], not [", masks.size(0), ", ",
+                  masks.size(1), "]");
+  STD_TORCH_CHECK(offsets.numel() == panels + 1, "panel_offsets must have ", panels + 1, " entries");
+  const int64_t* offset = offsets.const_data_ptr<int64_t>();
+  STD_TORCH_CHECK(offset[panels] + interleaved_bitmap::kValueSlack == values.numel(),
+                  "values has ", values.numel(), " entries, panel_offsets promises ",
+                  offset[panels] + interleaved_bitmap::kValueSlack);
+  return {out, in, words_of(masks), bits(values), offset, dtype_of(dtype, "weight_dtype")};
+}
+
+Tensor interleaved_bitmap_unpack(const Tensor& values, const Tensor& masks, const Tensor& offsets,
+                                 int64_t out, int64_t in, ScalarType dtype) {
+  const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
+  Tensor weight = empty({out, in}, dtype);
+  interleaved_bitmap::unpack(packed, mutable_bits(weight));
+  return weight;
+}
+
+Tensor interleaved_bitmap_linear(const Tensor& x_, const Tensor& values, const Tensor& masks,
+                                 const Tensor& offsets, int64_t out, ScalarType weight_dtype,
+                                 const std::optional<Tensor>& bias_) {
+  STD_TORCH_CHECK(x_.is_cpu(), "x must be on the CPU, as the weight is");
+  STD_TORCH_CHECK(x_.dim() >= 1, "x must be [..., in_features]");
+  const Tensor x = torch::stable::contiguous(x_);
+  const int64_t in = x.size(x.dim() - 1);
+  const auto weight = bitmap_of(values, masks, offsets, out, in, weight_dtype);
+  const Dtype dtype = dtype_of(x.scalar_type(), "x");
+  std::vector<int64_t> shape;
+  int64_t tokens = 1;
+  for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i)), tokens *= x.size(i);
+  shape.push_back(out);
+  std::optional<Tensor> bias;
+  if (bias_) {
+    STD_TORCH_CHECK(bias_->dim() == 1 && bias_->size(0) == out, "bias must be [", out, "]");
+    bias = torch::stable::contiguous(torch::stable::to(*bias_, x.scalar_type()));
+  }
+  Tensor y = empty(shape, x.scalar_type());
+  if (tokens) {
+    interleaved_bitmap::linear(weight, x.const_data_ptr(), tokens,
+                               bias ? bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), dtype);
+  }
+  return y;
+}
+
+Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t out,
+                        ScalarType weight_dtype, const std::optional<Tensor>& bias) {
+  STD_TORCH_CHECK(x.dim() >= 1, "x must be [..., in_features]");
+  const auto [values, masks, panel_offsets] =
+      tiled_csl_to_interleaved_bitmap(words, offsets, out, x.size(x.dim() - 1));
+  return interleaved_bitmap_linear(x, values, masks, panel_offsets, out, weight_dtype, bias);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
+  m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack));
+  m.impl("tiled_csl_unpack", TORCH_BOX(&tiled_csl_unpack));
+  m.impl("tiled_csl_validate", TORCH_BOX(&tiled_csl_validate));
+  m.impl("tiled_csl_linear", TORCH_BOX(&tiled_csl_linear));
+  m.impl("tiled_csl_to_interleaved_bitmap", TORCH_BOX(&tiled_csl_to_interleaved_bitmap));
+  m.impl("interleaved_bitmap_pack", TORCH_BOX(&interleaved_bitmap_pack));
+  m.impl("interleaved_bitmap_unpack", TORCH_BOX(&interleaved_bitmap_unpack));
+  m.impl("interleaved_bitmap_linear", TORCH_BOX(&interleaved_bitmap_linear));
+}
+
+}  // namespace
+}  // namespace flashsparse

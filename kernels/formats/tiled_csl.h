@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiled-CSL, version 1: the bit layout that packer, CPU and CUDA kernels share.
+// Flash-LLM (Xia et al., VLDB 2024), section 4.2 "Tiled-CSL format" and 4.3.1 "ahead-of-time
+// sparse data reordering"; docs/formats.md is our specification.
+//
+// The weight [out_features, in_features] is cut into tiles of 128 rows x 64 columns, row by row.
+// A word is one kept element: its 16 value bits above its 16-bit location. The location is the
+// element's place in a 128x64 tile in shared memory whose 16-byte chunks are XOR-swizzled by the
+// row, so a GPU kernel stores it without arithmetic and reads the tile back without bank conflicts.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define FS_HOST_DEVICE __host__ __device__
+#else
+#define FS_HOST_DEVICE
+#endif
+
+namespace flashsparse::tiled_csl {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kTileCols = 64;
+inline constexpr int kTileElements = kTileRows * kTileCols;
+inline constexpr int kWordAlignment = 4;  // offsets count words; a tile starts on 16 bytes
+inline constexpr int kBanks = 32;         // of a GPU's shared memory, 4 bytes wide
+
+FS_HOST_DEVICE constexpr uint32_t location(uint32_t row, uint32_t col) {
+  return row * kTileCols + ((((col >> 3) ^ (row & 7)) << 3) | (col & 7));
+}
+FS_HOST_DEVICE constexpr uint32_t row_of(uint32_t location) { return location / kTileCols; }
+FS_HOST_DEVICE constexpr uint32_t col_of(uint32_t location) {
+  return (location ^ ((location >> 3) & 0x38)) % kTileCols;
+}
+FS_HOST_DEVICE constexpr uint32_t bank_of(uint32_t location) { return (location / 2) % kBanks; }
+
+FS_HOST_DEVICE constexpr uint32_t make_word(uint16_t bits, uint32_t location) {
+  return static_cast<uint32_t>(bits) << 16 | location;
+}
+FS_HOST_DEVICE constexpr uint16_t bits_of(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
+FS_HOST_DEVICE constexpr uint32_t location_of(uint32_t word) { return word & 0xffff; }
+
+// True for +0 and -0 of fp16 and of bf16: the elements that packing drops.
+FS_HOST_DEVICE constexpr bool is_zero(uint16_t bits) { return (bits & 0x7fff) == 0; }
+
+FS_HOST_DEVICE constexpr int64_t tile_rows(int64_t out_features) {
+  return (out_features + kTileRows - 1) / kTileRows;
+}
+FS_HOST_DEVICE constexpr int64_t tile_cols(int64_t in_features) {
+  return (in_features + kTileCols - 1) / kTileCols;
+}
+
+}  // namespace flashsparse::tiled_csl
