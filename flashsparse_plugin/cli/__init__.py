@@ -15,6 +15,8 @@ import flashsparse_plugin
 
 from .console import out, reported
 from .doctor import doctor
+from .generate import generate
+from .prune import prune
 
 app = typer.Typer(
     name="flashsparse",
@@ -45,7 +47,8 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
-app.command()(reported(doctor))
+for command in (prune, generate, doctor):
+    app.command()(reported(command))
 
 
 def main() -> None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -86,29 +84,3 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(1) from None
 
     return run
-
-
-def quiet_libraries() -> None:
-    """Turns the progress bars of the Hugging Face libraries off unless stderr is a terminal."""
-    if sys.stderr.isatty():
-        return
-    from huggingface_hub.utils import disable_progress_bars
-    from transformers.utils import logging
-
-    disable_progress_bars()
-    logging.disable_progress_bar()
-
-
-__all__ = [
-    "DEBUG",
-    "err",
-    "escape",
-    "out",
-    "print_error",
-    "print_json",
-    "quiet_libraries",
-    "reported",
-    "size",
-    "table",
-    "usage",
-]
