@@ -32,9 +32,10 @@ void check_tiled_csl(const Tensor& words, const Tensor& offsets, int64_t out, in
   STD_TORCH_CHECK(words.numel() <= INT32_MAX && tiles <= INT32_MAX, "a [", out, ", ", in,
                   "] weight of ", words.numel(), " packed words is beyond the int32 offsets of ",
                   "tiled_csl: split the layer or leave it dense");
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(words.const_data_ptr()) % 16 == 0,
-                  "weight_packed must start on 16 bytes: pass a tensor of its own and not a slice, ",
-                  "e.g. weight_packed.clone()");
+  STD_TORCH_CHECK(
+      reinterpret_cast<uintptr_t>(words.const_data_ptr()) % 16 == 0,
+      "weight_packed must start on 16 bytes: pass a tensor of its own and not a slice, ",
+      "e.g. weight_packed.clone()");
 }
 
 cudaStream_t current_stream(const Tensor& tensor) {

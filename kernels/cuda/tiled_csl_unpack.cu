@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/tiled_csl_unpack.cuh"
-
 #include "cuda/tiled_csl.h"
+#include "cuda/tiled_csl_unpack.cuh"
 
 namespace flashsparse::cuda {
 

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const uint32_t across = static_cast<uint32_t>(tile_cols(cols));
   const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
   const int64_t first_col = static_cast<int64_t>(blockIdx.x % across) * kTileCols;
-  const int64_t rows_here = rows - first_row, cols_here = cols - first_col;  // or more: a tile is cut
+  const int64_t rows_here = rows - first_row,
+                cols_here = cols - first_col;  // or more: a tile is cut
   uint16_t* const corner = weight + first_row * cols + first_col;
   if (cols % kChunk == 0 && reinterpret_cast<uintptr_t>(weight) % sizeof(uint4) == 0) {
     constexpr int kRowChunks = kTileCols / kChunk;
