@@ -29,16 +29,11 @@ using simt::blockIdx;
 using simt::dim3;
 using simt::gridDim;
 using simt::threadIdx;
-using std::max;
 using std::min;
 
-struct alignas(8) uint2 {
-  uint32_t x, y;
-};
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
-inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 template <class T>
