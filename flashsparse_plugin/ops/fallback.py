@@ -59,8 +59,9 @@ def _announce(op: str, instead: str) -> None:
 def _tiled_csl_linear(*args, **kwargs) -> Tensor:
     if os.environ.get("FLASHSPARSE_STRICT") == "1":
         raise RuntimeError(
-            "flashsparse::tiled_csl_linear has no CUDA kernel yet, and FLASHSPARSE_STRICT=1 forbids "
-            "its fallback (unpack, then a dense product): unset FLASHSPARSE_STRICT, or run on CPU"
+            "flashsparse::tiled_csl_linear has no CUDA kernel yet, and FLASHSPARSE_STRICT=1 "
+            "forbids its fallback (unpack, then a dense product): unset FLASHSPARSE_STRICT, or "
+            "run on the CPU"
         )
     _announce("tiled_csl_linear", "unpack and a dense product")
     return linear_by_unpacking(*args, **kwargs)
