@@ -153,6 +153,9 @@ class Format(ABC):
     dtypes: ClassVar[Mapping[str, torch.dtype]]
     """Names of the packed tensors, on disk and in the state_dict, with their dtypes (integers, so
     that `module.half()` leaves them alone), in the order in which ops take them."""
+    stream: ClassVar[str | None] = None
+    """Name of the tensor whose length depends on the number of kept values, if there is one. In a
+    runtime form it may be longer than needed: kernels go by the offsets."""
 
     @property
     def tensor_names(self) -> tuple[str, ...]:

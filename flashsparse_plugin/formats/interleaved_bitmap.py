@@ -22,6 +22,7 @@ class InterleavedBitmap(Format):
     version = 1
     on_disk = False
     dtypes = {"values": torch.int16, "masks": torch.int32, "panel_offsets": torch.int64}
+    stream = "values"
 
     def wrap(
         self, tensors: Sequence[Tensor], shape: tuple[int, int], dtype: torch.dtype

@@ -20,6 +20,7 @@ class TiledCSL(Format):
     name = "tiled_csl"
     version = 1
     dtypes = {"weight_packed": torch.int32, "tile_offsets": torch.int32}
+    stream = "weight_packed"
 
     def pack(self, weight: Tensor) -> PackedWeight:
         self.require_weight(weight)

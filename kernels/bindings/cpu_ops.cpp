@@ -181,7 +181,7 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
                   masks.size(1), "]");
   STD_TORCH_CHECK(offsets.numel() == panels + 1, "panel_offsets must have ", panels + 1, " entries");
   const int64_t* offset = offsets.const_data_ptr<int64_t>();
-  STD_TORCH_CHECK(offset[panels] + interleaved_bitmap::kValueSlack == values.numel(),
+  STD_TORCH_CHECK(offset[panels] + interleaved_bitmap::kValueSlack <= values.numel(),
                   "values has ", values.numel(), " entries, panel_offsets promises ",
                   offset[panels] + interleaved_bitmap::kValueSlack);
   return {out, in, words_of(masks), bits(values), offset, dtype_of(dtype, "weight_dtype")};

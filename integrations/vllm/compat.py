@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where vLLM's releases differ. Everything else here is the same code on 0.26 and 0.32."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def is_experts(layer: nn.Module) -> bool:
+    """Whether a layer holds the experts of a mixture."""
+    from vllm.model_executor.layers import fused_moe
+
+    # 0.26 asks for the method of FusedMoE; later releases split it and ask for RoutedExperts.
+    names = ("FusedMoE", "RoutedExperts")
+    kinds = tuple(
+        kind for name in names if isinstance(kind := getattr(fused_moe, name, None), type)
+    )
+    return isinstance(layer, kinds)

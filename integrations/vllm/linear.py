@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM linear layer on a packed weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn import functional as F
+from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.formats import format_names, pack
+from flashsparse_plugin.packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
+
+from .loading import LayerLoader
+from .summary import Summary
+
+# Packed streams are padded to a multiple of this share of the weight's elements. torch.compile has
+# the lengths of parameters in its graphs: with exact lengths no two layers would share one.
+_BUCKET = 0.01
+
+
+class SparseLinearMethod(LinearMethodBase):
+    """How vLLM creates, loads and runs one layer; an instance of its own for each.
+
+    Args:
+        config: How to prune and pack.
+        format: Name of the layer's format.
+        name: Of the layer.
+        summary: Where to take note of what became of it.
+        auto: Leave the layer dense where that is smaller.
+    """
+
+    def __init__(
+        self,
+        config: FlashSparseConfig,
+        format: str,
+        name: str,
+        summary: Summary,
+        auto: bool = False,
+    ):
+        self.config, self.format, self.name = config, format, name
+        self.summary, self.auto = summary, auto
+        self.loader: LayerLoader | None = None
+        self.form: Format | None = None  # that of the tensors, once they are there
+        self.shape: tuple[int, int] | None = None
+        self.weight_dtype: torch.dtype | None = None
+        summary.expected += 1
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        *,
+        weight_loader: Any,
+        **extra: Any,
+    ) -> None:
+        device = torch.empty(0).device  # vLLM creates a model under the device it will run on
+
+        def finish(weight: Tensor) -> None:
+            self._finish(layer, weight, params_dtype, device)
+
+        self.loader = LayerLoader(
+            layer,
+            self.name,
+            self.config,
+            self.format,
+            (sum(output_partition_sizes), input_size_per_partition),
+            len(output_partition_sizes),
+            params_dtype,
+            weight_loader,
+            finish,
+        )
+        for name, placeholder in self.loader.placeholders.items():
+            layer.register_parameter(name, placeholder)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Is called when the whole checkpoint was read (and by some loaders more than once)."""
+        if self.loader is None:
+            return
+        self.loader.require_complete()
+        self.loader = None
+        self.summary.finish_layer()
+
+    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        tensors = {name: getattr(layer, name) for name in self.form.tensor_names}
+        return self.form.linear(x, tensors, self.shape[0], self.weight_dtype, bias)
+
+    # The complete weight.
+
+    def _finish(
+        self, layer: nn.Module, weight: Tensor, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Packs a weight [out_features, in_features], or leaves the layer dense after all."""
+        for name in self.loader.placeholders:
+            delattr(layer, name)
+        if self.config.dequantize:
+            self._leave_dense(layer, weight, dtype, device, "unpacked, as --sparse-method none asks")
+            return
+        packed = self._pack(self._round(weight)).prepare(device)
+        if self.auto and packed.nbytes >= weight.numel() * dtype.itemsize:
+            self._leave_dense(layer, weight, dtype, device, "not sparse enough to gain from packing")
+            return
+        self.summary.add(self.name, packed)
+        self.form, self.shape, self.weight_dtype = packed.format, packed.shape, packed.dtype
+        for name, tensor in _padded(packed).items():
+            layer.register_parameter(name, Parameter(tensor, requires_grad=False))
+        if not hasattr(layer, "weight_packed"):
+            # vLLM's LoRA looks for a parameter of this name to learn the device.
+            layer.register_parameter("weight_packed", getattr(layer, self.form.tensor_names[0]))
+
+    def _round(self, weight: Tensor) -> Tensor:
+        if weight.dtype in WEIGHT_DTYPES:
+            return weight
+        rounded = weight.to(torch.bfloat16)
+        if not torch.equal(rounded.to(weight.dtype), weight):
+            self.summary.rounded.append(self.name)
+        return rounded
+
+    def _pack(self, weight: Tensor) -> PackedWeight:
+        names = (self.format,)
+        if self.auto and not self.loader.is_packed:
+            names = format_names()
+        made, error = [], None
+        for name in names:
+            try:
+                made.append(pack(weight, name, **self.config.options))
+            except FormatError as e:  # N:M formats do not take every weight
+                error = e
+        if not made:
+            raise FormatError(f"layer {self.name!r} {list(weight.shape)}: {error}")
+        return min(made, key=lambda packed: packed.nbytes)
+
+    def _leave_dense(
+        self,
+        layer: nn.Module,
+        weight: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+        reason: str,
+    ) -> None:
+        self.summary.left_dense(self.name, reason)
+        weight = Parameter(weight.to(device=device, dtype=dtype), requires_grad=False)
+        layer.register_parameter("weight", weight)
+        layer.quant_method = _DenseAfterAll(self.summary)
+
+
+class _DenseAfterAll(UnquantizedLinearMethod):
+    """Runs a layer whose weight, once it was there, turned out to be better off dense."""
+
+    def __init__(self, summary: Summary):
+        super().__init__()
+        self.summary = summary
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        self.summary.finish_layer()
+
+
+def _padded(packed: PackedWeight) -> dict[str, Tensor]:
+    """The tensors of a weight, with its stream padded to a bucket; kernels go by the offsets."""
+    tensors = dict(packed.tensors)
+    stream = packed.format.stream
+    if stream is not None:
+        bucket = max(1, int(_BUCKET * packed.shape[0] * packed.shape[1]))
+        tensors[stream] = F.pad(tensors[stream], (0, -len(tensors[stream]) % bucket))
+    return tensors

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves a packed checkpoint sound in the front end, before any other process is started.
+
+Every worker validates what it reads, whatever happened here. But a worker's error drowns in the
+tracebacks of the processes around it, and comes late; this one is the last thing the user sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
+from flashsparse_plugin.checkpoint.linears import Linear, find_linears
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.matching import matches
+from flashsparse_plugin.packed import FormatError, PackedWeight
+
+logger = logging.getLogger("vllm.flashsparse")
+
+_REMEDY = "fetch it again, or convert the model anew with `flashsparse convert`"
+
+
+class DamagedCheckpointError(RuntimeError):
+    """A packed checkpoint that cannot be served; the message names file, layer and rule.
+
+    No ValueError, for the reason that SettingsError is none.
+    """
+
+
+def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
+    """Reads every packed layer of a model directory once and validates it.
+
+    Args:
+        path: The directory.
+        config: Its quantization_config.
+
+    Raises:
+        DamagedCheckpointError: For the first thing that is wrong.
+    """
+    start = time.perf_counter()
+    try:
+        directory = ModelDirectory(path)
+        packed = _packed_layers(directory)
+        linears = _linears(directory)
+        for linear in linears or []:
+            if linear.stored is None and linear.tied_to is None:
+                raise CheckpointError(
+                    f"layer {linear.name!r} {list(linear.shape)} is in no file of {path}, neither "
+                    f"packed nor dense. The checkpoint is incomplete: {_REMEDY}"
+                )
+        shapes = {linear.stored: linear.shape for linear in linears or []}
+        for name, tensors in packed.items():
+            _check_layer(name, tensors, shapes.get(name), config)
+    except CheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from None
+    logger.info(
+        "checked %d packed layers of %s in %.1f s", len(packed), path, time.perf_counter() - start
+    )
+
+
+def _packed_layers(directory: ModelDirectory) -> dict[str, dict[str, TensorInfo]]:
+    names = {name for format in format_names() for name in get_format(format).tensor_names}
+    layers: dict[str, dict[str, TensorInfo]] = {}
+    for name, info in directory.tensors.items():
+        layer, _, own = name.rpartition(".")
+        if own in names:
+            layers.setdefault(layer, {})[own] = info
+    return layers
+
+
+def _linears(directory: ModelDirectory) -> list[Linear] | None:
+    """The layers that the model should have; None where transformers does not know the model."""
+    try:
+        return find_linears(directory)
+    except CheckpointError as error:
+        if error.__cause__ is None:
+            raise
+        logger.debug("shapes of layers are left to the workers to check: %s", error)
+        return None
+
+
+def _check_layer(
+    name: str,
+    tensors: Mapping[str, TensorInfo],
+    shape: tuple[int, int] | None,
+    config: FlashSparseConfig,
+) -> None:
+    files = ", ".join(sorted({str(info.path) for info in tensors.values()}))
+    format_name = config.format_of(name)
+    ignored = name not in config.layers and matches(name, config.ignore)
+    if ignored or format_name == "dense":
+        raise CheckpointError(
+            f"{files}: layer {name!r} is packed, and config.json calls it dense: {_REMEDY}"
+        )
+    format = get_format(format_name)
+    dtype = getattr(torch, config.dtype or "bfloat16")
+    for own, info in tensors.items():
+        if own in format.dtypes and info.dtype != format.dtypes[own]:
+            raise CheckpointError(
+                f"{files}: layer {name!r}: {own} must be {format.dtypes[own]}, not {info.dtype}: "
+                f"{_REMEDY}"
+            )
+    missing = sorted(format.dtypes.keys() - tensors.keys())
+    if missing:
+        raise CheckpointError(f"{files}: layer {name!r} lacks {', '.join(missing)}: {_REMEDY}")
+    if shape is None:
+        return
+    loaded = {own: info.read() for own, info in tensors.items()}
+    try:
+        PackedWeight(format, loaded, shape, dtype, config.options).validate(name)
+    except FormatError as error:
+        raise CheckpointError(f"{files}: {error}") from None

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers are sparse: vLLM asks this configuration for the method of each of its layers."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
+from flashsparse_plugin.matching import matches
+
+from .compat import is_experts
+from .linear import SparseLinearMethod
+from .preflight import check_checkpoint
+from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
+from .summary import Summary
+
+logger = logging.getLogger(__name__)
+
+
+class FlashSparseQuantization(QuantizationConfig):
+    """The quantization method `flashsparse` of one model.
+
+    Args:
+        stored: `quantization_config` of the checkpoint, or of `hf_overrides`. vLLM gives none for
+            a dense checkpoint, which is then packed while it loads.
+    """
+
+    def __init__(self, stored: FlashSparseConfig | None = None):
+        super().__init__()
+        self.stored = stored
+        self.config: FlashSparseConfig | None = None  # once the user's settings are merged in
+        self.auto = False
+        self.summary = Summary()
+
+    def __repr__(self) -> str:
+        return f"FlashSparseQuantization({self.stored!r})"
+
+    # What vLLM asks before there is a model.
+
+    @classmethod
+    def get_name(cls) -> str:
+        return QUANT_METHOD
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []  # config.json says it all
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FlashSparseQuantization:
+        if "sparsity_config" in config:
+            raise SettingsError(
+                "quantization_config has a sparsity_config, which is a scheme of compressed-tensors "
+                "that vLLM no longer reads. Save the model dense, with its zeros, and convert it "
+                "with `flashsparse convert`"
+            )
+        try:
+            return cls(FlashSparseConfig(**config))
+        except ValueError as error:
+            raise SettingsError(f"config.json: {first_line(error)}") from None
+
+    def maybe_update_config(self, model_name: str, *args: Any, **kwargs: Any) -> None:
+        """Refuses a damaged checkpoint in the front end, before any other process is started."""
+        in_front_end = multiprocessing.parent_process() is None
+        if self.stored is not None and in_front_end and Path(model_name).is_dir():
+            check_checkpoint(model_name, self.stored)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Renames what the configuration names, where vLLM's modules are called otherwise."""
+        if self.stored is None:
+            return
+        patterns = [name for name in self.stored.ignore if name.startswith("re:")]
+        names = [name for name in self.stored.ignore if not name.startswith("re:")]
+        self.stored.ignore = [*patterns, *hf_to_vllm_mapper.apply_list(names)]
+        self.stored.layers = hf_to_vllm_mapper.apply_dict(self.stored.layers)
+
+    # What vLLM asks for each layer.
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if is_experts(layer):
+            raise SettingsError(
+                f"layer {prefix!r} is a mixture of experts, whose weights flashsparse cannot pack "
+                "yet. Serve the dense model without --sparse-method (--sparse-method none)"
+            )
+        is_head = isinstance(layer, ParallelLMHead)
+        if not is_head and not isinstance(layer, LinearBase):
+            return None
+        self._settle()
+        format, reason = self._format_of(prefix, is_head)
+        if format is not None:
+            return SparseLinearMethod(self.config, format, prefix, self.summary, auto=self.auto)
+        self.summary.left_dense(prefix, reason)
+        return None if is_head else UnquantizedLinearMethod()
+
+    def _settle(self) -> None:
+        """Merges in the user's settings, which are known once vLLM's configuration is."""
+        if self.config is None:
+            settings = settings_of(get_current_vllm_config().additional_config)
+            self.auto = settings.get(METHOD) == AUTO
+            self.config = merge(self.stored, settings)
+
+    def _format_of(self, prefix: str, is_head: bool) -> tuple[str | None, str]:
+        """Returns the format of a layer, or None and the reason why it stays dense.
+
+        vLLM merges layers (q_proj, k_proj and v_proj into qkv_proj); a configuration may name
+        either.
+        """
+        config = self.config
+        if is_head:
+            tied = get_current_vllm_config().model_config.hf_config.tie_word_embeddings
+            if tied:
+                return None, "tied to the embedding"
+            if self.stored is None and "lm_head" in config.ignore:
+                return None, "output head"  # whatever this model calls it
+        parent, _, own = prefix.rpartition(".")
+        merged = [f"{parent}.{part}" for part in self.packed_modules_mapping.get(own, [])]
+        names = merged or [prefix]
+        formats = {name: self._format_of_shard(name, prefix) for name in names}
+        chosen = set(formats.values())
+        if len(chosen) > 1:
+            differing = ", ".join(f"{name}: {format or 'dense'}" for name, format in formats.items())
+            raise SettingsError(
+                f"layer {prefix!r} merges layers that must be alike, and they are not ({differing})"
+                ". Treat them alike: name all of them in `ignore`, or convert the model with "
+                "`flashsparse convert --pack-all`"
+            )
+        format = chosen.pop()
+        if format is not None:
+            return format, ""
+        listed = next((config.layers[name].reason for name in names if name in config.layers), None)
+        return None, listed or "ignored by name"
+
+    def _format_of_shard(self, name: str, merged: str) -> str | None:
+        config = self.config
+        if name in config.layers:
+            format = config.layers[name].format
+            return None if format == "dense" else format
+        if matches(name, config.ignore) or matches(merged, config.ignore):
+            return None
+        return config.format

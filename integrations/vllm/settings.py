@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user asked for, and how it travels.
+
+`--sparse-method`, `LLM(sparse_method=...)` and `additional_config={"flashsparse": {...}}` all end
+in vLLM's own field `additional_config`, which vLLM hands to every process, on every machine, and
+counts into the key of its compile cache. No environment variable is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
+from flashsparse_plugin.formats import format_names
+
+KEY = QUANT_METHOD  # in additional_config
+METHOD = "method"
+AUTO, NONE = "auto", "none"
+_USER_KEYS = ("method", "dtype", "sparsity", "pruning", "ignore", "options")
+
+
+class SettingsError(RuntimeError):
+    """A setting that cannot be meant.
+
+    No ValueError: vLLM reads its settings inside pydantic, which would wrap one into a report of
+    its own and bury the message.
+    """
+
+
+def methods() -> tuple[str, ...]:
+    """What `--sparse-method` takes: the formats, and how to choose one or none."""
+    return (AUTO, *format_names(), NONE)
+
+
+def settings_of(additional_config: Any) -> dict[str, Any]:
+    """Returns what `additional_config` says to us, checked.
+
+    Raises:
+        SettingsError: For an unknown key or method.
+    """
+    if not isinstance(additional_config, Mapping) or KEY not in additional_config:
+        return {}
+    settings = additional_config[KEY]
+    if not isinstance(settings, Mapping):
+        raise SettingsError(f'additional_config["{KEY}"] must be a dict, not {settings!r}')
+    unknown = sorted(settings.keys() - set(_USER_KEYS))
+    if unknown:
+        raise SettingsError(
+            f'additional_config["{KEY}"] has no setting {unknown[0]!r}; it takes '
+            f"{', '.join(_USER_KEYS)}"
+        )
+    method = settings.get(METHOD)
+    if method is not None and method not in methods():
+        raise SettingsError(f"sparse method {method!r} is none of {', '.join(methods())}")
+    return dict(settings)
+
+
+def fold(
+    quantization: str | None, additional_config: Any, method: str | None
+) -> tuple[str | None, Any]:
+    """Writes a sparse method into the fields that vLLM hands around.
+
+    Args:
+        quantization: vLLM's field of this name.
+        additional_config: Likewise.
+        method: One of `methods()`, or None to leave what `additional_config` says.
+
+    Returns:
+        The new `(quantization, additional_config)`.
+
+    Raises:
+        SettingsError: For a method that is none, or beside another quantization method.
+    """
+    if method is not None:
+        if method not in methods():
+            raise SettingsError(f"sparse_method {method!r} is none of {', '.join(methods())}")
+        additional_config = dict(additional_config or {})
+        additional_config[KEY] = {**settings_of(additional_config), METHOD: method}
+    settings = settings_of(additional_config)
+    if not settings or settings.get(METHOD) == NONE:
+        return quantization, additional_config
+    if quantization not in (None, QUANT_METHOD):
+        raise SettingsError(
+            f"sparse method {settings.get(METHOD, AUTO)!r} and quantization {quantization!r} "
+            "exclude each other: a layer has one kind of weight. Drop one of them"
+        )
+    return QUANT_METHOD, additional_config
+
+
+def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> FlashSparseConfig:
+    """Returns the configuration to load with.
+
+    Args:
+        stored: `quantization_config` of the checkpoint (or of `hf_overrides`), None where there is
+            none: then the checkpoint is dense.
+        settings: What the user asked for.
+
+    Raises:
+        SettingsError: Where the two contradict each other.
+    """
+    settings = dict(settings)
+    method = settings.pop(METHOD, None)
+    named = method not in (None, AUTO, NONE)
+    if named and stored is not None and method != stored.format:
+        raise SettingsError(
+            f"this checkpoint is packed as {stored.format}, and --sparse-method asks for {method}. "
+            "Serve it as it is (--sparse-method auto, or none to unpack it), or convert the dense "
+            f"model with `flashsparse convert --format {method}`"
+        )
+    data = {} if stored is None else stored.to_dict()
+    data |= settings
+    if named:
+        data["format"] = method
+    try:
+        config = FlashSparseConfig(**data)
+    except ValueError as error:
+        raise SettingsError(first_line(error)) from None
+    config.dequantize = method == NONE
+    return config
+
+
+def first_line(error: ValueError) -> str:
+    """Returns what a pydantic error says, in one line."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    parts = []
+    for item in errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(map(str, item["loc"]))
+        message = item["msg"].removeprefix("Value error, ")
+        parts.append(f"{where}: {message}" if where else message)
+    return "quantization_config: " + "; ".join(parts)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of the layers: one line a kind of kernel, one line in the end."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from flashsparse_plugin.packed import Format, PackedWeight
+
+# Below "vllm", so that vLLM's settings of levels and handlers hold for it.
+logger = logging.getLogger("vllm.flashsparse")
+
+
+@dataclass
+class Summary:
+    """Counts the layers of one model in one process.
+
+    Attributes:
+        expected: Sparse layers that vLLM has created.
+        packed: Those that are loaded and packed.
+        reasons: How many layers stay dense, by reason.
+        larger: Layers that are larger packed than dense.
+        rounded: Layers whose values changed because the file has more digits than packed values.
+    """
+
+    expected: int = 0
+    packed: int = 0
+    dense_bytes: int = 0
+    packed_bytes: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    larger: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)
+    _finished: int = 0
+    _kernels: set[tuple[str, tuple[int, int], str]] = field(default_factory=set)
+
+    def left_dense(self, name: str, reason: str) -> None:
+        self.reasons[reason] += 1
+        logger.debug("%s stays dense: %s", name, reason)
+
+    def add(self, name: str, weight: PackedWeight) -> None:
+        """Takes note of a layer that was packed."""
+        self.packed += 1
+        self.dense_bytes += weight.dense_nbytes
+        self.packed_bytes += weight.nbytes
+        if weight.nbytes > weight.dense_nbytes:
+            self.larger.append(name)
+        kernel = kernel_of(weight.format, weight.device)
+        key = (kind_of(name), weight.shape, kernel)
+        if key not in self._kernels:
+            self._kernels.add(key)
+            logger.info("%s [%d, %d]: %s", key[0], *weight.shape, kernel)
+
+    def finish_layer(self) -> None:
+        """Is called once for each layer; after the last one, tells the sum."""
+        self._finished += 1
+        if self._finished == self.expected:
+            logger.log(self._level(), "%s", self)
+
+    def _level(self) -> int:
+        return logging.WARNING if self.larger or self.rounded or not self.packed else logging.INFO
+
+    def __str__(self) -> str:
+        text = f"{self.packed} layers packed: {self.packed_bytes / 1e6:,.1f} MB"
+        if self.packed:
+            share = 100 * self.packed_bytes / self.dense_bytes
+            text += f", {share:.0f}% of {self.dense_bytes / 1e6:,.1f} MB dense"
+        if self.reasons:
+            parts = [f"{count} {reason}" for reason, count in self.reasons.items()]
+            text += f"; left dense: {', '.join(parts)}"
+        if self.larger:
+            text += (
+                f"; {len(self.larger)} layers are larger packed than dense ({self.larger[0]}, ...): "
+                "is this checkpoint pruned? --sparse-method auto leaves such layers dense"
+            )
+        if self.rounded:
+            text += (
+                f"; the values of {len(self.rounded)} layers were rounded to 16 bits "
+                f"({self.rounded[0]}, ...)"
+            )
+        return text
+
+
+def kernel_of(form: Format, device: torch.device) -> str:
+    """Names the kernel that multiplies with a weight of this form on this device."""
+    op = f"flashsparse::{form.name}_linear"
+    key = device.type.upper()
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op, key):
+        return f"{op} on {key}"
+    return f"{op} by unpacking, no kernel for {key}"
+
+
+def kind_of(name: str) -> str:
+    """What layers at different depths share: "layers.*.mlp.down_proj"."""
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
