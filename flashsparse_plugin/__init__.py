@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from .config import FlashSparseConfig
     from .formats import format_names, get_format, pack
     from .linear import SparseLinear
+    from .llm import LLM
     from .packed import FormatError, PackedWeight
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "LLM": "llm",
     "FlashSparseConfig": "config",
     "FormatError": "packed",
     "PackedWeight": "packed",
@@ -29,6 +31,7 @@ _HOME = {
 }
 
 __all__ = [
+    "LLM",
     "FlashSparseConfig",
     "FormatError",
     "PackedWeight",

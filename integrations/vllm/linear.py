@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats import format_names, pack
+from flashsparse_plugin.formats import format_names, get_format
 from flashsparse_plugin.packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
 
 from .loading import LayerLoader
@@ -104,7 +104,7 @@ class SparseLinearMethod(LinearMethodBase):
         if self.config.dequantize:
             self._leave_dense(layer, weight, dtype, device, "unpacked, as --sparse-method none asks")
             return
-        packed = self._pack(self._round(weight)).prepare(device)
+        packed = self._pack(self._round(weight), device)
         if self.auto and packed.nbytes >= weight.numel() * dtype.itemsize:
             self._leave_dense(layer, weight, dtype, device, "not sparse enough to gain from packing")
             return
@@ -124,19 +124,23 @@ class SparseLinearMethod(LinearMethodBase):
             self.summary.rounded.append(self.name)
         return rounded
 
-    def _pack(self, weight: Tensor) -> PackedWeight:
+    def _pack(self, weight: Tensor, device: torch.device) -> PackedWeight:
+        """Packs straight into the form that the kernels of `device` read."""
         names = (self.format,)
         if self.auto and not self.loader.is_packed:
             names = format_names()
         made, error = [], None
         for name in names:
             try:
-                made.append(pack(weight, name, **self.config.options))
-            except FormatError as e:  # N:M formats do not take every weight
-                error = e
+                made.append(get_format(name).runtime(device).pack(weight, **self.config.options))
+            except (FormatError, TypeError, RuntimeError) as e:
+                error = e  # N:M formats do not take every weight, nor do they work without options
         if not made:
-            raise FormatError(f"layer {self.name!r} {list(weight.shape)}: {error}")
-        return min(made, key=lambda packed: packed.nbytes)
+            raise FormatError(
+                f"layer {self.name!r} {list(weight.shape)} cannot be packed as {self.format}: "
+                f"{str(error).splitlines()[0]}"
+            )
+        return min(made, key=lambda packed: packed.nbytes).to(device)
 
     def _leave_dense(
         self,

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fs.LLM: vLLM from Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import vllm
+
+
+def LLM(model: str, *args: Any, sparse_method: str | None = None, **kwargs: Any) -> vllm.LLM:
+    """Returns `vllm.LLM(model, ...)`, which then knows `sparse_method` too.
+
+    vLLM loads plugins only after it has looked at its arguments; this function makes sure that
+    ours is loaded before.
+
+    Args:
+        model: A packed checkpoint, or a dense one with zeros.
+        *args: As for `vllm.LLM`.
+        sparse_method: A format to pack a dense checkpoint into while it loads, "auto" to pack only
+            those layers that become smaller, "none" for dense weights. A packed checkpoint needs
+            none.
+        **kwargs: As for `vllm.LLM`.
+
+    Raises:
+        ImportError: Where vLLM is not installed.
+    """
+    try:
+        import vllm
+    except ImportError as error:
+        raise ImportError(
+            f"fs.LLM needs vLLM, which could not be imported ({error}): pip install vllm, or for "
+            "a machine without a GPU see docs/vllm.md"
+        ) from error
+    from .integrations.vllm import register
+
+    register()
+    if sparse_method is not None:
+        kwargs["sparse_method"] = sparse_method
+    return vllm.LLM(model, *args, **kwargs)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+HERE = Path(__file__).parent
+
+# vLLM's CPU build: all of the RAM is taken for the model unless told otherwise, and its threads
+# are pinned to cores that other processes may use too.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "FLASHSPARSE_STRICT": "1",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """vLLM is no dependency of ours: without it there is nothing here to run, but in CI there is."""
+    if importlib.util.find_spec("vllm") is None and not os.environ.get("CI"):
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed: see docs/vllm.md"))
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """The environment of a process that runs vLLM, with a compile cache of its own."""
+    cache = str(tmp_path_factory.mktemp("vllm-cache"))
+    return {**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": cache}
+
+
+@pytest.fixture(scope="session")
+def run_offline(tmp_path_factory, environment):
+    """Runs jobs through vLLM's Python API in one other process; see offline.py."""
+
+    def run(jobs: dict, timeout: float = 600) -> dict:
+        folder = tmp_path_factory.mktemp("offline")
+        todo, done, log = (folder / name for name in ("jobs.json", "results.json", "log.txt"))
+        todo.write_text(json.dumps(jobs))
+        with log.open("w") as file:
+            subprocess.run(
+                [sys.executable, str(HERE / "offline.py"), str(todo), str(done)],
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                check=False,
+            )
+        assert done.exists(), log.read_text()[-4000:]
+        return json.loads(done.read_text())
+
+    return run

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs several models through vLLM's Python API in one process, which has to import vLLM once.
+
+`python offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
+"max_tokens": n, "options": {...}, "lora": path or null}; its result {"tokens": [[...]], "layers":
+{name: kind of method}, "log": [...]} or {"error": text}.
+"""
+
+import gc
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+# The engine and its worker in this very process: no start-up of others, and their models can be
+# looked at.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+COMMON = {
+    "dtype": "float32",
+    "max_model_len": 64,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.3,
+    "disable_log_stats": True,
+    "distributed_executor_backend": "uni",
+    "skip_tokenizer_init": True,
+}
+
+
+class _Collector(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def _methods(worker) -> dict[str, str]:
+    model = worker.model_runner.model
+    return {
+        name: type(module.quant_method).__name__
+        for name, module in model.named_modules()
+        if hasattr(module, "quant_method")
+    }
+
+
+def run(job: dict) -> dict:
+    options = COMMON | job.get("options", {})
+    # fs.LLM is the documented way; with nothing of ours in the options stock vLLM has to do.
+    if "sparse_method" in options:
+        from flashsparse_plugin import LLM
+    else:
+        from vllm import LLM
+    from vllm import SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.lora.request import LoRARequest
+
+    collector = _Collector()
+    logging.getLogger("vllm.flashsparse").addHandler(collector)
+    try:
+        llm = LLM(job["model"], **options)
+        outputs = llm.generate(
+            [{"prompt_token_ids": ids} for ids in job["prompts"]],
+            SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True),
+            lora_request=LoRARequest("adapter", 1, job["lora"]) if job.get("lora") else None,
+            use_tqdm=False,
+        )
+        result = {
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "layers": llm.collective_rpc(_methods)[0],
+        }
+        del llm, outputs
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        logging.getLogger("vllm.flashsparse").removeHandler(collector)
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    return result | {"log": collector.lines}
+
+
+if __name__ == "__main__":
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps({name: run(job) for name, job in jobs.items()}))

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens equal those of transformers on the masked dense model, in float32, for every kind of
+model and every way to ask for sparse weights."""
+
+import json
+
+import checkpoints
+import pytest
+import torch
+from checkpoints import MAX_TOKENS, PROMPTS
+from safetensors.torch import save_file
+
+ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
+SPARSE, DENSE = "SparseLinearMethod", "UnquantizedLinearMethod"
+
+
+def job(model, lora=None, **options) -> dict:
+    return {
+        "model": str(model),
+        "prompts": PROMPTS,
+        "max_tokens": MAX_TOKENS,
+        "options": options,
+        "lora": lora and str(lora),
+    }
+
+
+def with_config(source, target, **quantization) -> str:
+    """The same packed weights with another quantization_config."""
+    target.mkdir()
+    for path in source.iterdir():
+        (target / path.name).symlink_to(path)
+    (target / "config.json").unlink()
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] |= quantization
+    (target / "config.json").write_text(json.dumps(config))
+    return str(target)
+
+
+def adapter(folder, model) -> str:
+    """A LoRA adapter that changes the output, in peft's format."""
+    generator = torch.Generator().manual_seed(1)
+    config = json.loads((model / "config.json").read_text())
+    tensors, targets = {}, {"q_proj": 128, "v_proj": 64, "o_proj": 128, "gate_proj": 160}
+    for layer in range(config["num_hidden_layers"]):
+        for name, out in targets.items():
+            kind = "mlp" if name == "gate_proj" else "self_attn"
+            prefix = f"base_model.model.model.layers.{layer}.{kind}.{name}"
+            for part, shape in (("A", (8, 128)), ("B", (out, 8))):
+                values = 0.1 * torch.randn(shape, generator=generator)
+                tensors[f"{prefix}.lora_{part}.weight"] = values
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": list(targets)}
+    settings |= {"task_type": "CAUSAL_LM", "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Per architecture the dense and the packed directory."""
+    folder = tmp_path_factory.mktemp("models")
+    made = {name: checkpoints.make(name, folder) for name in ARCHITECTURES}
+    made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(models):
+    return {name: checkpoints.greedy(dense) for name, (dense, _) in models.items()}
+
+
+@pytest.fixture(scope="module")
+def jobs(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("variants")
+    todo = {}
+    for name in ARCHITECTURES:
+        dense, packed = models[name]
+        todo[f"{name} packed"] = job(packed)
+        todo[f"{name} dense"] = job(dense, quantization="flashsparse")
+    dense, packed = models["llama"]
+    override = {"quant_method": "flashsparse", "pruning": "magnitude", "sparsity": 0.5}
+    lora = {"enable_lora": True, "max_lora_rank": 8}
+    adapted = adapter(folder / "adapter", dense)
+    qkv = ["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"]
+    todo |= {
+        # Ways to ask.
+        "sparse_method": job(dense, sparse_method="tiled_csl"),
+        "additional_config": job(dense, additional_config={"flashsparse": {"method": "tiled_csl"}}),
+        "hf_overrides": job(dense, hf_overrides={"quantization_config": override}),
+        "auto": job(dense, sparse_method="auto"),
+        "auto packed": job(packed, sparse_method="auto"),
+        "auto unpruned": job(models["unpruned"][0], sparse_method="auto"),
+        "none": job(dense, sparse_method="none"),
+        "none packed": job(packed, sparse_method="none"),
+        "compiled": job(packed, enforce_eager=False),
+        "bfloat16": job(packed, dtype="bfloat16"),
+        # Layers that stay dense, by their own names and by vLLM's.
+        "ignore": job(dense, additional_config={"flashsparse": {"ignore": [*qkv, "layers.1.mlp"]}}),
+        "ignore merged": job(dense, additional_config={"flashsparse": {"ignore": ["qkv_proj"]}}),
+        "lm_head": job(dense, additional_config={"flashsparse": {"ignore": []}}),
+        "ignore some": job(dense, additional_config={"flashsparse": {"ignore": ["k_proj"]}}),
+        # LoRA.
+        "lora dense": job(dense, lora=adapted, **lora),
+        "lora packed": job(packed, lora=adapted, **lora),
+        # Contradictions.
+        "other method": job(packed, additional_config={"flashsparse": {"method": "nm"}}),
+        "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
+        "no sparsity": job(dense, additional_config={"flashsparse": {"pruning": "magnitude"}}),
+        "two methods": job(dense, sparse_method="tiled_csl", quantization="fp8"),
+        "newer": job(with_config(packed, folder / "newer", format_version=9)),
+        "compressed": job(with_config(packed, folder / "compressed", sparsity_config={})),
+    }
+    return todo
+
+
+@pytest.fixture(scope="module")
+def results(jobs, run_offline):
+    return run_offline(jobs)
+
+
+def kinds(result, *names) -> set[str]:
+    """The methods of the layers whose name ends in one of `names`."""
+    assert "error" not in result, result["error"]
+    found = {k: v for k, v in result["layers"].items() if k.rpartition(".")[2] in names}
+    assert found
+    return set(found.values())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["packed", "dense"])
+def test_every_architecture(results, expected, name, kind):
+    result = results[f"{name} {kind}"]
+    if (name, kind) == ("gpt_neox", "packed"):
+        assert "reorders the rows" in result["error"] and "--sparse-method" in result["error"]
+        return
+    assert "error" not in result, result["error"]
+    assert result["tokens"] == expected[name]
+    assert SPARSE in result["layers"].values() and DENSE not in result["layers"].values()
+
+
+@pytest.mark.parametrize(
+    "name", ["sparse_method", "additional_config", "auto", "auto packed", "compiled"]
+)
+def test_every_way_to_ask(results, expected, name):
+    assert kinds(results[name], "qkv_proj", "gate_up_proj", "o_proj", "down_proj") == {SPARSE}
+    assert results[name]["tokens"] == expected["llama"]
+
+
+def test_pruning_while_loading(results, models, tmp_path):
+    """Of each layer as the checkpoint has it, as transformers does it."""
+    from transformers import AutoModelForCausalLM
+
+    from flashsparse_plugin.pruning import prune
+
+    model = AutoModelForCausalLM.from_pretrained(models["llama"][0])
+    prune(model, method="magnitude", sparsity=0.5, progress=False)
+    model.save_pretrained(tmp_path)
+    assert kinds(results["hf_overrides"], "qkv_proj") == {SPARSE}
+    assert results["hf_overrides"]["tokens"] == checkpoints.greedy(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none", "none packed"])
+def test_none_is_dense(results, expected, name):
+    assert SPARSE not in results[name]["layers"].values()
+    assert results[name]["tokens"] == expected["llama"]
+
+
+def test_auto_leaves_dense_what_is_not_sparse(results, expected):
+    result = results["auto unpruned"]
+    assert SPARSE not in result["layers"].values()
+    assert result["tokens"] == expected["unpruned"]
+    assert "0 layers packed" in result["log"][-1] and "not sparse enough" in result["log"][-1]
+
+
+def test_ignored_layers_stay_dense(results, expected):
+    for name in ("ignore", "ignore merged"):
+        assert kinds(results[name], "qkv_proj") == {DENSE}
+        assert kinds(results[name], "o_proj") == {SPARSE}
+        assert results[name]["tokens"] == expected["llama"]
+        assert "left dense" in results[name]["log"][-1] and "ignored" in results[name]["log"][-1]
+    layers = results["ignore"]["layers"]
+    assert layers["model.layers.0.mlp.down_proj"] == SPARSE
+    assert layers["model.layers.1.mlp.down_proj"] == DENSE
+
+
+def test_the_head_is_packed_where_asked(results, expected):
+    assert kinds(results["additional_config"], "lm_head") == {"UnquantizedEmbeddingMethod"}
+    assert kinds(results["lm_head"], "lm_head") == {SPARSE}
+    assert results["lm_head"]["tokens"] == expected["llama"]
+
+
+def test_bfloat16_generates(results, expected):
+    """Rounding may part ways later; the first token is far enough from its rivals."""
+    first = [tokens[0] for tokens in results["bfloat16"]["tokens"]]
+    assert first == [tokens[0] for tokens in expected["llama"]]
+
+
+def test_lora_works_on_sparse_layers(results, expected):
+    assert results["lora packed"]["tokens"] == results["lora dense"]["tokens"]
+    assert results["lora packed"]["tokens"] != expected["llama"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ignore some", ["qkv_proj", "k_proj: dense", "q_proj: tiled_csl", "Treat them alike"]),
+        ("other method", ["nm", "tiled_csl"]),
+        ("unknown key", ["sparsty", "sparsity"]),
+        ("no sparsity", ["magnitude", "sparsity=0.5"]),
+        ("two methods", ["tiled_csl", "fp8"]),
+        ("newer", ["version 9", "version 1", "pip install -U"]),
+        ("compressed", ["sparsity_config", "flashsparse convert"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(results, name, words):
+    error = results[name].get("error", "it was served")
+    assert [word for word in words if word not in error] == [], error
+
+
+def test_the_log_tells_each_kernel_once_and_the_sum(results):
+    log = results["llama dense"]["log"]
+    kernels = [line for line in log if "_linear on CPU" in line]
+    assert len(kernels) == len(set(kernels)) == 4
+    assert "8 layers packed" in log[-1] and "1 output head" in log[-1]
