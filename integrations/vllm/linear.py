@@ -105,7 +105,7 @@ class SparseLinearMethod(LinearMethodBase):
             self._leave_dense(layer, weight, dtype, device, "unpacked, as --sparse-method none asks")
             return
         packed = self._pack(self._round(weight), device)
-        if self.auto and packed.nbytes >= weight.numel() * dtype.itemsize:
+        if self.auto and packed.nbytes >= packed.dense_nbytes:
             self._leave_dense(layer, weight, dtype, device, "not sparse enough to gain from packing")
             return
         self.summary.add(self.name, packed)

@@ -21,7 +21,7 @@ def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Pat
     """
     torch.manual_seed(0)
     config = CONFIGS[name]()
-    heads = {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 160, "ffn_dim": 160}
+    heads = {"hidden_size": 128, "intermediate_size": 160, "ffn_dim": 160}
     heads |= {"head_dim": 32, "vocab_size": VOCAB} | changes
     for key, value in heads.items():
         if hasattr(config, key):
@@ -36,7 +36,7 @@ def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Pat
     dense, packed = folder / f"{name}-dense", folder / f"{name}-packed"
     model.save_pretrained(dense)
     character_tokenizer().save_pretrained(dense)
-    convert_checkpoint(dense, packed)
+    convert_checkpoint(dense, packed, pack_all=True)
     return dense, packed
 
 

@@ -222,4 +222,4 @@ def test_the_log_tells_each_kernel_once_and_the_sum(results):
     log = results["llama dense"]["log"]
     kernels = [line for line in log if "_linear on CPU" in line]
     assert len(kernels) == len(set(kernels)) == 4
-    assert "8 layers packed" in log[-1] and "1 output head" in log[-1]
+    assert "12 layers packed" in log[-1] and "1 output head" in log[-1]

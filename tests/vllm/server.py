@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve` as a user starts it, and a client of its HTTP interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+VLLM = Path(sys.executable).with_name("vllm")
+TIMEOUT = 300  # seconds until a server has to answer; a busy machine takes its time
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A server on 127.0.0.1, gone with all of its processes at the end of the `with` block."""
+
+    def __init__(self, model: Path, log: Path, environment: dict[str, str], *arguments: str):
+        self.port, self.log = _free_port(), log
+        self.command = [
+            *(str(VLLM), "serve", str(model), "--served-model-name", "model"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--gpu-memory-utilization", "0.3", "--dtype", "float32"),
+            *arguments,
+        ]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                self.command,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group of its own, to be ended as one
+            )
+
+    def __enter__(self) -> Server:
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended:\n{self.tail()}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return self
+            except OSError:
+                time.sleep(0.5)
+        self.close()
+        raise AssertionError(f"the server did not start in {TIMEOUT} s:\n{self.tail()}")
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return
+            try:
+                self.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def wait_for_refusal(self) -> tuple[int, float]:
+        """Returns the exit code of a server that must not start, and the seconds that it took."""
+        start = time.monotonic()
+        try:
+            return self.process.wait(timeout=TIMEOUT), time.monotonic() - start
+        finally:
+            self.close()
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    # The client.
+
+    def post(self, path: str, **body):
+        """Sends a request; returns the answer, or the list of parts of one that is streamed."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            json.dumps({"model": "model", **body}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            if not body.get("stream"):
+                return json.load(response)
+            events = [line[6:] for line in response.read().decode().splitlines() if line[:6] == "data: "]
+            assert events[-1] == "[DONE]"
+            return [json.loads(event) for event in events[:-1]]
+
+    def complete(self, prompt: list[int], max_tokens: int, **body) -> list[int]:
+        """Greedy tokens after a prompt of tokens."""
+        answer = self.post(
+            "/v1/completions",
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            return_token_ids=True,
+            **body,
+        )
+        if body.get("stream"):
+            return [t for part in answer for c in part["choices"] for t in c.get("token_ids") or []]
+        return answer["choices"][0]["token_ids"]
+
+    def complete_all(self, requests: list[tuple[list[int], int]]) -> list[list[int]]:
+        """All requests at once."""
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return list(pool.map(lambda request: self.complete(*request), requests))
