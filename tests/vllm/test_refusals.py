@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A damaged packed checkpoint is refused before anything heavy starts, and the last lines of the
+server say which file, which layer and what rule."""
+
+import json
+import shutil
+
+import checkpoints
+import pytest
+from safetensors.torch import load_file, save_file
+from server import Server
+
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.integrations.vllm.preflight import DamagedCheckpointError, check_checkpoint
+
+FILE = "model.safetensors"
+Q = "model.layers.1.self_attn.q_proj"
+UP = "model.layers.1.mlp.up_proj"
+
+
+def edit(tensors):
+    """A damage that changes the tensors of a file that stays whole."""
+
+    def apply(folder):
+        path = folder / FILE
+        loaded = load_file(path)
+        tensors(loaded)
+        save_file({name: t.contiguous() for name, t in loaded.items()}, path, {"format": "pt"})
+
+    return apply
+
+
+@edit
+def swapped(tensors):
+    for name in ("weight_packed", "tile_offsets"):
+        a, b = f"{Q}.{name}", f"{UP}.{name}"
+        tensors[a], tensors[b] = tensors[b], tensors[a]
+
+
+@edit
+def wrong_offset(tensors):
+    tensors[f"{Q}.tile_offsets"][1] += 1
+
+
+@edit
+def location_outside(tensors):
+    """UP has 160 rows: its second row of tiles ends after 32 of 128."""
+    first = int(tensors[f"{UP}.tile_offsets"][2])
+    tensors[f"{UP}.weight_packed"][first] |= 0x1FFF
+
+
+@edit
+def missing_layer(tensors):
+    for name in ("weight_packed", "tile_offsets"):
+        del tensors[f"{Q}.{name}"]
+
+
+@edit
+def missing_half(tensors):
+    del tensors[f"{Q}.tile_offsets"]
+
+
+@edit
+def wrong_dtype(tensors):
+    tensors[f"{Q}.weight_packed"] = tensors[f"{Q}.weight_packed"].long()
+
+
+def truncated(folder):
+    path = folder / FILE
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def newer_version(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["format_version"] = 2
+    path.write_text(json.dumps(config))
+
+
+# What the last lines have to say.
+DAMAGES = {
+    "truncated": (truncated, [FILE, "no sound safetensors file", "fetch it again"]),
+    "swapped": (swapped, [FILE, UP, "tile_offsets", "flashsparse convert"]),
+    "wrong_offset": (wrong_offset, [FILE, Q, "flashsparse convert"]),
+    "missing_layer": (missing_layer, [Q, "in no file of", "flashsparse convert"]),
+    "wrong_dtype": (wrong_dtype, [FILE, Q, "must be torch.int32", "torch.int64"]),
+    "newer_version": (newer_version, ["config.json", "version 2", "pip install -U"]),
+}
+MORE = {
+    "location_outside": (location_outside, [FILE, UP, "flashsparse convert"]),
+    "missing_half": (missing_half, [FILE, Q, "lacks tile_offsets"]),
+}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    return checkpoints.make("llama", tmp_path_factory.mktemp("sound"))[1]
+
+
+def damaged(packed, folder, name):
+    damage, words = (DAMAGES | MORE)[name]
+    shutil.copytree(packed, folder)
+    damage(folder)
+    return folder, words
+
+
+def config_of(folder) -> FlashSparseConfig:
+    config = json.loads((folder / "config.json").read_text())
+    return FlashSparseConfig(**config["quantization_config"])
+
+
+def test_a_sound_checkpoint_passes(packed):
+    check_checkpoint(packed, config_of(packed))
+
+
+@pytest.mark.parametrize("name", sorted((DAMAGES | MORE).keys() - {"newer_version"}))
+def test_the_check_finds_the_damage(packed, tmp_path, name):
+    folder, words = damaged(packed, tmp_path / name, name)
+    with pytest.raises(DamagedCheckpointError) as caught:
+        check_checkpoint(folder, config_of(folder))
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
+def test_a_layer_that_the_config_calls_dense_is_not_packed(packed, tmp_path):
+    config = config_of(packed)
+    with pytest.raises(DamagedCheckpointError, match="q_proj.*config.json calls it dense"):
+        check_checkpoint(packed, config.model_copy(update={"ignore": ["q_proj"]}))
+
+
+def test_the_server_does_not_start(packed, tmp_path, environment):
+    """All at once: each ends in its front end, with no process started."""
+    servers = {}
+    for name in DAMAGES:
+        folder, _ = damaged(packed, tmp_path / name, name)
+        servers[name] = Server(folder, tmp_path / f"{name}.log", environment)
+    codes = {name: server.wait_for_refusal() for name, server in servers.items()}
+    for name, (_, words) in DAMAGES.items():
+        last = servers[name].tail(4)
+        assert codes[name] != 0, last
+        assert [word for word in words if word not in last] == [], last
+        assert "EngineCore" not in servers[name].log.read_text()
