@@ -54,6 +54,17 @@ ARCHITECTURES = {
 }
 
 
+# A device map of the llamas, with one of their two layers on disk.
+HERE_AND_ON_DISK = {
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
+
+
 def build(architecture: str) -> nn.Module:
     """A random model in bfloat16, with biases and norms that are not trivial either."""
     settings = {**_COMMON, **ARCHITECTURES[architecture]}
