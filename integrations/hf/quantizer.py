@@ -204,6 +204,7 @@ class FlashSparseQuantizer(HfQuantizer):
                 _stored(layer).validate(name)
             if not _has_offload_hook(layer):
                 layer.prepare()
+            layer.compute_dtype = self.dtype  # where peft looks for the dtype of new adapters
         for name, tensor in _floats(model):
             # transformers leaves a tensor that another name has in the file (embed_out, or a
             # missing prefix) in the dtype of the file.

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 PRINT_TYPE = """
+from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(path)
 print(type(model.model.layers[0].mlp.up_proj).__name__)
 """
@@ -38,14 +39,13 @@ def loaded_type(imports, path, **env):
 @pytest.mark.parametrize(
     "imports",
     [
-        "from transformers import AutoModelForCausalLM",
-        "import transformers.modeling_utils; from transformers import AutoModelForCausalLM",
-        "import transformers.quantizers; from transformers import AutoModelForCausalLM",
-        "import torch; from transformers import AutoModelForCausalLM",
-        "import peft; from transformers import AutoModelForCausalLM",
+        "",
+        "import transformers.modeling_utils",
+        "import transformers.quantizers",
+        "import torch",
+        "import peft",
         # Looking a module up is not importing it.
-        "import torch, importlib.util as u; u.find_spec('transformers.quantizers.auto'); "
-        + "from transformers import AutoModelForCausalLM",
+        "import torch, importlib.util as u; u.find_spec('transformers.quantizers.auto')",
     ],
 )
 def test_no_import_of_ours_is_needed(imports, llama):
@@ -55,10 +55,9 @@ def test_no_import_of_ours_is_needed(imports, llama):
 @pytest.mark.parametrize(
     "imports",
     [
-        "import flashsparse_plugin; from transformers import AutoModelForCausalLM",
-        "from transformers import AutoModelForCausalLM; import flashsparse_plugin",
-        "import flashsparse_plugin.integrations.hf.quantizer; "
-        + "from transformers import AutoModelForCausalLM",
+        "import flashsparse_plugin",
+        "import transformers.modeling_utils, flashsparse_plugin",
+        "import flashsparse_plugin.integrations.hf.quantizer",
     ],
 )
 def test_our_import_is_enough(imports, llama):

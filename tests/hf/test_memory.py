@@ -80,10 +80,10 @@ def large(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "dense_layers"),
     [
-        # The layer, what it is packed to, and the packer's buffers.
-        ({"pruning": "none"}, 4),
-        # Beside it a copy, float32 scores, and the masks and histograms of the selection.
-        ({"pruning": "magnitude", "sparsity": 0.6}, 12),
+        # The layer rounded, rounded back to compare, and the packer's buffers.
+        ({"pruning": "none", "dtype": "float16"}, 5),
+        # A copy, float32 scores, and the masks and histograms of the selection.
+        ({"pruning": "magnitude", "sparsity": 0.6}, 9),
     ],
 )
 def test_peak_memory_while_packing(settings, dense_layers, large, llama):
@@ -91,7 +91,8 @@ def test_peak_memory_while_packing(settings, dense_layers, large, llama):
         [sys.executable, "-c", MEASURE, str(llama.masked), str(large), json.dumps(settings)],
         capture_output=True,
         text=True,
-        env=os.environ,
+        # What glibc keeps for itself after a free, several times what we hold, is not measured.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
         timeout=500,
     )
     assert result.returncode == 0, result.stderr
