@@ -4,10 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("flashsparse", deadline=None)
+settings.load_profile("flashsparse")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "demo"))
 
-import models
+import models  # found by the line above
 
 
 def _downloaded(fetch):
