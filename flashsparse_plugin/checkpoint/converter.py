@@ -355,8 +355,8 @@ class _Conversion:
         for dtype, layer in found.items():
             if dtype not in (*WEIGHT_DTYPES, torch.float32):
                 raise CheckpointError(
-                    f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 or "
-                    "float32. Start from the model before it was quantized, or leave the layer "
+                    f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 "
+                    "or float32. Start from the model before it was quantized, or leave the layer "
                     "dense with --ignore (ignore=)"
                 )
         if self.settings.dtype is not None:
