@@ -352,11 +352,12 @@ def test_damage_on_the_way_to_disk_is_found(llama, tmp_path, monkeypatch, victim
         def add(self, name, dtype, shape, parts):
             parts = [part.clone() for part in parts]
             if name == victim:
-                parts[-1].view(torch.uint8).view(-1)[-1] ^= 1
+                data = parts[-1].view(torch.uint8).view(-1)
+                data[len(data) // 8 * 4 + 3] ^= 1  # in the middle, the exponent of a value
             super().add(name, dtype, shape, parts)
 
     monkeypatch.setattr(converter_module, "ShardWriter", Damaging)
-    with pytest.raises(ValueError, match="does not read back|is not valid"):
+    with pytest.raises(ValueError, match="does not read back"):
         convert_checkpoint(llama, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -77,8 +77,8 @@ def test_half_a_layer_is_named(packed):
 
 
 def test_a_shape_that_is_not_that_of_the_tensors(packed):
-    edit_config(packed, num_key_value_heads=4)
-    with pytest.raises(fs.FormatError, match=r"k_proj': tiled_csl weight of shape \[128, 128\]"):
+    edit_config(packed, head_dim=64)
+    with pytest.raises(fs.FormatError, match=r"q_proj': tiled_csl weight of shape \[256, 128\]"):
         inspect_checkpoint(packed)
 
 
