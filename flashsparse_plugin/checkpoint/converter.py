@@ -415,8 +415,7 @@ class _Conversion:
                 if not layer.is_packed
             },
         )
-        # An empty list has to be said: without the key, lm_head would count as ignored.
-        return {**config.to_dict(), "ignore": config.ignore}
+        return config.to_dict()
 
 
 def _refuse_quantized(directory: ModelDirectory) -> None:
