@@ -3,4 +3,22 @@
 
 
 def register() -> None:
-    """Registers the quantization method `flashsparse`; calling it again changes nothing."""
+    """Registers the quantization method `flashsparse`; calling it again changes nothing.
+
+    FlashSparseConfig itself goes into transformers' table. Its function
+    `register_quantization_config` would ask for a subclass of its own mixin, which would either
+    bring transformers into the core or make two classes of one; transformers then only ever calls
+    `from_dict`, `to_dict`, `get_loading_attributes` and a few attributes.
+    """
+    from transformers.quantizers import auto
+
+    from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
+
+    from .quantizer import FlashSparseQuantizer
+
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD] = FlashSparseConfig
+    auto.AUTO_QUANTIZER_MAPPING[QUANT_METHOD] = FlashSparseQuantizer
+    # Lets `quantization_config=FlashSparseConfig(dequantize=True)` through on a packed checkpoint.
+    loading = getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", None)
+    if loading is not None and FlashSparseConfig not in loading:
+        auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*loading, FlashSparseConfig)
