@@ -8,6 +8,8 @@
 
 #include "bindings/torch_stable.h"
 #include "cpu/interleaved_bitmap.h"
+#include "cpu/kernels.h"
+#include "cpu/tiled_csl.h"
 #include "formats/interleaved_bitmap.h"
 #include "formats/tiled_csl.h"
 #include "pack/tiled_csl.h"
@@ -35,12 +37,11 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
   m.def(
       "interleaved_bitmap_linear(Tensor x, Tensor values, Tensor masks, Tensor panel_offsets, "
       "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+  m.def("cpu_capability() -> str");
 }
 
 namespace flashsparse {
 namespace {
-
-using interleaved_bitmap::Dtype;
 
 // ---- checks -----------------------------------------------------------------------------------
 
@@ -118,27 +119,28 @@ std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
   return {words, offsets};
 }
 
-int64_t validated_nonzeros(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+tiled_csl::Packed tiled_csl_of(const Tensor& words, const Tensor& offsets, int64_t out,
+                               int64_t in) {
   check_tiled_csl(words, offsets, out, in);
-  const auto result = tiled_csl::validate(words_of(words), words.numel(),
-                                          offsets.const_data_ptr<int32_t>(), out, in);
-  STD_TORCH_CHECK(result.error.empty(), result.error);
-  return result.nonzeros;
+  return {words_of(words), words.numel(), offsets.const_data_ptr<int32_t>(), out, in};
 }
 
+void require(const std::string& error) { STD_TORCH_CHECK(error.empty(), error); }
+
 Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+  const auto result = tiled_csl::validate(tiled_csl_of(words, offsets, out, in));
+  require(result.error);
   Tensor nonzeros = empty({}, ScalarType::Long);
-  *nonzeros.mutable_data_ptr<int64_t>() = validated_nonzeros(words, offsets, out, in);
+  *nonzeros.mutable_data_ptr<int64_t>() = result.nonzeros;
   return nonzeros;
 }
 
 Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in,
                         ScalarType dtype) {
   check_weight_dtype(dtype);
-  validated_nonzeros(words, offsets, out, in);
+  const auto packed = tiled_csl_of(words, offsets, out, in);
   Tensor weight = empty({out, in}, dtype);
-  tiled_csl::unpack(words_of(words), offsets.const_data_ptr<int32_t>(), out, in,
-                    mutable_bits(weight));
+  require(tiled_csl::unpack(packed, mutable_bits(weight)).error);
   return weight;
 }
 
@@ -161,9 +163,22 @@ Bitmap interleaved_bitmap_pack(const Tensor& weight_) {
   return {values, masks, offsets};
 }
 
-Bitmap tiled_csl_to_interleaved_bitmap(const Tensor& words, const Tensor& offsets, int64_t out,
+Bitmap tiled_csl_to_interleaved_bitmap(const Tensor& words, const Tensor& offsets_, int64_t out,
                                        int64_t in) {
-  return interleaved_bitmap_pack(tiled_csl_unpack(words, offsets, out, in, ScalarType::BFloat16));
+  const auto packed = tiled_csl_of(words, offsets_, out, in);
+  std::vector<int64_t> tile_row_values(tiled_csl::tile_rows(out) + 1);
+  require(tiled_csl::count_values(packed, tile_row_values.data()));
+  const int64_t panels = interleaved_bitmap::panels(out);
+  Tensor offsets = empty({panels + 1}, ScalarType::Long);
+  Tensor values = empty({tile_row_values.back() + interleaved_bitmap::kValueSlack},
+                        ScalarType::Short);
+  Tensor masks = empty({panels, interleaved_bitmap::column_pairs(in)}, ScalarType::Int);
+  const auto result = tiled_csl::to_interleaved_bitmap(packed, tile_row_values.data(),
+                                                       mutable_words(masks), mutable_bits(values),
+                                                       offsets.mutable_data_ptr<int64_t>());
+  require(result.error);
+  if (result.counted) return {values, masks, offsets};
+  return interleaved_bitmap_pack(tiled_csl_unpack(words, offsets_, out, in, ScalarType::BFloat16));
 }
 
 interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
@@ -195,39 +210,66 @@ Tensor interleaved_bitmap_unpack(const Tensor& values, const Tensor& masks, cons
   return weight;
 }
 
-Tensor interleaved_bitmap_linear(const Tensor& x_, const Tensor& values, const Tensor& masks,
-                                 const Tensor& offsets, int64_t out, ScalarType weight_dtype,
-                                 const std::optional<Tensor>& bias_) {
-  STD_TORCH_CHECK(x_.is_cpu(), "x must be on the CPU, as the weight is");
-  STD_TORCH_CHECK(x_.dim() >= 1, "x must be [..., in_features]");
-  const Tensor x = torch::stable::contiguous(x_);
-  const int64_t in = x.size(x.dim() - 1);
-  const auto weight = bitmap_of(values, masks, offsets, out, in, weight_dtype);
-  const Dtype dtype = dtype_of(x.scalar_type(), "x");
-  std::vector<int64_t> shape;
-  int64_t tokens = 1;
-  for (int64_t i = 0; i + 1 < x.dim(); ++i) shape.push_back(x.size(i)), tokens *= x.size(i);
-  shape.push_back(out);
+// x, its shape and the result's, for either linear op.
+struct LinearArguments {
+  Tensor x;
   std::optional<Tensor> bias;
-  if (bias_) {
+  int64_t tokens = 1, in_features;
+  Dtype dtype;
+  Tensor y;
+
+  LinearArguments(const Tensor& x_, int64_t out, const std::optional<Tensor>& bias_)
+      : x(checked(x_)),
+        in_features(x.size(x.dim() - 1)),
+        dtype(dtype_of(x.scalar_type(), "x")),
+        y(result(out)) {
+    if (!bias_) return;
     STD_TORCH_CHECK(bias_->dim() == 1 && bias_->size(0) == out, "bias must be [", out, "]");
     bias = torch::stable::contiguous(torch::stable::to(*bias_, x.scalar_type()));
   }
-  Tensor y = empty(shape, x.scalar_type());
-  if (tokens) {
-    interleaved_bitmap::linear(weight, x.const_data_ptr(), tokens,
-                               bias ? bias->const_data_ptr() : nullptr, y.mutable_data_ptr(), dtype);
+  const void* bias_data() const { return bias ? bias->const_data_ptr() : nullptr; }
+
+ private:
+  static Tensor checked(const Tensor& x_) {
+    STD_TORCH_CHECK(x_.is_cpu(), "x must be on the CPU, as the weight is");
+    STD_TORCH_CHECK(x_.dim() >= 1, "x must be [..., in_features]");
+    return torch::stable::contiguous(x_);
   }
-  return y;
+  Tensor result(int64_t out) {
+    std::vector<int64_t> shape;
+    for (int64_t i = 0; i + 1 < x.dim(); ++i) {
+      shape.push_back(x.size(i));
+      tokens *= x.size(i);
+    }
+    shape.push_back(out);
+    return empty(shape, x.scalar_type());
+  }
+};
+
+Tensor interleaved_bitmap_linear(const Tensor& x, const Tensor& values, const Tensor& masks,
+                                 const Tensor& offsets, int64_t out, ScalarType weight_dtype,
+                                 const std::optional<Tensor>& bias) {
+  check_shape(out, 1);
+  LinearArguments args(x, out, bias);
+  const auto weight = bitmap_of(values, masks, offsets, out, args.in_features, weight_dtype);
+  interleaved_bitmap::linear(weight, args.x.const_data_ptr(), args.tokens, args.bias_data(),
+                             args.y.mutable_data_ptr(), args.dtype);
+  return args.y;
 }
 
 Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t out,
                         ScalarType weight_dtype, const std::optional<Tensor>& bias) {
-  STD_TORCH_CHECK(x.dim() >= 1, "x must be [..., in_features]");
-  const auto [values, masks, panel_offsets] =
-      tiled_csl_to_interleaved_bitmap(words, offsets, out, x.size(x.dim() - 1));
-  return interleaved_bitmap_linear(x, values, masks, panel_offsets, out, weight_dtype, bias);
+  check_weight_dtype(weight_dtype);
+  check_shape(out, 1);
+  LinearArguments args(x, out, bias);
+  const auto packed = tiled_csl_of(words, offsets, out, args.in_features);
+  require(tiled_csl::linear(packed, dtype_of(weight_dtype, "weight_dtype"),
+                            args.x.const_data_ptr(), args.tokens, args.bias_data(),
+                            args.y.mutable_data_ptr(), args.dtype));
+  return args.y;
 }
+
+std::string cpu_capability() { return cpu::kernels().name; }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
   m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack));
@@ -238,6 +280,11 @@ STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
   m.impl("interleaved_bitmap_pack", TORCH_BOX(&interleaved_bitmap_pack));
   m.impl("interleaved_bitmap_unpack", TORCH_BOX(&interleaved_bitmap_unpack));
   m.impl("interleaved_bitmap_linear", TORCH_BOX(&interleaved_bitmap_linear));
+}
+
+// Takes no tensor, so no device could choose between implementations.
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CompositeExplicitAutograd, m) {
+  m.impl("cpu_capability", TORCH_BOX(&cpu_capability));
 }
 
 }  // namespace

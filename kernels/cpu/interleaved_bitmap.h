@@ -3,9 +3,9 @@
 #pragma once
 #include <cstdint>
 
-namespace flashsparse::interleaved_bitmap {
+#include "cpu/dtype.h"
 
-enum class Dtype { kFloat32, kFloat16, kBFloat16 };
+namespace flashsparse::interleaved_bitmap {
 
 struct Weight {  // see formats/interleaved_bitmap.h
   int64_t out_features, in_features;
@@ -23,8 +23,17 @@ void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* pan
 // Writes every element of weight[rows, cols].
 void unpack(const Weight& packed, uint16_t* weight);
 
-// y[tokens, out] = x[tokens, in] W^T + bias. x, bias and y have one dtype; where it is float32 the
-// activations are never rounded to 16 bits. Sums are kept in fp32. `bias` may be null.
+// y[tokens, out] = x[tokens, in] W^T + bias. x, bias and y have one dtype, and it rules the
+// arithmetic:
+//   bf16 x, bf16 w   products of column pairs, sums in fp32 (vdpbf16ps where the CPU has it)
+//   anything else    x and w widened to fp32, where they are exact, fused multiply-add
+// The sum is rounded once, to the dtype of y, after the bias was added in fp32. `bias` may be null.
+// The order of additions depends on the shapes alone: results are the same from run to run and for
+// any number of threads. Whether an infinite or NaN activation meets a zero of the weight (and
+// gives NaN, as in a dense product) is left open.
+//
+// Scratch: activations of at most 512 tokens, in_features * (bf16: 2, else: 4) bytes each, and
+// less than 100 KB a thread.
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,
             Dtype dtype);
 

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner kernels that exist once per instruction set, behind one table of function pointers.
+// Everything around them (threads, token blocks, panels, edges) is written once, in plain C++.
+#pragma once
+#include <cstdint>
+
+#include "cpu/dtype.h"
+
+namespace flashsparse::cpu {
+
+// 16 rows of an interleaved bitmap (formats/interleaved_bitmap.h): where its mask words and its
+// values start. 32 values are readable wherever a mask word starts.
+struct Panel {
+  const uint32_t* masks;
+  const uint16_t* values;
+};
+
+// How to multiply panels by a block of tokens, in one arithmetic. Two ways:
+//   fused  expands each mask word in registers and uses it at once, for few tokens;
+//   tiled  decodes `tile_pairs` column pairs of a few panels into L1, then multiplies that dense
+//          tile by one token block after the other, for many.
+// Both add up fp32 sums[panel][token][16 rows].
+struct LinearKernels {
+  int64_t activation_bytes;  // of one token and column pair, packed
+  int max_fused_tokens;      // above this many, tiled is faster
+  int block_tokens;          // the most tokens whose sums fit into registers
+  int step_panels;           // panels that share one load of an activation
+  int64_t tile_pairs;
+  int64_t tile_pair_bytes;  // of one panel and column pair, decoded
+
+  // Packs column pairs [first, last) of `tokens` rows of x[tokens, in_features] so that one pair's
+  // activations of all the tokens follow each other. Beyond in_features there are zeros.
+  void (*pack_activations)(const void* x, Dtype dtype, int64_t in_features, int tokens,
+                           int64_t first, int64_t last, void* packed);
+  // sums = panels * packed activations. `count` is at most step_panels.
+  void (*fused)(const Panel* panels, int count, int64_t pairs, const void* packed, int tokens,
+                float* sums);
+  // Decodes `pairs` mask words and returns where the next value is.
+  const uint16_t* (*decode)(const Panel& panel, int64_t pairs, void* tile);
+  // sums += tiles * packed activations. Tiles of two panels are tile_pairs apart.
+  void (*multiply)(const void* tiles, int count, int64_t pairs, const void* packed, int tokens,
+                   float* sums);
+};
+
+struct Kernels {
+  const char* name;
+  const LinearKernels* bfloat16_dot;  // bf16 x, bf16 w: products of bf16 pairs; null where missing
+  const LinearKernels* bfloat16_float32;  // bf16 w widened to fp32, any x
+  const LinearKernels* float16_float32;   // fp16 w widened to fp32, any x
+
+  // y[token * stride + row] = round(sums[token][row] + bias[row]) for rows < `rows`. `bias` has 16
+  // entries.
+  void (*store)(const float* sums, int tokens, const float* bias, int rows, void* y, int64_t stride,
+                Dtype dtype);
+
+  int64_t (*count_nonzeros)(const uint16_t* values, int64_t count);
+  // Dense rows (at most 16, `stride` apart) to mask words and values; returns the end of the values.
+  uint16_t* (*pack_panel)(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
+                          uint32_t* masks, uint16_t* values);
+  // The same from 16 rows of a tile in Tiled-CSL's location order (formats/tiled_csl.h).
+  uint16_t* (*pack_tile_panel)(const uint16_t* tile, int rows, int cols, uint32_t* masks,
+                               uint16_t* values);
+  void (*unpack_panel)(const Panel& panel, int rows, int64_t cols, uint16_t* weight,
+                       int64_t stride);
+  // Adds the nonzeros of each 64 columns of a row to the entries of `nonzeros`.
+  void (*count_tiles)(const uint16_t* row, int64_t cols, int64_t* nonzeros);
+  // One Tiled-CSL tile, its words in canonical order, without padding; returns their number.
+  int64_t (*pack_tile)(const uint16_t* weight, int64_t stride, int rows, int cols, uint32_t* words);
+};
+
+// The table for this machine, chosen at the first call: the widest instruction set that the CPU
+// has, or the one that FLASHSPARSE_CPU_CAPABILITY=avx512|avx2|portable names. Throws
+// std::runtime_error for a name that is unknown or that this CPU or build lacks, so call it before
+// any thread starts.
+const Kernels& kernels();
+
+namespace portable {
+extern const Kernels kKernels;
+}
+#ifdef FLASHSPARSE_X86
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+#endif
+
+}  // namespace flashsparse::cpu

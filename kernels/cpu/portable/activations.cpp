@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activations in, results out: the only places where a dtype is converted.
+#include "common/float16.h"
+#include "cpu/portable/parts.h"
+
+namespace flashsparse::cpu::portable {
+namespace {
+
+float load(const void* data, int64_t index, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32: return static_cast<const float*>(data)[index];
+    case Dtype::kFloat16: return float_from_float16(static_cast<const uint16_t*>(data)[index]);
+    default: return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
+  }
+}
+
+}  // namespace
+
+// packed[column][token] = fp32; a pair is two columns.
+void pack_float32_activations(const void* x, Dtype dtype, int64_t in_features, int tokens,
+                              int64_t first, int64_t last, void* packed) {
+  float* out = static_cast<float*>(packed) + 2 * first * tokens;
+  const int64_t begin = 2 * first, end = 2 * last;
+  const int64_t inside = end < in_features ? end : in_features;
+  for (int t = 0; t < tokens; ++t) {
+    for (int64_t col = begin; col < inside; ++col) {
+      out[(col - begin) * tokens + t] = load(x, t * in_features + col, dtype);
+    }
+    for (int64_t col = inside; col < end; ++col) out[(col - begin) * tokens + t] = 0;
+  }
+}
+
+void store(const float* sums, int tokens, const float* bias, int rows, void* y, int64_t stride,
+           Dtype dtype) {
+  for (int t = 0; t < tokens; ++t, sums += 16) {
+    for (int r = 0; r < rows; ++r) {
+      const float result = sums[r] + bias[r];
+      const int64_t at = t * stride + r;
+      switch (dtype) {
+        case Dtype::kFloat32: static_cast<float*>(y)[at] = result; break;
+        case Dtype::kFloat16: static_cast<uint16_t*>(y)[at] = float16_from_float(result); break;
+        default: static_cast<uint16_t*>(y)[at] = bfloat16_from_float(result);
+      }
+    }
+  }
+}
+
+}  // namespace flashsparse::cpu::portable

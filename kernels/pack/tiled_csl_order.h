@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The canonical order of the words of a Tiled-CSL tile. Stated in formats/tiled_csl.h; the part of
+// it that needs no vectors is here, shared by every instruction set.
+#pragma once
+#include <cstdint>
+
+#include "formats/tiled_csl.h"
+
+namespace flashsparse::tiled_csl {
+
+// The words of one tile by bank: first the singles, then the pairs (lower half, upper half), each
+// in order of location. Vector kernels may write and read up to kSlack words past a queue's end.
+struct BankQueues {
+  static constexpr int kSlack = 16;
+  static constexpr int kCapacity = kTileElements / kBanks + kSlack;
+
+  alignas(64) uint32_t words[kBanks][kCapacity];
+  int singles[kBanks];
+  int count[kBanks];  // singles + 2 * pairs
+
+  int shortest() const;
+};
+
+// Writes what is left after every bank gave its first `taken` words; returns the new end.
+uint32_t* write_remaining(const BankQueues& banks, int taken, uint32_t* words);
+
+}  // namespace flashsparse::tiled_csl
