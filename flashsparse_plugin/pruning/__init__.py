@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing zeros: magnitude, Wanda, and N:M patterns of either."""
 
-from flashsparse_plugin.pruning.calibration import calibration_windows
-from flashsparse_plugin.pruning.layers import LayerReport, PruneReport, prunable_linears
-from flashsparse_plugin.pruning.magnitude import magnitude_scores, prune_weight
-from flashsparse_plugin.pruning.masks import keep_mask
-from flashsparse_plugin.pruning.nm import nm_keep_mask
-from flashsparse_plugin.pruning.pruner import prune
-from flashsparse_plugin.pruning.wanda import wanda_scores
+from .calibration import calibration_windows
+from .layers import LayerReport, PruneReport, prunable_linears
+from .magnitude import magnitude_scores, prune_weight
+from .masks import keep_mask
+from .nm import nm_keep_mask
+from .pruner import prune
+from .wanda import wanda_scores
 
 __all__ = [
     "LayerReport",

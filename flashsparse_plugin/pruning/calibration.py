@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flashsparse_plugin.text import token_stream, window_start
+from ..text import token_stream, window_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

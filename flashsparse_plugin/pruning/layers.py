@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from flashsparse_plugin.matching import matches
+from ..matching import matches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from flashsparse_plugin.pruning.layers import apply_mask_, check_weight
-from flashsparse_plugin.pruning.masks import below, kth_lowest, zero_count
-from flashsparse_plugin.pruning.rule import PruningRule
+from .layers import apply_mask_, check_weight
+from .masks import below, kth_lowest, zero_count
+from .rule import PruningRule
 
 
 def magnitude_scores(weight: torch.Tensor) -> torch.Tensor:

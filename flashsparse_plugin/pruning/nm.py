@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from flashsparse_plugin.pruning.masks import check_scores, lowest_of_row
+from .masks import check_scores, lowest_of_row
 
 
 def check_pattern(n: int, m: int, vector_length: int = 1) -> None:
@@ -49,9 +49,11 @@ def nm_keep_mask(scores: torch.Tensor, n: int, m: int, vector_length: int = 1) -
     if vector_length > 1:
         padded = scores.new_zeros(groups * vector_length, columns)
         padded[:rows] = scores
-        vectors = torch.linalg.vector_norm(padded.view(groups, vector_length, columns), dim=1)
+        padded = padded.view(groups, vector_length, columns)
+        # double: the square of a small float32 is zero, and that of a large one infinite.
+        vectors = torch.linalg.vector_norm(padded, dim=1, dtype=torch.float64)
     # Columns beyond the edge are worse than any score, so that they are dropped first.
-    padded = scores.new_full((groups, windows * m), -math.inf)
+    padded = vectors.new_full((groups, windows * m), -math.inf)
     padded[:, :columns] = vectors
     dropped = lowest_of_row(padded.view(-1, m), m - n).view(groups, -1)[:, :columns]
     return ~dropped.repeat_interleave(vector_length, dim=0)[:rows]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flashsparse_plugin.pruning.layers import (
+from .layers import (
     LM_HEAD,
     PruneReport,
     check_weight,
     prunable_linears,
     report,
 )
-from flashsparse_plugin.pruning.magnitude import prune_magnitude
-from flashsparse_plugin.pruning.rule import PruningRule
-from flashsparse_plugin.pruning.wanda import prune_wanda
+from .magnitude import prune_magnitude
+from .rule import PruningRule
+from .wanda import prune_wanda
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flashsparse_plugin.pruning.masks import keep_mask, zero_count
-from flashsparse_plugin.pruning.nm import check_pattern, nm_keep_mask
+from .masks import keep_mask, zero_count
+from .nm import check_pattern, nm_keep_mask
 
 DEFAULT_SPARSITY = 0.5
 SCOPES = ("layer", "row", "global")

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from flashsparse_plugin.pruning.layers import apply_mask_
-from flashsparse_plugin.pruning.rule import PruningRule
-from flashsparse_plugin.text import check_window
+from ..text import check_window
+from .layers import apply_mask_
+from .rule import PruningRule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
