@@ -111,7 +111,9 @@ class FlashSparseConfig(BaseModel):
         Args:
             *names: The names that the layer goes by, in the model and in the file.
         """
-        return next((self.layers[name].format for name in names if name in self.layers), self.format)
+        return next(
+            (self.layers[name].format for name in names if name in self.layers), self.format
+        )
 
     # transformers calls the rest by these names; see integrations/hf/__init__.py.
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
-from transformers.modeling_utils import PreTrainedModel
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import pack
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.packed import FormatError, PackedWeight
 from flashsparse_plugin.pruning import prune_weight
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 

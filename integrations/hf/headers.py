@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-from transformers.modeling_utils import PreTrainedModel
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import format_names, get_format
 from flashsparse_plugin.packed import FormatError, PackedWeight
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -149,15 +152,18 @@ class Checkpoint:
 
 
 def _headers(files: Iterable[str]) -> Mapping[str, torch.Tensor]:
+    """All tensors of the files on the meta device; dtypes that torch lacks are left out."""
     tensors = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for key in file.keys():
-                    part = file.get_slice(key)
+                parts = {key: file.get_slice(key) for key in list(file.keys())}
+                for key, part in parts.items():
                     dtype = _DTYPES.get(part.get_dtype())
                     if dtype is not None:
                         tensors[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
         except SafetensorError as error:
-            raise FormatError(f"{path} is not a whole safetensors file: {error}. {_REMEDY}") from None
+            raise FormatError(
+                f"{path} is not a whole safetensors file: {error}. {_REMEDY}"
+            ) from None
     return tensors

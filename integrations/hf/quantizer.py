@@ -12,12 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers.integrations.accelerate import get_device
-from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.config import FlashSparseConfig
@@ -27,6 +26,9 @@ from flashsparse_plugin.packed import WEIGHT_DTYPES, FormatError, PackedWeight
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .headers import Checkpoint
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
