@@ -34,8 +34,12 @@ $(VENV)/.torch: requirements/torch-$(STACK).txt
 
 # The compiled objects are part of the install: it is made again when a source of theirs changes.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels cmake -type f -not -path '*/emulator/*')
-$(VENV)/.installed: $(VENV)/.torch $(SOURCES)
-	$(PIP) install --quiet --editable '.[dev]'
+$(VENV)/.installed: $(VENV)/.torch requirements/tested.txt $(SOURCES)
+	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[dev]'
 	@touch $@
 
 demo: env
@@ -55,12 +59,12 @@ bench: env
 	$(BIN)/python benchmarks/cpu_linear.py
 
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
-lint: env
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-format: env
+format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
