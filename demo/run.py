@@ -329,7 +329,8 @@ def tell(model: Any, tokenizer: Any, tokens: int) -> dict[str, Any]:
     out.print(Text(PROMPT, style="italic dim"))
     out.print()
     stream = Stream(tokenizer)
-    generate(model, encode(tokenizer, PROMPT, None), stream, tokens)
+    # A small model that lost half its weights likes to say things twice.
+    generate(model, encode(tokenizer, PROMPT, None), stream, tokens, repetition_penalty=1.15)
     out.print(Rule(style="dim"))
     out.print(f"[dim]{describe(stream.stats())}[/dim]", "")
     return {"prompt": PROMPT, "text": stream.text, "stats": stream.stats()}
@@ -347,6 +348,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--sparsity is a share between 0 and 1, such as 0.5")
     transformers_logging.disable_progress_bar()
     logging.basicConfig(level=logging.WARNING, format="    %(message)s")
+    # That the layers are not smaller on disk is said below, with the rest of the verdict.
+    logging.getLogger("flashsparse_plugin.checkpoint").setLevel(logging.ERROR)
     try:
         result = run(options.model, options.sparsity, options.method, BUILD, Effort())
     except KeyboardInterrupt:
