@@ -36,7 +36,9 @@ FS_HOST_DEVICE constexpr uint32_t bank_of(uint32_t location) { return (location 
 FS_HOST_DEVICE constexpr uint32_t make_word(uint16_t bits, uint32_t location) {
   return static_cast<uint32_t>(bits) << 16 | location;
 }
-FS_HOST_DEVICE constexpr uint16_t bits_of(uint32_t word) { return static_cast<uint16_t>(word >> 16); }
+FS_HOST_DEVICE constexpr uint16_t bits_of(uint32_t word) {
+  return static_cast<uint16_t>(word >> 16);
+}
 FS_HOST_DEVICE constexpr uint32_t location_of(uint32_t word) { return word & 0xffff; }
 
 // True for +0 and -0 of fp16 and of bf16: the elements that packing drops.

@@ -8,9 +8,9 @@ namespace {
 
 struct BankCursors {
   const BankQueues& banks;
-  uint16_t left[kBanks];                       // words
-  int single[kBanks], single_end[kBanks];      // next single, and where they end
-  int pair[kBanks];                            // lower half of the next pair
+  uint16_t left[kBanks];                   // words
+  int single[kBanks], single_end[kBanks];  // next single, and where they end
+  int pair[kBanks];                        // lower half of the next pair
 
   BankCursors(const BankQueues& queues, int taken) : banks(queues) {
     for (int b = 0; b < kBanks; ++b) {
@@ -89,8 +89,7 @@ uint32_t* write_remaining(const BankQueues& banks, int taken, uint32_t* words) {
     while (room > 0) {  // one round
       const uint32_t joining = cursors.fullest(cursors.with_words(), room);
       const int extra = room - __builtin_popcount(joining);
-      const uint32_t doubling =
-          extra ? cursors.fullest(joining & cursors.with_pairs(), extra) : 0;
+      const uint32_t doubling = extra ? cursors.fullest(joining & cursors.with_pairs(), extra) : 0;
       for (uint32_t mask = joining; mask; mask &= mask - 1) {
         const int b = __builtin_ctz(mask);
         words = doubling >> b & 1 ? cursors.give_pair(b, words) : cursors.give_one(b, words);

@@ -6,49 +6,26 @@ import sys
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
+from tiny_causal_lms import CONFIGS, tiny_model
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
 from flashsparse_plugin.checkpoint.linears import find_linears, kind_of, not_linear
 
-COMMON = dict(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    vocab_size=64,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
 GATED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
-FUSED = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}
-MODELS = {
-    "Llama": (dict(num_key_value_heads=2, intermediate_size=48), GATED),
-    "Mistral": (dict(num_key_value_heads=2, intermediate_size=48), GATED),
-    "Qwen3": (dict(num_key_value_heads=2, intermediate_size=48, head_dim=8), GATED),
-    "Gemma2": (dict(num_key_value_heads=2, intermediate_size=48, head_dim=8), GATED),
-    "Phi3": (dict(num_key_value_heads=2, intermediate_size=48), FUSED),
-    "Glm4": (
-        dict(num_key_value_heads=2, intermediate_size=48, head_dim=8),
-        {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"},
-    ),
-    "OPT": (
-        dict(ffn_dim=48, word_embed_proj_dim=32),
-        {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head"},
-    ),
-    "GPTNeoX": (
-        dict(intermediate_size=48),
-        {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "lm_head"},
-    ),
+OPT = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head"}
+KINDS = {
+    "glm4": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"},
+    "gpt_neox": {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "lm_head"},
+    "opt": OPT,
+    "opt-projected": OPT | {"project_in", "project_out"},
+    "phi3": {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"},
 }
 
 
-def save(name, path, **overrides):
-    settings, kinds = MODELS[name]
-    config = getattr(transformers, f"{name}Config")(**COMMON | settings | overrides)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    return path, kinds
+def save(name, path):
+    tiny_model(name).save_pretrained(path)
+    return path, KINDS.get(name, GATED)
 
 
 def rename(path, change):
@@ -56,7 +33,7 @@ def rename(path, change):
     save_file({change(k): v for k, v in tensors.items()}, path / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_all_linears_of_the_model_and_nothing_else(name, tmp_path):
     path, kinds = save(name, tmp_path)
     directory = ModelDirectory(path)
@@ -70,7 +47,7 @@ def test_all_linears_of_the_model_and_nothing_else(name, tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_head_is_known(tied, tmp_path):
-    path, _ = save("Llama", tmp_path, tie_word_embeddings=tied)
+    path, _ = save("llama-tied" if tied else "llama", tmp_path)
     head = find_linears(ModelDirectory(path))[-1]
     assert head.name == "lm_head"
     assert head.tied_to == ("model.embed_tokens.weight" if tied else None)
@@ -78,7 +55,7 @@ def test_a_tied_head_is_known(tied, tmp_path):
 
 
 def test_names_without_the_base_models_prefix(tmp_path):
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     rename(path, lambda name: name.removeprefix("model."))
     first = find_linears(ModelDirectory(path))[0]
     assert first.name == "model.layers.0.self_attn.q_proj"
@@ -86,7 +63,7 @@ def test_names_without_the_base_models_prefix(tmp_path):
 
 
 def test_names_with_a_prefix_that_the_model_lacks(tmp_path):
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
     first = find_linears(ModelDirectory(path))[0]
@@ -96,14 +73,14 @@ def test_names_with_a_prefix_that_the_model_lacks(tmp_path):
 
 @pytest.mark.parametrize("architectures", [["pipeline"], ["sys"], [3], "x", None, ["No"]])
 def test_nonsense_for_architectures_is_not_followed(architectures, tmp_path):
-    path, kinds = save("Llama", tmp_path)
+    path, kinds = save("llama", tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"architectures": architectures}))
     assert {linear.kind for linear in find_linears(ModelDirectory(path))} == kinds
 
 
 def test_shape_against_config(tmp_path):
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
     with pytest.raises(CheckpointError, match=r"gate_proj.*\[48, 32\].*\[40, 32\]"):
@@ -111,14 +88,14 @@ def test_shape_against_config(tmp_path):
 
 
 def test_a_model_of_other_names(tmp_path):
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     rename(path, lambda name: f"other.{name}")
     with pytest.raises(CheckpointError, match="weight for none of them"):
         find_linears(ModelDirectory(path))
 
 
 def test_a_model_that_transformers_does_not_know(tmp_path):
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     auto = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     (path / "code.py").write_text("raise SystemExit('code of a stranger was run')")
     (path / "config.json").write_text(json.dumps({"model_type": "strange", "auto_map": auto}))
@@ -127,7 +104,7 @@ def test_a_model_that_transformers_does_not_know(tmp_path):
 
 
 def test_without_transformers(tmp_path, monkeypatch):
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(CheckpointError, match=r"pip install 'flashsparse-plugin\[hf\]'"):
         find_linears(ModelDirectory(path))
@@ -139,7 +116,7 @@ def test_a_subclass_of_linear_is_told_apart(tmp_path, monkeypatch):
 
     from transformers.models.llama import modeling_llama
 
-    path, _ = save("Llama", tmp_path)
+    path, _ = save("llama", tmp_path)
     init = modeling_llama.LlamaMLP.__init__
 
     def with_other(self, config):

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from test_converter import assert_same_model, edit_config, edit_weights
+from checkpoints import assert_same_model, edit_config, edit_weights
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, convert_checkpoint
 from flashsparse_plugin.checkpoint import converter as converter_module
