@@ -142,8 +142,12 @@ def run(
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
+    **more: Any,
 ) -> Tensor:
-    """Generates from one prompt, int64 [1, tokens], and returns prompt and text as ids."""
+    """Generates from one prompt, int64 [1, tokens], and returns prompt and text as ids.
+
+    `more` goes to transformers' `generate`.
+    """
     import torch
 
     torch.manual_seed(seed)
@@ -158,6 +162,7 @@ def run(
         max_new_tokens=max_new_tokens,
         pad_token_id=model.generation_config.pad_token_id or model.generation_config.eos_token_id,
         **sampling,
+        **more,
     )
 
 

@@ -29,3 +29,12 @@ def text_file(tmp_path_factory):
 def wide_terminal(monkeypatch):
     """No message is wrapped, so that a test can look for it."""
     monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny models are quicker without the barriers between threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
