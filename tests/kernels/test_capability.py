@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def print_capability(capability: str) -> subprocess.CompletedProcess[str]:
     return run_python("-c", code, capability=capability)
 
 
+@functools.cache
 def supported_capabilities() -> list[str]:
     error = print_capability("none").stderr
     return error.split("It can run: ")[1].split(". Unset")[0].split(", ")
