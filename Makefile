@@ -45,13 +45,14 @@ $(VENV)/.dev: $(VENV)/.installed
 demo: env
 	$(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
-# The oldest supported transformers beside the newest, which is the one in the environment.
+# The oldest supported transformers, beside the one in the environment, with the hub client that it
+# wants.
 OLD_TRANSFORMERS := build/transformers-5.17.0
 $(OLD_TRANSFORMERS): $(VENV)/.installed
-	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0
+	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
 
 test: env $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf -q
+	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
 	$(BIN)/pytest
 
 bench: env

@@ -9,17 +9,21 @@ import subprocess
 import sys
 
 import pytest
+import transformers
 
 PRINT_TYPE = """
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(path)
-print(type(model.model.layers[0].mlp.up_proj).__name__)
+import transformers
+print(transformers.__version__, type(model.model.layers[0].mlp.up_proj).__name__)
 """
 
 
 def python(code, *args, **env):
     # An environment of its own: what the tests around it set must not reach it.
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLASHSPARSE_")}
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    inherited["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, args)],
         capture_output=True,
@@ -33,7 +37,9 @@ def python(code, *args, **env):
 def loaded_type(imports, path, **env):
     result = python(f"import sys; path = sys.argv[1]\n{imports}\n{PRINT_TYPE}", path, **env)
     assert result.returncode == 0, result.stderr
-    return result.stdout.split()[-1]
+    version, name = result.stdout.split()[-2:]
+    assert version == transformers.__version__  # the one under test, not another in the environment
+    return name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats.interleaved_bitmap import INTERLEAVED_BITMAP
@@ -153,6 +153,15 @@ def test_a_dictionary_will_do(llama, wanted):
     model = tiny.load(llama.masked, quantization_config={"quant_method": "flashsparse"})
     assert tiny.sparse_layers(model)
     assert torch.equal(tiny.generate(model), wanted)
+
+
+@both_ways
+def test_a_new_head_on_a_packed_body(kind, llama):
+    """A head that the file does not have is transformers' to make: packed layers only are ours."""
+    path, kwargs = kinds(llama)[kind]
+    model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=3, **kwargs)
+    assert type(model.score) is torch.nn.Linear
+    assert tiny.sparse_layers(model).keys() == tiny.sparse_layers(tiny.load(llama.packed)).keys()
 
 
 def test_from_config_makes_a_dense_random_model(llama):

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/kernels.h"
+// AVX2 has its own product; packing and the edges of the product are the portable ones.
+#include "cpu/avx2/parts.h"
 #include "cpu/portable/parts.h"
+
 namespace flashsparse::cpu::avx2 {
+
 const Kernels kKernels = {"avx2",
                           nullptr,
-                          &portable::kBFloat16Float32,
-                          &portable::kFloat16Float32,
+                          &kBFloat16Float32,
+                          &kFloat16Float32,
                           portable::store,
                           portable::count_nonzeros,
                           portable::pack_panel,
@@ -13,4 +16,5 @@ const Kernels kKernels = {"avx2",
                           portable::unpack_panel,
                           portable::count_tiles,
                           portable::pack_tile};
-}
+
+}  // namespace flashsparse::cpu::avx2

@@ -71,16 +71,18 @@ void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sum
 // One function a block size, in a table by tokens - 1.
 using Block = void (*)(const Panel&, int64_t, const char*, float*);
 
-template <typename Arithmetic, int... kIndex>
-constexpr Block block_of(int tokens, std::integer_sequence<int, kIndex...>) {
-  constexpr Block kBlocks[] = {multiply_block<Arithmetic, kIndex + 1>...};
-  return kBlocks[tokens - 1];
-}
+template <typename Arithmetic, typename Sizes>
+struct Blocks;
+template <typename Arithmetic, int... kSize>
+struct Blocks<Arithmetic, std::integer_sequence<int, kSize...>> {
+  static constexpr Block kTable[] = {multiply_block<Arithmetic, kSize + 1>...};
+};
 
 template <typename Arithmetic>
 void multiply(const Panel& panel, int64_t pairs, const void* packed, int tokens, float* sums) {
-  const Block block = block_of<Arithmetic>(tokens, std::make_integer_sequence<int, kBlockTokens>());
-  block(panel, pairs, static_cast<const char*>(packed), sums);
+  using Sizes = std::make_integer_sequence<int, kBlockTokens>;
+  Blocks<Arithmetic, Sizes>::kTable[tokens - 1](panel, pairs, static_cast<const char*>(packed),
+                                                sums);
 }
 
 template <typename Arithmetic>

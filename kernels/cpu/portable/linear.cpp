@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product in plain C++, in fp32: one step a kept weight, with the tokens in the compiler's
 // vector lanes.
+#include <utility>
+
 #include "common/float16.h"
 #include "cpu/portable/parts.h"
 
@@ -8,7 +10,7 @@ namespace flashsparse::cpu::portable {
 namespace {
 
 constexpr int kRows = 16;
-constexpr int kBlockTokens = 8;
+constexpr int kBlockTokens = 16;
 
 using Widen = float (*)(uint16_t);
 
@@ -30,27 +32,19 @@ void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* su
   }
 }
 
+// One function a block size, in a table by tokens - 1.
+template <Widen kWiden, typename Sizes>
+struct Blocks;
+template <Widen kWiden, int... kSize>
+struct Blocks<kWiden, std::integer_sequence<int, kSize...>> {
+  static constexpr void (*kTable[])(const Panel&, int64_t, const float*,
+                                    float*) = {multiply_block<kWiden, kSize + 1>...};
+};
+
 template <Widen kWiden>
 void multiply(const Panel& panel, int64_t pairs, const void* packed, int tokens, float* sums) {
-  const float* x = static_cast<const float*>(packed);
-  switch (tokens) {
-    case 1:
-      return multiply_block<kWiden, 1>(panel, pairs, x, sums);
-    case 2:
-      return multiply_block<kWiden, 2>(panel, pairs, x, sums);
-    case 3:
-      return multiply_block<kWiden, 3>(panel, pairs, x, sums);
-    case 4:
-      return multiply_block<kWiden, 4>(panel, pairs, x, sums);
-    case 5:
-      return multiply_block<kWiden, 5>(panel, pairs, x, sums);
-    case 6:
-      return multiply_block<kWiden, 6>(panel, pairs, x, sums);
-    case 7:
-      return multiply_block<kWiden, 7>(panel, pairs, x, sums);
-    default:
-      return multiply_block<kWiden, 8>(panel, pairs, x, sums);
-  }
+  using Sizes = std::make_integer_sequence<int, kBlockTokens>;
+  Blocks<kWiden, Sizes>::kTable[tokens - 1](panel, pairs, static_cast<const float*>(packed), sums);
 }
 
 template <Widen kWiden>
