@@ -282,8 +282,8 @@ def verdict(result: dict[str, Any]) -> Iterator[str]:
             yield f"In {dtype} the sparse model writes {ratio:.2f} times as fast."
     if result["load"] > result["threads"]:
         yield (
-            f"This machine was BUSY with other things when the demo began (load {result['load']:.1f} "
-            f"on {result['threads']} cores): its speeds are worth little, run it again later."
+            f"This machine was BUSY with other things when the demo began (load "
+            f"{result['load']:.1f} on {result['threads']} cores): its speeds are worth little."
         )
 
 
