@@ -280,10 +280,10 @@ def verdict(result: dict[str, Any]) -> Iterator[str]:
             yield f"In {dtype} the sparse model is as fast as the dense one here, not faster."
         else:
             yield f"In {dtype} the sparse model writes {ratio:.2f} times as fast."
-    if result["load"] > result["threads"]:
+    if result["load"] > result["cores"]:
         yield (
             f"This machine was BUSY with other things when the demo began (load "
-            f"{result['load']:.1f} on {result['threads']} cores): its speeds are worth little."
+            f"{result['load']:.1f} on {result['cores']} cores): its speeds are worth little."
         )
 
 
@@ -334,7 +334,9 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     with steps("Measure the perplexity on the part of Shakespeare that was held out"):
         paths = {"dense": source, "pruned": folder / "pruned", "packed": folder / "packed"}
         result["perplexity"] = measure_perplexity(paths, tokenizer, shakespeare[cut:], effort)
-    result["cpu"], result["threads"] = hardware().get("cpu"), torch.get_num_threads()
+    machine = hardware()
+    result["cpu"], result["cores"] = machine["cpu"], machine["cores"]
+    result["threads"] = torch.get_num_threads()
     result["load"] = load_before
     result["seconds_until_text"] = until_text
     result["seconds"] = time.perf_counter() - started
@@ -387,7 +389,7 @@ def main(arguments: list[str] | None = None) -> int:
     figures = BUILD / "result.json"
     figures.write_text(json.dumps(result, indent=2))
     out.print()
-    where = f"{result['cpu']}, {result['threads']} threads, no GPU used"
+    where = f"{result['cpu']}, threads used: {result['threads']}, GPU: none"
     out.print(Text(f"{where}. {result['seconds']:.0f} s in all.", style="dim"))
     out.print(Text(f"Figures:    {shown(figures)}"), soft_wrap=True)
     command = shown(Path(sys.executable).with_name("flashsparse"))

@@ -122,7 +122,7 @@ FINDINGS = {
     },
     "tokens_per_second": {"bfloat16": {"dense": 40.0, "packed": 60.0}},
     "load": 0.4,
-    "threads": 2,
+    "cores": 2,
 }
 
 
