@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from models import smollm2, tinyshakespeare
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -34,6 +36,7 @@ from flashsparse_plugin.cli.console import err, out, print_error, size, table
 from flashsparse_plugin.cli.generate import Stream, describe, encode
 from flashsparse_plugin.cli.generate import run as generate
 from flashsparse_plugin.cli.prune import save_beside
+from flashsparse_plugin.diagnostics import hardware
 from flashsparse_plugin.evaluation import perplexity
 from flashsparse_plugin.pruning import calibration_windows, prune
 
@@ -61,10 +64,11 @@ class Effort:
     """How long to measure."""
 
     story_tokens: int = 160
-    eval_tokens: int = 4096
+    eval_tokens: int = 2048
     eval_context: int = 512
     rounds: int = 5
     decode_tokens: int = 24
+    seconds: float = 30.0  # no new round after so many, once there were two
 
 
 class Steps:
@@ -209,7 +213,10 @@ def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> 
     rates: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
         decode_rate(model, ids, 4)  # warm up
-    for _ in range(effort.rounds):
+    start = time.perf_counter()
+    for done in range(effort.rounds):
+        if done >= 2 and time.perf_counter() - start > effort.seconds:
+            break
         for name, model in models.items():
             rates[name].append(decode_rate(model, ids, effort.decode_tokens))
     return {name: median(taken) for name, taken in rates.items()}
@@ -273,6 +280,17 @@ def verdict(result: dict[str, Any]) -> Iterator[str]:
             yield f"In {dtype} the sparse model is as fast as the dense one here, not faster."
         else:
             yield f"In {dtype} the sparse model writes {ratio:.2f} times as fast."
+    if result["load"] > result["cores"]:
+        yield (
+            f"This machine was BUSY with other things when the demo began (load "
+            f"{result['load']:.1f} on {result['cores']} cores): its speeds are worth little."
+        )
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be typed from the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def slug(settings: Settings) -> str:
@@ -281,7 +299,7 @@ def slug(settings: Settings) -> str:
 
 def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort) -> dict[str, Any]:
     """Runs the demo on a dense model directory and returns its result."""
-    started = time.perf_counter()
+    started, load_before = time.perf_counter(), os.getloadavg()[0]
     steps = Steps(6)
     with steps("Fetch the model and the text") as say:
         if source is None:
@@ -316,7 +334,10 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     with steps("Measure the perplexity on the part of Shakespeare that was held out"):
         paths = {"dense": source, "pruned": folder / "pruned", "packed": folder / "packed"}
         result["perplexity"] = measure_perplexity(paths, tokenizer, shakespeare[cut:], effort)
+    machine = hardware()
+    result["cpu"], result["cores"] = machine["cpu"], machine["cores"]
     result["threads"] = torch.get_num_threads()
+    result["load"] = load_before
     result["seconds_until_text"] = until_text
     result["seconds"] = time.perf_counter() - started
     return result
@@ -361,14 +382,19 @@ def main(arguments: list[str] | None = None) -> int:
     out.print()
     out.print(result_table(result))
     out.print()
+    points = Table.grid(padding=(0, 1))
     for line in verdict(result):
-        out.print(Text(f"• {line}"))
-    BUILD.mkdir(parents=True, exist_ok=True)
-    (BUILD / "result.json").write_text(json.dumps(result, indent=2))
+        points.add_row("•", Text(line))
+    out.print(points)
+    figures = BUILD / "result.json"
+    figures.write_text(json.dumps(result, indent=2))
     out.print()
-    shown = BUILD / slug(Settings(**result["settings"])) / "packed"
-    out.print(f"[dim]{result['seconds']:.0f} s in all. Figures: {BUILD / 'result.json'}[/dim]")
-    out.print(Text(f"Now yours:  flashsparse generate {shown} -p 'Hello'"), soft_wrap=True)
+    where = f"{result['cpu']}, threads used: {result['threads']}, GPU: none"
+    out.print(Text(f"{where}. {result['seconds']:.0f} s in all.", style="dim"))
+    out.print(Text(f"Figures:    {shown(figures)}"), soft_wrap=True)
+    command = shown(Path(sys.executable).with_name("flashsparse"))
+    packed = shown(BUILD / slug(Settings(**result["settings"])) / "packed")
+    out.print(Text(f'Now yours:  {command} generate {packed} -p "Hello"'), soft_wrap=True)
     return 0
 
 

@@ -121,6 +121,8 @@ FINDINGS = {
         "linears_in_memory": {"dense": 100, "packed": 56},
     },
     "tokens_per_second": {"bfloat16": {"dense": 40.0, "packed": 60.0}},
+    "load": 0.4,
+    "cores": 2,
 }
 
 
@@ -130,11 +132,13 @@ FINDINGS = {
         ({}, "1.50 times as fast"),
         ({"tokens_per_second": {"bfloat16": {"dense": 40.0, "packed": 20.0}}}, "SLOWER"),
         ({"tokens_per_second": {"bfloat16": {"dense": 40.0, "packed": 40.1}}}, "not faster"),
+        ({"load": 6.6}, "BUSY"),
         ({"perplexity": {"dense": 20.0, "pruned": 40.0, "packed": 41.0}}, "a bug"),
     ],
 )
 def test_the_verdict_is_that_of_the_figures(change, expected):
     text = " ".join(demo.verdict(FINDINGS | change))
     assert expected in text
+    assert ("BUSY" in text) == ("load" in change)
     assert ("a bug" in text) == ("perplexity" in change)
     assert "above 50% zeros only" in text

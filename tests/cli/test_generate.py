@@ -3,13 +3,17 @@
 
 import json
 import shutil
+from importlib import import_module
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
+
+generate_module = import_module("flashsparse_plugin.cli.generate")
 
 
 def generate(*arguments, stdin=None):
@@ -74,6 +78,16 @@ def test_sampling_depends_on_the_seed_alone(model_dir):
 
     assert text(1) == text(1)
     assert len({text(seed) for seed in range(4)}) > 1
+
+
+def test_words_are_not_broken_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(generate_module, "out", Console(force_terminal=True, width=12))
+    stream = object.__new__(generate_module.Stream)
+    stream.text, stream._silent, stream._column = "", False, 0
+    for word in ["One ", "lantern ", "snow ", "a\n", "twelve ", "cells", " ."]:
+        stream._print(word)
+    assert capsys.readouterr().out == "One lantern \nsnow a\ntwelve cells\n ."
+    assert stream.text == "One lantern snow a\ntwelve cells ."
 
 
 def test_dtype(model_dir):
