@@ -34,20 +34,25 @@ $(VENV)/.torch: requirements/torch-$(STACK).txt
 
 # The compiled objects are part of the install: it is made again when a source of theirs changes.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels cmake -type f -not -path '*/emulator/*')
-$(VENV)/.installed: $(VENV)/.torch $(SOURCES)
-	$(PIP) install --quiet --editable '.[dev]'
+$(VENV)/.installed: $(VENV)/.torch requirements/tested.txt $(SOURCES)
+	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[dev]'
 	@touch $@
 
 demo: env
 	$(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
-# The oldest supported transformers beside the newest, which is the one in the environment.
+# The oldest supported transformers, beside the one in the environment, with the hub client that it
+# wants.
 OLD_TRANSFORMERS := build/transformers-5.17.0
 $(OLD_TRANSFORMERS): $(VENV)/.installed
-	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0
+	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
 
 test: env $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf -q
+	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
 	$(BIN)/pytest
 
 bench: env
@@ -55,12 +60,12 @@ bench: env
 	$(BIN)/python benchmarks/cpu_linear.py
 
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
-lint: env
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-format: env
+format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)

@@ -49,8 +49,8 @@ def _register(name: str) -> None:
         if os.environ.get("FLASHSPARSE_STRICT") == "1":
             raise
         warnings.warn(
-            f"flashsparse could not register with {name.partition('.')[0]}: {error!r}. Packed "
-            "models will not load; `flashsparse doctor` tells more.",
+            f"flashsparse could not register with {name.partition('.')[0]}: {error!r}. It "
+            "will not know packed layers; `flashsparse doctor` tells more.",
             stacklevel=2,
         )
 

@@ -121,6 +121,10 @@ class FlashSparseConfig(BaseModel):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> FlashSparseConfig:
         return cls(**config_dict, **kwargs)
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict, which is what transformers expects in a config that it is given."""
+        return getattr(self, key, default)
+
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a user may change when loading a checkpoint that is packed already."""
         return {"dequantize": self.dequantize}

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "demo"))
-
 import models
+import pytest
+from hypothesis import settings
+
+# Examples are judged by what they compute: on a busy machine any of them may be slow.
+settings.register_profile("flashsparse", deadline=None, print_blob=True)
+settings.load_profile("flashsparse")
 
 
 def _downloaded(fetch):

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 import flashsparse_plugin
@@ -39,7 +40,7 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
         return {}
     try:
         data = ModelCard.load(directory.locate(CARD), ignore_metadata_errors=True).data.to_dict()
-    except (CheckpointError, ValueError, OSError) as error:
+    except (CheckpointError, yaml.YAMLError, ValueError, OSError) as error:
         logger.warning("the model card of the source is not carried over: %s", error)
         return {}
     # YAML may hold anything; the card takes words and lists of words.

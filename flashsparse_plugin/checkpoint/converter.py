@@ -17,7 +17,7 @@ from torch import Tensor
 import flashsparse_plugin
 
 from ..config import FlashSparseConfig
-from ..formats import get_format
+from ..formats import get_format, pack
 from ..matching import matches
 from ..packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
 from .advice import nothing_packed, warnings_about
@@ -259,8 +259,8 @@ class _Conversion:
             return None, layer
         weight = cast(info.read(), self.value_dtype, info.name)
         try:
-            packed = self.settings.format.pack(weight, **self.settings.options)
-        except (FormatError, TypeError, RuntimeError) as error:
+            packed = pack(weight, self.settings.format.name, **self.settings.options)
+        except (FormatError, RuntimeError) as error:
             raise CheckpointError(
                 f"layer {linear.name!r} {list(linear.shape)} cannot be packed to "
                 f"{self.settings.format.name}: {str(error).splitlines()[0]}. Leave it dense with "
@@ -355,8 +355,8 @@ class _Conversion:
         for dtype, layer in found.items():
             if dtype not in (*WEIGHT_DTYPES, torch.float32):
                 raise CheckpointError(
-                    f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 or "
-                    "float32. Start from the model before it was quantized, or leave the layer "
+                    f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 "
+                    "or float32. Start from the model before it was quantized, or leave the layer "
                     "dense with --ignore (ignore=)"
                 )
         if self.settings.dtype is not None:
@@ -415,8 +415,7 @@ class _Conversion:
                 if not layer.is_packed
             },
         )
-        # An empty list has to be said: without the key, lm_head would count as ignored.
-        return {**config.to_dict(), "ignore": config.ignore}
+        return config.to_dict()
 
 
 def _refuse_quantized(directory: ModelDirectory) -> None:

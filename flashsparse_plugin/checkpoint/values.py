@@ -68,4 +68,4 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def same_bits_but_zero_sign(a: Tensor, b: Tensor) -> bool:
     """Whether two 16-bit tensors have the same bits, +0 and -0 taken as one."""
     x, y = a.contiguous().view(torch.int16), b.contiguous().view(torch.int16)
-    return bool(((x == y) | (((x | y) & 0x7FFF) == 0)).all())
+    return torch.equal(x, y) or bool(((x == y) | (((x | y) & 0x7FFF) == 0)).all())

@@ -9,6 +9,7 @@ disk as soon as it is there.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Iterable
@@ -40,7 +41,7 @@ class ShardWriter:
         self._odd: list[tuple[str, torch.dtype, tuple[int, ...], bytes]] = []
         self._digest = hashlib.sha256()
         self.nbytes = 0
-        self._file = open(path, "wb")
+        self._file = io.BufferedWriter(io.FileIO(path, "w"))
         self._file.seek(8 + self._room)
 
     def add(

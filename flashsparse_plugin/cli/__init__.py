@@ -14,8 +14,10 @@ import typer
 import flashsparse_plugin
 
 from .console import out, reported
+from .convert import convert
 from .doctor import doctor
 from .generate import generate
+from .inspect import inspect
 from .prune import prune
 
 app = typer.Typer(
@@ -47,7 +49,7 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
-for command in (prune, generate, doctor):
+for command in (prune, convert, inspect, generate, doctor):
     app.command()(reported(command))
 
 

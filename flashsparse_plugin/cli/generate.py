@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 
-from .console import err, print_json, usage
+from .console import err, out, print_json, usage
 from .models import DTYPES, Dtype, load_model, load_tokenizer, model_directory
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Stream:
         self._printer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._printer.on_finalized_text = self._print
         self._silent = silent
+        self._column = 0
 
     def put(self, ids: Tensor) -> None:
         self.times.append(time.perf_counter())
@@ -118,8 +120,14 @@ class Stream:
 
     def _print(self, text: str, stream_end: bool = False) -> None:
         self.text += text
-        if not self._silent:
-            print(text, end="\n" if stream_end else "", flush=True)
+        if self._silent:
+            return
+        if out.is_terminal and self._column + cell_len(text.rstrip()) > out.width:
+            print()  # words come whole, and stay so
+            self._column = 0
+        print(text, end="\n" if stream_end else "", flush=True)
+        _, newline, tail = text.rpartition("\n")
+        self._column = cell_len(tail) + (0 if newline else self._column)
 
     def stats(self) -> dict[str, float | int | None]:
         """Counts, seconds and tokens a second, of the prompt (prefill) and of the rest (decode)."""
@@ -142,8 +150,12 @@ def run(
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
+    **more: Any,
 ) -> Tensor:
-    """Generates from one prompt, int64 [1, tokens], and returns prompt and text as ids."""
+    """Generates from one prompt, int64 [1, tokens], and returns prompt and text as ids.
+
+    `more` goes to transformers' `generate`.
+    """
     import torch
 
     torch.manual_seed(seed)
@@ -158,6 +170,7 @@ def run(
         max_new_tokens=max_new_tokens,
         pad_token_id=model.generation_config.pad_token_id or model.generation_config.eos_token_id,
         **sampling,
+        **more,
     )
 
 

@@ -64,10 +64,8 @@ def _show(found: Inspection, by_layer: bool) -> None:
     made = table("Layer" if by_layer else "Kind", "shape", "zeros", *headers)
     for column in made.columns[1:]:
         column.no_wrap = True
-    if by_layer:
-        groups = {layer.name: [layer] for layer in found.layers}
-    else:
-        groups = by_kind(found.layers)
+    each = {layer.name: [layer] for layer in found.layers}
+    groups = each if by_layer else by_kind(found.layers)
     for name, group in groups.items():
         label = name if by_layer else f"{name} ({len(group)})"
         made.add_row(Text(label), _shape(group), *_numbers(group, sizes))

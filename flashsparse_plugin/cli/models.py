@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .console import err, usage
+from .console import usage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,6 +85,6 @@ def _transformers():
         raise ImportError(
             "this command needs transformers: pip install 'flashsparse-plugin[hf]'"
         ) from None
-    if not err.is_terminal:  # bars are for people
-        transformers.utils.logging.disable_progress_bar()
+    # Commands show what they do themselves, and only on a terminal.
+    transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -31,17 +31,55 @@ def _tiles(weight: Tensor) -> Tensor:
     return bits.to(torch.int64) & 0xFFFF
 
 
+def _canonical_order(locations: list[int]) -> list[int]:
+    """Orders the kept locations of one tile; the rule is stated in kernels/formats/tiled_csl.h."""
+    singles: list[list[int]] = [[] for _ in range(BANKS)]
+    pairs: list[list[int]] = [[] for _ in range(BANKS)]
+    kept = set(locations)
+    for lower in sorted({location & ~1 for location in locations}):
+        halves = [half for half in (lower, lower + 1) if half in kept]
+        bank = lower // 2 % BANKS
+        if len(halves) == 2:
+            pairs[bank].append(lower)
+        else:
+            singles[bank] += halves
+
+    def words_left(bank: int) -> int:
+        return len(singles[bank]) + 2 * len(pairs[bank])
+
+    def fullest(banks: list[int], count: int) -> list[int]:
+        return sorted(banks, key=lambda bank: (-words_left(bank), bank))[: max(count, 0)]
+
+    order: list[int] = []
+    while len(order) < len(locations):
+        room = BANKS - len(order) % BANKS
+        joining = fullest([bank for bank in range(BANKS) if words_left(bank)], room)
+        doubling = fullest([bank for bank in joining if pairs[bank]], room - len(joining))
+        for bank in sorted(joining):
+            if bank in doubling:
+                lower = pairs[bank].pop(0)
+                order += [lower, lower + 1]
+            elif singles[bank]:
+                order.append(singles[bank].pop(0))
+            else:
+                lower = pairs[bank].pop(0)
+                order.append(lower)
+                singles[bank].append(lower + 1)
+    return order
+
+
 def tiled_csl_pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Packs to Tiled-CSL in location order: the same set of words as the op, without its order."""
-    tiles = _tiles(weight)
-    locations = tile_locations(weight.device)
+    """Packs to Tiled-CSL, tile by tile, in canonical order."""
+    place = tile_locations().flatten()
     words, offsets = [], [0]
-    for bits in tiles:
-        kept = (bits & 0x7FFF) != 0
-        tile_words = (bits[kept] << 16) | locations[kept]
-        padding = -len(tile_words) % WORD_ALIGNMENT
-        words += [tile_words, tile_words[:1].expand(padding) if padding else tile_words[:0]]
-        offsets.append(offsets[-1] + len(tile_words) + padding)
+    for bits in _tiles(weight):
+        at_location = torch.zeros(TILE_ROWS * TILE_COLS, dtype=torch.int64)
+        at_location[place] = bits.flatten()
+        order = _canonical_order(torch.nonzero(at_location & 0x7FFF).flatten().tolist())
+        order += order[-1:] * (-len(order) % WORD_ALIGNMENT)
+        locations = torch.tensor(order, dtype=torch.int64)
+        words.append(at_location[locations] << 16 | locations)
+        offsets.append(offsets[-1] + len(order))
     stream = torch.cat(words)
     stream = torch.where(stream >= 2**31, stream - 2**32, stream)
     return stream.to(torch.int32), torch.tensor(offsets, dtype=torch.int32)

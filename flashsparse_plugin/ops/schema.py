@@ -24,8 +24,8 @@ def _(weight: Tensor):
     """tiled_csl_pack(weight) -> (weight_packed, tile_offsets)
 
     Packs weight [out_features, in_features] (float16 or bfloat16) to Tiled-CSL: int32 words and
-    int32 tile offsets. Inside a tile the words are ordered by shared-memory bank (Flash-LLM,
-    Algorithm 3).
+    int32 tile offsets. Inside a tile the words are ordered by shared-memory bank (after
+    Flash-LLM, Algorithm 3; kernels/formats/tiled_csl.h states the order).
     """
     out_features, in_features = weight.shape
     tiles = _cdiv(out_features, 128) * _cdiv(in_features, 64)

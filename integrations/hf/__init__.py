@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers: `from_pretrained` on packed and on dense checkpoints."""
 
+from typing import Any
+
 
 def register() -> None:
     """Registers the quantization method `flashsparse`; calling it again changes nothing.
@@ -14,11 +16,16 @@ def register() -> None:
 
     from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 
-    from .quantizer import FlashSparseQuantizer
-
     auto.AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD] = FlashSparseConfig
-    auto.AUTO_QUANTIZER_MAPPING[QUANT_METHOD] = FlashSparseQuantizer
+    auto.AUTO_QUANTIZER_MAPPING[QUANT_METHOD] = _quantizer
     # Lets `quantization_config=FlashSparseConfig(dequantize=True)` through on a packed checkpoint.
     loading = getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", None)
     if loading is not None and FlashSparseConfig not in loading:
         auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*loading, FlashSparseConfig)
+
+
+def _quantizer(*args: Any, **kwargs: Any) -> Any:
+    # Imported when a model is loaded: at registration transformers may be half imported.
+    from .quantizer import FlashSparseQuantizer
+
+    return FlashSparseQuantizer(*args, **kwargs)

@@ -6,6 +6,7 @@ The packed weight stays frozen; the gradient passes through it to what lies belo
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ def register() -> None:
     """
     if getattr(LoraConfig.__post_init__, "knows_flashsparse", False):
         return
+    if "config" not in inspect.signature(LoraLinear.__init__).parameters:
+        raise ImportError("LoRA on packed layers needs peft 0.19 or newer: pip install -U peft")
     original = LoraConfig.__post_init__
 
     def __post_init__(self: LoraConfig) -> None:

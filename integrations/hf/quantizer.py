@@ -9,7 +9,9 @@ its place, `_process_model_after_weight_loading`.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ class FlashSparseQuantizer(HfQuantizer):
         super().__init__(quantization_config.model_copy(deep=True), **kwargs)
         self.conversion = Conversion(self.quantization_config)
         self.device_map: dict[str, Any] | None = None
+        self.dtypes: dict[str, torch.dtype] = {}  # of a packed checkpoint's dense tensors
 
     # Before the model exists.
 
@@ -123,6 +126,11 @@ class FlashSparseQuantizer(HfQuantizer):
                 adopt(model, name, skeleton(packed, bias=bias, bias_dtype=self.dtype))
             elif not matches(name, ignored):
                 checkpoint.require(name)
+        self.dtypes = {name: t.dtype for name, t in _floats(model)}
+        for pattern, dtype in model._get_dtype_plan(self.dtype).items():  # modules kept in float32
+            for name in self.dtypes:
+                if re.search(pattern.replace("*", ".*"), name):
+                    self.dtypes[name] = dtype
 
     def _choose_layers(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         config = self.quantization_config
@@ -196,6 +204,12 @@ class FlashSparseQuantizer(HfQuantizer):
                 _stored(layer).validate(name)
             if not _has_offload_hook(layer):
                 layer.prepare()
+            layer.compute_dtype = self.dtype  # where peft looks for the dtype of new adapters
+        for name, tensor in _floats(model):
+            # transformers leaves a tensor that another name has in the file (embed_out, or a
+            # missing prefix) in the dtype of the file.
+            if name in self.dtypes and tensor.device.type != "meta":
+                tensor.data = tensor.data.to(self.dtypes[name])
         if self.pre_quantized and self.quantization_config.dequantize:
             self._dequantize(model, self.dtype)
         else:
@@ -272,6 +286,12 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
     yield from [(name, m) for name, m in model.named_modules() if isinstance(m, SparseLinear)]
+
+
+def _floats(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_floating_point():
+            yield name, tensor
 
 
 def _refuse_fused_experts(model: nn.Module, ignored: list[str]) -> None:

@@ -62,9 +62,9 @@ void check_weight(const Tensor& weight) {
   STD_TORCH_CHECK(weight.dim() == 2, "weight must be [out_features, in_features], has ",
                   weight.dim(), " dimensions");
   check_shape(weight.size(0), weight.size(1));
-  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Half ||
-                      weight.scalar_type() == ScalarType::BFloat16,
-                  "weight must be float16 or bfloat16");
+  STD_TORCH_CHECK(
+      weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16,
+      "weight must be float16 or bfloat16");
 }
 
 void check_weight_dtype(ScalarType dtype) {
@@ -83,10 +83,15 @@ void check_tiled_csl(const Tensor& words, const Tensor& offsets, int64_t out, in
 
 Dtype dtype_of(ScalarType dtype, const char* name) {
   switch (dtype) {
-    case ScalarType::Float: return Dtype::kFloat32;
-    case ScalarType::Half: return Dtype::kFloat16;
-    case ScalarType::BFloat16: return Dtype::kBFloat16;
-    default: STD_TORCH_CHECK(false, name, " must be float32, float16 or bfloat16"); return Dtype::kFloat32;
+    case ScalarType::Float:
+      return Dtype::kFloat32;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    default:
+      STD_TORCH_CHECK(false, name, " must be float32, float16 or bfloat16");
+      return Dtype::kFloat32;
   }
 }
 
@@ -96,7 +101,9 @@ Tensor empty(std::vector<int64_t> shape, ScalarType dtype) {
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
 uint16_t* mutable_bits(Tensor& t) { return static_cast<uint16_t*>(t.mutable_data_ptr()); }
-const uint32_t* words_of(const Tensor& t) { return static_cast<const uint32_t*>(t.const_data_ptr()); }
+const uint32_t* words_of(const Tensor& t) {
+  return static_cast<const uint32_t*>(t.const_data_ptr());
+}
 uint32_t* mutable_words(Tensor& t) { return static_cast<uint32_t*>(t.mutable_data_ptr()); }
 
 // ---- tiled_csl --------------------------------------------------------------------------------
@@ -109,7 +116,8 @@ std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
   std::vector<int64_t> counted(tiles + 1);
   tiled_csl::count(bits(weight), rows, cols, counted.data());
   STD_TORCH_CHECK(counted.back() <= INT32_MAX, "a [", rows, ", ", cols, "] weight with ",
-                  counted.back(), " packed words overflows the int32 offsets of tiled_csl: split the ",
+                  counted.back(),
+                  " packed words overflows the int32 offsets of tiled_csl: split the ",
                   "layer or leave it dense");
   Tensor offsets = empty({tiles + 1}, ScalarType::Int);
   int32_t* offset = offsets.mutable_data_ptr<int32_t>();
@@ -170,12 +178,12 @@ Bitmap tiled_csl_to_interleaved_bitmap(const Tensor& words, const Tensor& offset
   require(tiled_csl::count_values(packed, tile_row_values.data()));
   const int64_t panels = interleaved_bitmap::panels(out);
   Tensor offsets = empty({panels + 1}, ScalarType::Long);
-  Tensor values = empty({tile_row_values.back() + interleaved_bitmap::kValueSlack},
-                        ScalarType::Short);
+  Tensor values =
+      empty({tile_row_values.back() + interleaved_bitmap::kValueSlack}, ScalarType::Short);
   Tensor masks = empty({panels, interleaved_bitmap::column_pairs(in)}, ScalarType::Int);
-  const auto result = tiled_csl::to_interleaved_bitmap(packed, tile_row_values.data(),
-                                                       mutable_words(masks), mutable_bits(values),
-                                                       offsets.mutable_data_ptr<int64_t>());
+  const auto result =
+      tiled_csl::to_interleaved_bitmap(packed, tile_row_values.data(), mutable_words(masks),
+                                       mutable_bits(values), offsets.mutable_data_ptr<int64_t>());
   require(result.error);
   if (result.counted) return {values, masks, offsets};
   return interleaved_bitmap_pack(tiled_csl_unpack(words, offsets_, out, in, ScalarType::BFloat16));
@@ -194,10 +202,12 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
                   "masks of a [", out, ", ", in, "] weight must be [", panels, ", ",
                   interleaved_bitmap::column_pairs(in), "], not [", masks.size(0), ", ",
                   masks.size(1), "]");
-  STD_TORCH_CHECK(offsets.numel() == panels + 1, "panel_offsets must have ", panels + 1, " entries");
+  STD_TORCH_CHECK(offsets.numel() == panels + 1, "panel_offsets must have ", panels + 1,
+                  " entries");
   const int64_t* offset = offsets.const_data_ptr<int64_t>();
-  STD_TORCH_CHECK(offset[panels] + interleaved_bitmap::kValueSlack <= values.numel(),
-                  "values has ", values.numel(), " entries, panel_offsets promises ",
+  // Longer is fine: vLLM's layers are padded to share compiled graphs.
+  STD_TORCH_CHECK(offset[panels] + interleaved_bitmap::kValueSlack <= values.numel(), "values has ",
+                  values.numel(), " entries, panel_offsets promises ",
                   offset[panels] + interleaved_bitmap::kValueSlack);
   return {out, in, words_of(masks), bits(values), offset, dtype_of(dtype, "weight_dtype")};
 }
@@ -263,9 +273,8 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
   check_shape(out, 1);
   LinearArguments args(x, out, bias);
   const auto packed = tiled_csl_of(words, offsets, out, args.in_features);
-  require(tiled_csl::linear(packed, dtype_of(weight_dtype, "weight_dtype"),
-                            args.x.const_data_ptr(), args.tokens, args.bias_data(),
-                            args.y.mutable_data_ptr(), args.dtype));
+  require(tiled_csl::linear(packed, dtype_of(weight_dtype, "weight_dtype"), args.x.const_data_ptr(),
+                            args.tokens, args.bias_data(), args.y.mutable_data_ptr(), args.dtype));
   return args.y;
 }
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // parallel_chunks on torch's thread pool: a second pool would fight it for the cores.
-#include "common/parallel.h"
-
 #include <algorithm>
 #include <atomic>
 
 #include "bindings/torch_stable.h"
+#include "common/parallel.h"
 
 namespace flashsparse {
 

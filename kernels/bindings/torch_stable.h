@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that we take from PyTorch: the stable ABI, which later releases keep. Bindings only; no kernel
-// includes this.
+// All that we take from PyTorch: the stable ABI, which later releases keep. Bindings only; no
+// kernel includes this.
 #pragma once
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>

@@ -48,7 +48,8 @@ inline uint16_t float16_from_float(float value) {
     const float shifted = float_from_bits(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (bits_from_float(shifted) - 0x3f000000));
   }
-  return static_cast<uint16_t>(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13));
+  return static_cast<uint16_t>(sign |
+                               ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13));
 }
 
 }  // namespace flashsparse

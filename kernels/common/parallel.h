@@ -7,9 +7,9 @@
 
 namespace flashsparse {
 
-// Calls body(i) once for every i in [0, count), in no fixed order, from up to num_threads() threads.
-// Indices are handed out one by one as threads become free, so that a thread that lost its core to
-// another process delays one chunk and not half of the work.
+// Calls body(i) once for every i in [0, count), in no fixed order, from up to num_threads()
+// threads. Indices are handed out one by one as threads become free, so that a thread that lost its
+// core to another process delays one chunk and not half of the work.
 void parallel_chunks(int64_t count, const std::function<void(int64_t)>& body);
 
 // Threads that parallel_chunks may use.

@@ -21,7 +21,7 @@ int64_t chunk_panels(int64_t panels, int64_t in_features, int64_t tokens) {
   constexpr int64_t kMinProducts = 1 << 17;  // some 5 us
   const int64_t share = panels / (16 * num_threads());
   const int64_t least = kMinProducts / (kPanelRows * in_features * std::min<int64_t>(tokens, 8));
-  return (std::max(share, least) + 2) / 2 * 2;  // kernels take two at a time
+  return std::max<int64_t>({share, least, 1});
 }
 
 }  // namespace
@@ -29,8 +29,8 @@ int64_t chunk_panels(int64_t panels, int64_t in_features, int64_t tokens) {
 void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets) {
   const cpu::Kernels& kernels = cpu::kernels();
   parallel_chunks(panels(rows), [&](int64_t panel) {
-    panel_offsets[panel + 1] = kernels.count_nonzeros(weight + panel * kPanelRows * cols,
-                                                      rows_of(panel, rows) * cols);
+    panel_offsets[panel + 1] =
+        kernels.count_nonzeros(weight + panel * kPanelRows * cols, rows_of(panel, rows) * cols);
   });
   panel_offsets[0] = 0;
   for (int64_t panel = 0; panel < panels(rows); ++panel) {
@@ -52,9 +52,9 @@ void unpack(const Weight& packed, uint16_t* weight) {
   const cpu::Kernels& kernels = cpu::kernels();
   const int64_t rows = packed.out_features, cols = packed.in_features;
   parallel_chunks(panels(rows), [&](int64_t panel) {
-    kernels.unpack_panel({packed.masks + panel * column_pairs(cols),
-                          packed.values + packed.panel_offsets[panel]},
-                         rows_of(panel, rows), cols, weight + panel * kPanelRows * cols, cols);
+    kernels.unpack_panel(
+        {packed.masks + panel * column_pairs(cols), packed.values + packed.panel_offsets[panel]},
+        rows_of(panel, rows), cols, weight + panel * kPanelRows * cols, cols);
   });
 }
 

@@ -32,8 +32,7 @@ void unpack(const Weight& packed, uint16_t* weight);
 // any number of threads. Whether an infinite or NaN activation meets a zero of the weight (and
 // gives NaN, as in a dense product) is left open.
 //
-// Scratch: activations of at most 512 tokens, in_features * (bf16: 2, else: 4) bytes each, and
-// less than 100 KB a thread.
+// Scratch: the activations of at most 512 tokens, packed, 2 bytes (bf16 by bf16) or 4 bytes each.
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,
             Dtype dtype);
 

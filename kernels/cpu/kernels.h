@@ -15,31 +15,19 @@ struct Panel {
   const uint16_t* values;
 };
 
-// How to multiply panels by a block of tokens, in one arithmetic. Two ways:
-//   fused  expands each mask word in registers and uses it at once, for few tokens;
-//   tiled  decodes `tile_pairs` column pairs of a few panels into L1, then multiplies that dense
-//          tile by one token block after the other, for many.
-// Both add up fp32 sums[panel][token][16 rows].
+// How to multiply a panel by a block of tokens, in one arithmetic.
 struct LinearKernels {
+  static constexpr int kMostBlockTokens = 24;
+
   int64_t activation_bytes;  // of one token and column pair, packed
-  int max_fused_tokens;      // above this many, tiled is faster
-  int block_tokens;          // the most tokens whose sums fit into registers
-  int step_panels;           // panels that share one load of an activation
-  int64_t tile_pairs;
-  int64_t tile_pair_bytes;  // of one panel and column pair, decoded
+  int block_tokens;          // the most whose sums fit into registers
 
   // Packs column pairs [first, last) of `tokens` rows of x[tokens, in_features] so that one pair's
   // activations of all the tokens follow each other. Beyond in_features there are zeros.
   void (*pack_activations)(const void* x, Dtype dtype, int64_t in_features, int tokens,
                            int64_t first, int64_t last, void* packed);
-  // sums = panels * packed activations. `count` is at most step_panels.
-  void (*fused)(const Panel* panels, int count, int64_t pairs, const void* packed, int tokens,
-                float* sums);
-  // Decodes `pairs` mask words and returns where the next value is.
-  const uint16_t* (*decode)(const Panel& panel, int64_t pairs, void* tile);
-  // sums += tiles * packed activations. Tiles of two panels are tile_pairs apart.
-  void (*multiply)(const void* tiles, int count, int64_t pairs, const void* packed, int tokens,
-                   float* sums);
+  // sums[token][16 rows] = panel * packed activations, in fp32. `sums` starts on 64 bytes.
+  void (*multiply)(const Panel& panel, int64_t pairs, const void* packed, int tokens, float* sums);
 };
 
 struct Kernels {
@@ -54,7 +42,8 @@ struct Kernels {
                 Dtype dtype);
 
   int64_t (*count_nonzeros)(const uint16_t* values, int64_t count);
-  // Dense rows (at most 16, `stride` apart) to mask words and values; returns the end of the values.
+  // Dense rows (at most 16, `stride` apart) to mask words and values; returns the end of the
+  // values.
   uint16_t* (*pack_panel)(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
                           uint32_t* masks, uint16_t* values);
   // The same from 16 rows of a tile in Tiled-CSL's location order (formats/tiled_csl.h).

@@ -2,7 +2,6 @@
 #include "cpu/linear_call.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/float16.h"
 #include "common/parallel.h"
@@ -13,8 +12,6 @@ namespace {
 
 using interleaved_bitmap::kPanelRows;
 
-constexpr int kMaxBlockTokens = 16, kMaxStepPanels = 4;  // of any instruction set
-
 const LinearKernels& select(const Kernels& kernels, Dtype weight_dtype, Dtype dtype) {
   if (weight_dtype == Dtype::kFloat16) return *kernels.float16_float32;
   if (dtype == Dtype::kBFloat16 && kernels.bfloat16_dot) return *kernels.bfloat16_dot;
@@ -23,9 +20,12 @@ const LinearKernels& select(const Kernels& kernels, Dtype weight_dtype, Dtype dt
 
 float load(const void* data, int64_t index, Dtype dtype) {
   switch (dtype) {
-    case Dtype::kFloat32: return static_cast<const float*>(data)[index];
-    case Dtype::kFloat16: return float_from_float16(static_cast<const uint16_t*>(data)[index]);
-    default: return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
+    case Dtype::kFloat32:
+      return static_cast<const float*>(data)[index];
+    case Dtype::kFloat16:
+      return float_from_float16(static_cast<const uint16_t*>(data)[index]);
+    default:
+      return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
   }
 }
 
@@ -64,64 +64,25 @@ LinearCall::LinearCall(Dtype weight_dtype, Dtype dtype, const void* x, int64_t t
   });
 }
 
-const char* LinearCall::packed(int64_t block, int64_t pair) const {
-  return activations_ +
-         (blocks_.begin(block) * pairs_ + pair * blocks_.size(block)) * linear_.activation_bytes;
-}
-
 void LinearCall::multiply(const Panel* panels, int count, int64_t first) const {
-  const bool few = blocks_.tokens <= linear_.max_fused_tokens;
-  for (int p = 0; p < count; p += linear_.step_panels) {
-    const int step = std::min(count - p, linear_.step_panels);
-    few ? fused(panels + p, step, first + p) : tiled(panels + p, step, first + p);
-  }
-}
-
-void LinearCall::fused(const Panel* panels, int count, int64_t first) const {
-  alignas(64) float sums[kMaxStepPanels * kMaxBlockTokens * kPanelRows];
+  alignas(64) float sums[LinearKernels::kMostBlockTokens * kPanelRows];
   for (int64_t block = 0; block < blocks_.count; ++block) {
-    linear_.fused(panels, count, pairs_, packed(block, 0), blocks_.size(block), sums);
-    store(sums, count, first, blocks_.begin(block), blocks_.size(block));
-  }
-}
-
-void LinearCall::tiled(const Panel* panels, int count, int64_t first) const {
-  static thread_local AlignedBuffer scratch;
-  const int64_t tile_bytes = linear_.tile_pairs * linear_.tile_pair_bytes;
-  const int64_t tiles_bytes = tile_bytes * linear_.step_panels;
-  const int64_t block_floats = count * kPanelRows;  // of one token
-  char* tiles = scratch.get<char>(tiles_bytes + blocks_.tokens * block_floats * sizeof(float));
-  float* sums = reinterpret_cast<float*>(tiles + tiles_bytes);
-  std::memset(sums, 0, blocks_.tokens * block_floats * sizeof(float));
-  Panel at[kMaxStepPanels];
-  std::copy(panels, panels + count, at);
-  for (int64_t pair = 0; pair < pairs_; pair += linear_.tile_pairs) {
-    const int64_t pairs = std::min(linear_.tile_pairs, pairs_ - pair);
+    const int64_t token = blocks_.begin(block);
+    const char* packed = activations_ + token * pairs_ * linear_.activation_bytes;
     for (int p = 0; p < count; ++p) {
-      at[p].values = linear_.decode(at[p], pairs, tiles + p * tile_bytes);
-      at[p].masks += pairs;
+      linear_.multiply(panels[p], pairs_, packed, blocks_.size(block), sums);
+      store(sums, first + p, token, blocks_.size(block));
     }
-    for (int64_t block = 0; block < blocks_.count; ++block) {
-      linear_.multiply(tiles, count, pairs, packed(block, pair), blocks_.size(block),
-                       sums + blocks_.begin(block) * block_floats);
-    }
-  }
-  for (int64_t block = 0; block < blocks_.count; ++block) {
-    store(sums + blocks_.begin(block) * block_floats, count, first, blocks_.begin(block),
-          blocks_.size(block));
   }
 }
 
-void LinearCall::store(const float* sums, int count, int64_t first, int64_t token,
-                       int tokens) const {
-  for (int p = 0; p < count; ++p) {
-    const int64_t row = (first + p) * kPanelRows;
-    const int rows = static_cast<int>(std::min<int64_t>(kPanelRows, out_features_ - row));
-    float bias[kPanelRows] = {};
-    for (int r = 0; bias_ && r < rows; ++r) bias[r] = load(bias_, row + r, dtype_);
-    char* y = static_cast<char*>(y_) + (token * out_features_ + row) * bytes_of(dtype_);
-    kernels_.store(sums + p * tokens * kPanelRows, tokens, bias, rows, y, out_features_, dtype_);
-  }
+void LinearCall::store(const float* sums, int64_t panel, int64_t token, int tokens) const {
+  const int64_t row = panel * kPanelRows;
+  const int rows = static_cast<int>(std::min<int64_t>(kPanelRows, out_features_ - row));
+  float bias[kPanelRows] = {};
+  for (int r = 0; bias_ && r < rows; ++r) bias[r] = load(bias_, row + r, dtype_);
+  char* y = static_cast<char*>(y_) + (token * out_features_ + row) * bytes_of(dtype_);
+  kernels_.store(sums, tokens, bias, rows, y, out_features_, dtype_);
 }
 
 }  // namespace flashsparse::cpu

@@ -30,14 +30,12 @@ class LinearCall {
              const void* bias, int64_t out_features, void* y);
 
   // Multiplies `count` panels, the first of which is number `first` of the weight, and writes their
-  // rows of y. Any number of threads may be in here at once.
+  // rows of y. Eight or so are best: few enough to stay in L2 from one block of tokens to the next,
+  // enough to use a block's activations again. Any number of threads may be in here at once.
   void multiply(const Panel* panels, int count, int64_t first) const;
 
  private:
-  void fused(const Panel* panels, int count, int64_t first) const;
-  void tiled(const Panel* panels, int count, int64_t first) const;
-  void store(const float* sums, int count, int64_t first, int64_t token, int tokens) const;
-  const char* packed(int64_t block, int64_t pair) const;
+  void store(const float* sums, int64_t panel, int64_t token, int tokens) const;
 
   const Kernels& kernels_;
   const LinearKernels& linear_;

@@ -10,8 +10,8 @@
 
 namespace flashsparse::tiled_csl {
 
-// tile_row_values[tile_rows + 1]: the bitmap values before each row of tiles, as the padding rule of
-// `pack` promises them. Returns an error where the tile offsets are not sound.
+// tile_row_values[tile_rows + 1]: the bitmap values before each row of tiles, as the padding rule
+// of `pack` promises them. Returns an error where the tile offsets are not sound.
 std::string count_values(const Packed& packed, int64_t* tile_row_values);
 
 struct Transcoding {

@@ -19,7 +19,11 @@ inline constexpr int kMaskCols = 2;
 // A kernel loads 32 values wherever a mask word starts, however few of them it keeps.
 inline constexpr int64_t kValueSlack = 32;
 
-constexpr int64_t panels(int64_t out_features) { return (out_features + kPanelRows - 1) / kPanelRows; }
-constexpr int64_t column_pairs(int64_t in_features) { return (in_features + kMaskCols - 1) / kMaskCols; }
+constexpr int64_t panels(int64_t out_features) {
+  return (out_features + kPanelRows - 1) / kPanelRows;
+}
+constexpr int64_t column_pairs(int64_t in_features) {
+  return (in_features + kMaskCols - 1) / kMaskCols;
+}
 
 }  // namespace flashsparse::interleaved_bitmap

@@ -33,8 +33,7 @@ void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* weight, int64_
     uint16_t* out = weight + (tile.row + r) * stride + tile.col;
     for (int c = 0; c < tile.cols; c += kChunk) {
       const int width = std::min(kChunk, tile.cols - c);
-      const uint16_t* chunk =
-          dense + location(static_cast<uint32_t>(r), static_cast<uint32_t>(c));
+      const uint16_t* chunk = dense + location(static_cast<uint32_t>(r), static_cast<uint32_t>(c));
       if (width == kChunk) {
         std::memcpy(out + c, chunk, kChunk * sizeof *out);
       } else {

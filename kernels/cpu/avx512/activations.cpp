@@ -17,9 +17,27 @@ FS_INLINE Floats load_activations(const void* x, Dtype dtype, int64_t index, int
   if (dtype == Dtype::kFloat32) {
     return _mm512_maskz_loadu_ps(lanes, static_cast<const float*>(x) + index);
   }
-  const __m256i bits =
-      _mm256_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(x) + index);
+  const __m256i bits = _mm256_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(x) + index);
   return dtype == Dtype::kFloat16 ? _mm512_cvtph_ps(bits) : float32_of_bfloat16(bits);
+}
+
+// out[col * stride + row] = 32-bit lane `col` of row `row`, for rows < `rows` and at most 16.
+// load(row, col) gives lanes [col, col + 16) of a row.
+template <typename Load>
+FS_INLINE void transpose_columns(uint32_t* out, int stride, int rows, int64_t first, int64_t last,
+                                 const Load& load) {
+  for (int64_t col = first; col < last; col += 16) {
+    Bits lanes[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) lanes[r] = r < rows ? load(r, col) : _mm512_setzero_si512();
+    transpose16x16(lanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      if (col + i < last) {
+        _mm512_mask_storeu_epi32(out + (col + i) * stride, lanes16(rows), lanes[i]);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -29,45 +47,25 @@ namespace flashsparse::cpu::avx512 {
 // packed[pair][token] = bf16 pair, as 32 bits.
 void pack_bfloat16_activations(const void* x, Dtype, int64_t in_features, int tokens, int64_t first,
                                int64_t last, void* packed) {
-  uint32_t* out = static_cast<uint32_t*>(packed) + first * tokens;
-  for (int64_t pair = first; pair < last; pair += 16) {
-    Bits row[16];  // of one token each, then of one pair each
-    const __mmask32 lanes = lanes32(in_features - 2 * pair);
-#pragma GCC unroll 16
-    for (int t = 0; t < 16; ++t) {
-      row[t] = t < tokens ? _mm512_maskz_loadu_epi16(
-                                lanes, static_cast<const uint16_t*>(x) + t * in_features + 2 * pair)
-                          : _mm512_setzero_si512();
-    }
-    transpose16x16(row);
-    const int64_t count = last - pair < 16 ? last - pair : 16;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      if (i < count) _mm512_mask_storeu_epi32(out, lanes16(tokens), row[i]);
-      out += tokens;
-    }
+  for (int t = 0; t < tokens; t += 16) {
+    const uint16_t* rows = static_cast<const uint16_t*>(x) + t * in_features;
+    transpose_columns(static_cast<uint32_t*>(packed) + t, tokens, tokens - t, first, last,
+                      [=](int token, int64_t pair) {
+                        return _mm512_maskz_loadu_epi16(lanes32(in_features - 2 * pair),
+                                                        rows + token * in_features + 2 * pair);
+                      });
   }
 }
 
 // packed[column][token] = fp32; a pair is two columns.
 void pack_float32_activations(const void* x, Dtype dtype, int64_t in_features, int tokens,
                               int64_t first, int64_t last, void* packed) {
-  float* out = static_cast<float*>(packed) + 2 * first * tokens;
-  for (int64_t col = 2 * first; col < 2 * last; col += 16) {
-    Bits row[16];
-#pragma GCC unroll 16
-    for (int t = 0; t < 16; ++t) {
-      row[t] = t < tokens ? _mm512_castps_si512(load_activations(x, dtype, t * in_features + col,
-                                                                 in_features - col))
-                          : _mm512_setzero_si512();
-    }
-    transpose16x16(row);
-    const int64_t count = 2 * last - col < 16 ? 2 * last - col : 16;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      if (i < count) _mm512_mask_storeu_epi32(out, lanes16(tokens), row[i]);
-      out += tokens;
-    }
+  for (int t = 0; t < tokens; t += 16) {
+    transpose_columns(static_cast<uint32_t*>(packed) + t, tokens, tokens - t, 2 * first, 2 * last,
+                      [=](int token, int64_t col) {
+                        return _mm512_castps_si512(load_activations(
+                            x, dtype, (t + token) * in_features + col, in_features - col));
+                      });
   }
 }
 

@@ -9,12 +9,8 @@ namespace {
 struct BFloat16Dot {
   using Operands = Bits;
   static constexpr int kActivationBytes = 4;  // a pair of bf16
-  static constexpr int kTilePairBytes = 64;
-  static constexpr int64_t kTilePairs = 128;  // 2 panels: 16 KB, a third of L1
 
   static FS_INLINE Operands widen(Bits pair) { return pair; }
-  static FS_INLINE void save(Operands w, char* tile) { _mm512_store_si512(tile, w); }
-  static FS_INLINE Operands load(const char* tile) { return _mm512_load_si512(tile); }
   template <int kTokens>
   static FS_INLINE Floats add(Floats sum, Operands w, const char* x, int token) {
     const Bits activations = _mm512_set1_epi32(static_cast<int>(load_u32(x + 4 * token)));

@@ -14,17 +14,8 @@ template <Floats (*kEven)(Bits), Floats (*kOdd)(Bits)>
 struct Float32 {
   using Operands = Float32Pair;
   static constexpr int kActivationBytes = 8;  // two fp32
-  static constexpr int kTilePairBytes = 128;
-  static constexpr int64_t kTilePairs = 64;  // 2 panels: 16 KB, a third of L1
 
   static FS_INLINE Operands widen(Bits pair) { return {kEven(pair), kOdd(pair)}; }
-  static FS_INLINE void save(Operands w, char* tile) {
-    _mm512_store_ps(tile, w.even);
-    _mm512_store_ps(tile + 64, w.odd);
-  }
-  static FS_INLINE Operands load(const char* tile) {
-    return {_mm512_load_ps(tile), _mm512_load_ps(tile + 64)};
-  }
   template <int kTokens>
   static FS_INLINE Floats add(Floats sum, Operands w, const char* x, int token) {
     sum = _mm512_fmadd_ps(w.even, _mm512_set1_ps(load_f32(x + 4 * token)), sum);

@@ -30,9 +30,15 @@ FS_INLINE void load_banks(const uint16_t* weight, int64_t stride, int rows, int 
       if (r < rows) prefetch(from, 128);  // the next tile
       // 16-byte chunk c of row r moves to chunk c ^ (r & 7); bits 1 and 0 of r here.
       switch (r & 3) {
-        case 1: chunks = _mm512_shuffle_i64x2(chunks, chunks, 0xb1); break;
-        case 2: chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x4e); break;
-        case 3: chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x1b); break;
+        case 1:
+          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0xb1);
+          break;
+        case 2:
+          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x4e);
+          break;
+        case 3:
+          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x1b);
+          break;
       }
       row[r] = chunks;
     }

@@ -8,9 +8,12 @@ namespace {
 
 float load(const void* data, int64_t index, Dtype dtype) {
   switch (dtype) {
-    case Dtype::kFloat32: return static_cast<const float*>(data)[index];
-    case Dtype::kFloat16: return float_from_float16(static_cast<const uint16_t*>(data)[index]);
-    default: return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
+    case Dtype::kFloat32:
+      return static_cast<const float*>(data)[index];
+    case Dtype::kFloat16:
+      return float_from_float16(static_cast<const uint16_t*>(data)[index]);
+    default:
+      return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
   }
 }
 
@@ -37,9 +40,14 @@ void store(const float* sums, int tokens, const float* bias, int rows, void* y, 
       const float result = sums[r] + bias[r];
       const int64_t at = t * stride + r;
       switch (dtype) {
-        case Dtype::kFloat32: static_cast<float*>(y)[at] = result; break;
-        case Dtype::kFloat16: static_cast<uint16_t*>(y)[at] = float16_from_float(result); break;
-        default: static_cast<uint16_t*>(y)[at] = bfloat16_from_float(result);
+        case Dtype::kFloat32:
+          static_cast<float*>(y)[at] = result;
+          break;
+        case Dtype::kFloat16:
+          static_cast<uint16_t*>(y)[at] = float16_from_float(result);
+          break;
+        default:
+          static_cast<uint16_t*>(y)[at] = bfloat16_from_float(result);
       }
     }
   }

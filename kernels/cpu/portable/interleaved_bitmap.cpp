@@ -42,8 +42,7 @@ int64_t count_nonzeros(const uint16_t* values, int64_t count) {
 
 uint16_t* pack_panel(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
                      uint32_t* masks, uint16_t* values) {
-  return pack(rows, cols, masks, values,
-              [=](int r, int64_t c) { return weight[r * stride + c]; });
+  return pack(rows, cols, masks, values, [=](int r, int64_t c) { return weight[r * stride + c]; });
 }
 
 uint16_t* pack_tile_panel(const uint16_t* tile, int rows, int cols, uint32_t* masks,

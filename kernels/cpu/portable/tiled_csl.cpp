@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One tile of a dense weight to Tiled-CSL words, in the canonical order (formats/tiled_csl.h).
-#include "cpu/portable/parts.h"
 #include "formats/tiled_csl.h"
+
+#include "cpu/portable/parts.h"
 #include "pack/tiled_csl_order.h"
 
 namespace flashsparse::cpu::portable {
@@ -9,7 +10,8 @@ namespace flashsparse::cpu::portable {
 void count_tiles(const uint16_t* row, int64_t cols, int64_t* nonzeros) {
   for (int64_t col = 0; col < cols; col += tiled_csl::kTileCols, ++nonzeros) {
     const int64_t left = cols - col;
-    *nonzeros += count_nonzeros(row + col, left < tiled_csl::kTileCols ? left : tiled_csl::kTileCols);
+    *nonzeros +=
+        count_nonzeros(row + col, left < tiled_csl::kTileCols ? left : tiled_csl::kTileCols);
   }
 }
 

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "cpu/kernels.h"
+
+namespace flashsparse::cpu::avx2 {
+
+extern const LinearKernels kBFloat16Float32, kFloat16Float32;  // linear.cpp
+
+}  // namespace flashsparse::cpu::avx2

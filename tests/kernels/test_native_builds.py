@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU kernels outside torch: under sanitizers, without AVX, and free of leaking symbols."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_capability import supported_capabilities
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[1] / "kernels"
+X86 = platform.machine() in ("x86_64", "AMD64")
+BASELINE = sorted([*KERNELS.glob("pack/*.cpp"), *KERNELS.glob("cpu/*.cpp"),
+                   *KERNELS.glob("cpu/portable/*.cpp")])  # fmt: skip
+VECTOR = sorted([*KERNELS.glob("cpu/avx2/*.cpp"), *KERNELS.glob("cpu/avx512/*.cpp")]) if X86 else []
+COMPILER = os.environ.get("CXX", "g++")
+
+
+def compile_all(folder: Path, sources: list[Path], *flags: str) -> list[Path]:
+    """Compiles each source, with the flags that its folder asks for."""
+
+    def compile_one(source: Path) -> Path:
+        target = folder / f"{source.parent.name}_{source.stem}.o"
+        own = source.parent / "compile_flags.txt"
+        command = [COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}", *flags,
+                   *([f"@{own}"] if own.exists() else []),
+                   "-c", str(source), "-o", str(target)]  # fmt: skip
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz")
+    flags = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags += ["-DFLASHSPARSE_X86"] if X86 else []
+    drivers = [HERE / "fuzz_tiled_csl.cpp", HERE / "parallel_std_thread.cpp"]
+    objects = compile_all(folder, BASELINE + VECTOR + drivers, *flags)
+    program = folder / "fuzz_tiled_csl"
+    command = [COMPILER, *flags, *map(str, objects), "-pthread", "-o", str(program)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", supported_capabilities())
+def test_ten_thousand_mutations_are_refused_or_read_right(fuzzer, capability):
+    result = subprocess.run(
+        [fuzzer, "10000"], capture_output=True, text=True,
+        env={**os.environ, "FLASHSPARSE_CPU_CAPABILITY": capability},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    report = re.match(r"(\w+): 10000 mutations, (\d+) still sound", result.stdout)
+    assert report and report[1] == capability
+    assert 1000 < int(report[2]) < 9000, "mutations should break some tensors and spare others"
+
+
+def test_portable_kernels_need_no_vector_extension(tmp_path):
+    text = "".join(path.read_text() for path in BASELINE + sorted(KERNELS.glob("*/*.h")))
+    assert "immintrin.h" not in text
+    flags = ["-mno-avx", "-mno-sse3"] if X86 else []
+    assert compile_all(tmp_path, BASELINE, "-fsyntax-only", *flags)
+
+
+def test_vector_objects_share_no_inline_function(tmp_path):
+    """A copy compiled for AVX-512 must not become the program's copy of a shared function."""
+    for built in compile_all(tmp_path, VECTOR, "-O0", "-DFLASHSPARSE_X86"):
+        symbols = subprocess.run(
+            ["nm", "-C", "--defined-only", built], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        weak = [line for line in symbols if line.split()[1] in "WVu"]
+        assert not weak, f"{built.name}: {weak}"
