@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small pruned checkpoints, dense and packed, and what transformers makes of them."""
 
+import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tiny_causal_lms import CONFIGS, VOCAB, character_tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.pruning import prune
@@ -38,6 +40,35 @@ def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Pat
     character_tokenizer().save_pretrained(dense)
     convert_checkpoint(dense, packed, pack_all=True)
     return dense, packed
+
+
+def make_large(folder: Path, layers: int = 9, sparsity: float = 0.8) -> Path:
+    """Writes a random pruned Llama of 103 MB a layer, dense, one file a layer."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": VOCAB}
+    config = LlamaConfig(**sizes, **heads, max_position_embeddings=64, dtype="bfloat16")
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    with torch.device("meta"):
+        shapes = {
+            name: tuple(parameter.shape)
+            for name, parameter in AutoModelForCausalLM.from_config(config).named_parameters()
+        }
+    generator, weight_map = torch.Generator().manual_seed(0), {}
+    for part in ["embed", *(f"layers.{i}." for i in range(layers)), "norm.weight", "lm_head"]:
+        tensors = {}
+        for name in [n for n in shapes if part in n and n not in weight_map]:
+            weight = torch.randn(shapes[name], generator=generator).bfloat16() * 0.02
+            if "_proj" in name:
+                weight[torch.rand(shapes[name], generator=generator) < sparsity] = 0
+            tensors[name] = weight
+        file = f"{part.strip('.')}.safetensors"
+        save_file(tensors, folder / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
 
 
 @torch.no_grad()

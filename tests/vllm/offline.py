@@ -3,7 +3,7 @@
 
 `python offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}, "lora": path or null}; its result {"tokens": [[...]], "layers":
-{name: kind of method}, "log": [...]} or {"error": text}.
+{name: kind of method}, "peak": bytes, "log": [...]} or {"error": text}.
 """
 
 import gc
@@ -46,6 +46,12 @@ def _methods(worker) -> dict[str, str]:
     }
 
 
+def _peak() -> int:
+    """Most memory that this process ever had resident, in bytes."""
+    (line,) = [x for x in open("/proc/self/status") if x.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
 def run(job: dict) -> dict:
     options = COMMON | job.get("options", {})
     # fs.LLM is the documented way; with nothing of ours in the options stock vLLM has to do.
@@ -70,6 +76,7 @@ def run(job: dict) -> dict:
         result = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
+            "peak": _peak(),
         }
         del llm, outputs
     except Exception as error:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--sparse-method` on the command line, and what becomes of it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flashsparse_plugin.formats import format_names
+from flashsparse_plugin.integrations.vllm.settings import SettingsError, fold, merge, methods
+
+# Parses command lines as `vllm` does, many in one process: importing vLLM is what takes long.
+PARSE = """
+import contextlib, io, json, sys
+from vllm.entrypoints.cli.benchmark import main as bench
+from vllm.entrypoints.cli import serve
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+results = []
+for line in json.load(sys.stdin):
+    sys.argv = ["vllm", *line]
+    parser = FlexibleArgumentParser()
+    subparsers = parser.add_subparsers(dest="subparser")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            for module in (serve, bench):
+                for command in module.cmd_init():
+                    command.subparser_init(subparsers)
+            found = parser.parse_args(line)
+            results.append({"quantization": found.quantization, "extra": found.additional_config,
+                            "left": hasattr(found, "sparse_method")})
+        except SystemExit as end:
+            results.append({"exit": end.code, "text": out.getvalue()})
+print("RESULTS" + json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def parsed(environment, tmp_path_factory):
+    config = tmp_path_factory.mktemp("config") / "config.yaml"
+    config.write_text("model: m\nsparse-method: tiled_csl\n")
+    method = ["--sparse-method", "tiled_csl"]
+    lines = {
+        "serve": ["serve", "m", *method],
+        "equals": ["serve", "m", "--sparse-method=auto"],
+        "none": ["serve", "m", "--sparse-method", "none"],
+        "absent": ["serve", "m"],
+        "before": ["serve", "m", *method, "--additional-config", '{"x": 1}'],
+        "after": ["serve", "m", "--additional-config", '{"flashsparse": {"sparsity": 0.5}}', *method],
+        "yaml": ["serve", "--config", str(config)],
+        "latency": ["bench", "latency", "--model", "m", *method],
+        "throughput": ["bench", "throughput", "--model", "m", *method],
+        "wrong": ["serve", "m", "--sparse-method", "csr"],
+        "conflict": ["serve", "m", *method, "--quantization", "fp8"],
+        "agreement": ["serve", "m", *method, "--quantization", "flashsparse"],
+        "help": ["serve", "--help=FlashSparse"],
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", PARSE],
+        input=json.dumps(list(lines.values())),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+        check=False,
+    )
+    assert "RESULTS" in result.stdout, result.stderr[-3000:]
+    return dict(zip(lines, json.loads(result.stdout.split("RESULTS")[1]), strict=True))
+
+
+@pytest.mark.parametrize("name", ["serve", "yaml", "latency", "throughput", "agreement"])
+def test_the_method_ends_in_vllms_own_fields(parsed, name):
+    assert parsed[name] == {
+        "quantization": "flashsparse",
+        "extra": {"flashsparse": {"method": "tiled_csl"}},
+        "left": False,
+    }
+
+
+def test_other_settings_are_kept_whatever_the_order(parsed):
+    assert parsed["before"]["extra"] == {"x": 1, "flashsparse": {"method": "tiled_csl"}}
+    merged = {"flashsparse": {"sparsity": 0.5, "method": "tiled_csl"}}
+    assert parsed["after"]["extra"] == merged
+    assert parsed["equals"]["extra"] == {"flashsparse": {"method": "auto"}}
+
+
+def test_none_and_nothing_leave_quantization_alone(parsed):
+    assert parsed["none"]["quantization"] is None
+    assert parsed["absent"] == {"quantization": None, "extra": {}, "left": False}
+
+
+def test_mistakes_are_errors_of_the_command_line(parsed):
+    assert parsed["wrong"]["exit"] == 2
+    for name in methods():
+        assert name in parsed["wrong"]["text"]
+    assert parsed["conflict"]["exit"] == 2
+    assert "argument --sparse-method" in parsed["conflict"]["text"]
+    assert "fp8" in parsed["conflict"]["text"]
+
+
+def test_help_has_a_group_of_its_own(parsed):
+    text = parsed["help"]["text"]
+    assert parsed["help"]["exit"] == 0
+    assert "FlashSparse" in text and "--sparse-method" in text
+    assert all(name in text for name in methods())
+
+
+def test_the_methods_come_from_the_registry():
+    assert methods() == ("auto", *format_names(), "none")
+
+
+def test_python_refuses_what_the_command_line_refuses():
+    with pytest.raises(SettingsError, match="none of auto"):
+        fold(None, None, "csr")
+    with pytest.raises(SettingsError, match="exclude each other"):
+        fold("awq", {}, "auto")
+    assert fold("awq", {}, None) == ("awq", {})
+    assert fold("awq", {}, "none")[0] == "awq"
+
+
+def test_a_packed_checkpoint_is_not_served_as_another_format():
+    from flashsparse_plugin import FlashSparseConfig
+
+    stored = FlashSparseConfig(format="tiled_csl", ignore=[])
+    assert merge(stored, {"method": "auto"}).format == "tiled_csl"
+    assert merge(stored, {"method": "none"}).dequantize
+    assert merge(stored, {}).ignore == []
+    with pytest.raises(SettingsError, match="packed as tiled_csl.*asks for other"):
+        merge(stored, {"method": "other"})
+
+
+# Registering.
+
+
+def python(code: str, environment, **variables):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment | variables,
+        timeout=300,
+        check=False,
+    )
+
+
+BROKEN = """
+import sys
+from flashsparse_plugin.integrations import vllm as ours
+import flashsparse_plugin.config
+del flashsparse_plugin.config.QUANT_METHOD
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+print("flashsparse" in QUANTIZATION_METHODS, "dense goes on")
+"""
+
+
+def test_a_failure_to_register_leaves_vllm_alone(environment):
+    result = python(BROKEN, environment, FLASHSPARSE_STRICT="0")
+    assert "False dense goes on" in result.stdout
+    assert "could not register with vLLM" in result.stderr
+    assert "QUANT_METHOD" in result.stderr  # the cause
+    strict = python(BROKEN, environment, FLASHSPARSE_STRICT="1")
+    assert strict.returncode != 0 and "dense goes on" not in strict.stdout
+
+
+def test_registering_twice_is_registering_once(environment):
+    code = (
+        "from flashsparse_plugin.integrations.vllm import register, arguments; register();"
+        "from vllm.engine.arg_utils import EngineArgs; first = EngineArgs.__init__;"
+        "register(); arguments.install(); print(EngineArgs.__init__ is first)"
+    )
+    result = python(code, environment)
+    assert result.stdout.strip().endswith("True"), result.stderr
+
+
+def test_importing_us_imports_no_vllm(environment):
+    code = (
+        "import sys, flashsparse_plugin.integrations.vllm as v, flashsparse_plugin as fs;"
+        "fs.LLM; print('vllm' in sys.modules, 'torch' in sys.modules)"
+    )
+    assert python(code, environment).stdout.strip() == "False False"
