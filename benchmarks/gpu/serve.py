@@ -123,7 +123,9 @@ def measure(path: Path, method: str, batches: list[int], rounds: int) -> dict:
 
     shape = json.loads((path / "config.json").read_text())
     cuda = torch.cuda.is_available()
-    options = {"kv_cache_memory_bytes": kv_bytes(shape)} if cuda else {"gpu_memory_utilization": 0.3}
+    options = (
+        {"kv_cache_memory_bytes": kv_bytes(shape)} if cuda else {"gpu_memory_utilization": 0.3}
+    )
     start = time.perf_counter()
     llm = LLM(
         str(path),
@@ -254,7 +256,8 @@ def report(name: str, results: dict[str, dict], out: Path) -> None:
     console.print(table)
     for method, result in results.items():
         memory = (
-            f", weights {result['weight_bytes'] / 1e9:.1f} GB, peak {result['peak_bytes'] / 1e9:.1f} GB"
+            f", weights {result['weight_bytes'] / 1e9:.1f} GB, "
+            f"peak {result['peak_bytes'] / 1e9:.1f} GB"
             if "peak_bytes" in result
             else ""
         )

@@ -19,6 +19,9 @@ from .library import ops
 
 logger = logging.getLogger(__name__)
 
+INSTEAD = {"tiled_csl_linear": "unpacking and a dense product"}
+"""Ops without a CUDA kernel, and what they are put together from."""
+
 
 def linear_by_unpacking(
     x: Tensor,
@@ -53,7 +56,7 @@ def linear_by_unpacking(
 
 @cache
 def _announce(op: str, instead: str) -> None:
-    logger.info("flashsparse::%s has no CUDA kernel yet and runs as %s", op, instead)
+    logger.info("flashsparse::%s has no CUDA kernel yet and runs by %s", op, instead)
 
 
 def _tiled_csl_linear(*args, **kwargs) -> Tensor:
@@ -63,7 +66,7 @@ def _tiled_csl_linear(*args, **kwargs) -> Tensor:
             "forbids its fallback (unpack, then a dense product): unset FLASHSPARSE_STRICT, or "
             "run on the CPU"
         )
-    _announce("tiled_csl_linear", "unpack and a dense product")
+    _announce("tiled_csl_linear", INSTEAD["tiled_csl_linear"])
     return linear_by_unpacking(*args, **kwargs)
 
 

@@ -17,8 +17,8 @@ _HELP = (
     "Serve pruned weights from sparse storage. A format (%s) packs the linear layers of a dense, "
     "pruned checkpoint while it loads; auto packs only those layers that become smaller; none "
     "serves dense weights, and unpacks a packed checkpoint. Packed checkpoints need no option. "
-    "More settings: --additional-config '{\"flashsparse\": {\"pruning\": \"magnitude\", "
-    "\"sparsity\": 0.5, \"ignore\": [\"lm_head\"]}}'."
+    'More settings: --additional-config \'{"flashsparse": {"pruning": "magnitude", '
+    '"sparsity": 0.5, "ignore": ["lm_head"]}}\'.'
 )
 
 
@@ -104,5 +104,3 @@ def _wrap_model_config(cls: Any) -> None:
         return inner(self, *args, **kwargs)
 
     cls.create_model_config = create_model_config
-
-

@@ -102,11 +102,15 @@ class SparseLinearMethod(LinearMethodBase):
         for name in self.loader.placeholders:
             delattr(layer, name)
         if self.config.dequantize:
-            self._leave_dense(layer, weight, dtype, device, "unpacked, as --sparse-method none asks")
+            self._leave_dense(
+                layer, weight, dtype, device, "unpacked, as --sparse-method none asks"
+            )
             return
         packed = self._pack(self._round(weight), device)
         if self.auto and packed.nbytes >= packed.dense_nbytes:
-            self._leave_dense(layer, weight, dtype, device, "not sparse enough to gain from packing")
+            self._leave_dense(
+                layer, weight, dtype, device, "not sparse enough to gain from packing"
+            )
             return
         self.summary.add(self.name, packed)
         self.form, self.shape, self.weight_dtype = packed.format, packed.shape, packed.dtype

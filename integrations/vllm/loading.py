@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -25,22 +26,6 @@ from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.packed import WEIGHT_DTYPES, FormatError, PackedWeight
 
 ShardId = Any  # None, "q" "k" "v", a number, or a tuple of numbers: vLLM's names of shards
-
-
-class _PackedParameter(Parameter):
-    """Stands for a packed tensor that is yet to come.
-
-    Some models reorder the rows of a fused weight before they hand it over (GPT-NeoX, BLOOM,
-    Falcon). They all ask the parameter for its `output_dim` first; a packed stream has none, and
-    whoever asked must not go on as if nothing were to be done.
-    """
-
-    asked_for_rows = False
-
-    @property
-    def output_dim(self) -> None:
-        self.asked_for_rows = True
-        return None
 
 
 class LayerLoader:
@@ -95,7 +80,7 @@ class LayerLoader:
         dense.weight_loader = self._load_dense
         made = {"weight": dense}
         for name, dtype in self.format.dtypes.items():
-            packed = _PackedParameter(torch.empty(0, dtype=dtype), requires_grad=False)
+            packed = Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
             packed.weight_loader = self._loader_of(name)
             made[name] = packed
         return made
@@ -107,8 +92,12 @@ class LayerLoader:
         if not self.is_packed and len(self.missing) == self.shards and not self.streams:
             what = "the checkpoint has no weight for it, neither packed nor dense"
         else:
-            halves = sorted({n for s in self.streams.values() for n in self.format.dtypes if n not in s})
-            what = f"the checkpoint lacks {', '.join(halves) or 'some'} of the layers merged into it"
+            halves = sorted(
+                {n for s in self.streams.values() for n in self.format.dtypes if n not in s}
+            )
+            what = (
+                f"the checkpoint lacks {', '.join(halves) or 'some'} of the layers merged into it"
+            )
             if self.shards == 1:
                 what = f"the checkpoint lacks its {', '.join(halves)}"
         raise FormatError(
@@ -133,14 +122,10 @@ class LayerLoader:
         self._fill(loaded, self._dtype_for(loaded), shard_id)
 
     def _loader_of(self, tensor_name: str) -> Callable[..., None]:
-        def load(param: _PackedParameter, loaded: Tensor, shard_id: ShardId = None) -> None:
+        def load(param: Parameter, loaded: Tensor, shard_id: ShardId = None) -> None:
             self._note_kind(is_packed=True)
-            if param.asked_for_rows:
-                raise FormatError(
-                    f"layer {self.name!r}: vLLM's {self._model()} reorders the rows of this layer "
-                    "while it loads, which it cannot do with packed rows. Serve the dense pruned "
-                    f"model instead: vllm serve DENSE_MODEL --sparse-method {self.format.name}"
-                )
+            if shard_id is None:
+                refuse_reordered(self.layer, self.name, self.format.name)
             streams = self.streams.setdefault(shard_id, {})
             streams[tensor_name] = loaded
             if streams.keys() == self.format.dtypes.keys():
@@ -190,11 +175,23 @@ class LayerLoader:
     def _shard(self, shard_id: ShardId) -> str:
         return repr(self.name) if shard_id is None else f"{self.name!r} (shard {shard_id})"
 
-    def _model(self) -> str:
-        from vllm.config import get_current_vllm_config_or_none
 
-        config = get_current_vllm_config_or_none()
-        return config.model_config.architecture if config else "model"
+# Architectures that store q, k and v as one weight, one after the other. All others that store one
+# weight interleave the heads, and vLLM reorders the rows of the tensor as it reads it, before it
+# reaches any layer: of packed tensors that would make nonsense, and mostly not even an error.
+_PLAIN_FUSED_QKV = {"Phi3ForCausalLM", "Phi3VForCausalLM", "Phi4MMForCausalLM"}
+
+
+def refuse_reordered(layer: nn.Module, name: str, format: str) -> None:
+    """Raises FormatError for a packed layer whose rows vLLM's model would reorder."""
+    config = get_current_vllm_config_or_none()
+    architecture = config.model_config.architecture if config else "this model"
+    if isinstance(layer, QKVParallelLinear) and architecture not in _PLAIN_FUSED_QKV:
+        raise FormatError(
+            f"layer {name!r}: q, k and v are one packed weight, whose rows vLLM's {architecture} "
+            "reorders while it loads, and packed rows cannot be. Serve the dense pruned model "
+            f"instead: vllm serve DENSE_MODEL --sparse-method {format}"
+        )
 
 
 def _indices(shard_id: ShardId, count: int) -> set[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -64,6 +65,15 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
     logger.info(
         "checked %d packed layers of %s in %.1f s", len(packed), path, time.perf_counter() - start
     )
+
+
+@cache
+def packed_layers(path: str) -> frozenset[str]:
+    """Names of the packed layers of a checkpoint; none where it is no local directory."""
+    try:
+        return frozenset(_packed_layers(ModelDirectory(path)))
+    except CheckpointError:
+        return frozenset()  # other loaders read other files, and say what is wrong with them
 
 
 def _packed_layers(directory: ModelDirectory) -> dict[str, dict[str, TensorInfo]]:

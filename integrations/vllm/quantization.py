@@ -23,7 +23,8 @@ from flashsparse_plugin.matching import matches
 
 from .compat import is_experts
 from .linear import SparseLinearMethod
-from .preflight import check_checkpoint
+from .loading import refuse_reordered
+from .preflight import check_checkpoint, packed_layers
 from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary
 
@@ -70,7 +71,7 @@ class FlashSparseQuantization(QuantizationConfig):
     def from_config(cls, config: dict[str, Any]) -> FlashSparseQuantization:
         if "sparsity_config" in config:
             raise SettingsError(
-                "quantization_config has a sparsity_config, which is a scheme of compressed-tensors "
+                "quantization_config has a sparsity_config, a scheme of compressed-tensors "
                 "that vLLM no longer reads. Save the model dense, with its zeros, and convert it "
                 "with `flashsparse convert`"
             )
@@ -108,6 +109,9 @@ class FlashSparseQuantization(QuantizationConfig):
         self._settle()
         format, reason = self._format_of(prefix, is_head)
         if format is not None:
+            # Known here where the files are at hand, and in any case once its tensors arrive.
+            if prefix in packed_layers(get_current_vllm_config().model_config.model):
+                refuse_reordered(layer, prefix, format)
             return SparseLinearMethod(self.config, format, prefix, self.summary, auto=self.auto)
         self.summary.left_dense(prefix, reason)
         return None if is_head else UnquantizedLinearMethod()
@@ -138,7 +142,9 @@ class FlashSparseQuantization(QuantizationConfig):
         formats = {name: self._format_of_shard(name, prefix) for name in names}
         chosen = set(formats.values())
         if len(chosen) > 1:
-            differing = ", ".join(f"{name}: {format or 'dense'}" for name, format in formats.items())
+            differing = ", ".join(
+                f"{name}: {format or 'dense'}" for name, format in formats.items()
+            )
             raise SettingsError(
                 f"layer {prefix!r} merges layers that must be alike, and they are not ({differing})"
                 ". Treat them alike: name all of them in `ignore`, or convert the model with "

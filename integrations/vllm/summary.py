@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flashsparse_plugin.ops.fallback import INSTEAD
 from flashsparse_plugin.packed import Format, PackedWeight
 
 # Below "vllm", so that vLLM's settings of levels and handlers hold for it.
@@ -74,7 +75,7 @@ class Summary:
             text += f"; left dense: {', '.join(parts)}"
         if self.larger:
             text += (
-                f"; {len(self.larger)} layers are larger packed than dense ({self.larger[0]}, ...): "
+                f"; {len(self.larger)} layers larger packed than dense ({self.larger[0]}, ...): "
                 "is this checkpoint pruned? --sparse-method auto leaves such layers dense"
             )
         if self.rounded:
@@ -87,11 +88,10 @@ class Summary:
 
 def kernel_of(form: Format, device: torch.device) -> str:
     """Names the kernel that multiplies with a weight of this form on this device."""
-    op = f"flashsparse::{form.name}_linear"
-    key = device.type.upper()
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op, key):
-        return f"{op} on {key}"
-    return f"{op} by unpacking, no kernel for {key}"
+    op = f"{form.name}_linear"
+    if device.type == "cuda" and op in INSTEAD:
+        return f"flashsparse::{op} by {INSTEAD[op]}, as there is no CUDA kernel yet"
+    return f"flashsparse::{op} on {device.type.upper()}"
 
 
 def kind_of(name: str) -> str:

@@ -7,13 +7,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tiny_causal_lms import CONFIGS, VOCAB, character_tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.pruning import prune
 
 PROMPTS = [[5, 9, 33, 70, 12, 8], [44, 3, 17], [90, 61, 28, 28, 15, 7, 81, 60, 22], [10]]
 MAX_TOKENS = 12
+
+# Its heads are interleaved in one weight, which vLLM takes apart while it loads.
+OWN_CONFIGS = CONFIGS | {"bloom": lambda: BloomConfig(n_head=4, pad_token_id=0)}
 
 
 def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Path, Path]:
@@ -22,10 +25,10 @@ def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Pat
     Heads are of 32 elements: the least that vLLM's attention on a CPU works with.
     """
     torch.manual_seed(0)
-    config = CONFIGS[name]()
-    heads = {"hidden_size": 128, "intermediate_size": 160, "ffn_dim": 160}
-    heads |= {"head_dim": 32, "vocab_size": VOCAB} | changes
-    for key, value in heads.items():
+    config = OWN_CONFIGS[name]()
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "ffn_dim": 160, "vocab_size": VOCAB}
+    sizes |= {"num_hidden_layers": 3, "head_dim": 32} | changes
+    for key, value in sizes.items():
         if hasattr(config, key):
             setattr(config, key, value)
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval()

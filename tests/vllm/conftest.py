@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 def pytest_collection_modifyitems(items):
-    """vLLM is no dependency of ours: without it there is nothing here to run, but in CI there is."""
+    """vLLM is no dependency of ours: without it there is nothing to run here. CI has it."""
     if importlib.util.find_spec("vllm") is None and not os.environ.get("CI"):
         for item in items:
             if HERE in item.path.parents:

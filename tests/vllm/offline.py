@@ -48,7 +48,8 @@ def _methods(worker) -> dict[str, str]:
 
 def _peak() -> int:
     """Most memory that this process ever had resident, in bytes."""
-    (line,) = [x for x in open("/proc/self/status") if x.startswith("VmHWM")]
+    status = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in status if line.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
 

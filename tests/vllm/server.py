@@ -93,7 +93,9 @@ class Server:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             if not body.get("stream"):
                 return json.load(response)
-            events = [line[6:] for line in response.read().decode().splitlines() if line[:6] == "data: "]
+            events = [
+                line[6:] for line in response.read().decode().splitlines() if line[:6] == "data: "
+            ]
             assert events[-1] == "[DONE]"
             return [json.loads(event) for event in events[:-1]]
 

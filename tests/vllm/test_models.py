@@ -3,6 +3,7 @@
 model and every way to ask for sparse weights."""
 
 import json
+from importlib.metadata import version
 
 import checkpoints
 import pytest
@@ -11,6 +12,12 @@ from checkpoints import MAX_TOKENS, PROMPTS
 from safetensors.torch import save_file
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
+ARCHITECTURES += ["bloom"]
+# Models of vLLM's own that reorder the rows of a fused weight; later releases run GPT-NeoX through
+# the code of transformers, which does not.
+REORDERED = {("bloom", "packed")}
+if version("vllm") < "0.27":
+    REORDERED |= {("gpt_neox", "packed")}
 SPARSE, DENSE = "SparseLinearMethod", "UnquantizedLinearMethod"
 
 
@@ -131,8 +138,9 @@ def kinds(result, *names) -> set[str]:
 @pytest.mark.parametrize("kind", ["packed", "dense"])
 def test_every_architecture(results, expected, name, kind):
     result = results[f"{name} {kind}"]
-    if (name, kind) == ("gpt_neox", "packed"):
-        assert "reorders the rows" in result["error"] and "--sparse-method" in result["error"]
+    if (name, kind) in REORDERED:
+        for words in ("rows", "reorders", "query_key_value", "--sparse-method tiled_csl"):
+            assert words in result["error"]
         return
     assert "error" not in result, result["error"]
     assert result["tokens"] == expected[name]
