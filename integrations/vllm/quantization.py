@@ -131,8 +131,8 @@ class FlashSparseQuantization(QuantizationConfig):
         """
         config = self.config
         if is_head:
-            tied = get_current_vllm_config().model_config.hf_config.tie_word_embeddings
-            if tied:
+            text_config = get_current_vllm_config().model_config.hf_text_config
+            if getattr(text_config, "tie_word_embeddings", False):
                 return None, "tied to the embedding"
             if self.stored is None and "lm_head" in config.ignore:
                 return None, "output head"  # whatever this model calls it

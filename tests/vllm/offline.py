@@ -3,7 +3,8 @@
 
 `python offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}, "lora": path or null}; its result {"tokens": [[...]], "layers":
-{name: kind of method}, "peak": bytes, "log": [...]} or {"error": text}.
+{name: kind of method}, "streams": {name: [elements, length]}, "peak": bytes, "log": [...]} or
+{"error": text}.
 """
 
 import gc
@@ -46,6 +47,16 @@ def _methods(worker) -> dict[str, str]:
     }
 
 
+def _streams(worker) -> dict[str, list[int]]:
+    """Per sparse layer the elements of its weight and the length of its packed stream."""
+    return {
+        name: [module.quant_method.shape[0] * module.quant_method.shape[1], stream.numel()]
+        for name, module in worker.model_runner.model.named_modules()
+        if hasattr(getattr(module, "quant_method", None), "form")
+        for stream in [getattr(module, module.quant_method.form.stream)]
+    }
+
+
 def _peak() -> int:
     """Most memory that this process ever had resident, in bytes."""
     status = Path("/proc/self/status").read_text().splitlines()
@@ -77,6 +88,7 @@ def run(job: dict) -> dict:
         result = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
+            "streams": llm.collective_rpc(_streams)[0],
             "peak": _peak(),
         }
         del llm, outputs

@@ -3,13 +3,14 @@
 model and every way to ask for sparse weights."""
 
 import json
+import shutil
 from importlib.metadata import version
 
 import checkpoints
 import pytest
 import torch
 from checkpoints import MAX_TOKENS, PROMPTS
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
 ARCHITECTURES += ["bloom"]
@@ -40,6 +41,16 @@ def with_config(source, target, **quantization) -> str:
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] |= quantization
     (target / "config.json").write_text(json.dumps(config))
+    return str(target)
+
+
+def partly_dense(packed, dense, target) -> str:
+    """A packed checkpoint in which one of the layers that vLLM merges is dense."""
+    shutil.copytree(packed, target)
+    path, name = target / "model.safetensors", "model.layers.0.self_attn.k_proj"
+    tensors = {k: v for k, v in load_file(path).items() if not k.startswith(name)}
+    tensors[f"{name}.weight"] = load_file(dense / "model.safetensors")[f"{name}.weight"]
+    save_file(tensors, path, {"format": "pt"})
     return str(target)
 
 
@@ -116,6 +127,7 @@ def jobs(models, tmp_path_factory):
         "no sparsity": job(dense, additional_config={"flashsparse": {"pruning": "magnitude"}}),
         "two methods": job(dense, sparse_method="tiled_csl", quantization="fp8"),
         "newer": job(with_config(packed, folder / "newer", format_version=9)),
+        "mixed": job(partly_dense(packed, dense, folder / "mixed")),
         "compressed": job(with_config(packed, folder / "compressed", sparsity_config={})),
     }
     return todo
@@ -213,6 +225,7 @@ def test_lora_works_on_sparse_layers(results, expected):
     ("name", "words"),
     [
         ("ignore some", ["qkv_proj", "k_proj: dense", "q_proj: tiled_csl", "Treat them alike"]),
+        ("mixed", ["layers.0.self_attn.qkv_proj", "some packed and some dense", "--pack-all"]),
         ("other method", ["nm", "tiled_csl"]),
         ("unknown key", ["sparsty", "sparsity"]),
         ("no sparsity", ["magnitude", "sparsity=0.5"]),
@@ -224,6 +237,13 @@ def test_lora_works_on_sparse_layers(results, expected):
 def test_what_cannot_be_meant_is_refused(results, name, words):
     error = results[name].get("error", "it was served")
     assert [word for word in words if word not in error] == [], error
+
+
+def test_streams_are_padded_to_share_compiled_graphs(results):
+    streams = results["compiled"]["streams"]
+    assert len(streams) == 12
+    for elements, length in streams.values():
+        assert length % int(0.01 * elements) == 0
 
 
 def test_the_log_tells_each_kernel_once_and_the_sum(results):
