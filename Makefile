@@ -43,7 +43,8 @@ $(VENV)/.dev: $(VENV)/.installed
 	@touch $@
 
 demo: env
-	$(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
+	@# The steps have their own display; the bars of the libraries below would break into it.
+	TQDM_DISABLE=1 $(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
 # The oldest supported transformers, beside the one in the environment, with the hub client that it
 # wants.
