@@ -1,41 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-# Finds nvcc (CUDACXX, PATH, a toolkit in the usual place, or the pip packages of the `toolkit`
-# extra) and adds the target _C_cuda. Sets nothing where AUTO finds no compiler.
-if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-  find_program(nvcc_path nvcc
-               HINTS ENV CUDA_HOME "${TORCH_ROOT}/../nvidia/cu13" PATH_SUFFIXES bin
-               PATHS /usr/local/cuda)
-  if(nvcc_path)
-    file(REAL_PATH "${nvcc_path}" CMAKE_CUDA_COMPILER)
+# Adds the target _C_cuda where an nvcc is found that can build it. Where none is, AUTO builds
+# without it and says so, ON is an error.
+#
+# Looked at in this order, the first that passes wins: CMAKE_CUDA_COMPILER or CUDACXX (then nothing
+# else), CUDA_HOME, PATH, /usr/local/cuda, and the pip packages of the `toolkit` extra.
+if(CMAKE_CUDA_COMPILER)
+  set(candidates "${CMAKE_CUDA_COMPILER}")
+elseif(DEFINED ENV{CUDACXX})
+  set(candidates "$ENV{CUDACXX}")
+else()
+  get_filename_component(pip_toolkit "${TORCH_ROOT}/../nvidia/cu13" ABSOLUTE)
+  set(candidates nvcc /usr/local/cuda/bin/nvcc "${pip_toolkit}/bin/nvcc")
+  if(DEFINED ENV{CUDA_HOME})
+    list(PREPEND candidates "$ENV{CUDA_HOME}/bin/nvcc")
   endif()
 endif()
 
-# The pip toolkit has lib/ where nvcc looks for lib64/.
-get_filename_component(toolkit_bin "${CMAKE_CUDA_COMPILER}" DIRECTORY)
-if(EXISTS "${toolkit_bin}/../lib/libcudart_static.a" AND NOT EXISTS "${toolkit_bin}/../lib64")
-  string(APPEND CMAKE_CUDA_FLAGS_INIT " -L${toolkit_bin}/../lib")
+# An nvcc can be there and of no use: too old for an architecture or too old for this g++, or, from
+# pip, without the packages that go with it. So each candidate compiles an empty kernel.
+set(probe_flags -c -std=c++17 -o "${CMAKE_CURRENT_BINARY_DIR}/probe.o")
+foreach(arch IN LISTS FLASHSPARSE_CUDA_ARCHS)
+  if(arch MATCHES "^([0-9]+[af]?)(-real|-virtual)?$")
+    set(code "compute_${CMAKE_MATCH_1},sm_${CMAKE_MATCH_1}")
+    if(CMAKE_MATCH_2 STREQUAL "-real")
+      set(code "sm_${CMAKE_MATCH_1}")
+    elseif(CMAKE_MATCH_2 STREQUAL "-virtual")
+      set(code "compute_${CMAKE_MATCH_1}")
+    endif()
+    list(APPEND probe_flags "--generate-code=arch=compute_${CMAKE_MATCH_1},code=[${code}]")
+  else()
+    list(APPEND probe_flags "-arch=${arch}") # native, all, all-major
+  endif()
+endforeach()
+set(probe_source "${CMAKE_CURRENT_BINARY_DIR}/probe.cu")
+file(WRITE "${probe_source}" "#include <cuda_runtime.h>\n__global__ void probe() {}\n")
+set(nvcc "")
+set(refusals "")
+foreach(candidate IN LISTS candidates)
+  find_program(path "${candidate}" NO_CACHE)
+  if(path AND NOT nvcc)
+    execute_process(COMMAND "${path}" ${probe_flags} "${probe_source}"
+                    RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
+    if(failed)
+      string(STRIP "${output}" output)
+      string(APPEND refusals " ${path} cannot compile for ${FLASHSPARSE_CUDA_ARCHS}:\n"
+                              "  ${output}\n")
+    else()
+      set(nvcc "${path}")
+    endif()
+  endif()
+  unset(path)
+endforeach()
+
+if(NOT nvcc)
+  if(NOT refusals)
+    string(REPLACE ";" ", " places "${candidates}")
+    set(refusals " no nvcc was found (looked for: ${places}).\n")
+  endif()
+  file(STRINGS pyproject.toml pins REGEX "^  \"nvidia-.*==")
+  string(REGEX REPLACE "[\" ,;]+" " " pins "${pins}")
+  set(remedy "Install a CUDA toolkit (12.8 or newer for all architectures), or one from pip packages:"
+             "\n  pip install${pins}\nor name a compiler in CUDACXX, or choose other architectures "
+             "in FLASHSPARSE_CUDA_ARCHS. FLASHSPARSE_CUDA=OFF builds the CPU kernels only.")
+  string(CONCAT remedy ${remedy})
+  if(FLASHSPARSE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "FLASHSPARSE_CUDA=ON, but${refusals}${remedy}")
+  elseif(refusals MATCHES "cannot compile")
+    message(WARNING "flashsparse: building without CUDA kernels.${refusals}${remedy}")
+  else()
+    message(STATUS "flashsparse: no nvcc found, building without CUDA kernels")
+  endif()
+  return()
 endif()
 
-set(CMAKE_CUDA_ARCHITECTURES ${FLASHSPARSE_CUDA_ARCHS})
-set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
-include(CheckLanguage)
-check_language(CUDA)
-if(CMAKE_CUDA_COMPILER)
-  enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 17)
-  file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/cuda*.cpp kernels/cuda/*.cu)
-  add_library(_C_cuda MODULE ${cuda_sources})
-  target_include_directories(_C_cuda PRIVATE kernels ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-  target_compile_definitions(_C_cuda PRIVATE USE_CUDA)
-  target_compile_options(_C_cuda PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--threads=2 -Xptxas=--warn-on-spills,-Werror>
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
-  target_link_libraries(_C_cuda PRIVATE torch_stable)
-  list(APPEND objects _C_cuda)
-elseif(FLASHSPARSE_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "FLASHSPARSE_CUDA=ON, but no nvcc was found. Install a CUDA toolkit or the "
-                      "`toolkit` extra (pip install flashsparse-plugin[toolkit]), set CUDACXX, or "
-                      "use FLASHSPARSE_CUDA=OFF.")
-else()
-  message(STATUS "flashsparse: no nvcc found, building the CPU kernels only")
+# The pip packages have lib/ where nvcc looks for lib64/.
+file(REAL_PATH "${nvcc}" nvcc)
+get_filename_component(toolkit "${nvcc}/../.." ABSOLUTE)
+if(EXISTS "${toolkit}/lib/libcudart_static.a" AND NOT EXISTS "${toolkit}/lib64")
+  string(APPEND CMAKE_CUDA_FLAGS_INIT " -L${toolkit}/lib")
 endif()
+
+set(CMAKE_CUDA_COMPILER "${nvcc}")
+set(CMAKE_CUDA_ARCHITECTURES ${FLASHSPARSE_CUDA_ARCHS})
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # nothing but libtorch is needed to load the object
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/cuda*.cpp kernels/cuda/*.cu)
+add_library(_C_cuda MODULE ${cuda_sources})
+target_include_directories(_C_cuda PRIVATE kernels)
+target_include_directories(_C_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_compile_definitions(_C_cuda PRIVATE USE_CUDA) # the stable ABI's CUDA part
+target_compile_options(_C_cuda PRIVATE
+  $<$<COMPILE_LANGUAGE:CUDA>:--threads=2 -Xptxas=--warn-on-spills,-Werror>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
+target_link_options(_C_cuda PRIVATE -Wl,--exclude-libs,ALL) # keeps our cudart to ourselves
+target_link_libraries(_C_cuda PRIVATE torch_stable)
+list(APPEND objects _C_cuda)

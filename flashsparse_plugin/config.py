@@ -43,8 +43,11 @@ class FlashSparseConfig(BaseModel):
         pruning: What to do with a dense checkpoint before packing it: "none" where its zeros are
             already there, "magnitude" to drop the smallest weights of every layer (to try things
             out; see `flashsparse prune` for better).
-        ignore: Layers to leave dense: exact names, or patterns after "re:".
-        layers: Layers that differ from the rest, by name.
+        ignore: Layers to leave dense: names, full or shortened from the left at a dot, or patterns
+            after "re:" (see `matching.matches`). While a dense checkpoint is packed, the output
+            head stays dense beside whatever is listed here; `ignore=[]`, or naming it in `layers`,
+            packs it too.
+        layers: Layers that differ from the rest, by name. Stronger than `ignore`.
         options: Options of the format (nm_vector: n, m, vector_length).
         dequantize: Unpack while loading and run dense. Not written to disk.
 
@@ -99,7 +102,32 @@ class FlashSparseConfig(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Returns what belongs in config.json: unknown keys included, empty ones left out."""
         data = self.model_dump(mode="json", exclude_none=True)
-        return {key: value for key, value in data.items() if value not in ({}, [])}
+        # `ignore: []` stays: to leave it out would mean the default, ["lm_head"].
+        return {key: value for key, value in data.items() if value != {}}
+
+    def format_of(self, *names: str) -> str:
+        """Returns the format of a layer that `ignore` does not mean, or "dense".
+
+        Args:
+            *names: The names that the layer goes by, in the model and in the file.
+        """
+        return next(
+            (self.layers[name].format for name in names if name in self.layers), self.format
+        )
+
+    # transformers calls the rest by these names; see integrations/hf/__init__.py.
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> FlashSparseConfig:
+        return cls(**config_dict, **kwargs)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict, which is what transformers expects in a config that it is given."""
+        return getattr(self, key, default)
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """What a user may change when loading a checkpoint that is packed already."""
+        return {"dequantize": self.dequantize}
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"

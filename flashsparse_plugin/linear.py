@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .formats import get_format, pack
+from .formats import get_format
 from .packed import Format, FormatError, PackedWeight
 
 
@@ -83,7 +83,36 @@ class SparseLinear(nn.Module):
         weight = linear.weight.detach()
         if weight.dtype == torch.float32:
             weight = weight.to(torch.bfloat16)
-        return cls.from_packed(pack(weight, format, **options), linear.bias)
+        return cls.from_weight(weight, linear.bias, format, **options)
+
+    @classmethod
+    def from_weight(
+        cls, weight: Tensor, bias: Tensor | None = None, format: str = "tiled_csl", **options: int
+    ) -> SparseLinear:
+        """Packs a dense weight straight into the form that the kernels of its device read.
+
+        Args:
+            weight: [out_features, in_features], float16 or bfloat16.
+            bias: Optional [out_features], taken as it is.
+            format: The storage format, into which the layer is turned when it is saved.
+            **options: Options of the format.
+
+        Raises:
+            FormatError: As `pack` does.
+        """
+        storage = get_format(format)
+        layer = cls(
+            *reversed(weight.shape), format=storage, weight_dtype=weight.dtype, options=options
+        )
+        try:
+            layer._set_tensors(storage.runtime(weight.device).pack(weight, **options))
+        except TypeError as error:
+            raise FormatError(
+                f"{format} cannot be packed with options {options}: {error}"
+            ) from None
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        return layer
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """Returns the dense layer with the same weight, in `dtype` (default: as stored)."""

@@ -45,7 +45,9 @@ def _load_cpu() -> ObjectStatus:
 def _load_cuda() -> ObjectStatus:
     path = _find("_C_cuda.so")
     if path is None:
-        return ObjectStatus(None, False, "not built: no nvcc was found when the package was built")
+        return ObjectStatus(
+            None, False, "not built: no usable nvcc at install time, or FLASHSPARSE_CUDA=OFF"
+        )
     if torch.version.cuda is None:
         return ObjectStatus(path, False, "not loaded: this torch is a CPU build")
     torch.ops.load_library(str(path))

@@ -1,6 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers: `from_pretrained` on packed and on dense checkpoints."""
 
+from typing import Any
+
 
 def register() -> None:
-    """Registers the quantization method `flashsparse`; calling it again changes nothing."""
+    """Registers the quantization method `flashsparse`; calling it again changes nothing.
+
+    FlashSparseConfig itself goes into transformers' table. Its function
+    `register_quantization_config` would ask for a subclass of its own mixin, which would either
+    bring transformers into the core or make two classes of one; transformers then only ever calls
+    `from_dict`, `to_dict`, `get_loading_attributes` and a few attributes.
+    """
+    from transformers.quantizers import auto
+
+    from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
+
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD] = FlashSparseConfig
+    auto.AUTO_QUANTIZER_MAPPING[QUANT_METHOD] = _quantizer
+    # Lets `quantization_config=FlashSparseConfig(dequantize=True)` through on a packed checkpoint.
+    loading = getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", None)
+    if loading is not None and FlashSparseConfig not in loading:
+        auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*loading, FlashSparseConfig)
+
+
+def _quantizer(*args: Any, **kwargs: Any) -> Any:
+    # Imported when a model is loaded: at registration transformers may be half imported.
+    from .quantizer import FlashSparseQuantizer
+
+    return FlashSparseQuantizer(*args, **kwargs)

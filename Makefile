@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+# Needs python3.11 or newer with pip and venv, g++ and make; nvcc is used where it is there.
+#
+#   make demo   prune a real model, pack it, and generate text from its sparse weights
+#   make test   run the tests
+#   make bench  measure the CPU kernels on this machine
+#   make lint   check style (make format mends it)
+#   make clean  remove .venv and build
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3))
+VENV := .venv
+BIN := $(VENV)/bin
+# The CPU stack where there is no NVIDIA driver, else the CUDA stack.
+STACK ?= $(if $(wildcard /proc/driver/nvidia/version),cuda,cpu)
+# PyTorch's own site tells the address of an index with CPU-only wheels, which are much smaller:
+# make test TORCH_INDEX=<address>
+TORCH_INDEX ?=
+PIP := $(BIN)/pip --disable-pip-version-check
+
+# demo: a model folder of your own instead of the built-in one, and how many zeros to make.
+MODEL ?=
+SPARSITY ?= 0.5
+
+.PHONY: help env demo test bench lint format clean
+help:
+	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+
+env: $(VENV)/.installed
+
+$(VENV)/.torch: requirements/torch-$(STACK).txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $<
+	@touch $@
+
+# The compiled objects are part of the install: it is made again when a source of theirs changes.
+SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels cmake -type f -not -path '*/emulator/*')
+$(VENV)/.installed: $(VENV)/.torch requirements/tested.txt $(SOURCES)
+	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[dev]'
+	@touch $@
+
+demo: env
+	$(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
+
+# The oldest supported transformers, beside the one in the environment, with the hub client that it
+# wants.
+OLD_TRANSFORMERS := build/transformers-5.17.0
+$(OLD_TRANSFORMERS): $(VENV)/.installed
+	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
+
+test: env $(OLD_TRANSFORMERS)
+	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
+	$(BIN)/pytest
+
+bench: env
+	$(BIN)/python benchmarks/cpu_pack.py
+	$(BIN)/python benchmarks/cpu_linear.py
+
+CXX_FILES := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make demo`: prune a real model, pack it, tell a story from it, and measure what it is worth.
+
+    python demo/run.py [--model DIRECTORY] [--sparsity 0.5] [--method wanda]
+
+Works in build/demo. A second run with the same settings reuses the packed model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from models import smollm2, tinyshakespeare
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.checkpoint import convert_checkpoint
+from flashsparse_plugin.cli.console import err, out, print_error, size, table
+from flashsparse_plugin.cli.generate import Stream, describe, encode
+from flashsparse_plugin.cli.generate import run as generate
+from flashsparse_plugin.cli.prune import save_beside
+from flashsparse_plugin.diagnostics import hardware
+from flashsparse_plugin.evaluation import perplexity
+from flashsparse_plugin.pruning import calibration_windows, prune
+
+BUILD = Path(__file__).resolve().parent.parent / "build" / "demo"
+PROMPT = "Tell me a short story about a fox who finds a lantern in the snow."
+SAMPLES, LENGTH = 32, 256  # calibration windows, and tokens of each
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes two runs prune alike."""
+
+    model: str
+    stamp: float  # when its weights were last written
+    sparsity: float
+    method: str
+    samples: int
+    length: int
+    seed: int = 0
+    flashsparse: str = fs.__version__
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    story_tokens: int = 160
+    eval_tokens: int = 2048
+    eval_context: int = 512
+    rounds: int = 5
+    decode_tokens: int = 24
+    seconds: float = 30.0  # no new round after so many, once there were two
+
+
+class Steps:
+    """Says what is being done, and how long it took."""
+
+    def __init__(self, total: int):
+        self.total, self.number = total, 0
+
+    @contextmanager
+    def __call__(self, doing: str) -> Iterator[Callable[[str], None]]:
+        """Names a step; the function it gives appends what came of it."""
+        self.number += 1
+        head = f"[bold]{self.number}/{self.total}[/bold] {doing}"
+        found: list[str] = []
+        start = time.perf_counter()
+        with err.status(head):
+            yield found.append
+        seconds = f"[dim]{time.perf_counter() - start:.0f} s[/dim]"
+        out.print(f"{head} {seconds}")
+        for line in found:
+            out.print(Text(f"    {line}", style="dim"))
+
+
+# ---- making the packed model --------------------------------------------------------------------
+
+
+def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps: Steps) -> bool:
+    """Prunes and packs `source` into folder/pruned and folder/packed, unless they are there.
+
+    Returns:
+        Whether they were there already, made with the same settings.
+    """
+    stamp = folder / "settings.json"
+    if stamp.is_file() and json.loads(stamp.read_text()) == asdict(settings):
+        with steps("Prune") as say:
+            say("reused from the last run, which had the same settings")
+        with steps("Pack") as say:
+            say("reused as well; remove build/demo to start over")
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    with steps(
+        f"Prune {settings.sparsity:.0%} of every linear layer with {settings.method}"
+    ) as say:
+        model = load(source, "auto")
+        windows = None
+        if settings.method == "wanda":
+            windows = calibration_windows(
+                AutoTokenizer.from_pretrained(source),
+                text,
+                settings.samples,
+                settings.length,
+                settings.seed,
+            )
+            say(f"calibrated on {windows.numel():,} tokens of Shakespeare; nothing is retrained")
+        report = prune(
+            model, settings.method, settings.sparsity, calibration=windows, progress=False
+        )
+        say(f"{report.zeros:,} of {report.elements:,} weights are zero now")
+        save_beside(model, source, folder / "pruned")
+    with steps("Pack into Tiled-CSL") as say:
+        # pack_all: also where packing makes a layer larger, as at 50% it does by a little.
+        report = convert_checkpoint(folder / "pruned", folder / "packed", pack_all=True)
+        say(f"{len(report.packed)} layers, read back and compared with the source bit for bit")
+    stamp.write_text(json.dumps(asdict(settings)))
+    return False
+
+
+def load(path: Path, dtype: str) -> Any:
+    """Loads a model as any user of transformers does; a packed one is no different."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True).eval()
+
+
+# ---- measuring ----------------------------------------------------------------------------------
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes of the weight files of a model."""
+    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+def memory_bytes(model: Any) -> int:
+    """Bytes of all parameters and buffers as they are held, shared ones once."""
+    held = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    return sum(held.values())
+
+
+def packed_bytes(model: Any) -> tuple[int, int]:
+    """Bytes of the packed layers as they are held, and as they would be dense."""
+    packed = [m.packed for m in model.modules() if isinstance(m, fs.SparseLinear)]
+    return sum(weight.nbytes for weight in packed), sum(weight.dense_nbytes for weight in packed)
+
+
+def reached_sparsity(model: Any) -> float:
+    """Share of zeros in the packed layers."""
+    packed = [m.packed for m in model.modules() if isinstance(m, fs.SparseLinear)]
+    elements = [weight.shape[0] * weight.shape[1] for weight in packed]
+    kept = sum(weight.density * count for weight, count in zip(packed, elements, strict=True))
+    return 1 - kept / sum(elements)
+
+
+def measure_sizes(dense: Any, packed: Any, source: Path, made: Path) -> dict[str, dict[str, int]]:
+    """Bytes on disk and in memory, of the whole model and of the layers that are packed."""
+    runtime, linears = packed_bytes(packed)
+    storage = sum(
+        layer.storage().nbytes for layer in packed.modules() if isinstance(layer, fs.SparseLinear)
+    )
+    return {
+        "model_on_disk": {"dense": disk_bytes(source), "packed": disk_bytes(made)},
+        "model_in_memory": {"dense": memory_bytes(dense), "packed": memory_bytes(packed)},
+        "linears_on_disk": {"dense": linears, "packed": storage},
+        "linears_in_memory": {"dense": linears, "packed": runtime},
+    }
+
+
+def measure_perplexity(
+    paths: dict[str, Path], tokenizer: Any, text: str, effort: Effort
+) -> dict[str, float]:
+    """Perplexity on held-out text, all in float32, one model in memory at a time."""
+    found = {}
+    for name, path in paths.items():
+        model = load(path, "float32")
+        found[name] = perplexity(
+            model, tokenizer, text, effort.eval_context, effort.eval_tokens, batch_size=2
+        )
+        del model
+    return found
+
+
+@torch.no_grad()
+def decode_rate(model: Any, ids: torch.Tensor, tokens: int) -> float:
+    """Tokens a second of greedy decoding, one sequence, after the prompt has been read."""
+    output = model(input_ids=ids, use_cache=True)
+    start = time.perf_counter()
+    for _ in range(tokens):
+        ids = output.logits[:, -1:].argmax(-1)
+        output = model(input_ids=ids, past_key_values=output.past_key_values, use_cache=True)
+    return tokens / (time.perf_counter() - start)
+
+
+def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> dict[str, float]:
+    """Decode rates, taken in turns so that what else the machine does hits all alike."""
+    rates: dict[str, list[float]] = {name: [] for name in models}
+    for model in models.values():
+        decode_rate(model, ids, 4)  # warm up
+    start = time.perf_counter()
+    for done in range(effort.rounds):
+        if done >= 2 and time.perf_counter() - start > effort.seconds:
+            break
+        for name, model in models.items():
+            rates[name].append(decode_rate(model, ids, effort.decode_tokens))
+    return {name: median(taken) for name, taken in rates.items()}
+
+
+# ---- telling ------------------------------------------------------------------------------------
+
+
+def result_table(result: dict[str, Any]) -> Any:
+    made = table("", "dense", "pruned", "packed", "packed / dense")
+    names = {
+        "model_on_disk": "model on disk",
+        "model_in_memory": "model in memory",
+        "linears_on_disk": "  its linear layers on disk",
+        "linears_in_memory": "  its linear layers in memory",
+    }
+    for key in ("model_on_disk", "linears_on_disk", "model_in_memory", "linears_in_memory"):
+        dense, packed = result["bytes"][key]["dense"], result["bytes"][key]["packed"]
+        made.add_row(names[key], size(dense), size(dense), size(packed), f"{packed / dense:.2f}")
+    made.add_section()
+    quality = result["perplexity"]
+    shown = [f"{quality[name]:.4g}" for name in ("dense", "pruned", "packed")]
+    made.add_row("perplexity", *shown, f"{quality['packed'] / quality['dense']:.2f}")
+    made.add_section()
+    for dtype, rates in result["tokens_per_second"].items():
+        dense, packed = rates["dense"], rates["packed"]
+        name = f"tokens a second, {dtype}"
+        made.add_row(name, f"{dense:.1f}", "", f"{packed:.1f}", f"{packed / dense:.2f}")
+    return made
+
+
+def verdict(result: dict[str, Any]) -> Iterator[str]:
+    """What the figures mean, for better and for worse."""
+    quality, nbytes = result["perplexity"], result["bytes"]
+    same = f"{quality['pruned']:.3g}" == f"{quality['packed']:.3g}"
+    exact = "Packing changed nothing" if same else "PACKING CHANGED THE MODEL, which is a bug"
+    yield f"{exact}: perplexity {quality['pruned']:.5g} pruned, {quality['packed']:.5g} packed."
+    yield (
+        f"Pruning did: perplexity {quality['dense']:.3g} became {quality['pruned']:.3g}. Nothing "
+        "was retrained; a model pruned with care for it loses far less."
+    )
+    disk = nbytes["linears_on_disk"]["packed"] / nbytes["linears_on_disk"]["dense"]
+    if disk > 0.98:
+        yield (
+            f"On disk the packed layers take {disk:.2f} times the dense bytes: Tiled-CSL spends "
+            "32 bits on a kept weight of 16, so it gains above 50% zeros only. `flashsparse "
+            "convert` would have left them dense; the demo packs all the same."
+        )
+    else:
+        yield f"On disk the packed layers take {disk:.2f} times the dense bytes."
+    memory = nbytes["linears_in_memory"]["packed"] / nbytes["linears_in_memory"]["dense"]
+    yield (
+        f"In memory they take {memory:.2f} times: there a weight costs one bit, and 16 more if it "
+        "was kept. Embeddings and the output head stay dense."
+    )
+    for dtype, rates in result["tokens_per_second"].items():
+        ratio = rates["packed"] / rates["dense"]
+        if ratio < 0.97:
+            yield f"In {dtype} the sparse model is SLOWER on this machine: {ratio:.2f} times."
+        elif ratio < 1.03:
+            yield f"In {dtype} the sparse model is as fast as the dense one here, not faster."
+        else:
+            yield f"In {dtype} the sparse model writes {ratio:.2f} times as fast."
+    if result["load"] > result["cores"]:
+        yield (
+            f"This machine was BUSY with other things when the demo began (load "
+            f"{result['load']:.1f} on {result['cores']} cores): its speeds are worth little."
+        )
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be typed from the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def slug(settings: Settings) -> str:
+    return f"{Path(settings.model).name}-{settings.method}-{settings.sparsity:g}"
+
+
+def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort) -> dict[str, Any]:
+    """Runs the demo on a dense model directory and returns its result."""
+    started, load_before = time.perf_counter(), os.getloadavg()[0]
+    steps = Steps(6)
+    with steps("Fetch the model and the text") as say:
+        if source is None:
+            source = smollm2()
+        shakespeare = tinyshakespeare()
+        say(f"{source.name}, {size(disk_bytes(source))}")
+    cut = len(shakespeare) * 4 // 5  # the last fifth is never calibrated on
+    stamp = max(file.stat().st_mtime for file in source.iterdir())
+    settings = Settings(str(source.resolve()), stamp, sparsity, method, SAMPLES, LENGTH)
+    folder = build / slug(settings)
+    reused = make_packed(source, settings, folder, shakespeare[:cut], steps)
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    with steps("Load the packed model with AutoModelForCausalLM.from_pretrained"):
+        dense, packed = load(source, "auto"), load(folder / "packed", "auto")
+    story = tell(packed, tokenizer, effort.story_tokens)
+    until_text = time.perf_counter() - started
+
+    result: dict[str, Any] = {"settings": asdict(settings), "reused": reused, "story": story}
+    result["sparsity"] = reached_sparsity(packed)
+    result["bytes"] = measure_sizes(dense, packed, source, folder / "packed")
+    with steps("Measure the speed, dense and packed in turns"):
+        ids = encode(tokenizer, PROMPT, None)
+        speeds = {}
+        for dtype in dict.fromkeys((str(dense.dtype).removeprefix("torch."), "float32")):
+            if dtype == "float32":
+                dense = load(source, dtype)
+                packed = load(folder / "packed", dtype)
+            speeds[dtype] = measure_speed({"dense": dense, "packed": packed}, ids, effort)
+        result["tokens_per_second"] = speeds
+        del dense, packed
+    with steps("Measure the perplexity on the part of Shakespeare that was held out"):
+        paths = {"dense": source, "pruned": folder / "pruned", "packed": folder / "packed"}
+        result["perplexity"] = measure_perplexity(paths, tokenizer, shakespeare[cut:], effort)
+    machine = hardware()
+    result["cpu"], result["cores"] = machine["cpu"], machine["cores"]
+    result["threads"] = torch.get_num_threads()
+    result["load"] = load_before
+    result["seconds_until_text"] = until_text
+    result["seconds"] = time.perf_counter() - started
+    return result
+
+
+def tell(model: Any, tokenizer: Any, tokens: int) -> dict[str, Any]:
+    """Streams a story to the terminal."""
+    out.print()
+    out.print(Rule("[bold]from the sparse weights[/bold]", style="dim"))
+    out.print(Text(PROMPT, style="italic dim"))
+    out.print()
+    stream = Stream(tokenizer)
+    # A small model that lost half its weights likes to say things twice.
+    generate(model, encode(tokenizer, PROMPT, None), stream, tokens, repetition_penalty=1.15)
+    out.print(Rule(style="dim"))
+    out.print(f"[dim]{describe(stream.stats())}[/dim]", "")
+    return {"prompt": PROMPT, "text": stream.text, "stats": stream.stats()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="a dense model directory of your own")
+    parser.add_argument("--sparsity", type=float, default=0.5, help="share of zeros (default 0.5)")
+    parser.add_argument("--method", choices=("wanda", "magnitude"), default="wanda")
+    options = parser.parse_args(arguments)
+    if options.model is not None and not (options.model / "config.json").is_file():
+        parser.error(f"{options.model} is no model directory: it has no config.json")
+    if not 0 < options.sparsity < 1:
+        parser.error("--sparsity is a share between 0 and 1, such as 0.5")
+    transformers_logging.disable_progress_bar()
+    logging.basicConfig(level=logging.WARNING, format="    %(message)s")
+    # That the layers are not smaller on disk is said below, with the rest of the verdict.
+    logging.getLogger("flashsparse_plugin.checkpoint").setLevel(logging.ERROR)
+    try:
+        result = run(options.model, options.sparsity, options.method, BUILD, Effort())
+    except KeyboardInterrupt:
+        err.print("\n[dim]Stopped.[/dim]")
+        return 130
+    except (ValueError, OSError, RuntimeError) as error:
+        print_error(error)
+        return 1
+    out.print()
+    out.print(result_table(result))
+    out.print()
+    points = Table.grid(padding=(0, 1))
+    for line in verdict(result):
+        points.add_row("•", Text(line))
+    out.print(points)
+    figures = BUILD / "result.json"
+    figures.write_text(json.dumps(result, indent=2))
+    out.print()
+    where = f"{result['cpu']}, threads used: {result['threads']}, GPU: none"
+    out.print(Text(f"{where}. {result['seconds']:.0f} s in all.", style="dim"))
+    out.print(Text(f"Figures:    {shown(figures)}"), soft_wrap=True)
+    command = shown(Path(sys.executable).with_name("flashsparse"))
+    packed = shown(BUILD / slug(Settings(**result["settings"])) / "packed")
+    out.print(Text(f'Now yours:  {command} generate {packed} -p "Hello"'), soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion did, layer by layer: for people, for programs, for the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class LayerReport:
+    """One linear layer.
+
+    Attributes:
+        name: Of the module.
+        kind: What layers of one sort share, e.g. "q_proj".
+        shape: (out_features, in_features).
+        sparsity: Share of zeros; None where the layer has no weight of its own.
+        bytes_dense: Of the dense weight.
+        bytes_packed: Of the packed weight; None where it was not packed for comparison.
+        reason: Why the layer is dense; None where it is packed.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, int]
+    sparsity: float | None
+    bytes_dense: int
+    bytes_packed: int | None = None
+    reason: str | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        return self.reason is None
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that the weight takes in the checkpoint."""
+        packed = self.bytes_packed if self.is_packed else None
+        return self.bytes_dense if packed is None else packed
+
+
+@dataclass
+class ConversionReport:
+    """What `convert_checkpoint` did. Sizes are bytes of tensors.
+
+    Attributes:
+        source, out: The two directories.
+        format: The packed format.
+        dtype: Of the packed values.
+        bytes_source, bytes_out: All tensors before and after.
+        layers: The linear layers of the model.
+        rounded_values: Values that a change of dtype changed.
+        resumed_shards: Output shards kept from an interrupted run.
+        warnings: What the user should know, one sentence each.
+    """
+
+    source: str
+    out: str
+    format: str
+    dtype: str
+    bytes_source: int
+    bytes_out: int = 0
+    layers: list[LayerReport] = field(default_factory=list)
+    rounded_values: int = 0
+    resumed_shards: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def packed(self) -> list[LayerReport]:
+        return [layer for layer in self.layers if layer.is_packed]
+
+    @property
+    def sparsity(self) -> float | None:
+        """Share of zeros over all packed layers."""
+        return mean_sparsity(self.packed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything as plain JSON values."""
+        return {
+            **asdict(self),
+            "layers": [
+                {**asdict(x), "packed": x.is_packed, "shape": list(x.shape)} for x in self.layers
+            ],
+            "sparsity": self.sparsity,
+        }
+
+
+def mean_sparsity(layers: Iterable[Any]) -> float | None:
+    """Share of zeros over all weights of some layers, None where no layer has any."""
+    known = [(x.shape[0] * x.shape[1], x.sparsity) for x in layers if x.sparsity is not None]
+    weights = sum(count for count, _ in known)
+    return sum(count * sparsity for count, sparsity in known) / weights if weights else None
+
+
+def by_kind(layers: Iterable[Any]) -> dict[str, list[Any]]:
+    """Groups layers by kind, in the order in which the kinds first appear."""
+    groups: dict[str, list[Any]] = {}
+    for layer in layers:
+        groups.setdefault(layer.kind, []).append(layer)
+    return groups
+
+
+def human(nbytes: float) -> str:
+    """Returns a number of bytes for people, in powers of ten: "93.4 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(nbytes) < 999.5:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardWriter: one safetensors file, written tensor by tensor.
+
+`safetensors.torch.save_file` wants every tensor of a file in memory at once. Here the file starts
+with room for the header, which the format lets us fill up with spaces, and each tensor goes to
+disk as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .reader import DTYPES, CheckpointError
+
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_ALIGNMENT = 8  # bytes; that of the largest dtype, and what the header's length is rounded to
+
+
+class ShardWriter:
+    """Writes one safetensors file.
+
+    Args:
+        path: The file.
+        names: Every tensor name that may be added, for the size of the header.
+    """
+
+    def __init__(self, path: Path, names: Iterable[str]):
+        self.path = path
+        # An entry is the name and at most 150 characters: dtype, shape, two offsets, punctuation.
+        room = 64 + sum(len(json.dumps(name)) + 150 for name in names)
+        self._room = -(-room // _ALIGNMENT) * _ALIGNMENT
+        self._entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._odd: list[tuple[str, torch.dtype, tuple[int, ...], bytes]] = []
+        self._digest = hashlib.sha256()
+        self.nbytes = 0
+        self._file = io.BufferedWriter(io.FileIO(path, "w"))
+        self._file.seek(8 + self._room)
+
+    def add(
+        self, name: str, dtype: torch.dtype, shape: tuple[int, ...], parts: Iterable[Tensor]
+    ) -> None:
+        """Adds a tensor that comes in parts, which follow each other in memory order.
+
+        A tensor whose size would leave the next one unaligned waits in memory for the end of the
+        file; those are small (biases, offsets).
+        """
+        size = math.prod(shape) * dtype.itemsize
+        self.nbytes += size
+        if size % _ALIGNMENT:
+            self._odd.append((name, dtype, shape, b"".join(as_bytes(part) for part in parts)))
+        else:
+            self._write(name, dtype, shape, (as_bytes(part) for part in parts))
+
+    def close(self) -> str:
+        """Completes the file and returns its digest (see `digest_of`)."""
+        for name, dtype, shape, data in sorted(
+            self._odd, key=lambda odd: (-odd[1].itemsize, odd[0])
+        ):
+            self._write(name, dtype, shape, [data])
+        header = json.dumps(self._entries, separators=(",", ":")).encode()
+        if len(header) > self._room:
+            raise CheckpointError(f"{self.path}: tensors of that many dimensions are not supported")
+        header = header.ljust(self._room)
+        self._file.seek(0)
+        self._file.write(self._room.to_bytes(8, "little") + header)
+        self._file.close()
+        self._digest.update(header)
+        return self._digest.hexdigest()
+
+    def abort(self) -> None:
+        self._file.close()
+
+    def _write(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        parts: Iterable[memoryview | bytes],
+    ) -> None:
+        start = self._file.tell() - 8 - self._room
+        for part in parts:
+            self._file.write(part)
+            self._digest.update(part)
+        end = self._file.tell() - 8 - self._room
+        self._entries[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a CPU tensor, row by row, without copying it where it is contiguous."""
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's tensors followed by its header, the order in which they were written."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            return ""
+        header = file.read(length)
+        while part := file.read(1 << 24):
+            digest.update(part)
+    digest.update(header)
+    return digest.hexdigest()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `flashsparse`: one file a command.
+
+Everything here starts fast: a command's module imports typer and rich, and torch, transformers or
+vLLM only once the command runs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import flashsparse_plugin
+
+from .console import out, reported
+from .convert import convert
+from .doctor import doctor
+from .generate import generate
+from .inspect import inspect
+from .prune import prune
+
+app = typer.Typer(
+    name="flashsparse",
+    help="Prune, pack, inspect and run language models with sparse weights.",
+    epilog="Each command has examples: [bold]flashsparse COMMAND --help[/bold]. "
+    "FLASHSPARSE_DEBUG=1 shows the traceback of an error.",
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"flashsparse {flashsparse_plugin.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _flashsparse(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_version),
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for command in (prune, convert, inspect, generate, doctor):
+    app.command()(reported(command))
+
+
+def main() -> None:
+    """Runs the command line; the entry point of the script `flashsparse`."""
+    app(prog_name="flashsparse")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command shares: where text goes, how a table looks, how an error is told.
+
+Results go to stdout, everything on the way to stderr, so that a command can be piped. Colours,
+spinners and bars are for terminals only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+DEBUG = "FLASHSPARSE_DEBUG"
+
+
+def table(*columns: str, left: int = 1) -> Table:
+    """Returns an empty table whose first `left` columns hold text and the rest numbers."""
+    made = Table(header_style="dim", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index < left else "right", overflow="fold")
+    return made
+
+
+def size(nbytes: float) -> str:
+    """Returns a number of bytes for people, in powers of ten: "93.4 MB"."""
+    if nbytes < 999.5:
+        return f"{nbytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 999.5:
+            return f"{nbytes:.3g} {unit}"
+    return f"{nbytes / 1000:.3g} TB"
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Writes one JSON document to stdout, for programs."""
+    typer.echo(json.dumps(data, indent=2, default=str))
+
+
+def usage(message: str, hint: str | None = None) -> typer.BadParameter:
+    """Returns the error of a command line that cannot be meant; raise it (exit code 2)."""
+    return typer.BadParameter(message, param_hint=hint)
+
+
+def print_error(error: BaseException) -> None:
+    """Tells an error in one paragraph on stderr."""
+    message = str(error).strip() or "no message"
+    if not isinstance(error, (ValueError, OSError, ImportError, RuntimeError)):
+        message = f"{type(error).__name__}: {message}"  # not one that we raise for people to read
+    text = Text.assemble(("Error: ", "bold red"), " ".join(message.split()))
+    err.print(text, soft_wrap=not err.is_terminal)
+
+
+def reported(command: Callable[..., None]) -> Callable[..., None]:
+    """Wraps a command so that what goes wrong is a message and an exit code, not a traceback.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage (typer's), 130 stopped by Ctrl-C.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            err.print("\n[dim]Stopped.[/dim]")
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if os.environ.get(DEBUG) == "1":
+                raise
+            print_error(error)
+            raise typer.Exit(1) from None
+
+    return run

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse convert`: a dense checkpoint with zeros in, a packed checkpoint out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from .console import err, out, print_json, size, table, usage
+from .models import model_directory
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.checkpoint import ConversionReport
+
+
+class PackedDtype(str, Enum):
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="Directory of the pruned model.", metavar="SRC")],
+    destination: Annotated[
+        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
+    ],
+    format: Annotated[str, typer.Option(help="Packed format of the layers.")] = "tiled_csl",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the format. Can be repeated.", metavar="NAME=NUMBER"),
+    ] = None,
+    dtype: Annotated[
+        PackedDtype | None,
+        typer.Option(help="Round all matrices to it.", show_default="as they are"),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layer to leave dense: a name or re:PATTERN. Can be repeated.",
+            show_default="lm_head",
+        ),
+    ] = None,
+    pack_all: Annotated[
+        bool, typer.Option("--pack-all", help="Pack also layers that get larger by it.")
+    ] = False,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Largest weight file.", metavar="SIZE")
+    ] = "5GB",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is at OUT.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Pack a pruned model: store its linear layers without their zeros.
+
+    One layer is in memory at a time, and everything written is read back and compared with the
+    source. OUT appears when it is complete; after an interruption the same command goes on.
+
+    Layers that would be larger packed than dense stay dense, and lm_head does.
+
+    \b
+    [bold]Examples[/bold]
+      flashsparse convert PRUNED OUT
+      flashsparse convert PRUNED OUT --dtype bfloat16 --overwrite
+      flashsparse convert PRUNED OUT --ignore lm_head --ignore 're:.*layers\\.0\\.'
+      flashsparse convert PRUNED OUT --pack-all --json
+    """
+    directory = model_directory(source)
+    options = dict(_option(text) for text in option or [])
+
+    ignore = ["lm_head"] if ignore is None else ignore
+    with err.status("Starting"):
+        from flashsparse_plugin.checkpoint import convert_checkpoint
+        from flashsparse_plugin.checkpoint.values import parse_size
+        from flashsparse_plugin.formats import get_format
+        from flashsparse_plugin.matching import matches
+
+    for check, value, name in (
+        (get_format, format, "--format"),
+        (parse_size, max_shard_size, "--max-shard-size"),
+        (lambda patterns: matches("", patterns), ignore, "--ignore"),
+    ):
+        try:
+            check(value)
+        except ValueError as error:
+            raise usage(str(error), name) from None
+    start = time.perf_counter()
+    with progress("Converting") as on_progress, _own_warnings():
+        report = convert_checkpoint(
+            directory,
+            destination,
+            format=format,
+            options=options,
+            dtype=None if dtype is None else dtype.value,
+            ignore=ignore,
+            pack_all=pack_all,
+            max_shard_size=max_shard_size,
+            overwrite=overwrite,
+            on_progress=on_progress,
+        )
+    seconds = time.perf_counter() - start
+    if as_json:
+        print_json({**report.to_dict(), "seconds": seconds})
+    else:
+        _show(report, seconds)
+
+
+def _option(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not (name.isidentifier() and number.isdecimal()):
+        raise usage(f"{text!r} is not NAME=NUMBER, such as n=2", "--option")
+    return name, int(number)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows a bar while the block runs, on a terminal; yields what is to be called with news."""
+    bar = Progress(
+        TextColumn(title),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.description}"),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("")
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total, description=_short(what)
+        )
+
+
+def _short(what: str, width: int = 44) -> str:
+    return what if len(what) <= width else "…" + what[1 - width :]
+
+
+@contextmanager
+def _own_warnings() -> Iterator[None]:
+    """Keeps the library's warnings out of the log: the report has them, and is shown."""
+    logger = logging.getLogger("flashsparse_plugin.checkpoint")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _show(report: ConversionReport, seconds: float) -> None:
+    from flashsparse_plugin.checkpoint.report import by_kind, mean_sparsity
+
+    made = table("Kind", "packed", "shape", "zeros", "dense", "here", "")
+    for kind, layers in by_kind(x for x in report.layers if x.sparsity is not None).items():
+        shapes = sorted({x.shape for x in layers})
+        shape = f"{shapes[0][0]} x {shapes[0][1]}" if len(shapes) == 1 else f"{len(shapes)} shapes"
+        dense, here = (sum(getattr(x, f"bytes_{k}") for x in layers) for k in ("dense", "written"))
+        made.add_row(
+            Text(kind),
+            f"{sum(x.is_packed for x in layers)} of {len(layers)}",
+            shape,
+            f"{mean_sparsity(layers):.1%}",
+            size(dense),
+            size(here),
+            f"{here / dense:.0%}",
+        )
+    linear = [x for x in report.layers if x.sparsity is not None]
+    dense, here = (sum(getattr(x, f"bytes_{k}") for x in linear) for k in ("dense", "written"))
+    made.add_row("everything else", "", "", "", "", size(report.bytes_out - here), "")
+    made.add_section()
+    made.add_row(
+        "model",
+        f"{len(report.packed)} of {len(report.layers)}",
+        "",
+        "",
+        size(report.bytes_source),
+        size(report.bytes_out),
+        f"{report.bytes_out / report.bytes_source:.0%}",
+        style="bold",
+    )
+    out.print(made)
+    out.print()
+    for warning in report.warnings:
+        out.print(Text.assemble(("Note: ", "yellow"), warning))
+    how = f"{report.format}, {report.dtype}, {seconds:.0f} s"
+    if report.resumed_shards:
+        how += f", {report.resumed_shards} files kept from the interrupted run"
+    out.print(Text(f"Packed and verified ({how}): {report.out}"), soft_wrap=True)
+    out.print(Text(f"Try it:  flashsparse generate {report.out}"), soft_wrap=True)

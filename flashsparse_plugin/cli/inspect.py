@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse inspect`: what a model directory holds, and what each format would make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from .console import err, out, print_json, size, table
+from .convert import progress
+from .models import model_directory
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.checkpoint import Inspection, LayerInspection
+
+
+def inspect(
+    path: Annotated[
+        str, typer.Argument(help="Directory of a dense or packed model.", metavar="PATH")
+    ],
+    layers: Annotated[
+        bool, typer.Option("--layers", help="One row a layer instead of one a kind of layer.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Show what a model's linear layers are made of and what packing them would save.
+
+    Reads a dense or a packed model layer by layer: shape, zeros, bytes as stored, as dense, in
+    each format, and on a CPU at run time. Packed layers are validated on the way.
+
+    \b
+    [bold]Examples[/bold]
+      flashsparse inspect MODEL
+      flashsparse inspect MODEL --layers
+      flashsparse inspect MODEL --json > model.json
+    """
+    directory = model_directory(path)
+    with err.status("Starting"):
+        from flashsparse_plugin.checkpoint import inspect_checkpoint
+
+    with progress("Inspecting") as on_progress:
+        found = inspect_checkpoint(directory, on_progress=on_progress)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _show(found, layers)
+
+
+def _show(found: Inspection, by_layer: bool) -> None:
+    from flashsparse_plugin.checkpoint.report import by_kind
+
+    state = "dense" if found.format is None else f"packed to {found.format}"
+    head = f"{found.path}  {found.model_type}, {state}, {size(found.bytes_stored)} of weights"
+    out.print(Text(head, style="bold"), soft_wrap=True)
+    out.print()
+    formats = list(found.layers[0].bytes_in)
+    sizes = ["bytes_dense", *formats, "bytes_cpu"]
+    headers = ["dense", *(name.replace("_", "\n") for name in formats), "on CPU"]
+    if found.format is not None:  # else the same as dense
+        sizes, headers = ["bytes_stored", *sizes], ["stored", *headers]
+    made = table("Layer" if by_layer else "Kind", "shape", "zeros", *headers)
+    for column in made.columns[1:]:
+        column.no_wrap = True
+    each = {layer.name: [layer] for layer in found.layers}
+    groups = each if by_layer else by_kind(found.layers)
+    for name, group in groups.items():
+        label = name if by_layer else f"{name} ({len(group)})"
+        made.add_row(Text(label), _shape(group), *_numbers(group, sizes))
+    made.add_section()
+    label = f"all ({len(found.layers)})"
+    made.add_row(label, "", *_numbers(found.layers, sizes), style="bold")
+    made.add_row("of dense", "", "", *_shares(found.layers, sizes), style="dim")
+    out.print(made, width=None if out.is_terminal else 140)
+    out.print()
+    out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
+    _show_reasons(found)
+
+
+def _shape(group: Sequence[LayerInspection]) -> str:
+    shapes = sorted({layer.shape for layer in group})
+    rows, cols = shapes[0]
+    return f"{rows} x {cols}" if len(shapes) == 1 else f"{len(shapes)} shapes"
+
+
+def _sum(group: Sequence[LayerInspection], name: str) -> int | None:
+    """Bytes of some layers by an attribute or in a format; None where a format refuses one."""
+    sizes = [layer.bytes_in.get(name, getattr(layer, name, None)) for layer in group]
+    return None if None in sizes else sum(sizes)
+
+
+def _numbers(group: Sequence[LayerInspection], names: Sequence[str]) -> list[str | Text]:
+    """Cells of a row: green where a size is below dense, yellow where it is above."""
+    from flashsparse_plugin.checkpoint.report import mean_sparsity
+
+    dense = _sum(group, "bytes_dense")
+    cells: list[str | Text] = [f"{mean_sparsity(group):.1%}"]
+    for name in names:
+        nbytes = _sum(group, name)
+        if nbytes is None:
+            cells.append(Text("no", style="dim"))
+        else:
+            style = "" if nbytes == dense else "green" if nbytes < dense else "yellow"
+            cells.append(Text(size(nbytes), style=style))
+    return cells
+
+
+def _shares(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[str]:
+    dense = _sum(layers, "bytes_dense")
+    sums = [_sum(layers, name) for name in names]
+    return ["" if nbytes is None else f"{nbytes / dense:.0%}" for nbytes in sums]
+
+
+def _show_reasons(found: Inspection) -> None:
+    reasons: dict[str, list[str]] = {}
+    for layer in found.layers:
+        if layer.reason is not None:
+            reasons.setdefault(layer.reason.partition(":")[0], []).append(layer.name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        out.print(Text(f"Dense: {', '.join(names[:2])}{more} ({reason})"))

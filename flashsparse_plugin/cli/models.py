@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading models for commands: what may be named, and errors that say what to do."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .console import usage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Dtype(str, Enum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+DTYPES = ", ".join(dtype.value for dtype in Dtype)
+
+
+def model_directory(name: str) -> Path:
+    """Returns the directory of a model, or raises the usage error that says what is missing."""
+    path = Path(name).expanduser()
+    if not (path / "config.json").is_file():
+        what = "has no config.json" if path.is_dir() else "is no directory"
+        raise usage(
+            f"{name} {what}. A model is a local directory as transformers saves it; one from a hub "
+            "is fetched with: hf download ORGANISATION/NAME --local-dir DIRECTORY",
+            "MODEL",
+        )
+    return path
+
+
+def load_model(path: Path, dtype: Dtype = Dtype.auto, dense: bool = False) -> PreTrainedModel:
+    """Loads a causal language model, packed or dense, for inference on the CPU.
+
+    Args:
+        path: Its directory.
+        dtype: Of its activations; "auto" means as stored.
+        dense: Refuse a packed or otherwise quantized one.
+
+    Raises:
+        ImportError: Where transformers is not installed.
+        ValueError: For a quantized model where a dense one is wanted.
+        OSError: For weights in another form than safetensors.
+    """
+    transformers = _transformers()
+    config = transformers.AutoConfig.from_pretrained(path)
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if dense and method is not None:
+        raise ValueError(
+            f"{path} is quantized already ({method}): prune the dense model it was made from"
+        )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype.value, use_safetensors=True
+    )
+    return model.eval()
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a model.
+
+    Raises:
+        ValueError: Where there is none.
+    """
+    transformers = _transformers()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path} has no tokenizer that transformers can load ({error}): copy tokenizer.json "
+            "and tokenizer_config.json from the model it was made from"
+        ) from error
+
+
+def _transformers():
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError(
+            "this command needs transformers: pip install 'flashsparse-plugin[hf]'"
+        ) from None
+    # Commands show what they do themselves, and only on a terminal.
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse prune`: a dense checkpoint in, the same checkpoint with zeros out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from .console import err, out, print_json, table, usage
+from .models import DTYPES, Dtype, load_model, load_tokenizer, model_directory
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.pruning import PruneReport
+
+
+class Method(str, Enum):
+    wanda = "wanda"
+    magnitude = "magnitude"
+
+
+class Scope(str, Enum):
+    layer = "layer"
+    row = "row"
+    everything = "global"
+
+
+def prune(
+    model: Annotated[str, typer.Argument(help="Directory of the dense model.", metavar="MODEL")],
+    destination: Annotated[
+        Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
+    ],
+    sparsity: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Share of zeros.", show_default="0.5, or what --pattern implies"
+        ),
+    ] = None,
+    method: Annotated[
+        Method, typer.Option(help="wanda needs --calibration and keeps far more of the model.")
+    ] = Method.wanda,
+    pattern: Annotated[
+        str | None,
+        typer.Option(help="N:M keeps N of every M consecutive inputs.", metavar="N:M"),
+    ] = None,
+    vector_length: Annotated[
+        int, typer.Option(min=1, help="Consecutive rows that share the choice of a pattern.")
+    ] = 1,
+    scope: Annotated[
+        Scope | None,
+        typer.Option(
+            help="Among what the least important weights are chosen; global is for magnitude.",
+            show_default="row for wanda, layer for magnitude",
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Text file for wanda.", exists=True, dir_okay=False, readable=True),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a window.")] = 512,
+    seed: Annotated[int, typer.Option(help="Of the places the windows are taken from.")] = 0,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layer to leave dense: a name or re:PATTERN. Can be repeated.",
+            show_default="lm_head",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help=f"Of the weights written: {DTYPES}.", metavar="DTYPE")
+    ] = Dtype.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Choose the zeros: set the least important weights of a model to zero.
+
+    OUT becomes an ordinary dense checkpoint with zeros in it, as large as before.
+
+    Pack it with [bold]flashsparse convert[/bold].
+
+    \b
+    [bold]Examples[/bold]
+      flashsparse prune MODEL OUT --calibration text.txt
+      flashsparse prune MODEL OUT --calibration text.txt --sparsity 0.6
+      flashsparse prune MODEL OUT --method magnitude --scope global
+      flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4
+      flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'
+    """
+    source = model_directory(model)
+    if method is Method.wanda and calibration is None:
+        raise usage(
+            "wanda looks at the model's activations on a text: give one with --calibration "
+            "FILE.txt, of the kind the model will see, or prune by weight alone with "
+            "--method magnitude",
+            "--calibration",
+        )
+    if method is Method.magnitude and calibration is not None:
+        raise usage(
+            "magnitude looks at no text: leave it out, or use --method wanda", "--calibration"
+        )
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
+    rule = None if pattern is None else _pattern(pattern)
+
+    from flashsparse_plugin import pruning
+
+    start = time.perf_counter()
+    with err.status(f"Loading {source.name}"):
+        loaded = load_model(source, dtype, dense=True)
+        windows = None
+        if calibration is not None:
+            text = calibration.read_text(encoding="utf-8", errors="replace")
+            windows = pruning.calibration_windows(
+                load_tokenizer(source), text, samples, length, seed
+            )
+    report = pruning.prune(
+        loaded,
+        method.value,
+        sparsity,
+        scope.value if scope else None,
+        rule,
+        vector_length,
+        windows,
+        ignore if ignore is not None else ["lm_head"],
+        progress=err.is_terminal,
+    )
+    with err.status(f"Writing {destination}"):
+        save_beside(loaded, source, destination)
+    seconds = time.perf_counter() - start
+    if as_json:
+        paths = {"model": str(source), "out": str(destination), "seconds": seconds}
+        print_json(paths | report.to_dict())
+    else:
+        _show(report, destination, seconds)
+
+
+def _pattern(text: str) -> tuple[int, int]:
+    kept, _, window = text.partition(":")
+    if not (kept.isdecimal() and window.isdecimal()):
+        raise usage(f"{text!r} is no pattern N:M, such as 2:4", "--pattern")
+    return int(kept), int(window)
+
+
+def save_beside(model: Any, source: Path, destination: Path) -> None:
+    """Saves a model with the files that came along with it: tokenizer, chat template, licence.
+
+    All or nothing: it is written under another name, and renamed once it is whole.
+    """
+    destination = destination.absolute()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=destination.parent, prefix=f".{destination.name}."
+    ) as work:
+        whole = Path(work) / "model"
+        model.save_pretrained(whole)
+        for file in source.iterdir():
+            weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not (whole / file.name).exists():
+                shutil.copyfile(file, whole / file.name)
+        whole.rename(destination)  # an empty directory there is replaced
+
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+
+
+def _show(report: PruneReport, destination: Path, seconds: float) -> None:
+    kinds: dict[str, list[Any]] = {}
+    for layer in report.layers:
+        kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
+    made = table("Kind", "layers", "weights", "zeros", "sparsity", "least", "most")
+    for kind, layers in kinds.items():
+        shares = [layer.sparsity for layer in layers]
+        elements, zeros = (sum(getattr(x, name) for x in layers) for name in ("elements", "zeros"))
+        row = (f"{len(layers)}", f"{elements:,}", f"{zeros:,}", f"{zeros / elements:.1%}")
+        made.add_row(Text(kind), *row, f"{min(shares):.1%}", f"{max(shares):.1%}")
+    made.add_section()
+    total = (f"{len(report.layers)}", f"{report.elements:,}", f"{report.zeros:,}")
+    made.add_row("all", *total, f"{report.sparsity:.1%}", style="bold")
+    out.print(made)
+    out.print()
+    out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
+    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds every registered op against its reference, on every device that it is implemented for.
+
+No op is listed here: `run` asks torch which there are, and an op's name says what it promises
+(`<format>_pack`, `<format>_linear`, ...). An op whose name promises nothing known is reported as
+"no self-test" rather than left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops, reference
+
+PASS, FAIL, NO_SELF_TEST = "PASS", "FAIL", "no self-test"
+
+_SHAPE = (200, 150)  # several tiles, and none of them whole at the edges
+_TOKENS = (1, 8, 33)  # one token, a small batch, an odd number of them
+_WEIGHT_DTYPES = (torch.float16, torch.bfloat16)
+_X_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass
+class SelfTest:
+    """How one op fared.
+
+    Attributes:
+        op: Its name in `torch.ops.flashsparse`.
+        device: "cpu" or "cuda".
+        status: PASS, FAIL or NO_SELF_TEST.
+        max_error: Largest error of one element: of a product in units of sum |x||w|, else
+            absolute; None where no number was computed.
+        detail: What is wrong, or empty.
+    """
+
+    op: str
+    device: str
+    status: str
+    max_error: float | None = None
+    detail: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Wrong(Exception):
+    """A self-test's finding."""
+
+
+def op_names() -> list[str]:
+    """Names of the ops that are registered in `torch.ops.flashsparse`, sorted."""
+    schemas = torch._C._jit_get_all_schemas()
+    return sorted({s.name.split("::")[1] for s in schemas if s.name.startswith("flashsparse::")})
+
+
+def kernel_path() -> str | None:
+    """Name of the kernels that the CPU ops chose (avx512, ...), None where they do not tell."""
+    return str(ops.cpu_capability()) if "cpu_capability" in op_names() else None
+
+
+def devices(op: str) -> list[str]:
+    """Devices of this machine that `op` has an implementation for."""
+    present = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [device for device in present if has(f"flashsparse::{op}", device.upper())]
+    return found or ["cpu"]  # an op without tensors is implemented once, for no device
+
+
+def run() -> list[SelfTest]:
+    """Tests every registered op."""
+    return [check(op, device) for op in op_names() for device in devices(op)]
+
+
+def check(op: str, device: str = "cpu") -> SelfTest:
+    """Tests one op on one device; whatever goes wrong is in the result."""
+    test = _find(op)
+    if test is None:
+        return SelfTest(op, device, NO_SELF_TEST)
+    try:
+        worst = max(test(weight, device) for weight in _weights())
+    except _Wrong as finding:
+        return SelfTest(op, device, FAIL, None, str(finding))
+    except Exception as error:
+        return SelfTest(op, device, FAIL, None, f"{type(error).__name__}: {error}".splitlines()[0])
+    return SelfTest(op, device, PASS, worst)
+
+
+def _find(op: str) -> Callable[[Tensor, str], float] | None:
+    if op == "cpu_capability":
+        return _capability
+    if "_to_" in op:
+        source, target = op.split("_to_")
+        return lambda weight, device: _transcode(op, source, target, weight, device)
+    for promise, test in _PROMISES.items():
+        if op.endswith(promise):
+            name = op.removesuffix(promise)
+            return lambda weight, device: test(name, weight, device)
+    return None
+
+
+def _weights() -> list[Tensor]:
+    """Half-empty weights with an empty and a full tile, and the values that are easy to lose."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(_SHAPE, generator=generator)
+    weight[torch.rand(_SHAPE, generator=generator) < 0.5] = 0.0
+    weight[:128, :64] = 0.0
+    weight[128:, 64:128] = 1.5
+    weight[0, 149] = -0.0
+    return [weight.to(dtype) for dtype in _WEIGHT_DTYPES]
+
+
+def _op(name: str) -> Any:
+    return getattr(ops, name)
+
+
+def _on(device: str, tensors: Any) -> list[Tensor]:
+    return [tensor.to(device) for tensor in tensors]
+
+
+def _same(result: Tensor, expected: Tensor, what: str) -> float:
+    """Compares bit for bit, but for the sign of zero; the error of equal tensors is 0."""
+    result = result.cpu()
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        raise _Wrong(
+            f"{what} gave {list(result.shape)} {result.dtype}, "
+            f"not {list(expected.shape)} {expected.dtype}"
+        )
+    if not torch.equal(result, expected):
+        wrong = int((result != expected).sum())
+        raise _Wrong(f"{what}: {wrong} of {expected.numel()} elements differ from the reference")
+    return 0.0
+
+
+# ---- what a name promises -----------------------------------------------------------------------
+
+
+def _pack(name: str, weight: Tensor, device: str) -> float:
+    tensors = [tensor.cpu() for tensor in _op(f"{name}_pack")(weight.to(device))]
+    unpack = getattr(reference, f"{name}_unpack", None)
+    if unpack is not None:  # a format may leave its packer some freedom, so compare what it means
+        return _same(unpack(*tensors, *weight.shape, weight.dtype), weight, "packing")
+    expected = getattr(reference, f"{name}_pack")(weight)
+    return max(_same(*pair, "packing") for pair in zip(tensors, expected, strict=True))
+
+
+def _unpack(name: str, weight: Tensor, device: str) -> float:
+    tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
+    result = _op(f"{name}_unpack")(*tensors, *weight.shape, weight.dtype)
+    return _same(result, weight, "unpacking")
+
+
+def _validate(name: str, weight: Tensor, device: str) -> float:
+    tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
+    validate = _op(f"{name}_validate")
+    result, nonzeros = int(validate(*tensors, *weight.shape)), int(weight.count_nonzero())
+    if result != nonzeros:
+        raise _Wrong(f"counted {result} nonzeros where there are {nonzeros}")
+    for index, tensor in enumerate(tensors):
+        damaged = [*tensors[:index], tensor[:-1], *tensors[index + 1 :]]
+        try:
+            validate(*damaged, *weight.shape)
+        except RuntimeError:
+            continue
+        raise _Wrong(f"took tensors of which number {index} was cut short")
+    return 0.0
+
+
+def _transcode(op: str, source: str, target: str, weight: Tensor, device: str) -> float:
+    tensors = _on(device, getattr(reference, f"{source}_pack")(weight))
+    results = _op(op)(*tensors, *weight.shape)
+    expected = getattr(reference, f"{target}_pack")(weight)
+    return max(_same(*pair, "transcoding") for pair in zip(results, expected, strict=True))
+
+
+def _linear(name: str, weight: Tensor, device: str) -> float:
+    """The error of each element in units of sum |x||w|: that of its rounding and its sum."""
+    tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
+    generator = torch.Generator().manual_seed(1)
+    out_features, in_features = weight.shape
+    worst = 0.0
+    for dtype in _X_DTYPES:
+        limit = torch.finfo(dtype).eps / 2 + in_features * 2.0**-24
+        for tokens in _TOKENS:
+            x = torch.randn(tokens, in_features, generator=generator).to(dtype)
+            bias = torch.randn(out_features, generator=generator).to(dtype)
+            y = _op(f"{name}_linear")(
+                x.to(device), *tensors, out_features, weight.dtype, bias.to(device)
+            ).cpu()
+            expected = reference.linear(x, weight, bias)
+            scale = reference.linear(x.abs(), weight.abs(), bias.abs())
+            error = float(((y.double() - expected).abs() / scale).nan_to_num(torch.inf).max())
+            if not error <= limit or y.dtype != dtype:
+                raise _Wrong(
+                    f"error {error:.1e} above {limit:.1e} at {tokens} tokens, x "
+                    f"{dtype}, weight {weight.dtype}".replace("torch.", "")
+                )
+            worst = max(worst, error)
+    return worst
+
+
+def _capability(weight: Tensor, device: str) -> float:
+    if not kernel_path():
+        raise _Wrong("names no kernels")
+    return 0.0
+
+
+_PROMISES = {"_pack": _pack, "_unpack": _unpack, "_validate": _validate, "_linear": _linear}

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing zeros: magnitude, Wanda, and N:M patterns of either."""
+
+from .calibration import calibration_windows
+from .layers import LayerReport, PruneReport, prunable_linears
+from .magnitude import magnitude_scores, prune_weight
+from .masks import keep_mask
+from .nm import nm_keep_mask
+from .pruner import prune
+from .wanda import wanda_scores
+
+__all__ = [
+    "LayerReport",
+    "PruneReport",
+    "calibration_windows",
+    "keep_mask",
+    "magnitude_scores",
+    "nm_keep_mask",
+    "prunable_linears",
+    "prune",
+    "prune_weight",
+    "wanda_scores",
+]

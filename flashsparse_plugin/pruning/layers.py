@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers of a model are pruned, and what became of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..matching import matches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+LM_HEAD = "lm_head"
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """The zeros of one weight."""
+
+    name: str
+    shape: tuple[int, int]
+    zeros: int
+
+    @property
+    def elements(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def sparsity(self) -> float:
+        return self.zeros / self.elements if self.elements else 0.0
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What pruning reached: every layer that was pruned, in the model's order, and the totals."""
+
+    method: str
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(layer.elements for layer in self.layers)
+
+    @property
+    def zeros(self) -> int:
+        return sum(layer.zeros for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        return self.zeros / self.elements if self.elements else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, for JSON."""
+        return {
+            "method": self.method,
+            "elements": self.elements,
+            "zeros": self.zeros,
+            "sparsity": self.sparsity,
+            "layers": [asdict(layer) | {"sparsity": layer.sparsity} for layer in self.layers],
+        }
+
+
+def report(method: str, linears: dict[str, nn.Linear]) -> PruneReport:
+    """Count the zeros of pruned layers."""
+    layers = []
+    for name, linear in linears.items():
+        weight = linear.weight.detach()
+        zeros = weight.numel() - int(weight.count_nonzero())
+        layers.append(LayerReport(name, tuple(weight.shape), zeros))
+    return PruneReport(method, tuple(layers))
+
+
+def check_weight(name: str, weight: torch.Tensor) -> None:
+    """Raise ValueError, naming the layer, for a weight that cannot be pruned.
+
+    A weight that holds NaN or infinity is refused: no score says whether such an element may go,
+    and a checkpoint with one is broken.
+    """
+    if weight.dim() != 2:
+        raise ValueError(
+            f"{name}: a weight is a matrix [out_features, in_features], "
+            f"this one has shape {list(weight.shape)}"
+        )
+    if weight.device.type == "meta":
+        raise ValueError(
+            f"{name}: the weight is not in memory (device meta): "
+            "load the model without offloading to prune it"
+        )
+    if weight.dtype not in _DTYPES:
+        raise ValueError(
+            f"{name}: a weight of {weight.dtype} cannot be pruned; prune the model in "
+            "float16, bfloat16 or float32, before it is quantized"
+        )
+    broken = weight.numel() - int(weight.isfinite().sum())
+    if broken:
+        raise ValueError(
+            f"{name}: {broken} of {weight.numel()} elements are NaN or infinite; "
+            "the checkpoint is broken, or add the layer to `ignore`"
+        )
+
+
+def prunable_linears(
+    model: PreTrainedModel, ignore: Sequence[str] = (LM_HEAD,)
+) -> dict[str, nn.Linear]:
+    """Return the layers of a model to prune: every `nn.Linear` that `ignore` does not mean.
+
+    "lm_head" in `ignore` means the output head whatever the architecture calls it. Embeddings
+    are no `nn.Linear` and never pruned; so a head that shares its weight with them is refused.
+    A weight that several layers share is listed once, under its first name.
+
+    Args:
+        model: A transformers model.
+        ignore: Names and `re:` patterns, see `flashsparse_plugin.matching.matches`.
+
+    Returns:
+        Layers by name, in the model's order.
+
+    Raises:
+        ValueError: If no layer is left, or if one shares its weight with an embedding.
+    """
+    modules = dict(model.named_modules())
+    _warn_of_idle(ignore, modules)
+    head = model.get_output_embeddings() if LM_HEAD in ignore else None
+    embeddings = {
+        id(module.weight): name
+        for name, module in modules.items()
+        if isinstance(module, nn.Embedding)
+    }
+    linears: dict[str, nn.Linear] = {}
+    seen: set[int] = set()
+    for name, module in modules.items():
+        if not isinstance(module, nn.Linear) or module is head or matches(name, ignore):
+            continue
+        weight = id(module.weight)
+        if weight in embeddings:
+            raise ValueError(
+                f"{name} shares its weight with {embeddings[weight]}, which must stay dense: add "
+                f"{LM_HEAD!r} to `ignore`, or untie the two (tie_word_embeddings=False)"
+            )
+        if weight not in seen:
+            seen.add(weight)
+            linears[name] = module
+    if not linears:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear to prune outside of {list(ignore)}; "
+            "a packed or quantized model must be pruned before it is packed or quantized"
+        )
+    return linears
+
+
+def _warn_of_idle(ignore: Iterable[str], modules: Iterable[str]) -> None:
+    """Warn of a pattern that means no module: most likely a slip of the pen."""
+    for pattern in ignore:
+        if pattern != LM_HEAD and not any(matches(name, [pattern]) for name in modules):
+            logger.warning("ignore pattern %r matches no module of the model", pattern)
+
+
+@torch.no_grad()
+def apply_mask_(weight: torch.Tensor, keep: torch.Tensor) -> None:
+    """Zero in place what is not kept; all other elements stay as they are, bit for bit."""
+    weight.masked_fill_(~keep, 0)

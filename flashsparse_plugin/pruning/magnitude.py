@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Magnitude pruning: the smallest weights go first (Han et al., 2015, arXiv 1506.02626)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from .layers import apply_mask_, check_weight
+from .masks import below, kth_lowest, zero_count
+from .rule import PruningRule
+
+
+def magnitude_scores(weight: torch.Tensor) -> torch.Tensor:
+    """Return |weight| as float32, of the weight's shape."""
+    return weight.detach().abs().float()
+
+
+def prune_weight(
+    weight: torch.Tensor,
+    sparsity: float | None = None,
+    scope: str | None = None,
+    pattern: tuple[int, int] | None = None,
+    vector_length: int = 1,
+    name: str = "weight",
+) -> torch.Tensor:
+    """Return a copy of one weight with its smallest elements set to zero.
+
+    Args:
+        weight: [out_features, in_features], float16, bfloat16 or float32.
+        sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies.
+        scope: "layer" (the default) or "row".
+        pattern: (n, m) keeps n of every m consecutive columns instead.
+        vector_length: Consecutive rows that share the choice of a pattern.
+        name: What errors call the weight.
+
+    Returns:
+        A weight of the same shape and dtype; what was kept is the same bit for bit.
+
+    Raises:
+        ValueError: For a weight with NaN or infinite elements, or an impossible rule.
+    """
+    rule = PruningRule(sparsity, scope or (None if pattern else "layer"), pattern, vector_length)
+    check_weight(name, weight)
+    pruned = weight.detach().clone()
+    apply_mask_(pruned, rule.keep_mask(magnitude_scores(pruned)))
+    return pruned
+
+
+def prune_magnitude(linears: Mapping[str, nn.Linear], rule: PruningRule, progress: bool) -> None:
+    """Prune layers in place by the magnitude of their weights, one layer at a time."""
+    if rule.scope == "global":
+        _prune_global(linears, zero_count(_elements(linears), rule.sparsity), progress)
+        return
+    for linear in tqdm(linears.values(), "magnitude", unit="layer", disable=not progress):
+        apply_mask_(linear.weight, rule.keep_mask(magnitude_scores(linear.weight)))
+
+
+def _elements(linears: Mapping[str, nn.Linear]) -> int:
+    return sum(linear.weight.numel() for linear in linears.values())
+
+
+def _prune_global(linears: Mapping[str, nn.Linear], drop: int, progress: bool) -> None:
+    """Drop the smallest weights of all layers together; the scores of one are held at a time."""
+    if drop == 0:
+        return
+    with tqdm(total=3 * len(linears), desc="magnitude", unit="layer", disable=not progress) as bar:
+
+        def scores() -> Iterator[torch.Tensor]:
+            for linear in linears.values():
+                yield magnitude_scores(linear.weight)
+                bar.update()
+
+        threshold, ties = kth_lowest(scores, drop)
+        for linear, score in zip(linears.values(), scores(), strict=True):
+            lowest = below(score, threshold, ties)
+            ties -= int((score[lowest] == threshold).sum())
+            apply_mask_(linear.weight, ~lowest)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prune a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .layers import (
+    LM_HEAD,
+    PruneReport,
+    check_weight,
+    prunable_linears,
+    report,
+)
+from .magnitude import prune_magnitude
+from .rule import PruningRule
+from .wanda import prune_wanda
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+METHODS = ("magnitude", "wanda")
+
+
+def prune(
+    model: PreTrainedModel,
+    method: str = "magnitude",
+    sparsity: float | None = None,
+    scope: str | None = None,
+    pattern: tuple[int, int] | None = None,
+    vector_length: int = 1,
+    calibration: torch.Tensor | None = None,
+    ignore: Sequence[str] = (LM_HEAD,),
+    batch_size: int = 8,
+    progress: bool = True,
+) -> PruneReport:
+    """Set the least important weights of a model to zero, in place.
+
+    Every `nn.Linear` is pruned but those that `ignore` means. What is kept stays the same bit
+    for bit. Of `count` elements of the scope exactly round(sparsity * count) are zero afterwards
+    (halves to even), or more where more were zero before: zeros go first and count. Equal scores
+    go in row-major order, layers in the model's order.
+
+    Args:
+        model: Any transformers causal LM whose linears are `nn.Linear`, in float16, bfloat16 or
+            float32.
+        method: "magnitude" drops the smallest weights; "wanda" (arXiv 2306.11695) weighs them by
+            the size of their inputs on calibration text, which costs a forward pass or two and
+            predicts text far better.
+        sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies.
+        scope: Among what the least important are chosen: "layer" (a weight; the default of
+            "magnitude"), "row" (an output feature; the default of "wanda") or "global" (all
+            weights together; "magnitude" only).
+        pattern: (n, m) keeps n of every m consecutive input features instead, n <= m <= 256.
+        vector_length: Consecutive output features that share the choice of a pattern.
+        calibration: Token ids for "wanda", int64 [samples, length], see `calibration_windows`.
+        ignore: Layers left dense: names, which may be shortened from the left at a dot, and
+            `re:` patterns. "lm_head" means the output head whatever its name.
+        batch_size: Calibration samples a forward pass.
+        progress: Show a progress bar.
+
+    Returns:
+        The sparsity reached, layer by layer.
+
+    Raises:
+        ValueError: For a rule, a layer or calibration tokens that do not fit, before any weight
+            is changed; and, naming the layer, where every activation of a layer is NaN or
+            infinite (what came before it is pruned then).
+    """
+    if method not in METHODS:
+        raise ValueError(f"method {method!r} is none of {', '.join(map(repr, METHODS))}")
+    if scope is None and pattern is None:
+        scope = "row" if method == "wanda" else "layer"
+    if method == "wanda" and scope == "global":
+        raise ValueError("wanda scores of different layers do not compare: use 'row' or 'layer'")
+    if (calibration is not None) != (method == "wanda"):
+        raise ValueError(
+            "wanda needs calibration tokens: give calibration=calibration_windows(...)"
+            if method == "wanda"
+            else "magnitude uses no calibration: leave it out, or use method='wanda'"
+        )
+    rule = PruningRule(sparsity, scope, pattern, vector_length)
+    linears = prunable_linears(model, ignore)
+    for name, linear in linears.items():
+        check_weight(name, linear.weight)
+    if calibration is None:
+        prune_magnitude(linears, rule, progress)
+    else:
+        prune_wanda(model, linears, rule, calibration, batch_size, progress)
+    return report(method, linears)

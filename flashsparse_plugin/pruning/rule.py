@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much to prune, and among which elements to choose: the same for every score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .masks import keep_mask, zero_count
+from .nm import check_pattern, nm_keep_mask
+
+DEFAULT_SPARSITY = 0.5
+SCOPES = ("layer", "row", "global")
+
+
+@dataclass(frozen=True)
+class PruningRule:
+    """Either a sparsity within a scope, or an N:M pattern, which implies its sparsity.
+
+    Attributes:
+        sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies.
+        scope: Among what the lowest scores are chosen: "layer" (a weight), "row" (an output
+            feature) or "global" (the model). Without meaning, hence to be left None, where a
+            pattern is given.
+        pattern: (n, m) keeps n of every m consecutive input features.
+        vector_length: Consecutive output features that share the choice of a pattern.
+    """
+
+    sparsity: float | None = None
+    scope: str | None = None
+    pattern: tuple[int, int] | None = None
+    vector_length: int = 1
+
+    def __post_init__(self) -> None:
+        if self.pattern is None:
+            if self.scope not in SCOPES:
+                raise ValueError(f"scope {self.scope!r} is none of {', '.join(map(repr, SCOPES))}")
+            if self.vector_length != 1:
+                raise ValueError("vector_length belongs to an N:M pattern: give pattern=(n, m) too")
+            if self.sparsity is None:
+                object.__setattr__(self, "sparsity", DEFAULT_SPARSITY)
+            zero_count(1, self.sparsity)
+            return
+        n, m = self.pattern
+        check_pattern(n, m, self.vector_length)
+        if self.scope is not None:
+            raise ValueError(f"a pattern ({n}:{m}) chooses within its windows: leave scope None")
+        if self.sparsity is not None and abs(self.sparsity - (1 - n / m)) > 1e-6:
+            raise ValueError(
+                f"pattern {n}:{m} has a sparsity of {1 - n / m:g}, not {self.sparsity:g}: "
+                "give one of the two"
+            )
+        object.__setattr__(self, "sparsity", 1 - n / m)
+
+    def keep_mask(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return what to keep of one weight, bool, for scores float32 [out_features, in_features].
+
+        Raises:
+            ValueError: For the scope "global", which no single weight decides.
+        """
+        if self.pattern is not None:
+            return nm_keep_mask(scores, *self.pattern, self.vector_length)
+        return keep_mask(scores, self.sparsity, self.scope)

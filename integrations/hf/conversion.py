@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs the layers of a dense checkpoint while it loads, one dense layer in memory at a time."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps
+
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.formats import pack
+from flashsparse_plugin.linear import SparseLinear
+from flashsparse_plugin.packed import FormatError, PackedWeight
+from flashsparse_plugin.pruning import prune_weight
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Conversion:
+    """What is to be packed, and what came of it.
+
+    Attributes:
+        config: How to prune and pack.
+        targets: Layer name -> format.
+        offloaded: Layers that will live on disk, or on the CPU while a GPU runs them. These keep
+            the storage form; the others go straight into the form that their device reads.
+        rounded: Layers whose values changed because the file has more digits than `config.dtype`.
+        error: The first failure. transformers would only log it and fill the layer with random
+            numbers, so it is kept here and raised when loading is through.
+    """
+
+    config: FlashSparseConfig
+    targets: dict[str, str] = field(default_factory=dict)
+    offloaded: set[str] = field(default_factory=set)
+    rounded: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+    def pack(self, model: PreTrainedModel, name: str, weight: Tensor) -> dict[str, Tensor]:
+        """Puts a SparseLinear in the place of the nn.Linear called `name`.
+
+        Returns:
+            The tensors that transformers has to place, by their full names: those of an offloaded
+            layer. The tensors of any other layer are in the module already.
+        """
+        linear = model.get_submodule(name)
+        if tuple(weight.shape) != (linear.out_features, linear.in_features):
+            raise FormatError(
+                f"layer {name!r}: the checkpoint has a weight of shape {list(weight.shape)}, the "
+                f"model of {[linear.out_features, linear.in_features]}. Is it another model's?"
+            )
+        if self.config.pruning == "magnitude":
+            weight = prune_weight(weight, self.config.sparsity, name=name)
+        weight, options = self._round(name, weight), self.config.options
+        if name in self.offloaded:
+            packed = pack(weight, self.targets[name], **options)
+            layer = skeleton(packed)
+            layer.bias = linear.bias
+            adopt(model, name, layer)
+            return {f"{name}.{key}": value for key, value in packed.tensors.items()}
+        adopt(
+            model,
+            name,
+            SparseLinear.from_weight(weight, linear.bias, self.targets[name], **options),
+        )
+        return {}
+
+    def _round(self, name: str, weight: Tensor) -> Tensor:
+        dtype = getattr(torch, self.config.dtype)
+        if weight.dtype == dtype:
+            return weight
+        rounded = weight.to(dtype)
+        if bool((rounded.isinf() & weight.isfinite()).any()):
+            raise FormatError(
+                f"layer {name!r}: values up to {float(weight.abs().max()):.3g} do not fit into "
+                f'{self.config.dtype}. Remedy: FlashSparseConfig(dtype="bfloat16")'
+            )
+        if not torch.equal(rounded.to(weight.dtype), weight):
+            self.rounded.append(name)
+        return rounded
+
+
+def skeleton(packed: PackedWeight, **bias: Any) -> SparseLinear:
+    """A layer in its storage form whose tensors, on the meta device, are yet to come."""
+    return SparseLinear(
+        packed.shape[1],
+        packed.shape[0],
+        format=packed.format,
+        weight_dtype=packed.dtype,
+        sizes={name: tuple(tensor.shape) for name, tensor in packed.tensors.items()},
+        options=packed.options,
+        **bias,
+    )
+
+
+def adopt(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Puts `layer` into the model so that transformers never initialises it."""
+    layer._is_hf_initialized = True
+    for parameter in layer.parameters(recurse=False):
+        if parameter.device.type != "meta":
+            parameter._is_hf_initialized = True
+    model.set_submodule(name, layer)
+
+
+class PruneAndPack(ConversionOps):
+    """The step that transformers runs on each weight that `param_needs_quantization` names."""
+
+    def __init__(self, conversion: Conversion):
+        self.conversion = conversion
+
+    @torch.no_grad()
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        *,
+        model: PreTrainedModel | None = None,
+        missing_keys: set[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        loaded = {}
+        for key, value in input_dict.items():
+            weight = value[0] if isinstance(value, list) else value
+            name = key.removesuffix(".weight")
+            if name not in self.conversion.targets:
+                loaded[key] = weight
+            elif self.conversion.error is None:
+                try:
+                    loaded |= self.conversion.pack(model, name, weight)
+                except Exception as error:
+                    self.conversion.error = error
+                else:
+                    missing_keys.discard(key)
+        return loaded

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transformers side of the method `flashsparse`.
+
+transformers calls one object per model, in this order: `validate_environment`, `update_tp_plan`,
+`update_dtype`, `_process_model_before_weight_loading` (the model is a skeleton on the meta
+device), per weight `param_needs_quantization` and `get_quantize_ops`, then, once every tensor is in
+its place, `_process_model_after_weight_loading`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers.integrations.accelerate import get_device
+from transformers.quantizers.base import HfQuantizer
+
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.linear import SparseLinear
+from flashsparse_plugin.matching import matches
+from flashsparse_plugin.packed import WEIGHT_DTYPES, FormatError, PackedWeight
+
+from .conversion import Conversion, PruneAndPack, adopt, skeleton
+from .headers import Checkpoint
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+class FlashSparseQuantizer(HfQuantizer):
+    """Loads packed checkpoints, and packs dense ones while they load.
+
+    A packed checkpoint's headers say which layers are packed and how large their tensors are. Of a
+    dense checkpoint every nn.Linear is packed but the output head, tied weights, and what the
+    configuration ignores.
+    """
+
+    requires_calibration = False
+
+    def __init__(self, quantization_config: FlashSparseConfig, **kwargs: Any):
+        # The user's object stays as it was: loading fills in the dtype and what is ignored.
+        super().__init__(quantization_config.model_copy(deep=True), **kwargs)
+        self.conversion = Conversion(self.quantization_config)
+        self.device_map: dict[str, Any] | None = None
+        self.dtypes: dict[str, torch.dtype] = {}  # of a packed checkpoint's dense tensors
+
+    # Before the model exists.
+
+    def validate_environment(
+        self, *args: Any, device_map: dict[str, Any] | str | None = None, **kwargs: Any
+    ) -> None:
+        """Is called again with the final device map where the first was "auto" or the like."""
+        if isinstance(device_map, dict):
+            self.device_map = device_map
+        if self.quantization_config.dequantize and not self.pre_quantized:
+            raise ValueError(
+                "dequantize=True unpacks a packed checkpoint, and this one is dense. Remedy: load "
+                "it without quantization_config"
+            )
+
+    def update_tp_plan(self, config: Any) -> Any:
+        parallel = getattr(config, "distributed_config", None)
+        sizes = ("tp_size", "ep_size", "fsdp_size", "pp_size")
+        if parallel is not None and (
+            parallel.tp_plan is not None
+            or any((getattr(parallel, size, None) or 1) > 1 for size in sizes)
+        ):
+            raise ValueError(
+                "packed weights cannot be sharded by transformers' tensor parallelism "
+                "(tp_plan, distributed_config): it would cut their streams in the middle. Remedy: "
+                'device_map="auto" puts whole layers on several GPUs; vLLM shards packed weights'
+            )
+        return config
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Takes the dtype of the activations, which is that of packed values only by default."""
+        config = self.quantization_config
+        if config.dtype is None and self.pre_quantized:
+            raise FormatError(
+                "the quantization_config of this checkpoint does not say which dtype its values "
+                'have. Remedy: add "dtype": "bfloat16" (or "float16") to it in config.json'
+            )
+        if config.dtype is None:
+            values = dtype if dtype in WEIGHT_DTYPES else torch.bfloat16
+            config.dtype = str(values).removeprefix("torch.")
+        self.dtype = dtype
+        return dtype
+
+    # The skeleton.
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        for file in checkpoint_files or []:
+            if not str(file).endswith(".safetensors"):
+                raise FormatError(
+                    f"{file} is no safetensors file; pickled checkpoints are not read. Remedy: "
+                    "save the model anew, save_pretrained writes safetensors"
+                )
+        if self.pre_quantized:
+            if not checkpoint_files:
+                raise FormatError(
+                    "a packed model is loaded from its files, not from state_dict=. Remedy: "
+                    "from_pretrained(path)"
+                )
+            self._place_packed_layers(model, Checkpoint.read(model, checkpoint_files))
+        else:
+            self._choose_layers(model, Checkpoint.read(model, checkpoint_files or []))
+
+    def _place_packed_layers(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        ignored = self._ignored(model)
+        linears = dict(_linears(model))
+        checkpoint.refuse_other_modules(model, linears)
+        for name, linear in linears.items():
+            shape, bias = (linear.out_features, linear.in_features), linear.bias is not None
+            packed = checkpoint.layer(name, shape, bias, self.quantization_config)
+            if packed is not None:
+                adopt(model, name, skeleton(packed, bias=bias, bias_dtype=self.dtype))
+            elif not matches(name, ignored):
+                checkpoint.require(name)
+        self.dtypes = {name: t.dtype for name, t in _floats(model)}
+        for pattern, dtype in model._get_dtype_plan(self.dtype).items():  # modules kept in float32
+            for name in self.dtypes:
+                if re.search(pattern.replace("*", ".*"), name):
+                    self.dtypes[name] = dtype
+
+    def _choose_layers(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+        config = self.quantization_config
+        config.ignore = self._ignored(model)
+        _refuse_fused_experts(model, config.ignore)
+        for name, linear in _linears(model):
+            chosen = config.format_of(name)
+            if chosen == "dense" or (name not in config.layers and matches(name, config.ignore)):
+                continue
+            self.conversion.targets[name] = chosen
+            stored = checkpoint.dense.get(f"{name}.weight")
+            if stored is not None and stored.is_floating_point():
+                # transformers casts to what the skeleton has. To the dtype of the file, so that
+                # values are rounded once, here, and not on the way through another dtype.
+                linear.weight = nn.Parameter(
+                    torch.empty_like(linear.weight, dtype=stored.dtype), requires_grad=False
+                )
+
+    def _ignored(self, model: PreTrainedModel) -> list[str]:
+        """What stays dense: the user's list, the output head, tied weights, float32 modules."""
+        config = self.quantization_config
+        tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
+        if config.ignore:
+            own = self.get_modules_to_not_convert(
+                model, [], model._keep_in_fp32_modules, add_default_skips=True
+            )
+        else:
+            own = [key.removesuffix(".weight") for key in tied]
+        return [*config.ignore, *sorted(set(own) - set(config.ignore) - set(config.layers))]
+
+    # The weights.
+
+    def param_needs_quantization(
+        self, model: PreTrainedModel, param_name: str, **kwargs: Any
+    ) -> bool:
+        name = param_name.removesuffix(".weight")
+        if self.pre_quantized or name not in self.conversion.targets:
+            return False
+        if _is_offloaded(self.device_map, param_name):
+            self.conversion.offloaded.add(name)
+        return True
+
+    def get_quantize_ops(self) -> PruneAndPack:
+        return PruneAndPack(self.conversion)
+
+    def param_element_size(
+        self, model: PreTrainedModel, param_name: str, param: torch.Tensor
+    ) -> float:
+        """Bytes an element will take, for the planning of device maps."""
+        layer_name, _, name = param_name.rpartition(".")
+        layer = model.get_submodule(layer_name)
+        if self.quantization_config.dequantize and isinstance(layer, SparseLinear):
+            if name != layer.format.tensor_names[0]:
+                return 0.0 if name in layer.format.dtypes else param.element_size()
+            dense = layer.in_features * layer.out_features * self.dtype.itemsize
+            return dense / max(param.numel(), 1)
+        if layer_name in self.conversion.targets and name == "weight":
+            # Not known before it is packed; a file in float32 would count double otherwise.
+            return getattr(torch, self.quantization_config.dtype).itemsize
+        return param.element_size()
+
+    # The loaded model.
+
+    def _process_model_after_weight_loading(
+        self, model: PreTrainedModel, **kwargs: Any
+    ) -> PreTrainedModel:
+        if self.conversion.error is not None:
+            raise self.conversion.error
+        for name, layer in _sparse_layers(model):
+            if self.pre_quantized:
+                _stored(layer).validate(name)
+            if not _has_offload_hook(layer):
+                layer.prepare()
+            layer.compute_dtype = self.dtype  # where peft looks for the dtype of new adapters
+        for name, tensor in _floats(model):
+            # transformers leaves a tensor that another name has in the file (embed_out, or a
+            # missing prefix) in the dtype of the file.
+            if name in self.dtypes and tensor.device.type != "meta":
+                tensor.data = tensor.data.to(self.dtypes[name])
+        if self.pre_quantized and self.quantization_config.dequantize:
+            self._dequantize(model, self.dtype)
+        else:
+            self._report(model)
+        return model
+
+    def _dequantize(
+        self, model: PreTrainedModel, dtype: torch.dtype | None = None
+    ) -> PreTrainedModel:
+        layers = list(_sparse_layers(model))
+        away = [name for name, layer in layers if _has_offload_hook(layer)]
+        if away:
+            raise ValueError(
+                f"layer {away[0]!r} and {len(away) - 1} more are offloaded, and a dense model "
+                "would not fit where the packed one did not. Remedy: load it where it fits, "
+                'device_map="cpu", and dequantize there'
+            )
+        for name, layer in layers:
+            linear = layer.to_linear(dtype or self.dtype)
+            adopt(model, name, linear)
+            hook = getattr(layer, "_hf_hook", None)
+            if hook is not None:
+                from accelerate.hooks import add_hook_to_module
+
+                add_hook_to_module(linear, hook)
+        return model
+
+    def _report(self, model: PreTrainedModel) -> None:
+        weights = [layer.packed for _, layer in _sparse_layers(model)]
+        config = self.quantization_config
+        if self.conversion.rounded:
+            logger.warning(
+                "flashsparse: the values of %d layers were rounded to %s (%s, ...)",
+                len(self.conversion.rounded),
+                config.dtype,
+                self.conversion.rounded[0],
+            )
+        if not weights:
+            logger.warning(
+                "flashsparse: no layer of this model is packed; ignored: %s", config.ignore
+            )
+            return
+        packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
+        logger.log(
+            logging.WARNING if packed > dense else logging.INFO,
+            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
+            len(weights),
+            config.format,
+            dense / 1e6,
+            packed / 1e6,
+            100 * packed / dense,
+            ". Packing made them larger: is this checkpoint pruned?" if packed > dense else "",
+        )
+
+    # What the model can do.
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters train on top: SparseLinear has a gradient for its input, its weight has none."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    # Exactly nn.Linear: a subclass may do something else with its weight.
+    yield from [(name, m) for name, m in model.named_modules() if type(m) is nn.Linear]
+
+
+def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
+    yield from [(name, m) for name, m in model.named_modules() if isinstance(m, SparseLinear)]
+
+
+def _floats(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_floating_point():
+            yield name, tensor
+
+
+def _refuse_fused_experts(model: nn.Module, ignored: list[str]) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.conv._ConvNd) or matches(name, ignored):
+            continue
+        for key, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() == 3:
+                raise ValueError(
+                    f"{name}.{key} holds the weights of all experts of a layer in one tensor of "
+                    f"shape {list(parameter.shape)}, which cannot be packed yet. Remedy: leave the "
+                    f'experts dense, FlashSparseConfig(..., ignore=["{name.rpartition(".")[2]}"])'
+                )
+
+
+def _is_offloaded(device_map: dict[str, Any] | None, name: str) -> bool:
+    """Whether accelerate will keep a parameter elsewhere than where it is used."""
+    if device_map is None:
+        return False
+    device = str(get_device(device_map, name))
+    gpus = [d for d in map(str, device_map.values()) if d not in ("cpu", "disk")]
+    return device == "disk" or (device == "cpu" and bool(gpus))
+
+
+def _hooks(layer: nn.Module) -> list[Any]:
+    hook = getattr(layer, "_hf_hook", None)
+    return list(getattr(hook, "hooks", [hook]))  # a SequentialHook holds several
+
+
+def _has_offload_hook(layer: nn.Module) -> bool:
+    return any(getattr(hook, "offload", False) for hook in _hooks(layer))
+
+
+def _stored(layer: SparseLinear) -> PackedWeight:
+    """The weight as it is, read from where accelerate keeps it if it is offloaded."""
+    packed = layer.packed
+    for hook in _hooks(layer):
+        if getattr(hook, "offload", False):
+            tensors = {name: hook.weights_map[name] for name in packed.tensors}
+            return replace(packed, tensors=tensors)
+    return packed

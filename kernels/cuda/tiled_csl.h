@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of the Tiled-CSL kernels. Pointers are device memory; nothing here synchronises.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace flashsparse::cuda {
+
+// Unpacks words[num_words] to weight[rows, cols] (16-bit values, zeros included) on `stream` of the
+// current device. `words` is aligned to 16 bytes, `offsets` has one entry a tile and one more;
+// rows, cols >= 1. Returns cudaErrorInvalidValue where the arguments cannot be launched.
+cudaError_t tiled_csl_unpack(const uint32_t* words, int64_t num_words, const int32_t* offsets,
+                             int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
+
+}  // namespace flashsparse::cuda

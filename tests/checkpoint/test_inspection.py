@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""inspect_checkpoint: true numbers on dense and packed models."""
+
+import json
+
+import pytest
+import torch
+from checkpoints import edit_config, edit_weights, load_all, save_llama
+from safetensors.torch import load_file, save_file
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, inspect_checkpoint
+
+
+@pytest.fixture
+def packed(llama, tmp_path):
+    edit_weights(llama, lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].fill_(1))
+    convert_checkpoint(llama, tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dense(tmp_path, dtype):
+    path = save_llama(tmp_path / "dense", dtype=dtype)
+    found = inspect_checkpoint(path)
+    tensors = load_all(path)
+    assert (found.format, found.model_type) == (None, "llama")
+    assert found.bytes_stored == sum(tensor.nbytes for tensor in tensors.values())
+    assert len(found.layers) == 15
+    for layer in found.layers:
+        weight = tensors.pop(f"{layer.name}.weight")
+        assert layer.shape == tuple(weight.shape)
+        assert layer.dtype == str(dtype).removeprefix("torch.")
+        assert layer.sparsity == pytest.approx(float((weight == 0).float().mean()))
+        assert layer.bytes_stored == layer.bytes_dense == weight.nbytes
+        half = weight.bfloat16()
+        assert layer.bytes_in == {name: fs.pack(half, name).nbytes for name in fs.format_names()}
+        assert layer.bytes_cpu == fs.pack(half).prepare("cpu").nbytes
+        assert (layer.format, layer.reason) == (None, None)
+    assert found.bytes_other == sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_packed_tells_the_same_as_dense(llama, packed):
+    before, after = inspect_checkpoint(llama), inspect_checkpoint(packed)
+    assert after.format == "tiled_csl"
+    assert after.bytes_stored == sum(tensor.nbytes for tensor in load_all(packed).values())
+    assert after.bytes_other == before.bytes_other
+    assert after.sparsity == before.sparsity
+    dense = {"model.layers.0.mlp.up_proj", "lm_head"}
+    for was, layer in zip(before.layers, after.layers, strict=True):
+        assert (layer.name, layer.shape, layer.sparsity) == (was.name, was.shape, was.sparsity)
+        assert layer.bytes_in == was.bytes_in
+        assert (layer.bytes_dense, layer.bytes_cpu) == (was.bytes_dense, was.bytes_cpu)
+        assert layer.format == (None if layer.name in dense else "tiled_csl")
+        stored = was.bytes_dense if layer.name in dense else layer.bytes_in["tiled_csl"]
+        assert layer.bytes_stored == stored
+    reasons = {layer.name: layer.reason for layer in after.layers if layer.reason}
+    assert reasons.keys() == dense
+    assert "larger packed than dense" in reasons["model.layers.0.mlp.up_proj"]
+    assert json.loads(json.dumps(after.to_dict()))["layers"][0]["shape"] == [128, 128]
+
+
+def test_a_damaged_layer_is_named(packed):
+    tensors = load_file(packed / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.tile_offsets"][1] = 1 << 30
+    save_file(tensors, packed / "model.safetensors")
+    with pytest.raises(fs.FormatError, match=r"model\.layers\.1\.mlp\.down_proj.*not valid"):
+        inspect_checkpoint(packed)
+
+
+def test_half_a_layer_is_named(packed):
+    tensors = load_file(packed / "model.safetensors")
+    del tensors["model.layers.1.mlp.down_proj.tile_offsets"]
+    save_file(tensors, packed / "model.safetensors")
+    with pytest.raises(fs.FormatError, match=r"down_proj.*tile_offsets is missing"):
+        inspect_checkpoint(packed)
+
+
+def test_a_shape_that_is_not_that_of_the_tensors(packed):
+    edit_config(packed, head_dim=64)
+    with pytest.raises(fs.FormatError, match=r"q_proj': tiled_csl weight of shape \[256, 128\]"):
+        inspect_checkpoint(packed)
+
+
+def test_packed_without_saying_so(packed):
+    edit_config(packed, quantization_config=None)
+    with pytest.raises(CheckpointError, match=r"is packed.*no quantization_config"):
+        inspect_checkpoint(packed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 2}, "version 1.*pip install -U"),
+        ({"format": "zip"}, "unknown format 'zip'"),
+        ({"sparsity": 7}, "sparsity"),
+        ({"quant_method": "gptq"}, "quantized by 'gptq'"),
+    ],
+)
+def test_a_config_that_cannot_be_read(packed, changes, message):
+    own = json.loads((packed / "config.json").read_text())["quantization_config"]
+    edit_config(packed, quantization_config=own | changes)
+    with pytest.raises(CheckpointError, match=message):
+        inspect_checkpoint(packed)
+
+
+def test_weights_of_other_dtypes(llama):
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_weights(llama, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    with pytest.raises(CheckpointError, match=r"up_proj' \[200, 128\] is int8"):
+        inspect_checkpoint(llama)
+
+
+def test_progress(llama):
+    seen = []
+    found = inspect_checkpoint(llama, on_progress=lambda *news: seen.append(news))
+    assert [what for _, _, what in seen] == [layer.name for layer in found.layers]
+    assert seen[-1][0] == seen[-1][1] == found.bytes_stored - found.bytes_other

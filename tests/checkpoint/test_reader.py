@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelDirectory: reads what is sound and refuses everything else with a remedy."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
+
+INDEX = "model.safetensors.index.json"
+
+
+def edit_index(path, change):
+    index = json.loads((path / INDEX).read_text())
+    change(index["weight_map"])
+    (path / INDEX).write_text(json.dumps(index))
+
+
+def refused(path, *words):
+    with pytest.raises(CheckpointError) as caught:
+        ModelDirectory(path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("which", ["llama", "sharded"])
+def test_lists_and_reads_what_is_there(which, request):
+    path = request.getfixturevalue(which)
+    directory = ModelDirectory(path)
+    stored = {}
+    for shard in path.glob("*.safetensors"):
+        stored |= load_file(shard)
+    assert directory.tensors.keys() == stored.keys()
+    assert len(directory.shards) == len(list(path.glob("*.safetensors")))
+    assert directory.nbytes == sum(tensor.nbytes for tensor in stored.values())
+    for name, info in directory.tensors.items():
+        assert (info.dtype, info.shape) == (stored[name].dtype, tuple(stored[name].shape))
+        assert torch.equal(info.read(), stored[name])
+        parts = list(info.rows(max_elements=300))
+        assert len(parts) > 1 or stored[name].numel() <= 300
+        assert torch.equal(torch.cat(parts), stored[name])
+
+
+def test_layers_come_in_natural_order(tmp_path):
+    names = [f"layers.{i}.weight" for i in range(12)]
+    save_file({name: torch.ones(1) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert list(ModelDirectory(tmp_path).tensors) == names
+
+
+def test_no_directory(tmp_path):
+    refused(tmp_path / "organisation/model", "no directory", "hf download")
+    refused(tmp_path, "config.json")
+
+
+def test_pickles_are_refused_with_the_remedy(llama):
+    (llama / "model.safetensors").unlink()
+    refused(llama, "pickles", "optimizer.pt", "save_pretrained")
+
+
+def test_no_weights(llama):
+    for name in ("model.safetensors", "pytorch_model.bin", "optimizer.pt"):
+        (llama / name).unlink()
+    refused(llama, "neither")
+
+
+def test_missing_shard(sharded):
+    shard = sorted(sharded.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    refused(sharded, shard.name, "missing")
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../other/model.safetensors", "/etc/model.safetensors", "a\\b.safetensors", "x\0.safetensors"],
+)
+def test_index_that_points_elsewhere(sharded, file):
+    other = sharded.parent / "other"
+    other.mkdir()
+    shutil.copy(sorted(sharded.glob("*.safetensors"))[0], other / "model.safetensors")
+    edit_index(sharded, lambda weight_map: weight_map.update({"model.norm.weight": file}))
+    refused(sharded, repr(file), "only files in the directory itself")
+
+
+@pytest.mark.parametrize("file", [3, None, "pytorch_model.bin", ["x"], ".."])
+def test_index_with_nonsense(sharded, file):
+    edit_index(sharded, lambda weight_map: weight_map.update({"model.norm.weight": file}))
+    refused(sharded, "model.norm.weight")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "{}", '{"weight_map": {}}', "\udcff"])
+def test_damaged_index(sharded, content):
+    (sharded / INDEX).write_bytes(content.encode(errors="surrogateescape"))
+    refused(sharded, INDEX)
+
+
+def test_deeply_nested_json(llama):
+    (llama / "config.json").write_text("[" * 100_000)
+    refused(llama, "config.json")
+
+
+def test_link_out_of_the_directory(llama):
+    elsewhere = llama.parent / "elsewhere.safetensors"
+    (llama / "model.safetensors").rename(elsewhere)
+    (llama / "model.safetensors").symlink_to(elsewhere)
+    refused(llama, "link that leads out", "copy the file")
+
+
+def test_links_of_the_hub_cache_are_followed(llama, tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(llama / name, blobs / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    assert ModelDirectory(snapshot).tensors.keys() == ModelDirectory(llama).tensors.keys()
+
+
+def test_tensor_listed_twice(sharded):
+    text = (sharded / INDEX).read_text()
+    line = next(line for line in text.splitlines() if "model.norm.weight" in line).strip(" ,")
+    (sharded / INDEX).write_text(text.replace(line, f"{line}, {line}"))
+    refused(sharded, "model.norm.weight", "twice")
+
+
+def test_tensor_in_two_shards(sharded):
+    shards = sorted(sharded.glob("*.safetensors"))
+    tensors = [load_file(shard) for shard in shards]
+    name = next(iter(tensors[0]))
+    save_file(tensors[1] | {name: tensors[0][name]}, shards[1])
+    refused(sharded, name, shards[0].name, shards[1].name)
+
+
+def test_index_that_claims_too_much(sharded):
+    edit_index(sharded, lambda m: m.update({"ghost.weight": next(iter(m.values()))}))
+    refused(sharded, "ghost.weight", "does not hold it")
+
+
+def test_index_that_names_the_wrong_shard(sharded):
+    files = sorted(sharded.glob("*.safetensors"))
+    edit_index(
+        sharded,
+        lambda m: m.update({k: files[0].name for k, v in list(m.items()) if v == files[1].name}),
+    )
+    refused(sharded, files[0].name, "does not hold it")
+
+
+def test_index_that_claims_too_little(sharded):
+    shard = sorted(sharded.glob("*.safetensors"))[0]
+    save_file(load_file(shard) | {"extra.weight": torch.ones(2)}, shard)
+    refused(sharded, "extra.weight", f"not in {INDEX}")
+
+
+def test_both_kinds_of_weights(sharded):
+    shutil.copy(sorted(sharded.glob("*.safetensors"))[0], sharded / "model.safetensors")
+    refused(sharded, "both", "remove")
+
+
+def test_damaged_weights(llama):
+    weights = llama / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-2], b"\xff" * 64, whole + b"x"):
+        weights.write_bytes(damaged)
+        refused(llama, "model.safetensors", "fetch it again")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1, "a": 2}'])
+def test_damaged_config(llama, content):
+    (llama / "config.json").write_text(content)
+    refused(llama, "config.json")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from tiny_causal_lms import character_tokenizer, tiny_model
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant:"
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    """A tiny random Llama with a tokenizer and a chat template, in bfloat16."""
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model("llama-tied", torch.bfloat16).save_pretrained(path)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(path)
+    (path / "LICENSE").write_text("free")
+    return path
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("The fox saw a lantern in the snow, and the snow saw the fox. " * 20)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """No message is wrapped, so that a test can look for it."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny models are quicker without the barriers between threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse convert` and `flashsparse inspect`, on the same small models."""
+
+import json
+
+import pytest
+import torch
+import typer
+from checkpoints import assert_same_model, save_llama
+from typer.testing import CliRunner
+
+from flashsparse_plugin.cli.console import reported
+from flashsparse_plugin.cli.convert import convert
+from flashsparse_plugin.cli.inspect import inspect
+
+app = typer.Typer(rich_markup_mode="rich")
+app.command()(reported(convert))
+app.command()(reported(inspect))
+
+
+def flashsparse(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def dense(tmp_path):
+    return save_llama(tmp_path / "dense")
+
+
+def rows(text):
+    return {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+
+
+def test_convert_shows_what_it_did(dense, tmp_path):
+    result = flashsparse("convert", dense, tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert assert_same_model(dense, tmp_path / "out") == 14
+    table = rows(result.stdout)
+    assert table["q_proj"][1:7] == ["2", "of", "2", "128", "x", "128"]
+    assert table["lm_head"][1:4] == ["0", "of", "1"]
+    assert table["model"][1:4] == ["14", "of", "15"]
+    assert f"flashsparse generate {tmp_path / 'out'}" in result.stdout
+    assert result.stderr == ""  # no bar in a pipe
+
+
+def test_convert_json(dense, tmp_path):
+    result = flashsparse("convert", dense, tmp_path / "out", "--json", "--max-shard-size", "60kB")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["format"] == "tiled_csl"
+    assert sum(layer["packed"] for layer in report["layers"]) == 14
+    assert report["seconds"] > 0
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
+
+
+def test_convert_options_arrive(tmp_path):
+    dense = save_llama(tmp_path / "dense", sparsity=0.3, dtype=torch.float32)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    ignore = ["--ignore", "lm_head", "--ignore", "re:.*down_proj"]
+    options = ["--dtype", "float16", "--pack-all", "--overwrite", *ignore]
+    result = flashsparse("convert", dense, out, *options)
+    assert result.exit_code == 0, result.stderr
+    own = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert own["dtype"] == "float16"
+    assert own["ignore"] == ["lm_head", "re:.*down_proj"]
+    assert rows(result.stdout)["down_proj"][1:4] == ["0", "of", "2"]
+    assert "Note: 12 layers are larger packed than dense" in result.stdout
+
+
+def test_convert_tells_warnings_once(tmp_path):
+    dense = save_llama(tmp_path / "dense", dtype=torch.float32)
+    result = flashsparse("convert", dense, tmp_path / "out")
+    assert result.stdout.count("were rounded to bfloat16") == 1
+    assert "rounded" not in result.stderr
+
+
+def test_convert_errors_are_one_paragraph(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLASHSPARSE_DEBUG", raising=False)
+    dense = save_llama(tmp_path / "dense", sparsity=0.3)
+    result = flashsparse("convert", dense, tmp_path / "out")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: no layer of")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setenv("FLASHSPARSE_DEBUG", "1")
+    result = flashsparse("convert", dense, tmp_path / "out")
+    assert isinstance(result.exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "zip"], "unknown format 'zip'"),
+        (["--dtype", "float32"], "float32"),
+        (["--max-shard-size", "many"], "not 'many'"),
+        (["--ignore", "re:("], "no regular expression"),
+        (["--option", "n"], "NAME=NUMBER"),
+    ],
+)
+def test_convert_wrong_usage(dense, tmp_path, options, message):
+    result = flashsparse("convert", dense, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", [["convert", "nowhere", "out"], ["inspect", "nowhere"]])
+def test_no_such_model(command):
+    result = flashsparse(*command)
+    assert result.exit_code == 2
+    assert "hf download" in result.stderr
+
+
+def test_inspect_dense_and_packed(dense, tmp_path):
+    result = flashsparse("inspect", dense)
+    assert result.exit_code == 0, result.stderr
+    assert "llama, dense" in result.stdout
+    assert "stored" not in result.stdout
+    assert rows(result.stdout)["q_proj"][1:5] == ["(2)", "128", "x", "128"]
+    flashsparse("convert", dense, tmp_path / "out")
+    result = flashsparse("inspect", tmp_path / "out")
+    assert "packed to tiled_csl" in result.stdout
+    assert "stored" in result.stdout
+    assert "Dense: lm_head (ignored by name)" in result.stdout
+
+
+def test_inspect_layers(dense):
+    result = flashsparse("inspect", dense, "--layers")
+    assert rows(result.stdout)["model.layers.1.mlp.down_proj"][1:4] == ["128", "x", "200"]
+
+
+def test_inspect_json(dense):
+    found = json.loads(flashsparse("inspect", dense, "--json").stdout)
+    assert found["format"] is None
+    assert found["layers"][0]["bytes_in"]["tiled_csl"] < found["layers"][0]["bytes_dense"]
+
+
+def test_inspect_fits_100_columns(dense, tmp_path, monkeypatch):
+    flashsparse("convert", dense, tmp_path / "out")
+    result = flashsparse("inspect", tmp_path / "out")
+    table = result.stdout.partition("Kind")[2].partition("Everything")[0]
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= 100
+
+
+def test_a_packed_model_that_is_damaged(dense, tmp_path):
+    flashsparse("convert", dense, tmp_path / "out")
+    weights = tmp_path / "out" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    result = flashsparse("inspect", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "no sound safetensors file" in result.stderr

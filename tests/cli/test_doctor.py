@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse doctor` on a sound installation, a damaged one, and none at all."""
+
+import json
+import sys
+import textwrap
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flashsparse_plugin import diagnostics
+from flashsparse_plugin.cli import app
+from flashsparse_plugin.ops import reference, selftest
+
+
+def doctor(*arguments):
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """Lets a test damage the installation: its code runs in the child before the examination."""
+    script = tmp_path / "child.py"
+    before = """
+        import sys
+        from flashsparse_plugin import diagnostics
+        diagnostics.SECTIONS["transformers"] = lambda: {"registered": True}  # slow to import
+    """
+
+    def damage(code):
+        blocks = [before, code, "diagnostics._main(sys.argv[1:])"]
+        script.write_text("\n".join(map(textwrap.dedent, blocks)))
+        monkeypatch.setattr(diagnostics, "_CHILD", [sys.executable, str(script)])
+
+    return damage
+
+
+def test_every_op_has_a_self_test_and_passes_it():
+    results = selftest.run()
+    assert {result.op for result in results} == set(selftest.op_names())
+    assert len(results) >= 8
+    assert [r for r in results if r.status != selftest.PASS] == []
+
+
+def test_a_new_op_without_a_self_test_shows_up():
+    library = torch.library.Library("flashsparse", "FRAGMENT")
+    try:
+        library.define("brand_new(Tensor x) -> Tensor")
+        assert "brand_new" in selftest.op_names()
+        assert selftest.check("brand_new").status == selftest.NO_SELF_TEST
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize("op", ["tiled_csl_linear", "tiled_csl_unpack", "interleaved_bitmap_pack"])
+def test_a_wrong_op_fails(monkeypatch, op):
+    right = getattr(selftest.ops, op)
+
+    def wrong(*args):
+        result = right(*args)
+        for tensor in result if isinstance(result, tuple) else [result]:
+            tensor[-1] += 1
+        return result
+
+    assert selftest.check(op).status == selftest.PASS
+    monkeypatch.setattr(selftest, "_op", lambda name: wrong if name == op else getattr(right, name))
+    result = selftest.check(op)
+    assert result.status == selftest.FAIL
+    assert result.detail
+
+
+def test_a_validator_that_takes_anything_fails(monkeypatch):
+    weight = selftest._weights()[0]
+    count = weight.count_nonzero()
+    monkeypatch.setattr(selftest, "_op", lambda name: lambda *args: count)
+    monkeypatch.setattr(selftest, "_weights", lambda: [weight])
+    assert "cut short" in selftest.check("tiled_csl_validate").detail
+
+
+def test_nan_is_not_within_the_limit(monkeypatch):
+    def nan(x, *args):
+        return torch.full((len(x), 200), torch.nan, dtype=x.dtype)
+
+    monkeypatch.setattr(selftest, "_op", lambda name: nan)
+    assert selftest.check("tiled_csl_linear").status == selftest.FAIL
+
+
+def test_the_reference_is_what_the_self_test_compares_with(monkeypatch):
+    monkeypatch.setattr(reference, "linear", lambda x, w, b=None: torch.ones(len(x), 200).double())
+    assert selftest.check("interleaved_bitmap_linear").status == selftest.FAIL
+
+
+def test_a_sound_installation():
+    result = doctor("--json")
+    report = json.loads(result.stdout)
+    assert set(report) == {*diagnostics.SECTIONS, "problems", "hints"}
+    assert report["problems"] == []
+    assert result.exit_code == 0
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["compiled"]["objects"]["_C_cpu"]["loaded"] is True
+    assert {op["status"] for op in report["compiled"]["ops"]} == {"PASS"}
+    assert report["entry_points"]["torch.backends"] is True
+
+
+def test_the_table_names_every_op_and_setting(monkeypatch):
+    monkeypatch.setenv("FLASHSPARSE_STRICT", "1")
+    result = doctor()
+    assert result.exit_code == 0
+    for expected in (*selftest.op_names(), torch.__version__, "FLASHSPARSE_STRICT"):
+        assert expected in result.stdout
+
+
+def test_a_missing_object_is_told_and_the_rest_still_stands(child):
+    child(
+        "import flashsparse_plugin; flashsparse_plugin.__path__ = flashsparse_plugin.__path__[:1]"
+    )
+    damaged = """
+        import flashsparse_plugin, pathlib
+        sources = [p for p in flashsparse_plugin.__path__ if (pathlib.Path(p) / "ops").is_dir()]
+        import flashsparse_plugin.diagnostics, torch
+        find = pathlib.Path.is_file
+        pathlib.Path.is_file = lambda self: self.name != "_C_cpu.so" and find(self)
+    """
+    child(damaged)
+    result = doctor("--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert "_C_cpu.so" in report["compiled"]["error"]
+    assert any("_C_cpu.so" in problem for problem in report["problems"])
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["torch"]["threads"] >= 1
+    text = " ".join(doctor().stdout.split())
+    assert "_C_cpu.so" in text and torch.__version__ in text
+
+
+def test_a_garbled_object_is_told(child, tmp_path):
+    (tmp_path / "_C_cpu.so").write_bytes(b"\x7fELF" + bytes(100))
+    child(f"import flashsparse_plugin as f; f.__path__.insert(0, {str(tmp_path)!r})")
+    result = doctor("--json")
+    assert result.exit_code == 1
+    assert "_C_cpu.so" in json.loads(result.stdout)["compiled"]["error"]
+
+
+def test_a_crash_is_told_and_the_sections_behind_it_still_run(child):
+    child(
+        """
+        import os, signal
+        diagnostics.SECTIONS["torch"] = lambda: os.kill(os.getpid(), signal.SIGILL)
+        """
+    )
+    report = json.loads(doctor("--json").stdout)
+    assert "SIGILL" in report["torch"]["error"]
+    assert report["compiled"]["objects"]["_C_cpu"]["loaded"] is True
+
+
+def test_what_libraries_print_does_not_get_into_the_report(child):
+    child(
+        """
+        inner = diagnostics.SECTIONS["torch"]
+        def chatty():
+            print("x" * 200_000, end="", file=sys.stderr)
+            print("no newline", end="")
+            return inner()
+        diagnostics.SECTIONS["torch"] = chatty
+        """
+    )
+    result = doctor("--json")
+    assert result.exit_code == 0
+    assert "no newline" not in result.stdout
+
+
+HEALTHY = {
+    "versions": {"torch": "2.13.0", "transformers": "5.19.0", "accelerate": "1.15.0"},
+    "hardware": {"driver": None},
+    "torch": {"build": "cpu", "gpus": []},
+    "compiled": {"objects": {"_C_cuda": {"loaded": False, "reason": "not built"}}, "ops": []},
+    "transformers": {"registered": True},
+    "entry_points": {"torch.backends": True, "vllm.general_plugins": False},
+}
+CUDA = {"build": "cuda 13.0", "gpus": []}
+H100 = {"name": "H100", "capability": "9.0", "memory": 80e9}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "hint"),
+    [
+        ({}, None, None),
+        ({"hardware": {"driver": "580.1"}}, None, "CPU build"),
+        ({"hardware": {"driver": "580.1"}, "torch": CUDA}, "sees no GPU", None),
+        ({"torch": CUDA | {"gpus": [H100]}}, "FLASHSPARSE_CUDA=ON", None),
+        ({"versions": {"torch": "2.13.0"}}, None, "flashsparse-plugin[hf]"),
+        ({"versions": {"transformers": "5.9.1", "accelerate": "1"}}, "too old", None),
+        ({"versions": {"transformers": "5.17.0"}}, None, "accelerate"),
+        ({"transformers": {"registered": False}}, "does not know", None),
+        ({"transformers": {"error": "ImportError: x"}}, "ImportError: x", None),
+        ({"entry_points": {"torch.backends": False}}, "torch.backends", None),
+    ],
+)
+def test_judgement(change, problem, hint):
+    problems, hints = diagnostics._judge(HEALTHY | change)
+    for found, expected in ((problems, problem), (hints, hint)):
+        assert len(found) == (expected is not None)
+        assert all(expected in text for text in found)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse generate` on a tiny random model."""
+
+import json
+import shutil
+from importlib import import_module
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from flashsparse_plugin.cli import app
+
+generate_module = import_module("flashsparse_plugin.cli.generate")
+
+
+def generate(*arguments, stdin=None):
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)], input=stdin)
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir):
+    """What transformers itself generates, greedily, without a chat."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto")
+    ids = tokenizer("Hello", return_tensors="pt").input_ids
+    mask = torch.ones_like(ids)
+    made = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
+    return tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_greedy_text_goes_to_stdout_and_the_speed_to_stderr(model_dir, expected):
+    result = generate(model_dir, "-p", "Hello", "-n", 8, "--no-chat")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == expected + "\n"
+    assert "tokens/s" in result.stderr
+
+
+def test_json(model_dir, expected):
+    result = generate(model_dir, "-p", "Hello", "-n", 8, "--no-chat", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["text"] == expected
+    assert answer["prompt"] == "Hello"
+    stats = answer["stats"]
+    assert stats["prompt_tokens"] == 5
+    assert 1 <= stats["new_tokens"] <= 8
+    for name in ("prefill_seconds", "prefill_tokens_per_second", "decode_tokens_per_second"):
+        assert stats[name] > 0
+
+
+def test_one_token_has_no_decode_speed(model_dir):
+    result = generate(model_dir, "-p", "Hello", "-n", 1, "--no-chat", "--json")
+    assert json.loads(result.stdout)["stats"]["decode_tokens_per_second"] is None
+    assert generate(model_dir, "-p", "Hello", "-n", 1, "--no-chat").exit_code == 0
+
+
+def test_stdin_and_quiet(model_dir, expected):
+    result = generate(model_dir, "-p", "-", "-n", 8, "--no-chat", "--no-stats", stdin="Hello")
+    assert result.stdout == expected + "\n"
+    assert "tokens/s" not in result.stderr
+
+
+def test_a_chat_is_the_default_where_there_is_a_template(model_dir):
+    def prompt_tokens(*options):
+        result = generate(model_dir, "-p", "Hi", "-n", 1, "--json", *options)
+        return json.loads(result.stdout)["stats"]["prompt_tokens"]
+
+    assert prompt_tokens("--no-chat") == 2
+    assert prompt_tokens() == prompt_tokens("--chat") == len("user: Hi assistant:")
+
+
+def test_sampling_depends_on_the_seed_alone(model_dir):
+    def text(seed):
+        options = ["-n", 12, "--temperature", "1.5", "--seed", seed, "--json"]
+        return json.loads(generate(model_dir, "-p", "Hello", *options).stdout)["text"]
+
+    assert text(1) == text(1)
+    assert len({text(seed) for seed in range(4)}) > 1
+
+
+def test_words_are_not_broken_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(generate_module, "out", Console(force_terminal=True, width=12))
+    stream = object.__new__(generate_module.Stream)
+    stream.text, stream._silent, stream._column = "", False, 0
+    for word in ["One ", "lantern ", "snow ", "a\n", "twelve ", "cells", " ."]:
+        stream._print(word)
+    assert capsys.readouterr().out == "One lantern \nsnow a\ntwelve cells\n ."
+    assert stream.text == "One lantern snow a\ntwelve cells ."
+
+
+def test_dtype(model_dir):
+    assert generate(model_dir, "-p", "Hi", "-n", 2, "--dtype", "float32").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "Missing option"),
+        (["-p", " "], "the prompt is empty"),
+        (["-p", "Hi", "-n", "0"], "max-new-tokens"),
+        (["-p", "Hi", "--dtype", "int3"], "int3"),
+    ],
+)
+def test_wrong_usage(model_dir, options, message):
+    result = generate(model_dir, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_no_chat_template_and_no_tokenizer(model_dir, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(model_dir, bare)
+    (bare / "chat_template.jinja").unlink()
+    result = generate(bare, "-p", "Hi", "--chat")
+    assert result.exit_code == 2 and "--no-chat" in result.stderr
+    assert generate(bare, "-p", "Hi", "-n", 1).exit_code == 0
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    result = generate(bare, "-p", "Hi")
+    assert result.exit_code == 1 and "tokenizer.json" in result.stderr

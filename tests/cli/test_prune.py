@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse prune` on a tiny random model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from flashsparse_plugin.cli import app
+
+WINDOWS = ["--samples", "4", "--length", "32"]
+
+
+def prune(*arguments):
+    return CliRunner().invoke(app, ["prune", *map(str, arguments)])
+
+
+def linears(path):
+    tensors = load_file(path / "model.safetensors")
+    return {n: t for n, t in tensors.items() if n.endswith("proj.weight")}
+
+
+def test_wanda_writes_a_dense_model_with_zeros(model_dir, text_file, tmp_path):
+    out = tmp_path / "deep" / "pruned"
+    result = prune(model_dir, out, "--calibration", text_file, *WINDOWS, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["method"] == "wanda"
+    assert report["sparsity"] == pytest.approx(0.5)
+    assert len(report["layers"]) == 21
+    assert report["out"] == str(out)
+    before, after = linears(model_dir), linears(out)
+    for name, weight in after.items():
+        kept = weight != 0
+        assert kept.sum(1).eq(weight.shape[1] / 2).all()  # row by row
+        assert torch.equal(weight[kept], before[name][kept])
+    assert {f.name for f in model_dir.iterdir()} == {f.name for f in out.iterdir()}
+    assert [f.name for f in out.parent.iterdir()] == ["pruned"]
+
+
+def test_the_table_counts_by_kind(model_dir, tmp_path):
+    result = prune(model_dir, tmp_path / "out", "--method", "magnitude", "--sparsity", "0.75")
+    assert result.exit_code == 0
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    assert rows["down_proj"][1:5] == ["3", "4,608", "3,456", "75.0%"]
+    assert rows["all"][4] == "75.0%"
+    assert "lm_head" not in rows
+    assert "flashsparse convert" in result.stdout
+
+
+def test_a_pattern_holds(model_dir, text_file, tmp_path):
+    out = tmp_path / "out"
+    options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]
+    assert prune(model_dir, out, *options).exit_code == 0
+    for weight in linears(out).values():
+        kept = weight != 0
+        assert kept.view(-1, 4).sum(1).eq(1).all()
+        assert torch.equal(kept[::2], kept[1::2])
+
+
+def test_ignored_layers_stay_as_they_were(model_dir, tmp_path):
+    out = tmp_path / "out"
+    options = ["--method", "magnitude", "--ignore", "lm_head", "--ignore", "re:.*down_proj"]
+    assert prune(model_dir, out, *options).exit_code == 0
+    before = linears(model_dir)
+    for name, weight in linears(out).items():
+        assert torch.equal(weight, before[name]) == ("down_proj" in name)
+
+
+def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
+    out = tmp_path / "out"
+    assert prune(model_dir, out, "--method", "magnitude", "--dtype", "float16").exit_code == 0
+    assert {w.dtype for w in linears(out).values()} == {torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give one with --calibration"),
+        (["--method", "magnitude", "--calibration", "TEXT"], "magnitude looks at no text"),
+        (["--method", "magnitude", "--pattern", "2-4"], "no pattern N:M"),
+        (["--method", "magnitude", "--sparsity", "1.5"], "less than or equal to 1"),
+        (["--method", "guess"], "guess"),
+        (["--calibration", "/nowhere.txt"], "/nowhere.txt"),
+    ],
+)
+def test_wrong_usage(model_dir, text_file, tmp_path, options, message):
+    options = [str(text_file) if option == "TEXT" else option for option in options]
+    result = prune(model_dir, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_model_and_an_existing_output_are_wrong_usage(model_dir, tmp_path):
+    result = prune(tmp_path / "none", tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 2 and "hf download" in result.stderr
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    result = prune(model_dir, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 2 and "exists already" in result.stderr
+    assert (tmp_path / "out" / "precious").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "magnitude", "--pattern", "4:2"], "4:2"),
+        (["--method", "magnitude", "--pattern", "2:4", "--sparsity", "0.7"], "0.7"),
+        (["--calibration", "TEXT", "--scope", "global", *WINDOWS], "wanda"),
+        (["--calibration", "TEXT", "--length", "100000"], "tokens"),
+    ],
+)
+def test_what_fails_leaves_nothing_behind(model_dir, text_file, tmp_path, options, message):
+    options = [str(text_file) if option == "TEXT" else option for option in options]
+    result = prune(model_dir, tmp_path / "out", *options)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ") and message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pickles_and_quantized_models_are_refused(model_dir, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    (broken / "model.safetensors").unlink()
+    torch.save({}, broken / "pytorch_model.bin")
+    result = prune(broken, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 1 and "safetensors" in result.stderr
+
+    config = json.loads((model_dir / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "flashsparse"}
+    (broken / "config.json").write_text(json.dumps(config))
+    result = prune(broken, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 1 and "quantized already (flashsparse)" in result.stderr

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+from pathlib import Path
+
+import models
+import pytest
+from hypothesis import settings
+
+# Examples are judged by what they compute: on a busy machine any of them may be slow.
+settings.register_profile("flashsparse", deadline=None, print_blob=True)
+settings.load_profile("flashsparse")
+
+
+def _downloaded(fetch):
+    """Skip where the network is away; in CI that is a failure like any other."""
+    try:
+        return fetch()
+    except models.OfflineError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct as a transformers directory, kept in build/cache."""
+    return _downloaded(models.smollm2)
+
+
+@pytest.fixture(scope="session")
+def shakespeare() -> str:
+    """1.1 MB of Shakespeare's plays, kept in build/cache."""
+    return _downloaded(models.tinyshakespeare)

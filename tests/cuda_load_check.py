@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that a wheel works in a CUDA build of torch, GPU or not.
+
+Run it with the Python of an environment that has such a torch and the wheel (several GB, so no part
+of the test suite), from any folder but the repository's:
+
+    python -m pip install torch && python -m pip install --no-deps flashsparse_plugin-*.whl
+    python path/to/tests/cuda_load_check.py
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flashsparse_plugin.ops import STATUS, ops
+
+
+def registered(op: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"flashsparse::{op}", key)
+
+
+def check_objects() -> str:
+    assert torch.version.cuda is not None, "this torch is a CPU build: nothing to check"
+    for name, status in STATUS.items():
+        assert status.loaded, f"{name}: {status.reason}"
+    return " and ".join(STATUS) + " are loaded"
+
+
+def check_registrations() -> str:
+    for op in ("tiled_csl_unpack", "tiled_csl_linear"):
+        assert registered(op, "CPU") and registered(op, "CUDA"), op
+    assert not registered("interleaved_bitmap_linear", "CUDA")
+    return "CUDA has its ops and no others"
+
+
+def check_cpu() -> str:
+    weight, words, offsets = packed()
+    assert torch.equal(ops.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype), weight)
+    return "CPU ops run beside it"
+
+
+def check_fakes() -> str:
+    with FakeTensorMode():
+        words = torch.empty(1000, dtype=torch.int32, device="cuda")
+        offsets = torch.empty(7, dtype=torch.int32, device="cuda")
+        weight = ops.tiled_csl_unpack(words, offsets, 300, 128, torch.float16)
+        assert weight.shape == (300, 128) and weight.dtype == torch.float16
+        x = torch.empty(5, 128, dtype=torch.float16, device="cuda")
+        y = ops.tiled_csl_linear(x, words, offsets, 300, torch.float16)
+        assert y.shape == (5, 300) and y.device.type == "cuda"
+    return "fake tensors on cuda pass through"
+
+
+def check_binding() -> str:
+    """The CUDA entry itself runs: it is the one to refuse tensors of the CPU."""
+    weight, words, offsets = packed()
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    op = ops.tiled_csl_unpack.default
+    try:
+        op.redispatch(keys, words, offsets, *weight.shape, weight.dtype)
+    except RuntimeError as error:
+        assert "must be on the CUDA device of weight_packed" in str(error), error
+    else:
+        raise AssertionError("the CUDA op took a CPU tensor")
+    return "the CUDA op checks its arguments"
+
+
+def check_gpu() -> str:
+    if not torch.cuda.is_available():
+        return "no GPU here: the kernel was not run"
+    weight, words, offsets = packed()
+    words, offsets = words.cuda(), offsets.cuda()
+    unpacked = ops.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype)
+    assert torch.equal(unpacked.cpu(), weight)
+    x = torch.randn(5, weight.shape[1], device="cuda")
+    y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
+    torch.testing.assert_close(y.cpu(), x.cpu() @ weight.float().T)
+    return f"unpack and linear agree with the CPU on {torch.cuda.get_device_name()}"
+
+
+def packed():
+    torch.manual_seed(0)
+    weight = torch.randn(300, 100, dtype=torch.bfloat16)
+    weight[torch.rand(weight.shape) < 0.7] = 0
+    return weight, *ops.tiled_csl_pack(weight)
+
+
+def main() -> int:
+    print(f"torch {torch.__version__} (CUDA {torch.version.cuda}), Python {sys.version.split()[0]}")
+    checks = (check_objects, check_registrations, check_cpu, check_fakes, check_binding, check_gpu)
+    for check in checks:
+        print(f"  ok: {check()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

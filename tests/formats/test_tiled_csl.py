@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiled-CSL: exact at every shape and density, and proof against damaged files."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from weights import DTYPES, bits, sparse_weight, weights, without_negative_zero
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.ops import ops, reference
+from flashsparse_plugin.packed import PackedWeight
+
+
+def tensors_of(packed):
+    return packed.tensors["weight_packed"], packed.tensors["tile_offsets"]
+
+
+@given(weights())
+def test_unpack_gives_every_bit_back(weight):
+    packed = fs.pack(weight, "tiled_csl").validate()
+    assert torch.equal(bits(packed.unpack()), without_negative_zero(weight))
+
+
+@given(weights())
+def test_words_and_offsets_are_those_of_the_specification(weight):
+    words, offsets = tensors_of(fs.pack(weight, "tiled_csl"))
+    reference_words, reference_offsets = reference.tiled_csl_pack(weight)
+    assert torch.equal(offsets, reference_offsets)
+    for tile in range(len(offsets) - 1):
+        own = slice(offsets[tile], offsets[tile + 1])
+        assert set(words[own].tolist()) == set(reference_words[own].tolist())
+
+
+@given(weights())
+def test_runtime_form_loses_nothing_on_the_way_there_and_back(weight):
+    stored = fs.pack(weight, "tiled_csl")
+    running = stored.prepare("cpu")
+    assert running.format.name == "interleaved_bitmap" and not running.format.on_disk
+    expected = reference.interleaved_bitmap_pack(weight)
+    assert all(
+        torch.equal(got, want) for got, want in zip(running.tensors.values(), expected, strict=True)
+    )
+    assert running.density == stored.density
+    back = running.transcode(stored.format)
+    for name, tensor in stored.tensors.items():
+        assert torch.equal(back.tensors[name], tensor)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 0.51, 0.99, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_density_is_legal(density, dtype):
+    weight = sparse_weight(257, 130, density, dtype)
+    packed = fs.pack(weight).validate()
+    assert torch.equal(packed.unpack(), weight)
+    assert packed.density == pytest.approx((weight != 0).double().mean().item())
+
+
+def test_an_empty_tile_has_no_words():
+    weight = torch.zeros(256, 128, dtype=torch.float16)
+    weight[0, 64] = weight[200, 3] = 1.0
+    words, offsets = tensors_of(fs.pack(weight))
+    assert offsets.tolist() == [0, 0, 4, 8, 8]
+    assert len(set(words[:4].tolist())) == 1, "padding repeats a word of the same tile"
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.9])
+def test_consecutive_words_fall_into_different_banks(sparsity):
+    """Flash-LLM, Algorithm 3: what keeps a GPU's stores to shared memory free of conflicts."""
+    words, offsets = tensors_of(fs.pack(sparse_weight(128, 64, 1 - sparsity)))
+    banks = ((words & 0xFFFF) // 2 % 32)[: len(words) // 32 * 32].view(-1, 32)
+    conflicts = torch.stack([(banks == bank).sum(1) for bank in range(32)]).max(0).values
+    in_location_order = 2.9  # wavefronts a group without reordering, at these densities
+    assert conflicts.double().mean() < 0.6 * in_location_order
+
+
+def test_a_weight_too_large_for_int32_offsets_is_refused():
+    weight = torch.ones(1, dtype=torch.bfloat16).expand(46400, 46400)
+    with pytest.raises(RuntimeError, match=r"\[46400, 46400\].*int32"):
+        ops.tiled_csl_pack(weight)
+
+
+# ---- damaged tensors ---------------------------------------------------------------------------
+
+
+def damaged(change):
+    packed = fs.pack(sparse_weight(200, 100))
+    tensors = {name: tensor.clone() for name, tensor in packed.tensors.items()}
+    change(tensors)
+    return PackedWeight(packed.format, tensors, packed.shape, packed.dtype)
+
+
+def _set(name, index, value):
+    def change(tensors):
+        tensors[name][index] = value
+
+    return change
+
+
+def _replace(name, make):
+    def change(tensors):
+        tensors[name] = make(tensors[name])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (_set("tile_offsets", 0, 4), r"tile_offsets\[0\]"),
+        (_set("tile_offsets", 1, -4), r"tile_offsets\[1\]"),
+        (_set("tile_offsets", 2, 2**30), "tile_offsets"),
+        (_set("tile_offsets", 1, 6), "multiple of 4"),
+        (_replace("weight_packed", lambda t: t[:-4]), "weight_packed"),
+        (_replace("weight_packed", lambda t: t.repeat(2)), "weight_packed"),
+        (_replace("tile_offsets", lambda t: t[:-1]), "tile_offsets"),
+        (_set("weight_packed", 5, 0x7FFF), "outside its tile"),
+        (_set("weight_packed", -1, (1 << 16) | 0x1FFF), "outside its tile"),
+        (_replace("weight_packed", lambda t: t.to(torch.int64)), "int32"),
+        (_replace("tile_offsets", lambda t: t.float()), "int32"),
+        (lambda tensors: tensors.pop("tile_offsets"), "missing"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "unknown"),
+    ],
+)
+def test_validate_names_the_broken_rule(change, rule):
+    with pytest.raises(fs.FormatError, match=rule) as error:
+        damaged(change).validate("model.layers.0.mlp.up_proj")
+    message = str(error.value)
+    assert "model.layers.0.mlp.up_proj" in message and "[200, 100]" in message
+    assert "flashsparse convert" in message, "the remedy"
+
+
+def test_validate_refuses_two_values_at_one_location():
+    packed = fs.pack(torch.ones(128, 64, dtype=torch.float16))
+    words = packed.tensors["weight_packed"]
+    words[1] = (int(words[0]) & 0xFFFF) | (0x4000 << 16)
+    with pytest.raises(fs.FormatError, match="second value"):
+        packed.validate()
+
+
+def test_ops_that_read_words_are_safe_without_validate():
+    """The ops are public: garbage must give an error there too."""
+    packed = damaged(_set("weight_packed", 5, 0x7FFF))
+    words, offsets = tensors_of(packed)
+    for call in (
+        lambda: ops.tiled_csl_unpack(words, offsets, 200, 100, torch.bfloat16),
+        lambda: ops.tiled_csl_to_interleaved_bitmap(words, offsets, 200, 100),
+        lambda: ops.tiled_csl_linear(torch.ones(1, 100), words, offsets, 200, torch.bfloat16),
+    ):
+        with pytest.raises(RuntimeError, match="outside its tile"):
+            call()
+
+
+@settings(max_examples=300)
+@given(data=st.data(), weight=weights(max_rows=140, max_cols=80))
+def test_mutations_give_an_error_or_the_right_answer(data, weight):
+    """tests/kernels runs many more of these, under the address sanitizer."""
+    packed = fs.pack(weight)
+    words, offsets = (tensor.clone() for tensor in tensors_of(packed))
+    target = data.draw(st.sampled_from([words, offsets]))
+    if len(target):
+        index = data.draw(st.integers(0, len(target) - 1))
+        target[index] ^= 1 << data.draw(st.integers(0, 30))
+    try:
+        unpacked = ops.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype)
+    except RuntimeError:
+        return
+    expected = reference.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype)
+    assert torch.equal(bits(unpacked), bits(expected))
+
+
+# ---- the public face ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(0, 4), torch.zeros(4, 0)],
+    ids=lambda weight: str(list(weight.shape)),
+)
+def test_only_weights_can_be_packed(weight):
+    with pytest.raises(fs.FormatError, match=r"out_features, in_features"):
+        fs.pack(weight.to(torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
+def test_only_16_bit_floats_can_be_packed(dtype):
+    with pytest.raises(fs.FormatError, match=r"float16 and bfloat16.*weight\.to"):
+        fs.pack(torch.zeros(4, 4, dtype=dtype))
+
+
+def test_unknown_formats_and_options_are_refused_by_name():
+    weight = torch.zeros(4, 4, dtype=torch.float16)
+    with pytest.raises(fs.FormatError, match="'csr'.*tiled_csl"):
+        fs.pack(weight, "csr")
+    with pytest.raises(fs.FormatError, match="vector_length"):
+        fs.pack(weight, "tiled_csl", vector_length=32)
+
+
+def test_sizes_and_repr_tell_what_is_gained():
+    packed = fs.pack(sparse_weight(1024, 1024, 0.2))
+    assert packed.dense_nbytes == 2 * 1024 * 1024
+    assert packed.nbytes == sum(tensor.nbytes for tensor in packed.tensors.values())
+    assert 0.39 < packed.nbytes / packed.dense_nbytes < 0.42
+    assert "tiled_csl" in repr(packed) and "density=20" in repr(packed)
+
+
+def test_non_contiguous_weights_are_read_right():
+    weight = sparse_weight(100, 140).T
+    assert torch.equal(fs.pack(weight).unpack(), weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
+@pytest.mark.parametrize("form", ["storage", "runtime"])
+def test_linear_agrees_with_float64(dtype, form):
+    weight = sparse_weight(200, 300, 0.4, torch.bfloat16)
+    packed = fs.pack(weight) if form == "storage" else fs.pack(weight).prepare("cpu")
+    x, bias = torch.randn(3, 5, 300).to(dtype), torch.randn(200).to(dtype)
+    y = packed.linear(x, bias)
+    exact = reference.linear(x, weight, bias)
+    # fp32 sums of up to 300 products, then one rounding to the dtype of x
+    magnitude = reference.linear(x.abs(), weight.abs(), bias.abs())
+    tolerance = magnitude * 300 * 2**-23 + exact.abs() * torch.finfo(dtype).eps
+    assert y.dtype == dtype and y.shape == (3, 5, 200)
+    assert ((y.double() - exact).abs() <= tolerance).all()
+    with pytest.raises(ValueError, match="299 features"):
+        packed.linear(x[..., :299])

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""generate: with a static cache, and compiled into one graph."""
+
+import tiny
+import torch
+from transformers import CompileConfig
+
+
+def test_static_cache(llama, wanted):
+    model = tiny.load(llama.packed)
+    assert torch.equal(tiny.generate(model, cache_implementation="static"), wanted)
+
+
+def test_compiled_with_a_static_cache(llama, wanted):
+    model = tiny.load(llama.packed)
+    assert model.hf_quantizer.is_compileable
+    compile_config = CompileConfig(fullgraph=True, mode="default")
+    compile_config._compile_all_devices = True  # transformers leaves the CPU out by default
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    tokens = tiny.generate(model, cache_implementation="static", compile_config=compile_config)
+    assert torch.equal(tokens, wanted)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dense checkpoint is packed with one dense layer in memory at a time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+LAYERS, HIDDEN, INNER = 8, 1024, 4096
+
+# Anonymous memory, sampled: the pages of the mapped file are counted in VmHWM too, though the
+# system may drop them at any time.
+MEASURE = """
+import json, sys, threading, time
+import torch
+from transformers import AutoModelForCausalLM
+import flashsparse_plugin as fs
+torch.set_num_threads(1)
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+def watch():
+    while not done.is_set():
+        peak[0] = max(peak[0], anonymous())
+        time.sleep(0.001)
+
+small, path, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+config = fs.FlashSparseConfig(**settings)
+AutoModelForCausalLM.from_pretrained(small, quantization_config=config)  # imports, pools
+before, peak, done = anonymous(), [0], threading.Event()
+watcher = threading.Thread(target=watch)
+watcher.start()
+model = AutoModelForCausalLM.from_pretrained(path, quantization_config=config)
+done.set()
+watcher.join()
+held = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+print(json.dumps({"peak": peak[0] - before, "after": anonymous() - before, "held": held}))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A bfloat16 checkpoint of 270 MB, half of it zeros, written without its model in memory."""
+    path = tmp_path_factory.mktemp("large")
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=256,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        dtype="bfloat16",
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(path)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    state = {}
+    for name, tensor in skeleton.state_dict().items():
+        values = torch.randint(1, 2**14, tensor.shape, generator=generator, dtype=torch.int16)
+        if tensor.dim() == 2:
+            values[:, ::2] = 0
+        state[name] = values.view(torch.bfloat16)
+    save_file(state, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "dense_layers"),
+    [
+        # The layer rounded, rounded back to compare, and the packer's buffers.
+        ({"pruning": "none", "dtype": "float16"}, 5),
+        # A copy, float32 scores, and the masks and histograms of the selection.
+        ({"pruning": "magnitude", "sparsity": 0.6}, 9),
+    ],
+)
+def test_peak_memory_while_packing(settings, dense_layers, large, llama):
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(llama.masked), str(large), json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        # What glibc keeps for itself after a free, several times what we hold, is not measured.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
+        timeout=500,
+    )
+    assert result.returncode == 0, result.stderr
+    measured = json.loads(result.stdout.splitlines()[-1])
+    print(settings, {key: f"{value / 1e6:.0f} MB" for key, value in measured.items()})
+    size = (large / "model.safetensors").stat().st_size
+    layer = 2 * HIDDEN * INNER
+    assert measured["held"] < 0.7 * size
+    # In memory once, and little beside it.
+    assert measured["after"] < measured["held"] + 2 * layer
+    assert measured["peak"] < measured["held"] + dense_layers * layer

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged files and impossible wishes: an error that names the layer, never random weights."""
+
+import json
+import struct
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.integrations.hf import conversion
+from flashsparse_plugin.integrations.hf.quantizer import FlashSparseQuantizer
+
+LAYER = "model.layers.1.mlp.up_proj"
+TWIN = "model.layers.0.mlp.up_proj"
+
+
+def damage(path, change):
+    file = path / "model.safetensors"
+    state = load_file(file)
+    change(state)
+    save_file(state, file, {"format": "pt"})
+
+
+def drop_words(state):
+    del state[f"{LAYER}.weight_packed"]
+
+
+def drop_offsets(state):
+    del state[f"{LAYER}.tile_offsets"]
+
+
+def drop_both(state):
+    drop_words(state)
+    drop_offsets(state)
+
+
+def drop_bias(state):
+    del state[f"{LAYER}.bias"]
+
+
+def drop_all(state):
+    drop_both(state)
+    drop_bias(state)
+
+
+def both_packed_and_dense(state):
+    state[f"{LAYER}.weight"] = torch.zeros(136, 64, dtype=torch.bfloat16)
+
+
+def words_of_another_dtype(state):
+    state[f"{LAYER}.weight_packed"] = state[f"{LAYER}.weight_packed"].to(torch.float32)
+
+
+def offsets_of_another_dtype(state):
+    state[f"{LAYER}.tile_offsets"] = state[f"{LAYER}.tile_offsets"].to(torch.int64)
+
+
+def words_cut_short(state):
+    state[f"{LAYER}.weight_packed"] = state[f"{LAYER}.weight_packed"][:-4].clone()
+
+
+def offsets_beyond_the_end(state):
+    state[f"{LAYER}.tile_offsets"][-1] += 4
+
+
+def offsets_going_back(state):
+    state[f"{LAYER}.tile_offsets"][0] = 8
+
+
+def location_outside_its_tile(state):
+    state[f"{LAYER}.weight_packed"][0] |= 0xFFFF
+
+
+def one_dimension_more(state):
+    state[f"{LAYER}.weight_packed"] = state[f"{LAYER}.weight_packed"][None].clone()
+
+
+def words_and_offsets_swapped(state):
+    words, offsets = f"{LAYER}.weight_packed", f"{LAYER}.tile_offsets"
+    state[words], state[offsets] = state[offsets], state[words]
+
+
+def another_layers_tensors(state):
+    for name in ("weight_packed", "tile_offsets"):
+        other = f"model.layers.1.mlp.down_proj.{name}"
+        state[f"{LAYER}.{name}"], state[other] = state[other], state[f"{LAYER}.{name}"]
+
+
+DAMAGES = [
+    drop_words,
+    drop_offsets,
+    drop_both,
+    drop_bias,
+    drop_all,
+    both_packed_and_dense,
+    words_of_another_dtype,
+    offsets_of_another_dtype,
+    words_cut_short,
+    offsets_beyond_the_end,
+    offsets_going_back,
+    location_outside_its_tile,
+    one_dimension_more,
+    words_and_offsets_swapped,
+    another_layers_tensors,
+]
+
+
+@pytest.mark.parametrize("change", DAMAGES, ids=lambda change: change.__name__)
+def test_damage_is_an_error_that_names_the_layer(change, packed_copy):
+    damage(packed_copy, change)
+    with pytest.raises(fs.FormatError, match=r"model\.layers\.1\.mlp\.(up|down)_proj"):
+        tiny.load(packed_copy)
+
+
+@pytest.mark.parametrize("change", [offsets_beyond_the_end, location_outside_its_tile])
+def test_damage_on_disk_is_found_in_offloaded_layers_too(change, packed_copy, tmp_path):
+    damage(packed_copy, change)
+    with pytest.raises(fs.FormatError, match=LAYER):
+        tiny.load(
+            packed_copy, device_map=tiny.HERE_AND_ON_DISK, offload_folder=str(tmp_path / "off")
+        )
+
+
+def test_truncated_file(packed_copy):
+    file = packed_copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(fs.FormatError, match="model.safetensors is not a whole safetensors file"):
+        tiny.load(packed_copy)
+
+
+def test_header_that_promises_more_than_the_file_holds(packed_copy):
+    """No memory is reserved for a size that a header only claims."""
+    file = packed_copy / "model.safetensors"
+    raw = file.read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + size])
+    header[f"{LAYER}.weight_packed"]["shape"] = [2**40]
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
+    with pytest.raises(fs.FormatError, match="not a whole safetensors file"):
+        tiny.load(packed_copy)
+
+
+def edit_config(path, **changes):
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= changes
+    file.write_text(json.dumps(config))
+
+
+def test_newer_format_version(packed_copy):
+    edit_config(packed_copy, format_version=99)
+    with pytest.raises(ValueError, match="version 99.*pip install"):
+        tiny.load(packed_copy)
+
+
+def test_unknown_dtype_of_values(packed_copy):
+    edit_config(packed_copy, dtype=None)
+    with pytest.raises(fs.FormatError, match="which dtype its values"):
+        tiny.load(packed_copy)
+
+
+def test_pickles_are_not_read(packed_copy):
+    state = load_file(packed_copy / "model.safetensors")
+    (packed_copy / "model.safetensors").unlink()
+    torch.save(state, packed_copy / "pytorch_model.bin")
+    with pytest.raises(fs.FormatError, match="pickled checkpoints are not read"):
+        tiny.load(packed_copy)
+
+
+def test_state_dict_instead_of_files(llama):
+    model = tiny.load(llama.packed)
+    with pytest.raises(fs.FormatError, match="from its files"):
+        type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict())
+
+
+def test_another_models_checkpoint(packed_copy):
+    """A packed embedding: the name exists in the model, as something else."""
+
+    def rename(state):
+        for name in ("weight_packed", "tile_offsets"):
+            state[f"model.embed_tokens.{name}"] = state[f"{LAYER}.{name}"].clone()
+
+    damage(packed_copy, rename)
+    with pytest.raises(fs.FormatError, match=r"'model\.embed_tokens'.*Embedding"):
+        tiny.load(packed_copy)
+
+
+def test_what_fails_while_packing_surfaces(llama, monkeypatch):
+    def broken(weight, sparsity, name):
+        if name == TWIN:
+            raise RuntimeError("out of luck")
+        return weight
+
+    monkeypatch.setattr(conversion, "prune_weight", broken)
+    config = fs.FlashSparseConfig(pruning="magnitude", sparsity=0.5)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        tiny.load(llama.dense, quantization_config=config)
+
+
+def test_nan_cannot_be_ranked(llama, tmp_path):
+    model = tiny.load(llama.dense, torch.bfloat16)
+    with torch.no_grad():
+        model.get_submodule(LAYER).weight[3, 5] = float("nan")
+    model.save_pretrained(tmp_path)
+    config = fs.FlashSparseConfig(pruning="magnitude", sparsity=0.5)
+    with pytest.raises(ValueError, match=LAYER):
+        tiny.load(tmp_path, quantization_config=config)
+
+
+def test_values_too_large_for_float16(llama, tmp_path):
+    model = tiny.load(llama.dense)
+    with torch.no_grad():
+        model.get_submodule(LAYER).weight[3, 5] = 1e6
+    model.save_pretrained(tmp_path)
+    with pytest.raises(fs.FormatError, match=rf"{LAYER}.*1e\+06.*bfloat16"):
+        tiny.load(tmp_path, quantization_config=fs.FlashSparseConfig(dtype="float16"))
+
+
+def test_dequantize_of_a_dense_checkpoint(llama):
+    with pytest.raises(ValueError, match="this one is dense"):
+        tiny.load(llama.dense, quantization_config=fs.FlashSparseConfig(dequantize=True))
+
+
+def test_tensor_parallelism(llama):
+    from transformers.distributed import DistributedConfig
+
+    quantizer = FlashSparseQuantizer(fs.FlashSparseConfig(dtype="bfloat16"))
+    config = AutoConfig.from_pretrained(llama.packed)
+    assert quantizer.update_tp_plan(config) is config
+    for parallel in (DistributedConfig(tp_size=2), DistributedConfig(tp_plan="auto")):
+        config.distributed_config = parallel
+        with pytest.raises(ValueError, match='tensor parallelism.*device_map="auto"'):
+            quantizer.update_tp_plan(config)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mixture")
+    config = AutoConfig.for_model(
+        "mixtral",
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=72,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def test_fused_experts_are_refused_and_can_be_left_dense(mixture, tmp_path):
+    with pytest.raises(ValueError, match=r"experts.*Remedy.*ignore"):
+        tiny.load(mixture, quantization_config=fs.FlashSparseConfig())
+    config = fs.FlashSparseConfig(ignore=["experts"], pruning="magnitude", sparsity=0.5)
+    model = tiny.load(mixture, quantization_config=config)
+    assert tiny.sparse_layers(model)
+    model.save_pretrained(tmp_path)
+    again = tiny.load(tmp_path)
+    assert tiny.sparse_layers(again).keys() == tiny.sparse_layers(model).keys()
+    assert torch.equal(tiny.generate(again), tiny.generate(model))
+
+
+def test_packed_experts_are_refused(mixture, tmp_path):
+    """As another tool might write them: one packed weight per expert."""
+    config = fs.FlashSparseConfig(ignore=["experts"])
+    tiny.load(mixture, torch.bfloat16, quantization_config=config).save_pretrained(tmp_path)
+
+    def pack_one(state):
+        key = next(key for key in state if "experts.0" in key)
+        packed = fs.pack(state.pop(key))
+        for name, tensor in packed.tensors.items():
+            state[f"{key.removesuffix('.weight')}.{name}"] = tensor
+
+    damage(tmp_path, pack_one)
+    with pytest.raises(fs.FormatError, match="mixture of experts"):
+        tiny.load(tmp_path)

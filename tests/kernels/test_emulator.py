@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels' own source, run on the CPU by the SIMT emulator, and the emulator itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashsparse_plugin.ops import ops, reference
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
+SANITIZERS = {
+    "plain": [],
+    "thread": ["-fsanitize=thread"],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
+EMULATOR_EXIT_CODE = 3
+RACE_EXIT_CODE = 66  # of the thread sanitizer
+
+
+def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None = None) -> Path:
+    """Compiles kernels/emulator/<name>.cpp; headers in `include` hide those of the repository."""
+    binary = folder / f"{name}_{sanitizer}"
+    paths = [f"-I{path}" for path in (include, KERNELS) if path]
+    options = ["-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
+    source = KERNELS / "emulator" / f"{name}.cpp"
+    command = ["g++", *options, *SANITIZERS[sanitizer], *paths, str(source), "-o", str(binary)]
+    subprocess.run(command, check=True)
+    return binary
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """driver(name, sanitizer) compiles each program once."""
+    built: dict[tuple[str, str], Path] = {}
+
+    def get(name: str, sanitizer: str) -> Path:
+        if (name, sanitizer) not in built:
+            folder = tmp_path_factory.mktemp("emulator")
+            built[name, sanitizer] = compile_driver(name, sanitizer, folder)
+        return built[name, sanitizer]
+
+    return get
+
+
+# ---- the emulator ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def self_test(driver):
+    """self_test(sanitizer, case, seed) runs one kernel of kernels/emulator/self_test.cpp."""
+
+    def run(sanitizer: str, case: str, seed: int = 0) -> subprocess.CompletedProcess:
+        command = [str(driver("self_test", sanitizer)), case, str(seed)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def numbers(ran: subprocess.CompletedProcess) -> list[int]:
+    assert ran.returncode == 0, ran.stderr
+    return [int(line) for line in ran.stdout.split()]
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_barrier_orders_shared_memory(self_test, sanitizer, seed):
+    wanted = np.arange(12 * 64).reshape(12, 64)[:, ::-1].ravel().tolist()
+    assert numbers(self_test(sanitizer, "reverse", seed)) == wanted
+
+
+def test_schedules(self_test):
+    rising, falling, shuffled = (numbers(self_test("plain", "order", seed)) for seed in SEEDS)
+    assert rising == list(range(64))
+    assert falling == rising[::-1]
+    assert sorted(shuffled) == rising and shuffled not in (rising, falling)
+
+
+def test_shared_memory_starts_as_garbage(self_test):
+    assert set(numbers(self_test("plain", "read_unwritten"))) == {2**32 - 1}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_missing_barrier_is_a_race(self_test, seed):
+    ran = self_test("thread", "race", seed)
+    assert ran.returncode == RACE_EXIT_CODE
+    assert "data race" in ran.stderr
+
+
+def test_equal_stores_are_no_race(self_test):
+    assert set(numbers(self_test("thread", "all_store"))) == {5}
+
+
+def test_overrun_of_shared_memory(self_test):
+    ran = self_test("address", "overrun")
+    assert ran.returncode != 0
+    assert "heap-buffer-overflow" in ran.stderr
+
+
+def test_misaligned_vector_load(self_test):
+    ran = self_test("address", "misaligned")
+    assert ran.returncode != 0
+    assert "misaligned address" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("two_barriers", "some threads wait at __syncthreads on line"),
+        ("early_end", "for 32 that have ended"),
+    ],
+)
+def test_divergent_barrier(self_test, case, message):
+    ran = self_test("plain", case)
+    assert ran.returncode == EMULATOR_EXIT_CODE
+    assert message in ran.stderr
+
+
+# ---- tiled_csl_unpack --------------------------------------------------------------------------
+
+
+def run_unpack(binary: Path, cases) -> subprocess.CompletedProcess:
+    """Feeds (words, offsets, shape, seed) cases to a driver."""
+    fed = bytearray()
+    for words, offsets, (rows, cols), seed in cases:
+        fed += np.array([rows, cols, len(words), seed], dtype=np.int64).tobytes()
+        fed += offsets.numpy().tobytes() + words.numpy().tobytes()
+    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=120)
+
+
+def unpack(binary: Path, cases) -> list[torch.Tensor]:
+    """The weights' bits, int16 [rows, cols], of the cases."""
+    ran = run_unpack(binary, cases)
+    assert ran.returncode == 0, ran.stderr.decode()
+    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    shapes = [shape for *_, shape, _ in cases]
+    parts = bits.split([rows * cols for rows, cols in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def random_weight(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int):
+    """Any bit pattern, NaN, infinities and subnormals included, at a density."""
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=generator)
+    bits[(bits & 0x7FFF) == 0] = 0x7E01  # a NaN in both dtypes
+    kept = torch.rand(shape, generator=generator) < density
+    return torch.where(kept, bits, 0).view(dtype)
+
+
+def packed_cases(weights, seeds=SEEDS):
+    """Every weight, packed, once a schedule."""
+    packed = [(*ops.tiled_csl_pack(weight), tuple(weight.shape)) for weight in weights]
+    return [(*case, seed) for case in packed for seed in seeds]
+
+
+def expected(cases) -> list[torch.Tensor]:
+    return [
+        reference.tiled_csl_unpack(words, offsets, *shape, torch.float16).view(torch.int16)
+        for words, offsets, shape, _ in cases
+    ]
+
+
+SHAPES = (
+    *((1, 1), (1, 300), (300, 1), (2, 3), (8, 8), (127, 63), (128, 64), (129, 65), (128, 72)),
+    *((64, 200), (130, 8), (255, 129), (256, 128), (300, 300)),
+)
+DENSITIES = (0.0, 0.01, 0.2, 0.5, 0.99, 1.0)
+
+
+def test_every_shape_and_density_bit_for_bit(driver):
+    weights = [
+        random_weight(shape, density, dtype, seed)
+        for seed, shape in enumerate(SHAPES)
+        for density in DENSITIES
+        for dtype in (torch.float16, torch.bfloat16)
+    ]
+    # Tiles at 0% beside tiles at 100% in one weight.
+    mixed = random_weight((256, 192), 1.0, torch.bfloat16, 0)
+    mixed[:128, 64:128] = 0
+    mixed[128:, :64] = 0
+    cases = packed_cases([*weights, mixed])
+    results = unpack(driver("unpack_driver", "plain"), cases)
+    assert len(results) == 3 * (len(SHAPES) * len(DENSITIES) * 2 + 1)
+    for result, wanted in zip(results, expected(cases), strict=True):
+        assert torch.equal(result, wanted)
+    originals = [weight.view(torch.int16) for weight in [*weights, mixed] for _ in SEEDS]
+    for result, original in zip(results, originals, strict=True):
+        assert torch.equal(result, original)
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_clean_under_sanitizer(driver, sanitizer):
+    weights = [
+        random_weight(shape, density, torch.bfloat16, 3)
+        for shape in ((1, 1), (127, 63), (129, 65), (130, 72))
+        for density in (0.0, 0.3, 1.0)
+    ]
+    cases = packed_cases(weights)
+    for result, wanted in zip(
+        unpack(driver("unpack_driver", sanitizer), cases), expected(cases), strict=True
+    ):
+        assert torch.equal(result, wanted)
+
+
+def test_garbage_stays_in_bounds(driver):
+    """Whatever the tensors hold, the kernel leaves neither them nor shared memory."""
+    generator = torch.Generator().manual_seed(11)
+
+    def any_int32(count):
+        return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
+
+    cases = []
+    for num_words in (0, 1, 3, 4, 7, 64, 1001):
+        words = any_int32(num_words)
+        near = torch.randint(-8, num_words + 8, (7,), generator=generator).to(torch.int32)
+        for offsets in (any_int32(7), near, near.sort().values, near.sort().values.flip(0)):
+            cases.append((words, offsets, (300, 100), 0))
+    assert len(unpack(driver("unpack_driver", "address"), cases)) == 28
+
+
+def test_every_barrier_is_needed(tmp_path):
+    """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
+    source = UNPACK_KERNEL.read_text()
+    barriers = list(re.finditer(r"__syncthreads\(\);", source))
+    assert len(barriers) == 2
+    cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)])
+    for number, barrier in enumerate(barriers):
+        folder = tmp_path / str(number)
+        mutant = folder / UNPACK_KERNEL.relative_to(KERNELS)
+        mutant.parent.mkdir(parents=True)
+        mutant.write_text(source[: barrier.start()] + source[barrier.end() :])
+        binary = compile_driver("unpack_driver", "thread", folder, include=folder)
+        ran = run_unpack(binary, cases)
+        assert ran.returncode == RACE_EXIT_CODE
+        assert b"data race" in ran.stderr
+        assert mutant.name.encode() in ran.stderr  # names the line of the kernel

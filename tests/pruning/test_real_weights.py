@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pruning a real model does to its predictions what the literature says it does."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flashsparse_plugin.evaluation import perplexity
+from flashsparse_plugin.pruning import calibration_windows, prune
+
+
+@pytest.mark.slow
+def test_perplexities_are_in_the_order_of_the_methods(smollm2_dir, shakespeare):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+    held_out = shakespeare[-20_000:]
+    windows = calibration_windows(tokenizer, shakespeare[:-20_000], samples=16, length=64)
+
+    def measure(**pruning):
+        model = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+        if pruning:
+            report = prune(model, progress=False, **pruning)
+            assert report.sparsity == pytest.approx(pruning["sparsity"], abs=1e-3)
+        return perplexity(model, tokenizer, held_out, context=256, max_tokens=1024)
+
+    dense = measure()
+    wanda = measure(method="wanda", sparsity=0.5, calibration=windows)
+    magnitude = measure(method="magnitude", sparsity=0.5)
+    too_much = measure(method="magnitude", sparsity=0.8)
+    assert 20 < dense < 80  # it knows English, though not of this age
+    assert 1.2 * dense < wanda < 3 * dense
+    assert 2 * wanda < magnitude
+    assert 100 * magnitude < too_much

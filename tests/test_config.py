@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashSparseConfig: what is in config.json."""
+
+import json
+import logging
+
+import pytest
+from pydantic import ValidationError
+
+import flashsparse_plugin as fs
+
+
+def test_writes_what_the_design_shows():
+    config = fs.FlashSparseConfig(format="tiled_csl", dtype="bfloat16", sparsity=0.8)
+    assert config.to_dict() == {
+        "quant_method": "flashsparse",
+        "format": "tiled_csl",
+        "format_version": 1,
+        "dtype": "bfloat16",
+        "sparsity": 0.8,
+        "pruning": "none",
+        "ignore": ["lm_head"],
+    }
+    assert fs.FlashSparseConfig(**json.loads(config.to_json_string())) == config
+
+
+def test_unknown_keys_are_kept_and_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        config = fs.FlashSparseConfig(sparsity=0.5, rotation="hadamard")
+    assert "rotation" in caplog.text
+    assert config.to_dict()["rotation"] == "hadamard"
+
+
+def test_layers_that_differ_keep_their_reason():
+    layers = {"model.layers.0.mlp.up_proj": {"format": "dense", "reason": "density 71%"}}
+    config = fs.FlashSparseConfig(layers=layers)
+    assert config.to_dict()["layers"] == layers
+
+
+@pytest.mark.parametrize("name", ["modules_to_not_convert", "ignored_layers"])
+def test_reads_the_ignore_lists_of_other_methods(name):
+    config = fs.FlashSparseConfig(**{name: ["re:.*router", "lm_head"]})
+    assert config.ignore == ["lm_head", "re:.*router"]
+    assert name not in config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"format_version": 2}, r"tiled_csl version 2.*pip install -U flashsparse-plugin"),
+        ({"format": "tiled_cls"}, r"'tiled_cls'.*tiled_csl"),
+        ({"pruning": "magnitude"}, "sparsity=0.5"),
+        ({"sparsity": 1.5}, "less than or equal to 1"),
+        ({"dtype": "float32"}, "float16.*bfloat16"),
+        ({"quant_method": "gptq"}, "flashsparse"),
+        ({"format_version": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_refuses_by_name(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        fs.FlashSparseConfig(**settings)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SparseLinear behaves like a layer: state_dict, devices, dtypes, copies."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from weights import sparse_weight
+
+import flashsparse_plugin as fs
+
+
+@pytest.fixture
+def linear():
+    linear = nn.Linear(70, 150, dtype=torch.bfloat16)
+    linear.weight.data = sparse_weight(150, 70)
+    return linear
+
+
+@pytest.fixture
+def layer(linear):
+    return fs.SparseLinear.from_linear(linear)
+
+
+def empty_like(layer):
+    return fs.SparseLinear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+
+
+def test_computes_what_the_dense_layer_computes(linear, layer):
+    x = torch.randn(5, 70, dtype=torch.bfloat16)
+    torch.testing.assert_close(layer(x), linear(x), rtol=2**-7, atol=1e-2)
+
+
+def test_there_and_back(linear, layer):
+    assert torch.equal(layer.weight, linear.weight)
+    dense = layer.to_linear()
+    assert isinstance(dense, nn.Linear) and torch.equal(dense.weight, linear.weight)
+    assert torch.equal(dense.bias, linear.bias)
+    assert layer.to_linear(torch.float32).weight.dtype == torch.float32
+
+
+def test_float32_weights_are_rounded_to_bfloat16():
+    linear = nn.Linear(8, 4)
+    layer = fs.SparseLinear.from_linear(linear)
+    assert torch.equal(layer.weight, linear.weight.to(torch.bfloat16))
+    assert layer.bias.dtype == torch.float32
+
+
+def test_the_weight_is_held_once_in_the_runtime_form(layer):
+    assert layer.form.name == "interleaved_bitmap" and layer.format.name == "tiled_csl"
+    held = {name for name, _ in layer.named_parameters()}
+    assert held == {"values", "masks", "panel_offsets", "bias"}
+
+
+def test_state_dict_shows_the_storage_form_and_loads_again(layer):
+    state = layer.state_dict()
+    assert set(state) == {"weight_packed", "tile_offsets", "bias"}
+    stored = fs.pack(layer.weight)
+    assert all(torch.equal(state[name], tensor) for name, tensor in stored.tensors.items())
+
+    again = empty_like(layer)
+    again.load_state_dict(state)
+    assert again.form.name == "interleaved_bitmap"
+    x = torch.randn(3, 70)
+    assert torch.equal(again(x), layer(x))
+
+
+def test_state_dict_works_inside_a_model(layer):
+    model = nn.Sequential(nn.Linear(4, 70), layer)
+    other = nn.Sequential(nn.Linear(4, 70), empty_like(layer))
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(3, 4)
+    assert torch.equal(other(x), model(x))
+
+
+def test_loading_says_what_is_wrong(layer):
+    state = layer.state_dict()
+    damaged = {**state, "weight_packed": state["weight_packed"][:-4]}
+    with pytest.raises(RuntimeError, match="tile_offsets"):
+        empty_like(layer).load_state_dict(damaged)
+    with pytest.raises(RuntimeError, match="Missing.*tile_offsets"):
+        empty_like(layer).load_state_dict({"weight_packed": state["weight_packed"]})
+    with pytest.raises(RuntimeError, match="Unexpected.*weight_scale"):
+        empty_like(layer).load_state_dict({**state, "weight_scale": torch.ones(1)})
+    with pytest.raises(RuntimeError, match=r"bias must be \[150\]"):
+        fs.SparseLinear.from_packed(fs.pack(layer.weight), torch.zeros(150)).load_state_dict(
+            {**state, "bias": torch.zeros(3)}
+        )
+
+
+@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.float, nn.Module.bfloat16])
+def test_casting_the_module_leaves_the_packed_weight_alone(layer, cast):
+    before = layer.weight
+    cast(layer)
+    assert torch.equal(layer.weight, before) and layer.weight_dtype == torch.bfloat16
+    dtype = layer.bias.dtype
+    assert layer(torch.randn(2, 70).to(dtype)).dtype == dtype
+
+
+def test_moving_to_meta_and_printing(layer):
+    moved = copy.deepcopy(layer).to("meta")
+    assert moved.form.name == "tiled_csl" and moved.weight_packed.is_meta
+    assert "density" not in repr(moved)
+    assert "density=29.5%" in repr(layer) and "bits a weight" in repr(layer)
+    assert "in_features=70, out_features=150, bias=True" in repr(layer)
+
+
+def test_copies_are_independent(layer):
+    other = copy.deepcopy(layer)
+    other.values.zero_()
+    assert layer.weight.count_nonzero() > 0 and other.weight.count_nonzero() == 0
+
+
+def test_no_packed_tensor_asks_for_a_gradient(layer):
+    x = torch.randn(2, 70, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None and not any(p.requires_grad for p in layer.parameters())
+
+
+def test_wrong_width_is_an_error_that_names_the_layer(layer):
+    with pytest.raises(ValueError, match="71 features.*takes 70"):
+        layer(torch.randn(2, 71))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every op keeps its promises to PyTorch: schema, fake shapes, autograd, torch.compile."""
+
+import pytest
+import torch
+from torch.library import opcheck
+from weights import sparse_weight
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.ops import ops
+
+OUT, IN = 150, 70
+WEIGHT = sparse_weight(OUT, IN)
+STORED = tuple(fs.pack(WEIGHT).tensors.values())
+RUNNING = tuple(fs.pack(WEIGHT).prepare("cpu").tensors.values())
+
+
+def x(dtype=torch.float32):
+    return torch.randn(2, 3, IN, dtype=dtype, requires_grad=True)
+
+
+def bias():
+    return torch.randn(OUT, requires_grad=True)
+
+
+SAMPLES = {
+    "tiled_csl_pack": [(WEIGHT,)],
+    "tiled_csl_unpack": [(*STORED, OUT, IN, torch.bfloat16)],
+    "tiled_csl_validate": [(*STORED, OUT, IN)],
+    "tiled_csl_to_interleaved_bitmap": [(*STORED, OUT, IN)],
+    "tiled_csl_linear": [
+        (x(), *STORED, OUT, torch.bfloat16),
+        (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias()),
+    ],
+    "interleaved_bitmap_pack": [(WEIGHT,)],
+    "interleaved_bitmap_unpack": [(*RUNNING, OUT, IN, torch.bfloat16)],
+    "interleaved_bitmap_linear": [
+        (x(), *RUNNING, OUT, torch.bfloat16),
+        (x(torch.float16), *RUNNING, OUT, torch.bfloat16, bias()),
+    ],
+    "cpu_capability": [()],
+}
+
+
+def registered_ops():
+    names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
+    return {op for namespace, op in names if namespace == "flashsparse"}
+
+
+def test_every_op_has_a_sample():
+    assert registered_ops() == set(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [(name, args) for name, samples in SAMPLES.items() for args in samples if args],
+)
+def test_opcheck(name, args):
+    opcheck(getattr(ops, name).default, args)
+
+
+@pytest.mark.parametrize(
+    ("op", "packed"),
+    [("tiled_csl_linear", STORED), ("interleaved_bitmap_linear", RUNNING)],
+)
+def test_gradients_are_those_of_a_dense_linear(op, packed):
+    ours, theirs = x(), None
+    own_bias = bias()
+    theirs = ours.detach().clone().requires_grad_()
+    their_bias = own_bias.detach().clone().requires_grad_()
+    dy = torch.randn(2, 3, OUT)
+    getattr(ops, op)(ours, *packed, OUT, torch.bfloat16, own_bias).backward(dy)
+    torch.nn.functional.linear(theirs, WEIGHT.float(), their_bias).backward(dy)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    torch.testing.assert_close(own_bias.grad, their_bias.grad)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_to_one_graph(dynamic):
+    layer = fs.SparseLinear.from_packed(fs.pack(WEIGHT))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic)
+    for tokens in (4, 9):
+        tokens = torch.randn(tokens, IN)
+        torch.testing.assert_close(compiled(tokens), layer(tokens))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.ones(2, IN + 2), *RUNNING, OUT, torch.bfloat16), "masks"),
+        ((torch.ones(2, IN), *RUNNING, OUT + 16, torch.bfloat16), "masks"),
+        ((torch.ones(2, IN), *RUNNING, OUT, torch.float32), "float16 or bfloat16"),
+        ((torch.ones(2, IN).double(), *RUNNING, OUT, torch.bfloat16), "x must be float32"),
+        ((torch.ones(2, IN), RUNNING[0][:-1], *RUNNING[1:], OUT, torch.bfloat16), "values"),
+        ((torch.ones(2, IN), *RUNNING, OUT, torch.bfloat16, torch.ones(3)), "bias"),
+        ((torch.ones(()), *RUNNING, OUT, torch.bfloat16), "x must be"),
+    ],
+)
+def test_bad_arguments_are_errors_before_any_kernel_runs(args, message):
+    with pytest.raises(RuntimeError, match=message):
+        ops.interleaved_bitmap_linear(*args)
+
+
+def test_no_tokens_give_no_rows():
+    y = ops.interleaved_bitmap_linear(torch.ones(0, IN), *RUNNING, OUT, torch.bfloat16)
+    assert y.shape == (0, OUT)
