@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_capability import supported_capabilities
+from kernel_capabilities import supported_capabilities
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels"
