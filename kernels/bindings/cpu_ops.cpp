@@ -53,8 +53,10 @@ void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int6
 }
 
 void check_shape(int64_t out_features, int64_t in_features) {
-  STD_TORCH_CHECK(out_features >= 1 && in_features >= 1, "a weight needs at least one row and one ",
-                  "column, not [", out_features, ", ", in_features, "]");
+  STD_TORCH_CHECK(out_features >= 1 && in_features >= 1 && out_features <= INT32_MAX &&
+                      in_features <= INT32_MAX,
+                  "a weight has between 1 and 2^31 - 1 rows and as many columns, not [",
+                  out_features, ", ", in_features, "]");
 }
 
 void check_weight(const Tensor& weight) {
