@@ -78,7 +78,10 @@ def sparse_kernels(weight: Tensor) -> dict[str, Call]:
     """Ours: bf16 and fp32 activations on the CPU's form, and on the form on disk."""
     out_features = weight.shape[0]
     bitmap, words = ops.interleaved_bitmap_pack(weight), ops.tiled_csl_pack(weight)
-    runtime = _measure.Rotation(lambda: [t.clone() for t in bitmap], sum(t.nbytes for t in bitmap))
+    # As after loading: the runtime form is what our op returned, the stored form any tensor.
+    runtime = _measure.Rotation(
+        lambda: ops.interleaved_bitmap_pack(weight), sum(t.nbytes for t in bitmap)
+    )
     storage = _measure.Rotation(lambda: [t.clone() for t in words], sum(t.nbytes for t in words))
 
     def linear(x: Tensor) -> Tensor:

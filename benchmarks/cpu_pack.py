@@ -91,12 +91,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     about = _measure.machine()
-    # The first writes outputs small enough for memory that the process has already: the kernels'
-    # own speed. The second gets its outputs fresh from the operating system, page by page.
+    # Outputs of the first fit into memory that the process has already: the kernels' own speed.
+    # Those of the second come fresh from the operating system each time.
     shapes = [(1024, 4096), (14336, 4096)]
     rows = [measure(shape, mask, arguments.repeats) for shape in shapes for mask in MASKS]
     show(rows, about)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/torch_stable.h"
+#include "common/huge_pages.h"
 #include "cpu/interleaved_bitmap.h"
 #include "cpu/kernels.h"
 #include "cpu/tiled_csl.h"
@@ -98,7 +99,10 @@ Dtype dtype_of(ScalarType dtype, const char* name) {
 }
 
 Tensor empty(std::vector<int64_t> shape, ScalarType dtype) {
-  return torch::stable::empty(shape, dtype);
+  Tensor tensor = torch::stable::empty(shape, dtype);
+  const size_t bytes = static_cast<size_t>(tensor.numel() * tensor.element_size());
+  prefer_huge_pages(tensor.mutable_data_ptr(), bytes);
+  return tensor;
 }
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
