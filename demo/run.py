@@ -41,7 +41,7 @@ from flashsparse_plugin.evaluation import perplexity
 from flashsparse_plugin.pruning import calibration_windows, prune
 
 BUILD = Path(__file__).resolve().parent.parent / "build" / "demo"
-PROMPT = "Tell me a short story about a fox who finds a lantern in the snow."
+PROMPT = "Once upon a time, in a small village by the sea, there lived"
 SAMPLES, LENGTH = 32, 256  # calibration windows, and tokens of each
 
 
@@ -63,7 +63,7 @@ class Settings:
 class Effort:
     """How long to measure."""
 
-    story_tokens: int = 160
+    story_tokens: int = 120
     eval_tokens: int = 2048
     eval_context: int = 512
     rounds: int = 5
@@ -322,7 +322,7 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     result["sparsity"] = reached_sparsity(packed)
     result["bytes"] = measure_sizes(dense, packed, source, folder / "packed")
     with steps("Measure the speed, dense and packed in turns"):
-        ids = encode(tokenizer, PROMPT, None)
+        ids = encode(tokenizer, PROMPT, chat=False)
         speeds = {}
         for dtype in dict.fromkeys((str(dense.dtype).removeprefix("torch."), "float32")):
             if dtype == "float32":
@@ -347,11 +347,10 @@ def tell(model: Any, tokenizer: Any, tokens: int) -> dict[str, Any]:
     """Streams a story to the terminal."""
     out.print()
     out.print(Rule("[bold]from the sparse weights[/bold]", style="dim"))
-    out.print(Text(PROMPT, style="italic dim"))
-    out.print()
+    out.print(Text(PROMPT, style="italic dim"), end="")
     stream = Stream(tokenizer)
     # A small model that lost half its weights likes to say things twice.
-    generate(model, encode(tokenizer, PROMPT, None), stream, tokens, repetition_penalty=1.15)
+    generate(model, encode(tokenizer, PROMPT, chat=False), stream, tokens, repetition_penalty=1.15)
     out.print(Rule(style="dim"))
     out.print(f"[dim]{describe(stream.stats())}[/dim]", "")
     return {"prompt": PROMPT, "text": stream.text, "stats": stream.stats()}

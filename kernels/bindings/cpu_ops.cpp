@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/torch_stable.h"
+#include "common/huge_pages.h"
 #include "cpu/interleaved_bitmap.h"
 #include "cpu/kernels.h"
 #include "cpu/tiled_csl.h"
@@ -53,8 +54,10 @@ void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int6
 }
 
 void check_shape(int64_t out_features, int64_t in_features) {
-  STD_TORCH_CHECK(out_features >= 1 && in_features >= 1, "a weight needs at least one row and one ",
-                  "column, not [", out_features, ", ", in_features, "]");
+  STD_TORCH_CHECK(out_features >= 1 && in_features >= 1 && out_features <= INT32_MAX &&
+                      in_features <= INT32_MAX,
+                  "a weight has between 1 and 2^31 - 1 rows and as many columns, not [",
+                  out_features, ", ", in_features, "]");
 }
 
 void check_weight(const Tensor& weight) {
@@ -96,7 +99,10 @@ Dtype dtype_of(ScalarType dtype, const char* name) {
 }
 
 Tensor empty(std::vector<int64_t> shape, ScalarType dtype) {
-  return torch::stable::empty(shape, dtype);
+  Tensor tensor = torch::stable::empty(shape, dtype);
+  const size_t bytes = static_cast<size_t>(tensor.numel() * tensor.element_size());
+  prefer_huge_pages(tensor.mutable_data_ptr(), bytes);
+  return tensor;
 }
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }

@@ -56,12 +56,22 @@ LinearCall::LinearCall(Dtype weight_dtype, Dtype dtype, const void* x, int64_t t
                              dtype, in_features, blocks_.size(block), first, last,
                              packed + token * pairs_ * linear_.activation_bytes);
   };
+  // Packing is one step an activation, multiplying is one a panel and activation. While a thread
+  // has many panels to come, a second start of all the threads would cost more than it saves,
+  // above all where another process holds one of their cores.
+  const bool alone = interleaved_bitmap::panels(out_features) >= 32 * num_threads();
   constexpr int64_t kChunkPairs = 4096;  // some 10 us of work
-  const int64_t chunks = (pairs_ + kChunkPairs - 1) / kChunkPairs;
-  parallel_chunks(blocks_.count * chunks, [&](int64_t index) {
-    const int64_t first = index % chunks * kChunkPairs;
-    pack(index / chunks, first, std::min(pairs_, first + kChunkPairs));
-  });
+  const int64_t chunk_pairs = alone ? pairs_ : kChunkPairs;
+  const int64_t chunks = (pairs_ + chunk_pairs - 1) / chunk_pairs;
+  const auto pack_chunk = [&](int64_t index) {
+    const int64_t first = index % chunks * chunk_pairs;
+    pack(index / chunks, first, std::min(pairs_, first + chunk_pairs));
+  };
+  if (alone) {
+    for (int64_t block = 0; block < blocks_.count; ++block) pack_chunk(block);
+  } else {
+    parallel_chunks(blocks_.count * chunks, pack_chunk);
+  }
 }
 
 void LinearCall::multiply(const Panel* panels, int count, int64_t first) const {

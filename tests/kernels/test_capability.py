@@ -3,35 +3,8 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).parent
-VARIABLE = "FLASHSPARSE_CPU_CAPABILITY"
-
-
-def run_python(*arguments: str, capability: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, VARIABLE: capability, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment, capture_output=True, text=True, timeout=300, cwd=HERE,
-    )  # fmt: skip
-
-
-def print_capability(capability: str) -> subprocess.CompletedProcess[str]:
-    code = "from flashsparse_plugin.ops import ops; print(ops.cpu_capability())"
-    return run_python("-c", code, capability=capability)
-
-
-@functools.cache
-def supported_capabilities() -> list[str]:
-    error = print_capability("none").stderr
-    return error.split("It can run: ")[1].split(". Unset")[0].split(", ")
+from kernel_capabilities import VARIABLE, print_capability, run_python, supported_capabilities
 
 
 def test_an_unknown_capability_is_an_error_that_lists_the_others():

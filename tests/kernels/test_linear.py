@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from kernel_weights import SHAPES, random_weight, skewed_weight
 from torch import Tensor
-from weights import SHAPES, random_weight, skewed_weight
 
 from flashsparse_plugin.ops import ops, reference
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from weights import (
+from kernel_weights import (
     SHAPES,
     SPARSITIES,
     bits_without_negative_zero,

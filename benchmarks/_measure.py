@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark needs: fair timing, a description of the machine, result files."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+COLD_BYTES = 512 << 20  # more than any cache: what is used next was used half a gigabyte ago
+
+
+def cpu_name() -> str:
+    """Name of the CPU as the kernel tells it."""
+    with contextlib.suppress(OSError):
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if match:
+            return match[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """The conditions under which something was measured."""
+    from flashsparse_plugin.ops import ops
+
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "capability": ops.cpu_capability(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+class Rotation:
+    """Copies of some tensors, so many that each is cold again when its turn comes."""
+
+    def __init__(self, make: Callable[[], Any], nbytes: int, cold_bytes: int = COLD_BYTES):
+        self._copies = [make() for _ in range(max(2, cold_bytes // max(nbytes, 1) + 1))]
+        self._turn = 0
+
+    def __call__(self) -> Any:
+        self._turn = (self._turn + 1) % len(self._copies)
+        return self._copies[self._turn]
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]],
+    repeats: int,
+    seconds: float = 0.012,
+) -> dict[str, list[float]]:
+    """Times functions turn by turn, so that a change of the machine's mood meets all of them.
+
+    Args:
+        functions: What to time, by name.
+        repeats: Turns; each gives one sample a function.
+        seconds: About how long a sample should take; quick functions are called several times.
+
+    Returns:
+        Seconds a call, `repeats` samples by name.
+    """
+    calls = {}
+    for name, function in functions.items():
+        function()
+        start = time.perf_counter()
+        function()
+        once = max(time.perf_counter() - start, 1e-7)
+        calls[name] = max(1, min(300, int(seconds / once)))
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                function()
+            samples[name].append((time.perf_counter() - start) / calls[name])
+    return samples
+
+
+def median_ratio(samples: Sequence[float], baseline: Sequence[float]) -> float:
+    """Median over the turns of sample / baseline of the same turn."""
+    return statistics.median(a / b for a, b in zip(samples, baseline, strict=True))
+
+
+def _spin(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
+
+
+@contextlib.contextmanager
+def busy_core(core: int = 0) -> Iterator[None]:
+    """Keeps one core busy with another process."""
+    process = multiprocessing.get_context("spawn").Process(target=_spin, args=(core,), daemon=True)
+    process.start()
+    time.sleep(1.0)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def write(name: str, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Writes rows as CSV, and with the conditions as JSON, to results/<cpu>/<name>."""
+    slug = re.sub(r"[^a-z0-9]+", "-", str(about["cpu"]).lower()).strip("-")
+    folder = RESULTS / slug
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with (folder / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    text = json.dumps({"about": about, "rows": rows}, indent=1)
+    (folder / f"{name}.json").write_text(text + "\n")
+    return folder / name

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long does a sparse linear layer take on this CPU, against the dense ones of torch?
+
+    python benchmarks/cpu_linear.py                     the whole table
+    python benchmarks/cpu_linear.py --shapes 576x576 --tokens 1,8 --repeats 9
+    python benchmarks/cpu_linear.py --busy              with another process on one core
+    FLASHSPARSE_CPU_CAPABILITY=avx2 python benchmarks/cpu_linear.py
+
+Weights are cold (copies of half a gigabyte take turns), kernels take turns too, and a ratio is the
+median over turns of time / dense time in the same turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import _measure
+import torch
+import torch.nn.functional as F
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from flashsparse_plugin.ops import ops
+
+BFLOAT16 = torch.bfloat16
+
+# At most this share of the dense time, at 4096x4096: by capability, kernel, zeros and tokens.
+GOALS = {
+    ("avx512", "sparse", 80): {1: 0.20, 4: 0.35, 8: 0.50, 32: 0.85, 128: 1.05, 256: 1.05,
+                               512: 1.05, 1024: 1.05},
+    ("avx512", "sparse", 50): {1: 0.40},
+    ("avx512", "sparse fp32", 80): {1: 0.15, 8: 0.25, 32: 0.60},
+    ("avx2", "sparse fp32", 80): {1: 0.35, 2: 0.35, 4: 0.35, 8: 0.35},
+}  # fmt: skip
+BUSY_GOAL = 2.5
+
+Call = Callable[[Tensor], Tensor]
+
+
+def dense_kernels(weight: Tensor) -> dict[str, Call]:
+    """torch's own layers over copies of `weight` (bf16)."""
+    out_features, in_features = weight.shape
+    plain = _measure.Rotation(weight.clone, weight.nbytes)
+    single = _measure.Rotation(weight.float, 2 * weight.nbytes)
+    kernels: dict[str, Call] = {
+        "dense": lambda x: F.linear(x, plain()),
+        "dense fp32": lambda x: F.linear(x, single()),
+    }
+    if torch.backends.mkldnn.is_available():
+        reordered = _measure.Rotation(
+            lambda: torch.ops.mkldnn._reorder_linear_weight(weight.clone(), 1), weight.nbytes
+        )
+        kernels["dense prepacked"] = lambda x: torch.ops.mkldnn._linear_pointwise(
+            x, reordered(), None, "none", [], ""
+        )
+
+    def int8_layer() -> torch.nn.Module:
+        layer = torch.nn.Linear(in_features, out_features, bias=False)
+        layer.weight.data = weight.float()
+        model = torch.nn.Sequential(layer)
+        return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
+
+    if "x86" in torch.backends.quantized.supported_engines:
+        torch.backends.quantized.engine = "x86"
+        quantized = _measure.Rotation(int8_layer, weight.nbytes // 2)
+        kernels["dense int8"] = lambda x: quantized()(x)
+    return kernels
+
+
+def sparse_kernels(weight: Tensor) -> dict[str, Call]:
+    """Ours: bf16 and fp32 activations on the CPU's form, and on the form on disk."""
+    out_features = weight.shape[0]
+    bitmap, words = ops.interleaved_bitmap_pack(weight), ops.tiled_csl_pack(weight)
+    # As after loading: the runtime form is what our op returned, the stored form any tensor.
+    runtime = _measure.Rotation(
+        lambda: ops.interleaved_bitmap_pack(weight), sum(t.nbytes for t in bitmap)
+    )
+    storage = _measure.Rotation(lambda: [t.clone() for t in words], sum(t.nbytes for t in words))
+
+    def linear(x: Tensor) -> Tensor:
+        return ops.interleaved_bitmap_linear(x, *runtime(), out_features, BFLOAT16)
+
+    return {
+        "sparse": linear,
+        "sparse fp32": linear,
+        "sparse stored": lambda x: ops.tiled_csl_linear(x, *storage(), out_features, BFLOAT16),
+    }
+
+
+def is_fp32(kernel: str) -> bool:
+    return kernel.endswith(("fp32", "int8"))  # dynamic int8 takes fp32 activations
+
+
+def baseline_of(kernel: str) -> str:
+    """fp32 activations are held against fp32; int8 against what one would run otherwise, bf16."""
+    return "dense fp32" if kernel.endswith("fp32") else "dense"
+
+
+def measure(
+    shape: tuple[int, int], sparsities: Sequence[int], tokens: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    dense = torch.randn(shape).to(BFLOAT16)
+    kernels: dict[tuple[str, int], Call] = {(n, 0): f for n, f in dense_kernels(dense).items()}
+    for sparsity in sparsities:
+        pruned = dense * (torch.rand(shape) >= sparsity / 100)
+        kernels |= {(n, sparsity): f for n, f in sparse_kernels(pruned).items()}
+    rows = []
+    for count in tokens:
+        single = torch.randn(count, shape[1])
+        calls = {
+            f"{name}@{sparsity}": partial(f, single if is_fp32(name) else single.to(BFLOAT16))
+            for (name, sparsity), f in kernels.items()
+        }
+        samples = _measure.interleaved(calls, repeats)
+        for name, sparsity in kernels:
+            own = samples[f"{name}@{sparsity}"]
+            ratio = _measure.median_ratio(own, samples[f"{baseline_of(name)}@0"])
+            goals = GOALS.get((ops.cpu_capability(), name, sparsity), {})
+            rows.append(
+                {
+                    "shape": f"{shape[0]}x{shape[1]}",
+                    "tokens": count,
+                    "kernel": name,
+                    "sparsity": sparsity,
+                    "microseconds": round(statistics.median(own) * 1e6, 1),
+                    "baseline": baseline_of(name),
+                    "ratio": round(ratio, 3),
+                    "goal": goals.get(count) if shape == (4096, 4096) else None,
+                }
+            )
+    return rows
+
+
+def measure_busy(shape: tuple[int, int], sparsity: int, repeats: int) -> list[dict[str, Any]]:
+    """The same layer with and without another process on one core."""
+    torch.manual_seed(0)
+    dense = torch.randn(shape).to(BFLOAT16)
+    pruned = dense * (torch.rand(shape) >= sparsity / 100)
+    kernels = {"dense": dense_kernels(dense)["dense"], "sparse": sparse_kernels(pruned)["sparse"]}
+    rows = []
+    for count in (1, 8, 128):
+        x = torch.randn(count, shape[1]).to(BFLOAT16)
+        calls = {name: partial(f, x) for name, f in kernels.items()}
+        quiet = _measure.interleaved(calls, repeats)
+        with _measure.busy_core():
+            busy = _measure.interleaved(calls, repeats)
+        for name in calls:
+            times = {k: statistics.median(v[name]) for k, v in (("quiet", quiet), ("busy", busy))}
+            rows.append(
+                {
+                    "shape": f"{shape[0]}x{shape[1]}",
+                    "tokens": count,
+                    "kernel": f"{name}, busy core",
+                    "sparsity": sparsity if name == "sparse" else 0,
+                    "microseconds": round(times["busy"] * 1e6, 1),
+                    "baseline": f"{name}, quiet",
+                    "ratio": round(times["busy"] / times["quiet"], 3),
+                    "goal": BUSY_GOAL if name == "sparse" else None,
+                }
+            )
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
+    """One table a shape: kernels down, tokens across, ratios in the cells."""
+    console = Console()
+    tokens = list(dict.fromkeys(row["tokens"] for row in rows))
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        table = Table(
+            title=f"{shape} on {about['cpu']}, {about['threads']} threads, {about['capability']}",
+            caption="time / time of the baseline; ≤ goal; µs in the rows of the baselines",
+            box=box.SIMPLE_HEAD,
+        )
+        for column in ("kernel", "zeros", "baseline"):
+            table.add_column(column, no_wrap=True)
+        for count in tokens:
+            table.add_column(f"{count} tok", justify="right")
+        lines: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["shape"] == shape:
+                lines.setdefault((row["kernel"], row["sparsity"]), []).append(row)
+        for (kernel, sparsity), line in lines.items():
+            base = line[0]["baseline"]
+            table.add_row(
+                kernel,
+                f"{sparsity}%" if sparsity else "",
+                base if base != kernel else "",
+                *(_cell(row) for row in line),
+            )
+        console.print(table)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if row["baseline"] == row["kernel"]:
+        return f"[dim]{row['microseconds']:.0f} µs[/]"
+    if row["goal"] is None:
+        return f"{row['ratio']:.2f}"
+    color = "green" if row["ratio"] <= row["goal"] else "red"
+    return f"[{color}]{row['ratio']:.2f}[/] [dim]≤{row['goal']:.2f}[/]"
+
+
+def plot(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    figure, axes = plt.subplots(
+        1, len(shapes), figsize=(5.2 * len(shapes), 4.4), sharey=True, squeeze=False
+    )
+    for axis, shape in zip(axes[0], shapes, strict=True):
+        lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
+        for row in rows:
+            bf16 = row["baseline"] == "dense" and row["kernel"] != "sparse stored"
+            if row["shape"] == shape and bf16:
+                line = lines.setdefault((row["kernel"], row["sparsity"]), [])
+                line.append((row["tokens"], row["ratio"]))
+        for (kernel, sparsity), points in lines.items():
+            sparse = kernel == "sparse"
+            axis.plot(
+                *zip(*points, strict=True),
+                label=f"{kernel}, {sparsity}% zeros" if sparse else kernel,
+                linestyle="-" if sparse else "--",
+                marker="o" if sparse else None,
+                linewidth=2 if sparse else 1.3,
+                color=None
+                if sparse
+                else {"dense": "black", "dense prepacked": "0.45"}.get(kernel, "0.7"),
+            )
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted({row["tokens"] for row in rows}))
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.tick_params(axis="x", rotation=45, which="major")
+        axis.set_xlabel("tokens")
+        axis.set_title(shape)
+        axis.grid(alpha=0.3)
+        axis.set_ylim(bottom=0)
+    axes[0][0].set_ylabel("time / torch bf16 F.linear")
+    axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
+    figure.suptitle(f"{about['cpu']}, {about['threads']} threads, {about['capability']}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def shapes_of(text: str) -> list[tuple[int, int]]:
+    shapes = [tuple(int(side) for side in part.split("x")) for part in text.split(",")]
+    return [(out_features, in_features) for out_features, in_features in shapes]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=shapes_of, default="4096x4096,576x576,14336x4096")
+    parser.add_argument("--sparsity", type=numbers, default="50,70,80,90", help="percent of zeros")
+    parser.add_argument("--tokens", type=numbers, default="1,2,4,8,16,32,64,128,256,512,1024")
+    parser.add_argument("--repeats", type=int, default=11, help="samples of each kernel")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", action="store_true", help="measure beside a busy process instead")
+    parser.add_argument("--plot", action="store_true", help="draw the result too")
+    parser.add_argument("--name", help="of the result files (default: by capability)")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(arguments.threads)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    about = _measure.machine()
+    rows: list[dict[str, Any]] = []
+    for shape in arguments.shapes:
+        if arguments.busy:
+            rows += measure_busy(shape, arguments.sparsity[-1], arguments.repeats)
+        else:
+            rows += measure(shape, arguments.sparsity, arguments.tokens, arguments.repeats)
+    show(rows, about)
+    suffix = "_busy" if arguments.busy else ""
+    path = _measure.write(
+        arguments.name or f"cpu_linear_{about['capability']}{suffix}", about, rows
+    )
+    print(f"written to {path}.csv and .json")
+    if arguments.plot and not arguments.busy:
+        plot(rows, about, f"{path}.png")
+        print(f"drawn to {path}.png")
+
+
+if __name__ == "__main__":
+    main()
