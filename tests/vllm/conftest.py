@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent))  # vllm_*.py beside this file
 
 HERE = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_offline(tmp_path_factory, environment):
-    """Runs jobs through vLLM's Python API in one other process; see offline.py."""
+    """Runs jobs through vLLM's Python API in one other process; see vllm_offline.py."""
 
     def run(jobs: dict, timeout: float = 600) -> dict:
         folder = tmp_path_factory.mktemp("offline")
@@ -49,7 +49,7 @@ def run_offline(tmp_path_factory, environment):
         todo.write_text(json.dumps(jobs))
         with log.open("w") as file:
             subprocess.run(
-                [sys.executable, str(HERE / "offline.py"), str(todo), str(done)],
+                [sys.executable, str(HERE / "vllm_offline.py"), str(todo), str(done)],
                 env=environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing while loading takes less memory than serving dense, at its peak too."""
 
-import checkpoints
 import pytest
+import vllm_checkpoints as checkpoints
 
 
 @pytest.mark.slow

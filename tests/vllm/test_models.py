@@ -6,11 +6,11 @@ import json
 import shutil
 from importlib.metadata import version
 
-import checkpoints
 import pytest
 import torch
-from checkpoints import MAX_TOKENS, PROMPTS
+import vllm_checkpoints as checkpoints
 from safetensors.torch import load_file, save_file
+from vllm_checkpoints import MAX_TOKENS, PROMPTS
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
 ARCHITECTURES += ["bloom"]

@@ -5,10 +5,10 @@ server say which file, which layer and what rule."""
 import json
 import shutil
 
-import checkpoints
 import pytest
+import vllm_checkpoints as checkpoints
 from safetensors.torch import load_file, save_file
-from server import Server
+from vllm_server import Server
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.integrations.vllm.preflight import DamagedCheckpointError, check_checkpoint

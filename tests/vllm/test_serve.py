@@ -2,10 +2,10 @@
 """`vllm serve` on real weights: the tokens are those of transformers in float32, whatever way
 they are asked for."""
 
-import checkpoints
 import pytest
 import torch
-from server import Server
+import vllm_checkpoints as checkpoints
+from vllm_server import Server
 
 TEXTS = [
     "The capital of France is",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs several models through vLLM's Python API in one process, which has to import vLLM once.
 
-`python offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
+`python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}, "lora": path or null}; its result {"tokens": [[...]], "layers":
 {name: kind of method}, "streams": {name: [elements, length]}, "peak": bytes, "log": [...]} or
 {"error": text}.
