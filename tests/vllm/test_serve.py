@@ -114,3 +114,13 @@ def test_tensor_parallel(tiny, kind, logs, environment):
         tokens = [server.complete(p, checkpoints.MAX_TOKENS) for p in checkpoints.PROMPTS]
         assert server.log.read_text().count("12 layers packed") == 2
     assert tokens == checkpoints.greedy(dense)
+
+
+def test_pipeline_parallel_loads(tiny, logs, environment):
+    """Each stage packs the layers that it has. vLLM's CPU backend goes no further: with two stages
+    it cannot generate, from dense weights either."""
+    arguments = ("--pipeline-parallel-size", "2", "--enforce-eager", "--max-model-len", "64")
+    one_thread = environment | {"OMP_NUM_THREADS": "1"}
+    with Server(tiny[1], logs / "pp.log", one_thread, *arguments) as server:
+        packed = [line for line in server.log.read_text().splitlines() if "layers packed" in line]
+    assert sorted(line.split("] ")[-1].split()[0] for line in packed) == ["4", "8"]
