@@ -89,17 +89,17 @@ class LayerLoader:
         """Raises FormatError unless the checkpoint had everything for this layer."""
         if self.done:
             return
-        if not self.is_packed and len(self.missing) == self.shards and not self.streams:
+        incomplete = [streams.keys() for streams in self.streams.values()]
+        absent = [name for name in self.format.dtypes if any(name not in k for k in incomplete)]
+        if absent:
+            what = f"the checkpoint lacks its {', '.join(absent)}"
+        elif len(self.missing) == self.shards:
             what = "the checkpoint has no weight for it, neither packed nor dense"
         else:
-            halves = sorted(
-                {n for s in self.streams.values() for n in self.format.dtypes if n not in s}
-            )
             what = (
-                f"the checkpoint lacks {', '.join(halves) or 'some'} of the layers merged into it"
+                f"the checkpoint has {self.shards - len(self.missing)} of the {self.shards} layers "
             )
-            if self.shards == 1:
-                what = f"the checkpoint lacks its {', '.join(halves)}"
+            what += "that vLLM merges into it"
         raise FormatError(
             f"layer {self.name!r} {list(self.shape)}: {what}. The checkpoint is incomplete: fetch "
             "it again, or convert the model anew with `flashsparse convert`"
