@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of README.md from benchmarks/results: no figure there is typed by hand.
+
+    python benchmarks/tables.py            writes them
+    python benchmarks/tables.py --check    fails where one is not what the results say
+
+A table stands between `<!-- table: NAME results/FILE.json -->` and `<!-- end of table -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("README.md",)
+MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
+
+Result = dict[str, Any]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def conditions(about: Result) -> str:
+    return (
+        f"\n{about['cpu']}, {about['threads']} threads, {about['capability']}, "
+        f"torch {about['torch']}, {about['date'][:10]}.\n"
+    )
+
+
+def linear(result: Result, baseline: str) -> str:
+    """Ratios to one baseline at 4096x4096: kernels down, tokens across."""
+    tokens = (1, 2, 4, 8, 16, 32, 128, 1024)
+    rows = [row for row in result["rows"] if row["shape"] == "4096x4096"]
+    lines: dict[tuple[str, int], dict[int, Result]] = {}
+    for row in rows:
+        if row["baseline"] == baseline and row["kernel"] != "sparse stored":
+            lines.setdefault((row["kernel"], row["sparsity"]), {})[row["tokens"]] = row
+    cells = []
+    for (kernel, sparsity), by_tokens in lines.items():
+        if kernel == baseline:
+            name = f"`F.linear`, {'fp32' if kernel.endswith('fp32') else 'bf16'}, µs"
+            values = [f"{by_tokens[count]['microseconds']:.0f}" for count in tokens]
+        else:
+            name = f"**sparse, {sparsity}% zeros**" if sparsity else NAMES[kernel]
+            values = [f"{by_tokens[count]['ratio']:.2f}" for count in tokens]
+        cells.append([name, *values])
+    header = ["4096x4096, tokens:", *map(str, tokens)]
+    return markdown(header, cells) + conditions(result["about"])
+
+
+NAMES = {
+    "dense prepacked": "oneDNN, bf16 weights reordered beforehand",
+    "dense int8": "int8, dynamically quantized",
+}
+
+TABLES: dict[str, Callable[[Result], str]] = {
+    "linear_bf16": lambda result: linear(result, "dense"),
+    "linear_fp32": lambda result: linear(result, "dense fp32"),
+}
+
+
+def rewritten(text: str) -> str:
+    """The document with every marked table made anew."""
+
+    def table(match: re.Match[str]) -> str:
+        start, name, path, end = match.groups()
+        result = json.loads((ROOT / "benchmarks" / path).read_text())
+        return f"{start}{TABLES[name](result)}{end}"
+
+    return MARKED.sub(table, text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, only compare")
+    check = parser.parse_args().check
+    stale = 0
+    for name in DOCUMENTS:
+        path = ROOT / name
+        old, new = path.read_text(), rewritten(path.read_text())
+        if old == new:
+            continue
+        stale += 1
+        if check:
+            print(f"{name} differs from benchmarks/results: run python benchmarks/tables.py")
+        else:
+            path.write_text(new)
+            print(f"{name} written")
+    return int(check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
