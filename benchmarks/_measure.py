@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 RESULTS = Path(__file__).parent / "results"
 COLD_BYTES = 512 << 20  # more than any cache: what is used next was used half a gigabyte ago
@@ -95,6 +96,12 @@ def interleaved(
 def median_ratio(samples: Sequence[float], baseline: Sequence[float]) -> float:
     """Median over the turns of sample / baseline of the same turn."""
     return statistics.median(a / b for a, b in zip(samples, baseline, strict=True))
+
+
+def console(width: int) -> Console:
+    """A terminal that is at least so wide: a table that is cut off tells nothing."""
+    found = Console()
+    return found if found.width >= width else Console(width=width)
 
 
 def _spin(core: int) -> None:

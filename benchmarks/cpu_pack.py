@@ -17,7 +17,6 @@ from typing import Any
 
 import _measure
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -83,7 +82,7 @@ def show(rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
             color = "green" if row["pack"] >= PACK_GOAL else "red"
             cells[place] = f"[{color}]{cells[place]}[/]"
         table.add_row(*cells)
-    Console().print(table)
+    _measure.console(width=120).print(table)
 
 
 def main() -> None:

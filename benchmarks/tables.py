@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of README.md from benchmarks/results: no figure there is typed by hand.
+"""Writes the tables of the documents from benchmarks/results: no figure is typed by hand.
 
     python benchmarks/tables.py            writes them
     python benchmarks/tables.py --check    fails where one is not what the results say
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md",)
+DOCUMENTS = ("README.md", "docs/cpu.md")
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
 
 Result = dict[str, Any]
@@ -36,9 +36,8 @@ def conditions(about: Result) -> str:
     )
 
 
-def linear(result: Result, baseline: str) -> str:
+def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
     """Ratios to one baseline at 4096x4096: kernels down, tokens across."""
-    tokens = (1, 2, 4, 8, 16, 32, 128, 1024)
     rows = [row for row in result["rows"] if row["shape"] == "4096x4096"]
     lines: dict[tuple[str, int], dict[int, Result]] = {}
     for row in rows:
@@ -57,14 +56,34 @@ def linear(result: Result, baseline: str) -> str:
     return markdown(header, cells) + conditions(result["about"])
 
 
+def busy(result: Result) -> str:
+    tokens = list(dict.fromkeys(row["tokens"] for row in result["rows"]))
+    cells = []
+    for kernel in dict.fromkeys(row["kernel"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["kernel"] == kernel]
+        zeros = f", {rows[0]['sparsity']}% zeros" if rows[0]["sparsity"] else ""
+        name = kernel.partition(",")[0] + zeros
+        cells.append([name, *(f"{row['ratio']:.2f}" for row in rows)])
+    return markdown(["4096x4096, tokens:", *map(str, tokens)], cells) + conditions(result["about"])
+
+
+def pack(result: Result) -> str:
+    header = list(result["rows"][0])
+    cells = [[str(row[key]) for key in header] for row in result["rows"]]
+    return markdown(header, cells) + conditions(result["about"])
+
+
 NAMES = {
     "dense prepacked": "oneDNN, bf16 weights reordered beforehand",
     "dense int8": "int8, dynamically quantized",
 }
 
 TABLES: dict[str, Callable[[Result], str]] = {
-    "linear_bf16": lambda result: linear(result, "dense"),
-    "linear_fp32": lambda result: linear(result, "dense fp32"),
+    "linear_bf16": lambda result: linear(result, "dense", (1, 2, 4, 8, 16, 32, 128, 1024)),
+    "linear_fp32": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 16, 32, 128, 1024)),
+    "linear_avx2": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 32)),
+    "busy": busy,
+    "pack": pack,
 }
 
 

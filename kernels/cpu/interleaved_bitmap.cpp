@@ -16,9 +16,9 @@ int rows_of(int64_t panel, int64_t rows) {
 }
 
 // Panels that a thread takes at a time: a sixteenth of its share, so that the last one to finish
-// is not far behind, but work enough to be worth the asking. A layer that one thread is through with
-// in some 50 us it takes whole: two would gain little, and where another process has one of their
-// cores, the wait for the second to get its turn is a hundred times as long.
+// is not far behind, but work enough to be worth the asking. A layer that one thread is through
+// with in some 50 us it takes whole: two would gain little, and where another process has one of
+// their cores, the wait for the second to get its turn is a hundred times as long.
 int64_t chunk_panels(int64_t panels, int64_t in_features, int64_t tokens) {
   constexpr int64_t kMinProducts = 1 << 17, kSerialProducts = 1 << 20;
   const int64_t products = kPanelRows * in_features * std::min<int64_t>(tokens, 8);  // of a panel

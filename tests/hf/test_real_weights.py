@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2-135M, pruned and packed, against the same model with the same zeros, dense."""
+
+import pytest
+import torch
+from tiny import linears, sparse_layers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.pruning import prune_weight
+
+SPARSITY = 0.6
+PROMPTS = ("Once upon a time, in a small village by the sea, there lived", "The capital of France")
+
+
+def continued(model, tokenizer, prompt):
+    """24 greedy tokens after a prompt, and the logits that the prompt ends in."""
+    given = tokenizer(prompt, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**given).logits[0, -1]
+    tokens = model.generate(**given, max_new_tokens=24, do_sample=False)
+    return tokens[0].tolist(), logits
+
+
+@pytest.mark.slow
+def test_packed_is_masked_dense(smollm2_dir, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
+    masked = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+    weights = {}
+    with torch.no_grad():
+        for name, linear in linears(masked).items():
+            linear.weight.copy_(prune_weight(linear.weight, SPARSITY))
+            weights[name] = linear.weight.to(torch.bfloat16)
+            assert torch.equal(weights[name].float(), linear.weight), "the file holds bfloat16"
+    expected = [continued(masked, tokenizer, prompt) for prompt in PROMPTS]
+    del masked
+
+    config = fs.FlashSparseConfig(pruning="magnitude", sparsity=SPARSITY)
+    packing = AutoModelForCausalLM.from_pretrained(
+        smollm2_dir, dtype=torch.float32, quantization_config=config
+    )
+    packing.save_pretrained(tmp_path / "packed", max_shard_size="50MB")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32)
+    for model in (packing, loaded):
+        layers = sparse_layers(model)
+        assert layers.keys() == weights.keys() and len(layers) == 7 * 30
+        for name, layer in layers.items():
+            assert torch.equal(layer.weight, weights[name])
+        for prompt, (tokens, logits) in zip(PROMPTS, expected, strict=True):
+            own_tokens, own_logits = continued(model, tokenizer, prompt)
+            assert own_tokens == tokens
+            # 30 layers of fp32 sums in another order
+            torch.testing.assert_close(own_logits, logits, rtol=1e-4, atol=1e-3)
