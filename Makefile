@@ -3,7 +3,7 @@
 #
 #   make demo   prune a real model, pack it, and generate text from its sparse weights
 #   make serve  serve the demo's packed model with vLLM, on port 8000
-#   make test   run the tests
+#   make test   run the tests (make test-vllm: those of the vLLM plugin)
 #   make bench  measure the CPU kernels on this machine
 #   make lint   check style (make format mends it)
 #   make clean  remove .venv and build
@@ -22,7 +22,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env demo serve test bench lint format clean
+.PHONY: help env demo serve test test-vllm bench lint format clean
 help:
 	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
@@ -76,9 +76,13 @@ OLD_TRANSFORMERS := build/transformers-5.17.0
 $(OLD_TRANSFORMERS): $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
 
-test: env $(OLD_TRANSFORMERS) $(if $(filter cpu,$(STACK)),$(VENV)/.vllm)
+test: env $(OLD_TRANSFORMERS)
 	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/vllm
+
+# Installs vLLM into the environment, and starts real servers.
+test-vllm: $(VENV)/.vllm
+	$(BIN)/pytest tests/vllm
 
 bench: env
 	$(BIN)/python benchmarks/cpu_pack.py
