@@ -62,12 +62,13 @@ SERVE_ENV := $(if $(filter cpu,$(STACK)),VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_T
 SERVE_ARGS ?= $(if $(filter cpu,$(STACK)),--gpu-memory-utilization 0.3) --max-model-len 2048
 PORT ?= 8000
 
-build/demo/packed/config.json:
+DEMO_MODEL := build/demo/SmolLM2-135M-Instruct-wanda-$(SPARSITY)/packed
+$(DEMO_MODEL)/config.json:
 	$(MAKE) demo
 
 # Add options of `vllm serve` by ARGS="...", or serve another model: make serve MODEL=directory
-serve: $(VENV)/.vllm $(if $(MODEL),,build/demo/packed/config.json)
-	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),build/demo/packed)" --served-model-name demo \
+serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
+	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),$(DEMO_MODEL))" --served-model-name demo \
 	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
 
 # The oldest supported transformers, beside the one in the environment, with the hub client that it
