@@ -6,6 +6,7 @@
 #include "common/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_call.h"
+#include "cpu/scalar.h"
 #include "formats/interleaved_bitmap.h"
 
 namespace flashsparse::interleaved_bitmap {
@@ -63,7 +64,7 @@ void unpack(const Weight& packed, uint16_t* weight) {
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,
             Dtype dtype) {
   const int64_t in = weight.in_features, out = weight.out_features, all = panels(out);
-  const int64_t bytes = dtype == Dtype::kFloat32 ? 4 : 2;
+  const int64_t bytes = cpu::bytes_of(dtype);
   for (int64_t begin = 0; begin < tokens; begin += cpu::LinearCall::kMaxTokens) {
     const int64_t slab = std::min(cpu::LinearCall::kMaxTokens, tokens - begin);
     const cpu::LinearCall call(weight.dtype, dtype,

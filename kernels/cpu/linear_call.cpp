@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "common/float16.h"
 #include "common/parallel.h"
+#include "cpu/scalar.h"
 #include "formats/interleaved_bitmap.h"
 
 namespace flashsparse::cpu {
@@ -17,19 +17,6 @@ const LinearKernels& select(const Kernels& kernels, Dtype weight_dtype, Dtype dt
   if (dtype == Dtype::kBFloat16 && kernels.bfloat16_dot) return *kernels.bfloat16_dot;
   return *kernels.bfloat16_float32;
 }
-
-float load(const void* data, int64_t index, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return static_cast<const float*>(data)[index];
-    case Dtype::kFloat16:
-      return float_from_float16(static_cast<const uint16_t*>(data)[index]);
-    default:
-      return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
-  }
-}
-
-int64_t bytes_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include "common/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_call.h"
+#include "cpu/scalar.h"
 #include "formats/interleaved_bitmap.h"
 #include "pack/tiled_csl_tile.h"
 
@@ -118,7 +119,7 @@ std::string linear(const Packed& packed, Dtype weight_dtype, const void* x, int6
   if (!error.empty()) return error;
   const cpu::Kernels& kernels = cpu::kernels();
   const int64_t in = packed.cols, out = packed.rows, pairs = column_pairs(in);
-  const int64_t bytes = dtype == Dtype::kFloat32 ? 4 : 2;
+  const int64_t bytes = cpu::bytes_of(dtype);
   FirstBadTile bad;
   for (int64_t begin = 0; begin < tokens; begin += cpu::LinearCall::kMaxTokens) {
     const int64_t slab = std::min(cpu::LinearCall::kMaxTokens, tokens - begin);

@@ -21,7 +21,7 @@
 //        stay empty, the fullest joining banks that have a pair give both halves instead.
 //     3. The words of the round are written by bank number, lower halves first.
 //   So a group has 32 different banks as long as all have words, and once some have run out, pairs
-//   fill the gap without a conflict: 1.01 / 1.03 / 1.12 / 1.31 store cycles a group on random
+//   fill the gap without a conflict: 1.01 / 1.03 / 1.12 / 1.32 store cycles a group on random
 //   weights with 50 / 70 / 80 / 90% zeros (at least 1.00 / 1.02 / 1.12 / 1.30 are needed), where
 //   Flash-LLM's Algorithm 3, which knows no pairs, takes 1.15 / 1.23 / 1.33 / 1.49.
 //   Padding repeats the last word.

@@ -68,17 +68,7 @@ uint16_t* pack_tile_panel(const uint16_t* tile, int rows, int cols, uint32_t* ma
       // 16-byte chunk c of row r is at chunk c ^ (r & 7): bit 2 of r swaps the halves of the row,
       // bits 1 and 0 swap the chunks within a half.
       Bits chunks = _mm512_loadu_si512(tile + r * 64 + 32 * (half ^ (r >> 2 & 1)));
-      switch (r & 3) {
-        case 1:
-          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0xb1);
-          break;
-        case 2:
-          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x4e);
-          break;
-        case 3:
-          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x1b);
-          break;
-      }
+      chunks = swap_chunks(chunks, r & 3);
       row[r] = _mm512_maskz_mov_epi16(r < rows ? lanes : 0, chunks);
     }
     values = pack_block(row, pairs - half * kBlockPairs, masks + half * kBlockPairs, values);

@@ -29,17 +29,7 @@ FS_INLINE void load_banks(const uint16_t* weight, int64_t stride, int rows, int 
       Bits chunks = r < rows ? _mm512_maskz_loadu_epi16(inside, from) : _mm512_setzero_si512();
       if (r < rows) prefetch(from, 128);  // the next tile
       // 16-byte chunk c of row r moves to chunk c ^ (r & 7); bits 1 and 0 of r here.
-      switch (r & 3) {
-        case 1:
-          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0xb1);
-          break;
-        case 2:
-          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x4e);
-          break;
-        case 3:
-          chunks = _mm512_shuffle_i64x2(chunks, chunks, 0x1b);
-          break;
-      }
+      chunks = swap_chunks(chunks, r & 3);
       row[r] = chunks;
     }
     transpose16x16(row);

@@ -87,6 +87,21 @@ FS_INLINE __mmask16 lanes16(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1);
 }
 
+// 16-byte chunk c of four moves to chunk c ^ by, by < 4: the part of Tiled-CSL's swizzle that stays
+// within a register. Its own inverse.
+FS_INLINE Bits swap_chunks(Bits chunks, int by) {
+  switch (by) {
+    case 1:
+      return _mm512_shuffle_i64x2(chunks, chunks, 0xb1);
+    case 2:
+      return _mm512_shuffle_i64x2(chunks, chunks, 0x4e);
+    case 3:
+      return _mm512_shuffle_i64x2(chunks, chunks, 0x1b);
+    default:
+      return chunks;
+  }
+}
+
 // row[i] lane j <-> row[j] lane i, for 32-bit lanes.
 FS_INLINE void transpose16x16(Bits (&row)[16]) {
   Bits t[16];

@@ -2,23 +2,9 @@
 // Activations in, results out: the only places where a dtype is converted.
 #include "common/float16.h"
 #include "cpu/portable/parts.h"
+#include "cpu/scalar.h"
 
 namespace flashsparse::cpu::portable {
-namespace {
-
-float load(const void* data, int64_t index, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return static_cast<const float*>(data)[index];
-    case Dtype::kFloat16:
-      return float_from_float16(static_cast<const uint16_t*>(data)[index]);
-    default:
-      return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
-  }
-}
-
-}  // namespace
-
 // packed[column][token] = fp32; a pair is two columns.
 void pack_float32_activations(const void* x, Dtype dtype, int64_t in_features, int tokens,
                               int64_t first, int64_t last, void* packed) {

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// One value at a time, of any dtype. For plain files only: see the rules in README.md on what the
+// folders of instruction sets may include.
+#pragma once
+#include <cstdint>
+
+#include "common/float16.h"
+#include "cpu/dtype.h"
+
+namespace flashsparse::cpu {
+
+inline int64_t bytes_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+inline float load(const void* data, int64_t index, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return static_cast<const float*>(data)[index];
+    case Dtype::kFloat16:
+      return float_from_float16(static_cast<const uint16_t*>(data)[index]);
+    default:
+      return float_from_bfloat16(static_cast<const uint16_t*>(data)[index]);
+  }
+}
+
+}  // namespace flashsparse::cpu
