@@ -87,7 +87,8 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/cuda*.cpp kernels/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/cuda*.cpp
+     kernels/cuda/*.cu kernels/cuda/*.cpp)
 add_library(_C_cuda MODULE ${cuda_sources})
 target_include_directories(_C_cuda PRIVATE kernels)
 target_include_directories(_C_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which compiled shape of the linear kernel runs, and how its work is cut: decided on the host from
+// sizes alone, so that a CUDA graph can hold the decision.
+#pragma once
+#include <cstdint>
+
+#include "formats/tiled_csl.h"
+
+namespace flashsparse::tiled_csl {
+
+// The compiled shapes: X(fragments, warps a team, words held a lane, warps a block, blocks a
+// multiprocessor). linear_kernel.cuh explains each; docs/kernels.md says how they were chosen.
+#define FS_LINEAR_SHAPES(X) \
+  X(1, 1, 28, 6, 2)         \
+  X(1, 1, 56, 6, 2)         \
+  X(1, 1, 80, 4, 2)         \
+  X(1, 2, 40, 6, 2)         \
+  X(1, 2, 64, 6, 2)         \
+  X(2, 1, 28, 6, 2)         \
+  X(2, 1, 56, 4, 2)         \
+  X(2, 2, 28, 6, 2)         \
+  X(2, 2, 40, 6, 2)         \
+  X(2, 2, 64, 6, 2)         \
+  X(4, 2, 16, 6, 2)         \
+  X(4, 2, 28, 6, 2)         \
+  X(4, 2, 64, 4, 2)         \
+  X(8, 4, 16, 8, 1)         \
+  X(8, 4, 32, 8, 1)
+
+struct LinearShapeInfo {
+  int fragments, team_warps, held, warps, blocks;
+
+  constexpr int tokens() const { return 8 * fragments; }
+  constexpr int teams() const { return warps / team_warps; }
+};
+
+#define FS_LINEAR_SHAPE_INFO(...) {__VA_ARGS__},
+inline constexpr LinearShapeInfo kLinearShapes[] = {FS_LINEAR_SHAPES(FS_LINEAR_SHAPE_INFO)};
+#undef FS_LINEAR_SHAPE_INFO
+inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearShapes[0];
+inline constexpr int kMaxLinearTokens = 64;  // of one launch
+
+struct LinearPlan {
+  int shape;  // index into kLinearShapes
+  int blocks;
+  int group_rows;
+
+  int64_t partial_floats() const {
+    return int64_t{2} * blocks * group_rows * kLinearShapes[shape].tokens() * kTileRows;
+  }
+};
+
+// tokens in [1, kMaxLinearTokens]; num_words of the whole weight.
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
+                       int multiprocessors);
+
+}  // namespace flashsparse::tiled_csl

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the linear kernel over every case on stdin and writes the results to stdout.
+//   case    int64 rows, cols, tokens, num_words, bfloat16, shape, blocks, group_rows, has_bias, seed
+//           (shape -1: as plan_linear decides, for a device of `blocks` multiprocessors);
+//           int32 offsets[tiles + 1]; uint32 words[num_words]; uint16 x[tokens][cols to a multiple
+//           of 8]; uint16 bias[rows] if has_bias
+//   answer  uint16 y[tokens][rows]
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "cuda/linear_plan.h"
+#include "cuda/tiled_csl_linear.cuh"
+
+namespace {
+
+using namespace flashsparse;
+using namespace flashsparse::tiled_csl;
+
+// As torch's allocator gives it: aligned, and of exactly this size. Filled with what is NaN in
+// every float type.
+template <class T>
+std::unique_ptr<T[], decltype(&std::free)> device_array(size_t count) {
+  void* place = nullptr;
+  if (posix_memalign(&place, 64, count * sizeof(T)) != 0) std::abort();
+  std::memset(place, 0xff, count * sizeof(T));
+  return {static_cast<T*>(place), &std::free};
+}
+
+template <class T>
+auto read(size_t count) {
+  auto array = device_array<T>(count);
+  if (std::fread(array.get(), sizeof(T), count, stdin) != count) std::abort();
+  return array;
+}
+
+struct Compiled {
+  void (*float16)(LinearArguments);
+  void (*bfloat16)(LinearArguments);
+  int threads;
+  uint32_t shared_bytes;
+};
+
+#define FS_COMPILED(...)                              \
+  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,  \
+   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, \
+   LinearShape<__VA_ARGS__>::kThreads,                \
+   LinearShape<__VA_ARGS__>::kSharedBytes},
+const Compiled kCompiled[] = {FS_LINEAR_SHAPES(FS_COMPILED)};
+
+}  // namespace
+
+int main() {
+  int64_t header[10];
+  while (std::fread(header, sizeof header, 1, stdin) == 1) {
+    const auto [rows, cols, tokens, num_words, bfloat16, shape, blocks, group_rows, has_bias,
+                seed] = header;
+    LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks),
+                    static_cast<int>(group_rows)};
+    if (shape < 0) plan = plan_linear(rows, cols, tokens, num_words, static_cast<int>(blocks));
+    const Compiled& compiled = kCompiled[plan.shape];
+    const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = (cols + 7) / 8 * 8;
+    const auto offsets = read<int32_t>(tiles + 1);
+    const auto words = read<uint32_t>(num_words);
+    const auto x = read<uint16_t>(tokens * x_stride);
+    const auto bias = read<uint16_t>(has_bias ? rows : 0);
+    const auto y = device_array<uint16_t>(tokens * rows);
+    const auto partials = device_array<float>(plan.partial_floats());
+    const auto arrivals = device_array<uint32_t>(tile_rows(rows));
+    std::memset(arrivals.get(), 0, tile_rows(rows) * sizeof(uint32_t));
+
+    LinearArguments arguments;
+    arguments.words = words.get();
+    arguments.offsets = offsets.get();
+    arguments.x = x.get();
+    arguments.x_stride = x_stride;
+    arguments.bias = has_bias ? bias.get() : nullptr;
+    arguments.y = y.get();
+    arguments.partials = partials.get();
+    arguments.arrivals = arrivals.get();
+    arguments.rows = static_cast<int>(rows);
+    arguments.cols = static_cast<int>(cols);
+    arguments.tokens = static_cast<int>(tokens);
+    arguments.tile_rows = static_cast<int>(tile_rows(rows));
+    arguments.tile_cols = static_cast<int>(tile_cols(cols));
+    arguments.group_rows = plan.group_rows;
+    const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+    simt::launch(plan.blocks, compiled.threads, compiled.shared_bytes, seed,
+                 [&] { kernel(arguments); });
+    for (int64_t i = 0; i < tile_rows(rows); ++i) {
+      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+    }
+    std::fwrite(y.get(), sizeof(uint16_t), tokens * rows, stdout);
+  }
+}
