@@ -18,12 +18,14 @@
   extern __shared__ __align__(128) unsigned char flashsparse_dynamic_[]; \
   unsigned char* const name = flashsparse_dynamic_
 #define FS_UNROLL _Pragma("unroll")
+#define FS_NO_UNROLL _Pragma("unroll 1")
 #else
 #include "emulator/simt.h"
 #define FS_SHARED(type, name, count) \
   type* const name = simt::shared_array<type>(simt::Place::here(__FILE__, __LINE__), count)
 #define FS_DYNAMIC_SHARED(name) unsigned char* const name = simt::dynamic_shared()
 #define FS_UNROLL
+#define FS_NO_UNROLL
 #endif
 
 namespace flashsparse {

@@ -319,7 +319,7 @@ class LinearBlock {
         if (whole) {
           store_y(group, in_group, token, row, sum);
         } else {
-          *partial(blockIdx.x, group, units, in_group, token, row) = sum;
+          store_global(partial(blockIdx.x, group, units, in_group, token, row), sum);
         }
       });
       __syncthreads();
@@ -381,13 +381,14 @@ class LinearBlock {
     }
     if (a_.rows % 4 == 0) {
       if (first < a_.rows) {
-        *reinterpret_cast<uint2*>(place) = make_uint2(values[0] | uint32_t{values[1]} << 16,
-                                                      values[2] | uint32_t{values[3]} << 16);
+        store_global(reinterpret_cast<uint2*>(place),
+                     make_uint2(values[0] | uint32_t{values[1]} << 16,
+                                values[2] | uint32_t{values[3]} << 16));
       }
     } else {
       FS_UNROLL
       for (int i = 0; i < 4; ++i) {
-        if (first + i < a_.rows) place[i] = values[i];
+        if (first + i < a_.rows) store_global(place + i, values[i]);
       }
     }
   }
