@@ -85,6 +85,26 @@ def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None):
     return x.new_empty(*x.shape[:-1], out_features)
 
 
+@register_fake("flashsparse::tiled_csl_linear_planned")
+def _(
+    x,
+    weight_packed,
+    tile_offsets,
+    out_features,
+    weight_dtype,
+    bias,
+    shape,
+    blocks,
+    group_rows,
+):
+    """tiled_csl_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
+
+    shape is an index into the compiled shapes of kernels/cuda/linear_plan.h; blocks is the size of
+    the grid, group_rows the tile rows that a block works on at a time.
+    """
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
 @register_fake("flashsparse::interleaved_bitmap_linear")
 def _(x, values, masks, panel_offsets, out_features, weight_dtype, bias=None):
     """The same product from the CPU's runtime form."""

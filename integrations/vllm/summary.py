@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flashsparse_plugin.ops.fallback import INSTEAD
 from flashsparse_plugin.packed import Format, PackedWeight
 
 # Below "vllm", so that vLLM's settings of levels and handlers hold for it.
@@ -88,10 +87,7 @@ class Summary:
 
 def kernel_of(form: Format, device: torch.device) -> str:
     """Names the kernel that multiplies with a weight of this form on this device."""
-    op = f"{form.name}_linear"
-    if device.type == "cuda" and op in INSTEAD:
-        return f"flashsparse::{op} by {INSTEAD[op]}, as there is no CUDA kernel yet"
-    return f"flashsparse::{op} on {device.type.upper()}"
+    return f"flashsparse::{form.name}_linear on {device.type.upper()}"
 
 
 def kind_of(name: str) -> str:
