@@ -333,7 +333,7 @@ def show(name: str, results: dict[str, dict], agreement: dict | None) -> None:
             parts.append(result["failed"])
         console.print(f"{method}: {', '.join(parts)}")
     for line in results[METHODS[1]]["log"]:
-        console.print(line.rpartition("] ")[2], markup=False, highlight=False)
+        console.print(line.rpartition("] ")[2], markup=False, soft_wrap=True)
     if agreement is None:
         console.print("greedy tokens: not compared")
     else:
