@@ -7,8 +7,11 @@ Makes a checkpoint of random weights with 80% zeros, runs it through vLLM twice,
 while loading, with CUDA graphs, and prints a table: throughput and time per output token at
 batches of 8, 16, 32 and 64 with 64 tokens in and 512 out (Flash-LLM, section 6.3), memory and
 start-up. Random weights say nothing about text, and everything about speed: the shapes and the
-zeros decide that. One model takes less than 10 minutes on one H200; opt-30b writes 60 GB to --work.
-Without a GPU, `--model tiny` shows that the program works.
+zeros decide that. It ends with 1 where the greedy tokens of the two differ by more than rounding.
+
+opt-30b writes 60 GB to --work; --layers and --batches make a run smaller, and --limit ends it
+after so many seconds, with what was measured until then. Without a GPU, `--model tiny` shows that
+the program works.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -69,6 +73,8 @@ SPARSITY = 0.8
 PROMPT, OUTPUT = 64, 512  # tokens
 BATCHES = (8, 16, 32, 64)
 COMPARED = (8, 64)  # prompts and tokens of the comparison of greedy tokens
+METHODS = ("none", "tiled_csl")
+STARTED = time.monotonic()
 
 
 def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
@@ -115,193 +121,287 @@ def kv_bytes(shape: dict) -> int:
     return tokens * shape["num_hidden_layers"] * 2 * heads * head * 2
 
 
-def measure(path: Path, method: str, batches: list[int], rounds: int) -> dict:
-    """Runs in a process of its own, engine and worker in it: loads, generates, looks at memory."""
-    from vllm import SamplingParams
+def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace) -> None:
+    """Runs in a process of its own, engine and worker in it: loads, generates, looks at memory.
+
+    Writes all that it has measured to `answer` after every step.
+    """
+    import vllm
 
     from flashsparse_plugin import LLM
 
     shape = json.loads((path / "config.json").read_text())
     cuda = torch.cuda.is_available()
-    options = (
-        {"kv_cache_memory_bytes": kv_bytes(shape)} if cuda else {"gpu_memory_utilization": 0.3}
-    )
+    most = max(COMPARED[0], *arguments.batches)
+    options: dict = {"gpu_memory_utilization": 0.3}
+    if cuda:
+        options = {"kv_cache_memory_bytes": kv_bytes(shape)}
+    if arguments.eager:
+        options["enforce_eager"] = True
+    else:
+        sizes = sorted({1, COMPARED[0], *arguments.batches})
+        options["compilation_config"] = {"cudagraph_capture_sizes": sizes}
     start = time.perf_counter()
     llm = LLM(
         str(path),
         sparse_method=method,
         dtype="bfloat16",
         max_model_len=PROMPT + OUTPUT,
-        max_num_seqs=max(batches),
+        max_num_seqs=most,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         distributed_executor_backend="uni",
         disable_log_stats=True,
+        logprobs_mode="raw_logits",
         **options,
     )
-    result = {"startup_s": time.perf_counter() - start, "rows": []}
-    generator = torch.Generator().manual_seed(1)
+    result = {
+        "startup_s": time.perf_counter() - start,
+        "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
+        "rows": [],
+    }
+    if cuda:
+        result["device"] = torch.cuda.get_device_name()
+        result["weight_bytes"] = llm.collective_rpc(_weight_bytes)[0]
 
-    def generate(count: int, tokens: int, logprobs: int | None = None):
-        ids = torch.randint(3, shape["vocab_size"], (count, PROMPT), generator=generator)
+    def save() -> None:
+        if cuda:
+            result["peak_bytes"] = torch.cuda.max_memory_allocated()
+        answer.write_text(json.dumps(result))
+
+    def generate(prompts: list[list[int]], tokens: int, logprobs: int | None = None):
+        sampling = vllm.SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs
+        )
         begin = time.perf_counter()
         outputs = llm.generate(
-            [{"prompt_token_ids": row} for row in ids.tolist()],
-            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs),
-            use_tqdm=False,
+            [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
         )
         return time.perf_counter() - begin, [output.outputs[0] for output in outputs]
 
-    _, outputs = generate(*COMPARED, logprobs=2)  # warms up, too
-    result["tokens"] = [list(output.token_ids) for output in outputs]
-    result["gaps"] = [
-        [float(a.logprob - b.logprob) for a, b in (_best_two(step) for step in output.logprobs)]
-        for output in outputs
+    prompts, tokens = _prompts(COMPARED[0], shape), COMPARED[1]
+    save()
+    result["texts"] = [_text(output) for output in generate(prompts, tokens, logprobs=2)[1]]
+    result["texts_one_by_one"] = [
+        _text(generate([prompt], tokens, logprobs=2)[1][0]) for prompt in prompts
     ]
-    for batch in batches:
-        first = median(generate(batch, 1)[0] for _ in range(rounds))
-        whole = median(generate(batch, OUTPUT)[0] for _ in range(rounds))
-        result["rows"].append(
-            {
-                "batch": batch,
-                "tokens_per_gpu_s": batch * OUTPUT / whole,
-                "ms_per_token": 1e3 * (whole - first) / (OUTPUT - 1),
-                "first_token_ms": 1e3 * first,
-            }
-        )
-    if cuda:
-        result["peak_bytes"] = torch.cuda.max_memory_allocated()
-        weights = llm.collective_rpc(_weight_bytes)[0]
-        result["weight_bytes"] = weights
-        result["device"] = torch.cuda.get_device_name()
-    import vllm
-
-    result["versions"] = {"vllm": vllm.__version__, "torch": torch.__version__}
-    return result
+    save()
+    for batch in arguments.batches:
+        prompts = _prompts(batch, shape)
+        generate(prompts, 4)  # warms up what was not captured
+        first = median(generate(prompts, 1)[0] for _ in range(max(3, arguments.rounds)))
+        whole = median(generate(prompts, OUTPUT)[0] for _ in range(arguments.rounds))
+        row = {
+            "batch": batch,
+            "tokens_per_gpu_s": batch * OUTPUT / whole,
+            "ms_per_token": 1e3 * (whole - first) / (OUTPUT - 1),
+            "first_token_ms": 1e3 * first,
+        }
+        print(row, flush=True)
+        result["rows"].append(row)
+        save()
 
 
-def _best_two(step: dict) -> list:
-    return sorted(step.values(), key=lambda entry: -entry.logprob)[:2]
+def _prompts(count: int, shape: dict) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(3, shape["vocab_size"], (count, PROMPT), generator=generator).tolist()
+
+
+def _text(output) -> dict:
+    """Tokens, and at each step the logits of the best two."""
+    best = [
+        sorted((c.logprob for c in step.values()), reverse=True)[:2] for step in output.logprobs
+    ]
+    return {"tokens": list(output.token_ids), "best_two": best}
 
 
 def _weight_bytes(worker) -> int:
-    return sum(p.nbytes for p in worker.model_runner.model.parameters())
+    return sum(p.nbytes for p in worker.get_model().parameters())
+
+
+def _follow(a: dict, b: dict) -> tuple[int, float | None, float]:
+    """Follows two greedy texts of one prompt while their contexts are the same.
+
+    Returns:
+        How many tokens are equal; the logits between the best two where the texts part, None where
+        they do not; and the largest change of that gap from one text to the other.
+    """
+    shift = 0.0
+    for i, (x, y) in enumerate(zip(a["tokens"], b["tokens"], strict=True)):
+        gap, other = (best - second for best, second in (a["best_two"][i], b["best_two"][i]))
+        if x != y:  # the best two have changed places
+            return i, gap, max(shift, gap + other)
+        shift = max(shift, abs(gap - other))
+    return len(a["tokens"]), None, shift
 
 
 def compare(dense: dict, sparse: dict) -> dict:
-    """Greedy tokens up to the first difference, and how close the two candidates were there.
+    """Whether rounding explains where the greedy tokens of dense and sparse part.
 
-    Tokens may part where the two best are closer than rounding to 16 bits can tell; after that the
-    texts are different ones and there is nothing to compare.
+    Texts may part where the best two candidates are closer than rounding to 16 bits can tell, and
+    have nothing in common after that. What rounding does is seen in dense weights alone, which
+    other sums multiply when the prompts come one by one: a parting is explained where the gap is at
+    most twice the largest change of a gap there, or two steps of bfloat16 at the best logit.
     """
-    gaps, same, total = [], 0, 0
-    for a, b, gap in zip(dense["tokens"], sparse["tokens"], dense["gaps"], strict=True):
-        parted = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
-        same, total = same + parted, total + len(a)
-        if parted < len(a):
-            gaps.append(gap[parted])
-    return {"same_tokens": same, "compared_tokens": total, "gaps_where_parted": gaps}
+    alone = [_follow(*pair) for pair in zip(dense["texts"], dense["texts_one_by_one"], strict=True)]
+    found = [_follow(*pair) for pair in zip(dense["texts"], sparse["texts"], strict=True)]
+    largest = max(abs(best) for text in dense["texts"] for best, _ in text["best_two"])
+    step = 2.0 ** (math.floor(math.log2(largest)) - 7)
+    tolerance = 2 * max(step, *(shift for *_, shift in alone))
+    gaps = [gap for _, gap, _ in found if gap is not None]
+    return {
+        "compared_tokens": COMPARED[0] * COMPARED[1],
+        "same_tokens": sum(same for same, *_ in found),
+        "same_tokens_dense_one_by_one": sum(same for same, *_ in alone),
+        "gaps_where_parted": gaps,
+        "largest_shift": max(shift for *_, shift in found),
+        "tolerance": tolerance,
+        "explained_by_rounding": all(gap <= tolerance for gap in gaps),
+    }
 
 
-def run_apart(path: Path, method: str, batches: list[int], rounds: int, log: Path) -> dict:
-    """Measures in a fresh process, whose output goes to a log."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
-        command = [sys.executable, __file__, "--measure", str(path), method, answer.name]
-        command += ["--rounds", str(rounds), "--batches", *map(str, batches)]
-        with log.open("w") as file:
-            code = subprocess.run(
+def run_apart(
+    path: Path, method: str, log: Path, seconds: float | None, arguments: argparse.Namespace
+) -> dict:
+    """Measures in a fresh process, whose output goes to a log; returns what it got to measure."""
+    answer = path / f"{method}.json"
+    command = [sys.executable, __file__, "--measure", str(path), method, str(answer)]
+    command += ["--rounds", str(arguments.rounds), "--batches", *map(str, arguments.batches)]
+    command += ["--eager"] if arguments.eager else []
+    with log.open("w") as file:
+        try:
+            end = subprocess.run(
                 command,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+                timeout=seconds,
                 check=False,
             ).returncode
-        if code:
-            lines = log.read_text().splitlines()[-15:]
-            raise SystemExit("\n".join([*lines, f"the {method} run failed; the whole log: {log}"]))
-        return json.load(answer)
+        except subprocess.TimeoutExpired:
+            end = "the time limit"
+    result = json.loads(answer.read_text()) if answer.exists() else {"rows": []}
+    lines = log.read_text(errors="replace").splitlines()
+    result["log"] = [line for line in lines if "flashsparse::" in line or "layers packed" in line]
+    if end:
+        result["failed"] = f"ended by {end}"
+        print("\n".join([*lines[-25:], f"{method}: {result['failed']}; the whole log: {log}"]))
+    return result
 
 
-def report(name: str, results: dict[str, dict], out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    dense, sparse = results["none"], results["tiled_csl"]
-    agreement = compare(dense, sparse)
+def write(name: str, results: dict[str, dict], agreement: dict | None, out: Path) -> None:
     rows = [
         {"model": name, "weights": method, **row}
         for method, result in results.items()
         for row in result["rows"]
     ]
-    with (out / f"serve-{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    if rows:
+        with (out / f"serve-{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
     (out / f"serve-{name}.json").write_text(
         json.dumps({"results": results, "agreement": agreement}, indent=1)
     )
+
+
+def show(name: str, results: dict[str, dict], agreement: dict | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
-    table = Table(title=f"{name}, {SPARSITY:.0%} zeros, {PROMPT} tokens in, {OUTPUT} out", box=None)
+    dense, sparse = ({row["batch"]: row for row in results[m]["rows"]} for m in METHODS)
+    title = f"{name}, {SPARSITY:.0%} zeros, {PROMPT} tokens in, {OUTPUT} out"
+    table = Table(title=title, title_justify="left", box=None)
     for column in ("batch", "tokens/GPU-s dense", "sparse", "ratio", "ms/token dense", "sparse"):
         table.add_column(column, justify="right")
-    for a, b in zip(dense["rows"], sparse["rows"], strict=True):
-        table.add_row(
-            str(a["batch"]),
-            f"{a['tokens_per_gpu_s']:,.0f}",
-            f"{b['tokens_per_gpu_s']:,.0f}",
-            f"{b['tokens_per_gpu_s'] / a['tokens_per_gpu_s']:.2f}x",
-            f"{a['ms_per_token']:.2f}",
-            f"{b['ms_per_token']:.2f}",
-        )
+    for batch in sorted(dense | sparse):
+        a, b = dense.get(batch), sparse.get(batch)
+        cells = [f"{row['tokens_per_gpu_s']:,.0f}" if row else "-" for row in (a, b)]
+        cells += [f"{b['tokens_per_gpu_s'] / a['tokens_per_gpu_s']:.2f}x" if a and b else "-"]
+        cells += [f"{row['ms_per_token']:.2f}" if row else "-" for row in (a, b)]
+        table.add_row(str(batch), *cells)
     console.print(table)
     for method, result in results.items():
-        memory = (
-            f", weights {result['weight_bytes'] / 1e9:.1f} GB, "
-            f"peak {result['peak_bytes'] / 1e9:.1f} GB"
-            if "peak_bytes" in result
-            else ""
+        parts = []
+        if "startup_s" in result:
+            parts.append(f"start-up {result['startup_s']:.0f} s")
+        if "weight_bytes" in result:
+            parts.append(f"weights {result['weight_bytes'] / 1e9:.1f} GB")
+            parts.append(f"peak {result['peak_bytes'] / 1e9:.1f} GB with the cache")
+        if "failed" in result:
+            parts.append(result["failed"])
+        console.print(f"{method}: {', '.join(parts)}")
+    for line in results[METHODS[1]]["log"]:
+        console.print(line.rpartition("] ")[2], markup=False, soft_wrap=True)
+    if agreement is None:
+        console.print("greedy tokens: not compared")
+    else:
+        gaps = agreement["gaps_where_parted"]
+        verdict = "" if agreement["explained_by_rounding"] else "NOT "
+        console.print(
+            f"greedy tokens: {agreement['same_tokens']} of {agreement['compared_tokens']} equal "
+            f"before the first difference (dense one by one: "
+            f"{agreement['same_tokens_dense_one_by_one']}); {len(gaps)} of {COMPARED[0]} texts part"
+            + (
+                f", at gaps of up to {max(gaps):.3f} logits, {verdict}explained by rounding, which "
+                f"moves gaps by up to {agreement['tolerance']:.3f}"
+                if gaps
+                else ""
+            )
         )
-        console.print(f"{method}: start-up {result['startup_s']:.0f} s{memory}")
-    gaps = agreement["gaps_where_parted"]
-    console.print(
-        f"greedy tokens: {agreement['same_tokens']} of {agreement['compared_tokens']} equal before "
-        f"the first difference; {len(gaps)} of {COMPARED[0]} texts part"
-        + (f", where the two best were at most {max(gaps):.3f} nats apart" if gaps else "")
-    )
-    console.print(f"{dense.get('device', 'CPU')}, {dense['versions']}")
+    known = results[METHODS[0]] | results[METHODS[1]]
+    console.print(known.get("device", "CPU"), known.get("versions", ""))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
-    parser.add_argument("--work", type=Path, help="where the checkpoint is written and removed")
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many runs")
+    parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
+    parser.add_argument("--limit", type=float, help="seconds for everything")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
+    parser.add_argument("--work", type=Path, help="where the checkpoint is written and removed")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         path, method, answer = arguments.measure
-        found = measure(Path(path), method, arguments.batches, arguments.rounds)
-        Path(answer).write_text(json.dumps(found))
-        return
+        measure(Path(path), method, Path(answer), arguments)
+        return 0
     if not torch.cuda.is_available() and arguments.model != "tiny":
-        raise SystemExit("no GPU here: only --model tiny makes sense")
+        parser.error("no GPU here: only --model tiny makes sense")
+    shape, name = dict(SHAPES[arguments.model]), arguments.model
+    if arguments.layers:
+        shape["num_hidden_layers"] = arguments.layers
+        name += f"-{arguments.layers}-layers"
+    if arguments.eager:
+        name += "-eager"
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
-        start = time.perf_counter()
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        make_checkpoint(SHAPES[arguments.model], Path(work), device)
-        print(f"checkpoint written in {time.perf_counter() - start:.0f} s", flush=True)
-        torch.cuda.empty_cache()
-        results = {}
-        for method in ("none", "tiled_csl"):
-            log = arguments.out / f"serve-{arguments.model}-{method}.log"
-            rest = (arguments.batches, arguments.rounds, log)
-            results[method] = run_apart(Path(work), method, *rest)
-            print(f"{method}: {time.perf_counter() - start:.0f} s", flush=True)
-        report(arguments.model, results, arguments.out)
+        make_checkpoint(shape, Path(work), device)
+        print(f"{time.monotonic() - STARTED:.0f} s: checkpoint written", flush=True)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        results, agreement = {}, None
+        for done, method in enumerate(METHODS):
+            log = arguments.out / f"serve-{name}-{method}.log"
+            seconds = None
+            if arguments.limit is not None:  # an equal share of what is left
+                left = arguments.limit - (time.monotonic() - STARTED)
+                seconds = max(0.0, left) / (len(METHODS) - done)
+            results[method] = run_apart(Path(work), method, log, seconds, arguments)
+            write(name, results, agreement, arguments.out)
+            print(f"{time.monotonic() - STARTED:.0f} s: {method} measured", flush=True)
+    if all("texts_one_by_one" in result for result in results.values()):
+        agreement = compare(*results.values())
+    write(name, results, agreement, arguments.out)
+    show(name, results, agreement)
+    complete = not any("failed" in result for result in results.values())
+    return 0 if complete and agreement and agreement["explained_by_rounding"] else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
