@@ -16,8 +16,7 @@ int choose_shape(int64_t tokens, double words_a_tile) {
     if (shape.tokens() < tokens) continue;
     if (best >= 0 && shape.tokens() > kLinearShapes[best].tokens()) break;
     best = i;  // the shapes of a token count are listed by what they hold
-    // Tiles of random weights differ by a few per cent.
-    if (1.05 * words_a_tile <= 32.0 * shape.team_warps * shape.held) break;
+    if (words_a_tile <= 32.0 * shape.team_warps * shape.held) break;
   }
   return best;
 }
