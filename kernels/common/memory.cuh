@@ -118,6 +118,34 @@ __device__ __forceinline__ void store_shared_same(uint32_t address, uint16_t val
   store_shared(address, value);
 }
 
+// The same where `condition` holds: a predicated store and no branch, which would keep the compiler
+// from mixing the instructions of neighbouring stores.
+__device__ __forceinline__ void store_shared_same_if(bool condition, uint32_t address,
+                                                     uint16_t value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %0, 0;\n"
+      "@p st.shared.u16 [%1], %2;\n"
+      "}" ::"r"(static_cast<uint32_t>(condition)),
+      "r"(address), "h"(value)
+      : "memory");
+}
+
+// Loads place[offset] where `condition` holds, else leaves `value` alone: a predicated load.
+template <int offset>
+__device__ __forceinline__ void load_streaming_if(bool condition, const uint32_t* place,
+                                                  uint32_t& value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %1, 0;\n"
+      "@p ld.global.L1::no_allocate.u32 %0, [%2 + %3];\n"
+      "}"
+      : "+r"(value)
+      : "r"(static_cast<uint32_t>(condition)), "l"(place), "n"(offset * sizeof(uint32_t)));
+}
+
 // Global memory that is read once, and that nothing writes while the kernel runs: past the L1.
 // T is uint32_t, uint2 or uint4.
 template <class T>
@@ -248,6 +276,17 @@ inline void store_shared_same(uint32_t address, uint16_t value,
                               simt::Place place = simt::Place::here()) {
   __atomic_store_n(&detail::shared_at<uint16_t>(address, "store_shared", place), value,
                    __ATOMIC_RELAXED);
+}
+
+inline void store_shared_same_if(bool condition, uint32_t address, uint16_t value,
+                                 simt::Place place = simt::Place::here()) {
+  if (condition) store_shared_same(address, value, place);
+}
+
+template <int offset>
+void load_streaming_if(bool condition, const uint32_t* pointer, uint32_t& value,
+                       simt::Place place = simt::Place::here()) {
+  if (condition) value = detail::global_at(pointer + offset, "load_global", place);
 }
 
 template <class T>

@@ -11,26 +11,22 @@ namespace flashsparse::tiled_csl {
 // The compiled shapes: X(fragments, warps a team, words held a lane, warps a block, blocks a
 // multiprocessor). linear_kernel.cuh explains each; docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X) \
-  X(1, 1, 28, 6, 2)         \
-  X(1, 1, 56, 6, 2)         \
-  X(1, 1, 80, 4, 2)         \
-  X(1, 2, 40, 6, 2)         \
-  X(1, 2, 64, 6, 2)         \
-  X(2, 1, 28, 6, 2)         \
-  X(2, 1, 56, 4, 2)         \
-  X(2, 2, 28, 6, 2)         \
-  X(2, 2, 40, 6, 2)         \
-  X(2, 2, 64, 6, 2)         \
-  X(4, 2, 16, 6, 2)         \
-  X(4, 2, 28, 6, 2)         \
-  X(4, 2, 64, 4, 2)         \
-  X(8, 4, 16, 8, 1)         \
-  X(8, 4, 32, 8, 1)
+  X(1, 1, 24, 6, 2) \
+  X(1, 1, 52, 4, 2) \
+  X(1, 2, 24, 6, 2) \
+  X(1, 2, 36, 6, 2) \
+  X(1, 2, 64, 4, 2) \
+  X(2, 2, 12, 6, 2) \
+  X(2, 2, 24, 6, 2) \
+  X(2, 2, 36, 4, 2) \
+  X(2, 2, 64, 4, 2) \
+  X(4, 4, 12, 4, 2) \
+  X(4, 4, 32, 4, 2)
 
 struct LinearShapeInfo {
   int fragments, team_warps, held, warps, blocks;
 
-  constexpr int tokens() const { return 8 * fragments; }
+  constexpr int tokens() const { return 16 * fragments; }
   constexpr int teams() const { return warps / team_warps; }
 };
 

@@ -19,6 +19,8 @@
 // in `partials`, and the block that arrives last adds them in the order of blocks: one launch, and
 // the same bits every time.
 #pragma once
+#include <utility>
+
 #include "common/device.cuh"
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -43,7 +45,7 @@ struct LinearArguments {
 };
 
 // What a kernel is compiled for; which one runs is decided in linear_plan.h.
-//   kFragments  8-token fragments of y: tokens <= 8 * kFragments
+//   kFragments  16-token fragments of y: tokens <= 16 * kFragments
 //   kTeamWarps  warps that share a tile: 1, 2 or 4
 //   kHeld       words that a lane holds in registers; tiles with more are right, and slower
 //   kWarps      warps a block
@@ -53,12 +55,12 @@ struct LinearShape {
   static constexpr int kFragments = kFragments_, kTeamWarps = kTeamWarps_, kHeld = kHeld_;
   static constexpr int kWarps = kWarps_, kBlocks = kBlocks_;
   static constexpr int kThreads = kWarps * 32, kTeams = kWarps / kTeamWarps;
-  static constexpr int kTokens = 8 * kFragments;
+  static constexpr int kTokens = 16 * kFragments;
   static constexpr uint32_t kTileBytes = kTileElements * sizeof(uint16_t);
   static constexpr uint32_t kSharedBytes = kTeams * kTileBytes + 16;
   // Sums of this many tokens fit the team's buffer at a time when a segment ends.
   static constexpr int kRoundTokens = kTokens < 32 ? kTokens : 32;
-  static_assert(kWarps % kTeamWarps == 0 && kHeld % 2 == 0 && 8 % kTeamWarps == 0);
+  static_assert(kWarps % kTeamWarps == 0 && kTileRows / 8 % kTeamWarps == 0);
   static_assert(kRoundTokens * kTileRows * sizeof(float) <= kTileBytes);
 };
 
@@ -76,6 +78,7 @@ struct TileWalk {
   int group, column, column_end;
   int first, step, tile_cols;
 
+  TileWalk() = default;
   __device__ __forceinline__ TileWalk(int begin, int end, int first, int step, int tile_cols)
       : next_begin(begin), piece_end(end), first(first), step(step), tile_cols(tile_cols) {
     enter_group();
@@ -107,6 +110,7 @@ class LinearBlock {
       : a_(a),
         shared_(shared),
         lane_(threadIdx.x % 32),
+        lane_in_team_(threadIdx.x % (32 * Shape::kTeamWarps)),
         team_warp_(threadIdx.x / 32 % Shape::kTeamWarps),
         team_(threadIdx.x / 32 / Shape::kTeamWarps),
         tile_(shared + team_ * Shape::kTileBytes),
@@ -119,79 +123,105 @@ class LinearBlock {
     int unit = first_unit(units, blockIdx.x, gridDim.x);
 
     zero_tile();
-    TileWalk walk(unit, end, team_ / a_.group_rows, depth_, a_.tile_cols);
-    load_words(walk);
+    walk_ = TileWalk(unit, end, team_ / a_.group_rows, depth_, a_.tile_cols);
+    look_up();
+    load_next();
     while (unit < end) {
       const int group = unit / a_.tile_cols, group_begin = group * a_.tile_cols;
       const int stop = min(group_begin + a_.tile_cols, end);
       const bool whole = unit == group_begin && stop == group_begin + a_.tile_cols;
       clear_sums();
-      while (!walk.done() && walk.group == group) multiply_tile(walk);
+      while (there_ && group_ == group) multiply_tile();
       finish(group, units, whole, stop == end);
       unit = stop;
     }
   }
 
  private:
-  static constexpr int kBlocksOfRows = 8 / Shape::kTeamWarps;  // 16-row blocks of a warp
-  static constexpr int kStride = 32 * Shape::kTeamWarps;       // words that a team stores at once
+  static constexpr int kRowBlocks = kTileRows / 8 / Shape::kTeamWarps;  // of 8 rows, of a warp
+  static constexpr int kStride = 32 * Shape::kTeamWarps;  // words that a team loads or stores at once
+  // Row blocks multiplied at once: enough sums that no mma waits for the one before it.
+  static constexpr int kAtOnce = Shape::kFragments < 2 ? 2 : 1;
+  static constexpr int kRows = 4, kChunk = kRows * kStride;
+  static_assert(Shape::kHeld % kRows == 0);
 
   // ---- one tile -------------------------------------------------------------------------------
 
-  __device__ __forceinline__ int tile_row_of(int group) const {
-    return group * a_.group_rows + team_ % a_.group_rows;
+  // Looks up where the words of the walk's tile are, one tile ahead of loading them.
+  __device__ __forceinline__ void look_up() {
+    const int tile_row = walk_.group * a_.group_rows + team_ % a_.group_rows;
+    begin_ = end_ = 0;
+    if (walk_.done() || tile_row >= a_.tile_rows) return;
+    const int32_t* const offset =
+        a_.offsets + (static_cast<int64_t>(tile_row) * a_.tile_cols + walk_.column);
+    begin_ = load_readonly(offset);
+    end_ = load_readonly(offset + 1);
   }
 
-  // Starts the loads of the tile that the walk has come to. Its words are rows of kStride, and a
-  // last row that is padded by repeating the last word, as the format itself does.
-  __device__ __forceinline__ void load_words(const TileWalk& walk) {
-    count_ = 0;
-    if (walk.done() || tile_row_of(walk.group) >= a_.tile_rows) return;
-    const int64_t tile = static_cast<int64_t>(tile_row_of(walk.group)) * a_.tile_cols + walk.column;
-    const int begin = load_readonly(a_.offsets + tile);
-    count_ = load_readonly(a_.offsets + tile + 1) - begin;
-    tile_words_ = a_.words + begin;
-    const uint32_t* const mine = tile_words_ + team_warp_ * 32 + lane_;
-      FS_UNROLL
-    for (int i = 0; i < Shape::kHeld; ++i) {
-      if ((i + 1) * kStride <= count_) words_[i] = load_streaming(mine + i * kStride);
+  // Starts the loads of the words of the tile that was looked up, and looks up the one after it.
+  //
+  // A team loads words by chunks of kRows rows of kStride words, a lane one word of each row. What
+  // is left after the whole chunks, the tail, is one more chunk, padded by repeating the last word
+  // as the format itself does. So a chunk is there or it is not: one predicate for all its loads,
+  // and later for its stores.
+  __device__ __forceinline__ void load_next() {
+    group_ = walk_.group;
+    column_ = walk_.column;
+    there_ = !walk_.done();
+    count_ = end_ - begin_;
+    tile_words_ = a_.words + begin_;
+    const uint32_t* const mine = tile_words_ + lane_in_team_;
+    const int chunks = count_ / kChunk;
+    load_chunks(mine, chunks, std::make_integer_sequence<int, Shape::kHeld>());
+    FS_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int word = min(chunks * kChunk + r * kStride + lane_in_team_, count_ - 1);
+      load_streaming_if<0>(chunks * kChunk < count_, tile_words_ + word, tail_[r]);
     }
-    const int last_row = count_ / kStride * kStride + team_warp_ * 32 + lane_;
-    if (count_ % kStride != 0) last_ = load_streaming(tile_words_ + min(last_row, count_ - 1));
+    walk_.advance();
+    look_up();
+  }
+  template <int... i>
+  __device__ __forceinline__ void load_chunks(const uint32_t* mine, int chunks,
+                                              std::integer_sequence<int, i...>) {
+    (load_streaming_if<i * kStride>(i / kRows < chunks, mine, words_[i]), ...);
   }
 
-  __device__ __forceinline__ void scatter_word(uint32_t word) {
-    store_shared_same(dp2a_lo(word, 0x0002, tile_), bits_of(word));
+  __device__ __forceinline__ void scatter_if(bool condition, uint32_t word) {
+    store_shared_same_if(condition, dp2a_lo(word, 0x0002, tile_), bits_of(word));
+  }
+  // places: two locations, of which `which` is cleared.
+  __device__ __forceinline__ void clear_if(bool condition, uint32_t places, int which) {
+    store_shared_same_if(condition, dp2a_lo(places, which ? 0x0200 : 0x0002, tile_), 0);
   }
 
-  __device__ __forceinline__ void multiply_tile(TileWalk& walk) {
-    const int count = count_, column = walk.column;
-    if (count == 0) {  // nothing kept, or no such tile row
-      walk.advance();
-      load_words(walk);
-      return;
-    }
-    load_x(column);
-
-    uint32_t places[Shape::kHeld / 2];
-    const uint32_t last = last_;
-      FS_UNROLL
-    for (int i = 0; i < Shape::kHeld; ++i) {
-      if ((i + 1) * kStride <= count) scatter_word(words_[i]);
-    }
-    if (count % kStride != 0) scatter_word(last);
-    const bool overfull = count >= (Shape::kHeld + 1) * kStride;
+  __device__ __forceinline__ void multiply_tile() {
+    constexpr uint32_t kLocations = 0x5410;  // the lower halves of two words
+    const int chunks = count_ / kChunk;
+    const bool tail = chunks * kChunk < count_;
+    const bool overfull = chunks > Shape::kHeld / kRows;
+    load_x(column_);
+    FS_UNROLL
+    for (int i = 0; i < Shape::kHeld; ++i) scatter_if(i / kRows < chunks, words_[i]);
+    FS_UNROLL
+    for (int r = 0; r < kRows; ++r) scatter_if(tail, tail_[r]);
     if (overfull) {
-      const int end = count / kStride * kStride;
-      for (int i = Shape::kHeld * kStride + team_warp_ * 32 + lane_; i < end; i += kStride) {
-        scatter_word(load_streaming(tile_words_ + i));
+      FS_NO_UNROLL
+      for (int i = Shape::kHeld * kStride + lane_in_team_; i < chunks * kChunk; i += kStride) {
+        scatter_if(true, load_streaming(tile_words_ + i));
       }
     }
-      FS_UNROLL
-    for (int i = 0; i < Shape::kHeld; i += 2) places[i / 2] = prmt(words_[i], words_[i + 1], 0x5410);
+    uint32_t places[Shape::kHeld / 2], tail_places[kRows / 2];
+    FS_UNROLL
+    for (int i = 0; i < Shape::kHeld / 2; ++i) {
+      places[i] = prmt(words_[2 * i], words_[2 * i + 1], kLocations);
+    }
+    FS_UNROLL
+    for (int r = 0; r < kRows / 2; ++r) {
+      tail_places[r] = prmt(tail_[2 * r], tail_[2 * r + 1], kLocations);
+    }
 
-    walk.advance();
-    load_words(walk);
+    load_next();
 
     sync_team();
     multiply();
@@ -200,64 +230,80 @@ class LinearBlock {
       zero_tile();
     } else {
       FS_UNROLL
-      for (int i = 0; i < Shape::kHeld; ++i) {
-        if ((i + 1) * kStride <= count) {
-          store_shared_same(dp2a_lo(places[i / 2], i % 2 ? 0x0200 : 0x0002, tile_), 0);
-        }
-      }
-      if (count % kStride != 0) store_shared_same(dp2a_lo(last, 0x0002, tile_), 0);
+      for (int i = 0; i < Shape::kHeld; ++i) clear_if(i / kRows < chunks, places[i / 2], i % 2);
+      FS_UNROLL
+      for (int r = 0; r < kRows; ++r) clear_if(tail, tail_places[r / 2], r % 2);
       sync_team();
     }
   }
 
-  // The columns of a tile in the order that mma sees them: any order will do as long as W and x
-  // agree. Lane t of a group of four takes the 16-byte chunks 2t and 2t + 1 of every row, of W by a
-  // 16-byte load from shared memory (swizzled: no two of eight lanes in one bank), of x by 16-byte
-  // loads from global memory. Each chunk is the lane's share of two mma steps.
+  // W is mma's B operand, 8 rows of it at a time, and x its A operand: so the 16 bytes that a lane
+  // loads of a row of W are the operands of two mma as they come. The columns of a tile may be in
+  // any order as long as W and x agree: lane t of a group of four takes the 16-byte chunks 2t and
+  // 2t + 1 of a row, of W from shared memory (swizzled: no two of eight lanes in one bank), of x
+  // straight from global memory.
   __device__ __forceinline__ void load_x(int column) {
-    const int chunk = 2 * (lane_ % 4);
-    const int first = column * kTileCols + chunk * 8;
-      FS_UNROLL
+    const int first = column * kTileCols + lane_ % 4 * 16;
+    FS_UNROLL
     for (int f = 0; f < Shape::kFragments; ++f) {
-      // Columns of y are independent: tokens past the last repeat it, and are not stored.
-      const int token = min(8 * f + lane_ / 4, a_.tokens - 1);
-      const uint16_t* const row = a_.x + token * a_.x_stride + first;
       FS_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        x_[f][h] = first + h * 8 < a_.cols
-                       ? load_readonly(reinterpret_cast<const uint4*>(row + h * 8))
-                       : make_uint4(0, 0, 0, 0);
+      for (int half = 0; half < 2; ++half) {
+        // Columns of y are independent: tokens past the last repeat it, and are not stored.
+        const int token = 16 * f + 8 * half;
+        const uint16_t* const row = a_.x + min(token + lane_ / 4, a_.tokens - 1) * a_.x_stride;
+        FS_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          // Past the last column: a load from somewhere inside, and zeros instead of what it gives.
+          // (A load that is left out instead would cost a move for every use of its result.)
+          const int column = first + h * 8;
+          const bool inside = column < a_.cols;
+          uint4 chunk = make_uint4(0, 0, 0, 0);
+          if (token < a_.tokens) {
+            chunk = load_readonly(reinterpret_cast<const uint4*>(row + (inside ? column : 0)));
+          }
+          x_[f][h][0][half] = inside ? chunk.x : 0;
+          x_[f][h][0][half + 2] = inside ? chunk.y : 0;
+          x_[f][h][1][half] = inside ? chunk.z : 0;
+          x_[f][h][1][half + 2] = inside ? chunk.w : 0;
+        }
       }
     }
   }
 
   __device__ __forceinline__ void multiply() {
-    const int row = lane_ / 4;  // in blocks of 8: also the row's swizzle
-    const uint32_t base = tile_ + (team_warp_ * kBlocksOfRows * 16 + row) * kTileCols * 2;
-    const uint32_t chunks[2] = {(2 * (lane_ % 4) ^ row) * 16u, ((2 * (lane_ % 4) + 1) ^ row) * 16u};
-      FS_UNROLL
-    for (int b = 0; b < kBlocksOfRows; ++b) {
+    const int row = lane_ / 4;  // of 8: also the row's swizzle
+    const uint32_t first = tile_ + (team_warp_ * kRowBlocks * 8 + row) * kTileCols * 2;
+    FS_UNROLL
+    for (int b = 0; b < kRowBlocks; b += kAtOnce) {
       FS_UNROLL
       for (int h = 0; h < 2; ++h) {
-        const uint32_t place = base + b * 16 * kTileCols * 2 + chunks[h];
-        const uint4 low = load_shared<uint4>(place);
-        const uint4 high = load_shared<uint4>(place + 8 * kTileCols * 2);
-        const uint32_t first[4] = {low.x, high.x, low.y, high.y};
-        const uint32_t second[4] = {low.z, high.z, low.w, high.w};
-      FS_UNROLL
-        for (int f = 0; f < Shape::kFragments; ++f) {
-          mma_m16n8k16<Type>(sums_[b][f], first, x_[f][h].x, x_[f][h].y);
+        const uint32_t chunk = first + ((lane_ % 4 * 2 + h) ^ row) * 16;
+        uint4 w[kAtOnce];
+        FS_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          w[i] = load_shared<uint4>(chunk + (b + i) * 8 * kTileCols * 2);
         }
-      FS_UNROLL
-        for (int f = 0; f < Shape::kFragments; ++f) {
-          mma_m16n8k16<Type>(sums_[b][f], second, x_[f][h].z, x_[f][h].w);
+        FS_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          FS_UNROLL
+          for (int f = 0; f < Shape::kFragments; ++f) {
+            mma_m16n8k16<Type>(sums_[b + i][f], x_[f][h][0], w[i].x, w[i].y);
+          }
+        }
+        FS_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          FS_UNROLL
+          for (int f = 0; f < Shape::kFragments; ++f) {
+            mma_m16n8k16<Type>(sums_[b + i][f], x_[f][h][1], w[i].z, w[i].w);
+          }
         }
       }
     }
   }
 
   __device__ __forceinline__ void zero_tile() {
-    for (uint32_t i = (team_warp_ * 32 + lane_) * 16; i < Shape::kTileBytes; i += kStride * 16) {
+    FS_NO_UNROLL
+    for (uint32_t i = lane_in_team_ * 16; i < Shape::kTileBytes; i += kStride * 16) {
       store_shared(tile_ + i, make_uint4(0, 0, 0, 0));
     }
     sync_team();
@@ -275,7 +321,7 @@ class LinearBlock {
 
   __device__ __forceinline__ void clear_sums() {
       FS_UNROLL
-    for (int b = 0; b < kBlocksOfRows; ++b) {
+    for (int b = 0; b < kRowBlocks; ++b) {
       FS_UNROLL
       for (int f = 0; f < Shape::kFragments; ++f) {
       FS_UNROLL
@@ -285,9 +331,10 @@ class LinearBlock {
   }
 
   // Sums lie in a team's buffer as [token][row], the rows swizzled so that neither the stores below
-  // (8 rows of 4 tokens) nor the loads (rows of one token, 4 a lane) meet a bank twice.
+  // (two rows a lane, 8 rows of 8 tokens) nor the loads (four rows a lane, of one token) meet a bank
+  // twice.
   static __device__ __forceinline__ uint32_t sum_place(int token, int row) {
-    return (token * kTileRows + (row ^ (token / 2 % 4 * 8))) * sizeof(float);
+    return (token * kTileRows + (row ^ (token % 4 * 8))) * sizeof(float);
   }
 
   // Adds up the sums of the teams that worked on the same rows, and of all blocks that did.
@@ -295,15 +342,15 @@ class LinearBlock {
       FS_UNROLL
     for (int round = 0; round < Shape::kTokens / Shape::kRoundTokens; ++round) {
       FS_UNROLL
-      for (int b = 0; b < kBlocksOfRows; ++b) {
+      for (int b = 0; b < kRowBlocks; ++b) {
       FS_UNROLL
-        for (int f = 0; f < Shape::kRoundTokens / 8; ++f) {
-      FS_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int row = (team_warp_ * kBlocksOfRows + b) * 16 + lane_ / 4 + i / 2 * 8;
-            const int token = 8 * f + lane_ % 4 * 2 + i % 2;
-            store_shared(tile_ + sum_place(token, row),
-                         sums_[b][round * Shape::kRoundTokens / 8 + f][i]);
+        for (int f = 0; f < Shape::kRoundTokens / 16; ++f) {
+          FS_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            const int row = (team_warp_ * kRowBlocks + b) * 8 + lane_ % 4 * 2;
+            const float* const sums = sums_[b][round * Shape::kRoundTokens / 16 + f] + half * 2;
+            store_shared(tile_ + sum_place(16 * f + 8 * half + lane_ / 4, row),
+                         make_float2(sums[0], sums[1]));
           }
         }
       }
@@ -399,16 +446,19 @@ class LinearBlock {
 
   const LinearArguments& a_;
   const uint32_t shared_;
-  const int lane_, team_warp_, team_;
+  const int lane_, lane_in_team_, team_warp_, team_;
   const uint32_t tile_;  // the team's buffer
   const int depth_;      // teams of a block that work on the same rows
 
-  uint32_t words_[Shape::kHeld];  // of the next tile
-  uint32_t last_ = 0;             // its last row, where that is not whole
-  const uint32_t* tile_words_ = nullptr;
-  int count_ = 0;
-  uint4 x_[Shape::kFragments][2];
-  float sums_[kBlocksOfRows][Shape::kFragments][4];
+  TileWalk walk_;        // at the tile after the next
+  int begin_, end_;      // its words
+  int group_, column_;   // the next tile
+  bool there_;           // if there is one
+  int count_;            // its words,
+  const uint32_t* tile_words_;
+  uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};  // loaded or on their way
+  uint32_t x_[Shape::kFragments][2][2][4];  // of [half of the columns][mma step]
+  float sums_[kRowBlocks][Shape::kFragments][4];
 };
 
 // Launch with any number of blocks up to the number of units, Shape::kThreads threads and
