@@ -37,7 +37,7 @@ struct LinearArguments {
   int64_t x_stride;
   const uint16_t* bias;  // [rows], or null
   uint16_t* y;           // [tokens, rows]
-  float* partials;       // [blocks][2][group_rows][columns of y here][128]
+  float* partials;       // [blocks][2][group_rows * tokens of the shape * 32 quads]
   uint32_t* arrivals;    // [groups], all zero before and after
   int rows, cols, tokens;
   int tile_rows, tile_cols;
@@ -126,6 +126,7 @@ class LinearBlock {
     walk_ = TileWalk(unit, end, team_ / a_.group_rows, depth_, a_.tile_cols);
     look_up();
     load_next();
+    load_x();
     while (unit < end) {
       const int group = unit / a_.tile_cols, group_begin = group * a_.tile_cols;
       const int stop = min(group_begin + a_.tile_cols, end);
@@ -134,6 +135,14 @@ class LinearBlock {
       while (there_ && group_ == group) multiply_tile();
       finish(group, units, whole, stop == end);
       unit = stop;
+    }
+    // Not before everything else is done, so that no one waits for an arrival in between.
+    const int piece = first_unit(units, blockIdx.x, gridDim.x);
+    const int first_group = piece / a_.tile_cols, last_group = (end - 1) / a_.tile_cols;
+    FS_NO_UNROLL
+    for (int group = first_group; group <= last_group;
+         group += max(last_group - first_group, 1)) {
+      add_blocks(group, units);
     }
   }
 
@@ -200,7 +209,6 @@ class LinearBlock {
     const int chunks = count_ / kChunk;
     const bool tail = chunks * kChunk < count_;
     const bool overfull = chunks > Shape::kHeld / kRows;
-    load_x(column_);
     FS_UNROLL
     for (int i = 0; i < Shape::kHeld; ++i) scatter_if(i / kRows < chunks, words_[i]);
     FS_UNROLL
@@ -221,10 +229,12 @@ class LinearBlock {
       tail_places[r] = prmt(tail_[2 * r], tail_[2 * r + 1], kLocations);
     }
 
+    const int column = column_;
     load_next();
 
     sync_team();
-    multiply();
+    multiply(column);
+    load_x();
     sync_team();
     if (overfull) {
       zero_tile();
@@ -242,60 +252,80 @@ class LinearBlock {
   // any order as long as W and x agree: lane t of a group of four takes the 16-byte chunks 2t and
   // 2t + 1 of a row, of W from shared memory (swizzled: no two of eight lanes in one bank), of x
   // straight from global memory.
-  __device__ __forceinline__ void load_x(int column) {
-    const int first = column * kTileCols + lane_ % 4 * 16;
+
+  // Starts the loads of x for the next tile. Tokens past the last repeat it, as columns of y are
+  // independent and those are not stored; columns past the last are read from somewhere inside.
+  __device__ __forceinline__ void load_x() {
     FS_UNROLL
     for (int f = 0; f < Shape::kFragments; ++f) {
       FS_UNROLL
       for (int half = 0; half < 2; ++half) {
-        // Columns of y are independent: tokens past the last repeat it, and are not stored.
         const int token = 16 * f + 8 * half;
-        const uint16_t* const row = a_.x + min(token + lane_ / 4, a_.tokens - 1) * a_.x_stride;
-        FS_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          // Past the last column: a load from somewhere inside, and zeros instead of what it gives.
-          // (A load that is left out instead would cost a move for every use of its result.)
-          const int column = first + h * 8;
-          const bool inside = column < a_.cols;
-          uint4 chunk = make_uint4(0, 0, 0, 0);
-          if (token < a_.tokens) {
-            chunk = load_readonly(reinterpret_cast<const uint4*>(row + (inside ? column : 0)));
+        if (there_ && token < a_.tokens) {
+          const uint16_t* const row = a_.x + min(token + lane_ / 4, a_.tokens - 1) * a_.x_stride;
+          FS_UNROLL
+          for (int h = 0; h < 2; ++h) {
+            const int first = first_column(column_, h);
+            const uint16_t* const chunk = row + (first < a_.cols ? first : 0);
+            x_[f][half][h] = load_readonly(reinterpret_cast<const uint4*>(chunk));
           }
-          x_[f][h][0][half] = inside ? chunk.x : 0;
-          x_[f][h][0][half + 2] = inside ? chunk.y : 0;
-          x_[f][h][1][half] = inside ? chunk.z : 0;
-          x_[f][h][1][half + 2] = inside ? chunk.w : 0;
         }
       }
     }
   }
+  __device__ __forceinline__ int first_column(int tile_column, int h) const {
+    return tile_column * kTileCols + (lane_ % 4 * 2 + h) * 8;
+  }
 
-  __device__ __forceinline__ void multiply() {
+  __device__ __forceinline__ void multiply(int column) {
+    // mma wants its four registers of A side by side. A real instruction puts them there, once: of
+    // moves the compiler makes one for every use. So zeros past the last column come for free.
+    uint32_t x[Shape::kFragments][2][2][4];  // of [half of the columns][mma step]
+    FS_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const bool inside = first_column(column, h) < a_.cols;
+      FS_UNROLL
+      for (int f = 0; f < Shape::kFragments; ++f) {
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const uint4& chunk = x_[f][half][h];
+          x[f][h][0][half] = inside ? chunk.x : 0;
+          x[f][h][0][half + 2] = inside ? chunk.y : 0;
+          x[f][h][1][half] = inside ? chunk.z : 0;
+          x[f][h][1][half + 2] = inside ? chunk.w : 0;
+        }
+      }
+    }
+
     const int row = lane_ / 4;  // of 8: also the row's swizzle
     const uint32_t first = tile_ + (team_warp_ * kRowBlocks * 8 + row) * kTileCols * 2;
-    FS_UNROLL
-    for (int b = 0; b < kRowBlocks; b += kAtOnce) {
+    constexpr int kSteps = 2 * kRowBlocks / kAtOnce;
+    uint4 w[2][kAtOnce];  // of this step and of the next
+    const auto load = [&](int step) {
+      const uint32_t chunk = first + ((lane_ % 4 * 2 + step % 2) ^ row) * 16;
       FS_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t chunk = first + ((lane_ % 4 * 2 + h) ^ row) * 16;
-        uint4 w[kAtOnce];
+      for (int i = 0; i < kAtOnce; ++i) {
+        w[step % 2][i] =
+            load_shared<uint4>(chunk + (step / 2 * kAtOnce + i) * 8 * kTileCols * 2);
+      }
+    };
+    load(0);
+    FS_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) load(step + 1);
+      const int h = step % 2, block = step / 2 * kAtOnce;
+      FS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
         FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          w[i] = load_shared<uint4>(chunk + (b + i) * 8 * kTileCols * 2);
+        for (int f = 0; f < Shape::kFragments; ++f) {
+          mma_m16n8k16<Type>(sums_[block + i][f], x[f][h][0], w[h][i].x, w[h][i].y);
         }
+      }
+      FS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
         FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          FS_UNROLL
-          for (int f = 0; f < Shape::kFragments; ++f) {
-            mma_m16n8k16<Type>(sums_[b + i][f], x_[f][h][0], w[i].x, w[i].y);
-          }
-        }
-        FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          FS_UNROLL
-          for (int f = 0; f < Shape::kFragments; ++f) {
-            mma_m16n8k16<Type>(sums_[b + i][f], x_[f][h][1], w[i].z, w[i].w);
-          }
+        for (int f = 0; f < Shape::kFragments; ++f) {
+          mma_m16n8k16<Type>(sums_[block + i][f], x[f][h][1], w[h][i].z, w[h][i].w);
         }
       }
     }
@@ -355,70 +385,106 @@ class LinearBlock {
         }
       }
       __syncthreads();
-      const int tokens = min(a_.tokens - round * Shape::kRoundTokens, Shape::kRoundTokens);
-      for_each_quad(tokens, [&](int in_group, int token, int row) {
+      float4* const left = partials(blockIdx.x, group, units);
+      FS_NO_UNROLL
+      for (int quad = threadIdx.x; quad < a_.group_rows * a_.tokens * (kTileRows / 4);
+           quad += Shape::kThreads) {
+        const int token = quad_token(quad) - round * Shape::kRoundTokens;
+        if (token < 0 || token >= Shape::kRoundTokens) continue;
         float4 sum = make_float4(0, 0, 0, 0);
         for (int d = 0; d < depth_; ++d) {  // in the order of teams
-          const uint32_t buffer = shared_ + (d * a_.group_rows + in_group) * Shape::kTileBytes;
-          sum = add(sum, load_shared<float4>(buffer + sum_place(token, row)));
+          const uint32_t buffer =
+              shared_ + (d * a_.group_rows + quad_tile_row(quad)) * Shape::kTileBytes;
+          sum = add(sum, load_shared<float4>(buffer + sum_place(token, quad_row(quad))));
         }
-        token += round * Shape::kRoundTokens;
         if (whole) {
-          store_y(group, in_group, token, row, sum);
+          store_y(group, quad, sum);
         } else {
-          store_global(partial(blockIdx.x, group, units, in_group, token, row), sum);
+          store_global(left + quad, sum);
         }
-      });
+      }
       __syncthreads();
       if (!final || round + 1 < Shape::kTokens / Shape::kRoundTokens) zero_tile();
     }
-    if (!whole) add_blocks(group, units);
+    // The barrier that each round ended with put every thread's stores before this arrival.
+    if (!whole && threadIdx.x == 0) {
+      (group == first_unit(units, blockIdx.x, gridDim.x) / a_.tile_cols ? arrived_first_
+                                                                        : arrived_last_) =
+          arrive(a_.arrivals + group);
+    }
   }
 
-  // The last block to leave its partial sums of a group adds them all.
+  // Of the blocks that share a group, the last one to arrive adds up what they have left.
   __device__ __forceinline__ void add_blocks(int group, int units) {
     const int begin = group * a_.tile_cols;
     const int first = block_of_unit(units, begin, gridDim.x);
     const int last = block_of_unit(units, begin + a_.tile_cols - 1, gridDim.x);
-    // The barrier that `finish` ended with put every thread's stores before this arrival.
+    if (first == last) return;
     const uint32_t flag = shared_ + Shape::kTeams * Shape::kTileBytes;
-    if (threadIdx.x == 0) store_shared(flag, arrive(a_.arrivals + group));
+    if (threadIdx.x == 0) {
+      const int own = first_unit(units, blockIdx.x, gridDim.x) / a_.tile_cols;
+      store_shared(flag, group == own ? arrived_first_ : arrived_last_);
+    }
     __syncthreads();
-    if (load_shared<uint32_t>(flag) != static_cast<uint32_t>(last - first)) return;
+    const uint32_t arrived = load_shared<uint32_t>(flag);
+    __syncthreads();
+    if (arrived != static_cast<uint32_t>(last - first)) return;
     if (threadIdx.x == 0) a_.arrivals[group] = 0;
-    for_each_quad(a_.tokens, [&](int in_group, int token, int row) {
-      float4 sum = make_float4(0, 0, 0, 0);
-      for (int block = first; block <= last; ++block) {
-        sum = add(sum, load_l2(partial(block, group, units, in_group, token, row)));
-      }
-      store_y(group, in_group, token, row, sum);
-    });
-  }
 
-  // Calls body(tile row of the group, token, row) for every four rows of the group's sums.
-  template <class Body>
-  __device__ __forceinline__ void for_each_quad(int tokens, Body body) const {
-    constexpr int kQuads = kTileRows / 4;
+    // Many loads at once: each takes its time.
+    constexpr int kQuads = kTileRows / 4, kAhead = 4, kMine = 4;
+    const int count = a_.group_rows * a_.tokens * kQuads;
+    FS_NO_UNROLL
+    for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
+      float4 sums[kMine] = {};
       FS_NO_UNROLL
-    for (int i = threadIdx.x; i < a_.group_rows * tokens * kQuads; i += Shape::kThreads) {
-      body(i / kQuads / tokens, i / kQuads % tokens, i % kQuads * 4);
+      for (int block = first; block <= last; block += kAhead) {
+        float4 parts[kAhead][kMine] = {};
+        FS_UNROLL
+        for (int b = 0; b < kAhead; ++b) {
+          const float4* const left = partials(min(block + b, last), group, units);
+          FS_UNROLL
+          for (int q = 0; q < kMine; ++q) {
+            const int quad = i + q * Shape::kThreads;
+            if (block + b <= last && quad < count) parts[b][q] = load_l2(left + quad);
+          }
+        }
+        FS_UNROLL
+        for (int b = 0; b < kAhead; ++b) {  // in the order of blocks
+          FS_UNROLL
+          for (int q = 0; q < kMine; ++q) sums[q] = add(sums[q], parts[b][q]);
+        }
+      }
+      FS_UNROLL
+      for (int q = 0; q < kMine; ++q) {
+        const int quad = i + q * Shape::kThreads;
+        if (quad < count) store_y(group, quad, sums[q]);
+      }
     }
   }
 
-  // A block shares at most two groups with others: the first and the last of its piece.
-  __device__ __forceinline__ float4* partial(int block, int group, int units, int in_group,
-                                             int token, int row) const {
-    const int first = first_unit(units, block, gridDim.x) / a_.tile_cols;
-    const int64_t slot = (int64_t{block} * 2 + (group != first)) * a_.group_rows + in_group;
-    return reinterpret_cast<float4*>(a_.partials +
-                                     (slot * Shape::kTokens + token) * kTileRows + row);
+  // The sums of a group are numbered by quads: four rows of a token of a tile row.
+  __device__ __forceinline__ int quad_row(int quad) const { return quad % (kTileRows / 4) * 4; }
+  __device__ __forceinline__ int quad_token(int quad) const {
+    return quad / (kTileRows / 4) % a_.tokens;
+  }
+  __device__ __forceinline__ int quad_tile_row(int quad) const {
+    return quad / (kTileRows / 4) / a_.tokens;
   }
 
-  __device__ __forceinline__ void store_y(int group, int in_group, int token, int row,
-                                          const float4& sum) const {
-    const int64_t first = static_cast<int64_t>(group * a_.group_rows + in_group) * kTileRows + row;
+  // A block shares at most two groups with others: the first and the last of its piece.
+  __device__ __forceinline__ float4* partials(int block, int group, int units) const {
+    const int first = first_unit(units, block, gridDim.x) / a_.tile_cols;
+    const int64_t slot = int64_t{block} * 2 + (group != first);
+    return reinterpret_cast<float4*>(a_.partials) +
+           slot * a_.group_rows * Shape::kTokens * (kTileRows / 4);
+  }
+
+  __device__ __forceinline__ void store_y(int group, int quad, const float4& sum) const {
+    const int first =
+        (group * a_.group_rows + quad_tile_row(quad)) * kTileRows + quad_row(quad);
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-    uint16_t* const place = a_.y + static_cast<int64_t>(token) * a_.rows + first;
+    uint16_t* const place = a_.y + (static_cast<int64_t>(quad_token(quad)) * a_.rows + first);
     uint16_t values[4];
       FS_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -457,8 +523,11 @@ class LinearBlock {
   int count_;            // its words,
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};  // loaded or on their way
-  uint32_t x_[Shape::kFragments][2][2][4];  // of [half of the columns][mma step]
+  uint4 x_[Shape::kFragments][2][2] = {};  // of the next tile: [half of the tokens][chunk]
   float sums_[kRowBlocks][Shape::kFragments][4];
+  // How many blocks had arrived before this one at the first and at the last group of its piece;
+  // known to thread 0.
+  uint32_t arrived_first_ = 0, arrived_last_ = 0;
 };
 
 // Launch with any number of blocks up to the number of units, Shape::kThreads threads and
