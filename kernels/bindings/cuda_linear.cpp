@@ -72,9 +72,11 @@ int multiprocessors(const Tensor& tensor) {
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
 
-// The kernel reads x 16 bytes at a time: rows are a multiple of 8 long, zero at the end.
+// The kernel reads x 16 bytes at a time, and whole tiles: rows are a multiple of 64 long, with zeros
+// at the end.
 Tensor aligned_rows(const Tensor& x, int64_t cols) {
-  if (cols % 8 != 0) return torch::stable::pad(x, {0, 8 - cols % 8});
+  constexpr int64_t kCols = tiled_csl::kTileCols;
+  if (cols % kCols != 0) return torch::stable::pad(x, {0, kCols - cols % kCols});
   if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
   return x;
 }

@@ -21,7 +21,7 @@ struct LinearCall {
   const uint32_t* words;  // on 16 bytes, and proven sound by tiled_csl_validate
   const int32_t* offsets;
   int64_t rows, cols, tokens;
-  const uint16_t* x;  // on 16 bytes; rows x_stride (a multiple of 8) apart and zero up to there
+  const uint16_t* x;  // on 16 bytes; rows x_stride (a multiple of 64) apart and zero up to there
   int64_t x_stride;
   const uint16_t* bias;  // or null
   uint16_t* y;           // on 8 bytes

@@ -39,7 +39,7 @@ cudaError_t tiled_csl_linear(const LinearCall& call, const LinearPlan& plan, cud
   arguments.words = call.words;
   arguments.offsets = call.offsets;
   arguments.x = call.x;
-  arguments.x_stride = call.x_stride;
+  arguments.x_stride = static_cast<int>(call.x_stride);
   arguments.bias = call.bias;
   arguments.y = call.y;
   arguments.partials = call.partials;

@@ -33,8 +33,9 @@ namespace flashsparse::tiled_csl {
 struct LinearArguments {
   const uint32_t* words;  // sound, as tiled_csl_validate proves it: the kernel trusts locations
   const int32_t* offsets;
-  const uint16_t* x;  // [tokens, cols], rows `x_stride` elements apart, on 16 bytes each
-  int64_t x_stride;
+  const uint16_t* x;  // [tokens, cols], rows `x_stride` elements apart, on 16 bytes each,
+                      // and zero from cols up to a multiple of 64
+  int x_stride;
   const uint16_t* bias;  // [rows], or null
   uint16_t* y;           // [tokens, rows]
   float* partials;       // [blocks][2][group_rows * tokens of the shape * 32 quads]
@@ -65,43 +66,13 @@ struct LinearShape {
 };
 
 // The piece [begin, end) of the line of units that block `block` of `blocks` takes.
-__device__ __forceinline__ int first_unit(int units, int block, int blocks) {
-  return static_cast<int>(static_cast<int64_t>(units) * block / blocks);
+// units * (blocks + 1) < 2^32, so that 32 bits do.
+__device__ __forceinline__ int first_unit(uint32_t units, uint32_t block, uint32_t blocks) {
+  return units * block / blocks;
 }
-__device__ __forceinline__ int block_of_unit(int units, int unit, int blocks) {
-  return static_cast<int>((static_cast<int64_t>(unit + 1) * blocks - 1) / units);
+__device__ __forceinline__ int block_of_unit(uint32_t units, uint32_t unit, uint32_t blocks) {
+  return ((unit + 1) * blocks - 1) / units;
 }
-
-// The tiles of one team, in order: every `step`-th tile column of each group in the block's piece.
-struct TileWalk {
-  int next_begin, piece_end;  // units after this group's, and the end of the piece
-  int group, column, column_end;
-  int first, step, tile_cols;
-
-  TileWalk() = default;
-  __device__ __forceinline__ TileWalk(int begin, int end, int first, int step, int tile_cols)
-      : next_begin(begin), piece_end(end), first(first), step(step), tile_cols(tile_cols) {
-    enter_group();
-    skip_empty();
-  }
-  __device__ __forceinline__ bool done() const { return column >= column_end; }
-  __device__ __forceinline__ void advance() {
-    column += step;
-    skip_empty();
-  }
-
- private:
-  __device__ __forceinline__ void enter_group() {
-    group = next_begin / tile_cols;
-    const int start = group * tile_cols, stop = min(start + tile_cols, piece_end);
-    column = next_begin - start + first;
-    column_end = stop - start;
-    next_begin = stop;
-  }
-  __device__ __forceinline__ void skip_empty() {
-    while (column >= column_end && next_begin < piece_end) enter_group();
-  }
-};
 
 template <class Type, class Shape>
 class LinearBlock {
@@ -114,16 +85,20 @@ class LinearBlock {
         team_warp_(threadIdx.x / 32 % Shape::kTeamWarps),
         team_(threadIdx.x / 32 / Shape::kTeamWarps),
         tile_(shared + team_ * Shape::kTileBytes),
-        depth_(Shape::kTeams / a.group_rows) {}
+        depth_(Shape::kTeams / a.group_rows),
+        x_place_(lane_ / 4 * a.x_stride + lane_ % 4 * 16) {}
 
   __device__ __forceinline__ void run() {
     const int groups = (a_.tile_rows + a_.group_rows - 1) / a_.group_rows;
     const int units = groups * a_.tile_cols;
     const int end = first_unit(units, blockIdx.x + 1, gridDim.x);
     int unit = first_unit(units, blockIdx.x, gridDim.x);
+    const int first_group = unit / a_.tile_cols, last_group = (end - 1) / a_.tile_cols;
 
+    next_unit_ = unit;
+    piece_end_ = end;
     zero_tile();
-    walk_ = TileWalk(unit, end, team_ / a_.group_rows, depth_, a_.tile_cols);
+    enter_group();
     look_up();
     load_next();
     load_x();
@@ -132,17 +107,15 @@ class LinearBlock {
       const int stop = min(group_begin + a_.tile_cols, end);
       const bool whole = unit == group_begin && stop == group_begin + a_.tile_cols;
       clear_sums();
-      while (there_ && group_ == group) multiply_tile();
-      finish(group, units, whole, stop == end);
+      for (int tiles = tiles_of(group, stop - unit); tiles > 0; --tiles) multiply_tile();
+      finish(group, group == first_group, whole, stop == end);
       unit = stop;
     }
     // Not before everything else is done, so that no one waits for an arrival in between.
-    const int piece = first_unit(units, blockIdx.x, gridDim.x);
-    const int first_group = piece / a_.tile_cols, last_group = (end - 1) / a_.tile_cols;
     FS_NO_UNROLL
     for (int group = first_group; group <= last_group;
          group += max(last_group - first_group, 1)) {
-      add_blocks(group, units);
+      add_blocks(group, group == first_group, units);
     }
   }
 
@@ -156,15 +129,37 @@ class LinearBlock {
 
   // ---- one tile -------------------------------------------------------------------------------
 
-  // Looks up where the words of the walk's tile are, one tile ahead of loading them.
+  // How many tiles of a group are this team's: of its own tile row, where there is one, every
+  // depth_-th of `columns`.
+  __device__ __forceinline__ int tiles_of(int group, int columns) const {
+    if (group * a_.group_rows + team_ % a_.group_rows >= a_.tile_rows) return 0;
+    return max(columns - team_ / a_.group_rows + depth_ - 1, 0) / depth_;
+  }
+
+  // Comes to the first tile that the team has in the groups from next_unit_ on.
+  __device__ __forceinline__ void enter_group() {
+    tiles_ = 0;
+    while (tiles_ == 0 && next_unit_ < piece_end_) {
+      const int group = next_unit_ / a_.tile_cols, group_begin = group * a_.tile_cols;
+      const int stop = min(group_begin + a_.tile_cols, piece_end_);
+      tiles_ = tiles_of(group, stop - next_unit_);
+      up_column_ = next_unit_ - group_begin + team_ / a_.group_rows;
+      row_begin_ = (group * a_.group_rows + team_ % a_.group_rows) * a_.tile_cols;
+      next_unit_ = stop;
+    }
+  }
+
+  // Looks up where the words of a tile are, one tile ahead of loading them, and goes on to the
+  // tile after it.
   __device__ __forceinline__ void look_up() {
-    const int tile_row = walk_.group * a_.group_rows + team_ % a_.group_rows;
     begin_ = end_ = 0;
-    if (walk_.done() || tile_row >= a_.tile_rows) return;
-    const int32_t* const offset =
-        a_.offsets + (static_cast<int64_t>(tile_row) * a_.tile_cols + walk_.column);
+    if (tiles_ == 0) return;
+    const int32_t* const offset = a_.offsets + (row_begin_ + up_column_);
     begin_ = load_readonly(offset);
     end_ = load_readonly(offset + 1);
+    looked_up_column_ = up_column_;
+    up_column_ += depth_;
+    if (--tiles_ == 0) enter_group();
   }
 
   // Starts the loads of the words of the tile that was looked up, and looks up the one after it.
@@ -174,9 +169,7 @@ class LinearBlock {
   // as the format itself does. So a chunk is there or it is not: one predicate for all its loads,
   // and later for its stores.
   __device__ __forceinline__ void load_next() {
-    group_ = walk_.group;
-    column_ = walk_.column;
-    there_ = !walk_.done();
+    column_ = looked_up_column_;
     count_ = end_ - begin_;
     tile_words_ = a_.words + begin_;
     const uint32_t* const mine = tile_words_ + lane_in_team_;
@@ -187,7 +180,6 @@ class LinearBlock {
       const int word = min(chunks * kChunk + r * kStride + lane_in_team_, count_ - 1);
       load_streaming_if<0>(chunks * kChunk < count_, tile_words_ + word, tail_[r]);
     }
-    walk_.advance();
     look_up();
   }
   template <int... i>
@@ -229,11 +221,10 @@ class LinearBlock {
       tail_places[r] = prmt(tail_[2 * r], tail_[2 * r + 1], kLocations);
     }
 
-    const int column = column_;
     load_next();
 
     sync_team();
-    multiply(column);
+    multiply();
     load_x();
     sync_team();
     if (overfull) {
@@ -253,46 +244,41 @@ class LinearBlock {
   // 2t + 1 of a row, of W from shared memory (swizzled: no two of eight lanes in one bank), of x
   // straight from global memory.
 
-  // Starts the loads of x for the next tile. Tokens past the last repeat it, as columns of y are
-  // independent and those are not stored; columns past the last are read from somewhere inside.
+  // Starts the loads of x for the next tile; rows of x are zero up to a multiple of 64 columns.
   __device__ __forceinline__ void load_x() {
+    const uint16_t* const chunks = a_.x + column_ * kTileCols;
     FS_UNROLL
     for (int f = 0; f < Shape::kFragments; ++f) {
       FS_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int token = 16 * f + 8 * half;
-        if (there_ && token < a_.tokens) {
-          const uint16_t* const row = a_.x + min(token + lane_ / 4, a_.tokens - 1) * a_.x_stride;
-          FS_UNROLL
-          for (int h = 0; h < 2; ++h) {
-            const int first = first_column(column_, h);
-            const uint16_t* const chunk = row + (first < a_.cols ? first : 0);
-            x_[f][half][h] = load_readonly(reinterpret_cast<const uint4*>(chunk));
-          }
+        if (!has_token(f, half)) continue;
+        const uint16_t* const mine = chunks + (x_place_ + (16 * f + 8 * half) * a_.x_stride);
+        FS_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          x_[f][half][h] = load_readonly(reinterpret_cast<const uint4*>(mine) + h);
         }
       }
     }
   }
-  __device__ __forceinline__ int first_column(int tile_column, int h) const {
-    return tile_column * kTileCols + (lane_ % 4 * 2 + h) * 8;
+  __device__ __forceinline__ bool has_token(int f, int half) const {
+    return 16 * f + 8 * half + lane_ / 4 < a_.tokens;
   }
 
-  __device__ __forceinline__ void multiply(int column) {
+  __device__ __forceinline__ void multiply() {
     // mma wants its four registers of A side by side. A real instruction puts them there, once: of
-    // moves the compiler makes one for every use. So zeros past the last column come for free.
+    // moves the compiler would make one for every use.
     uint32_t x[Shape::kFragments][2][2][4];  // of [half of the columns][mma step]
     FS_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const bool inside = first_column(column, h) < a_.cols;
+    for (int f = 0; f < Shape::kFragments; ++f) {
       FS_UNROLL
-      for (int f = 0; f < Shape::kFragments; ++f) {
+      for (int half = 0; half < 2; ++half) {
         FS_UNROLL
-        for (int half = 0; half < 2; ++half) {
+        for (int h = 0; h < 2; ++h) {
           const uint4& chunk = x_[f][half][h];
-          x[f][h][0][half] = inside ? chunk.x : 0;
-          x[f][h][0][half + 2] = inside ? chunk.y : 0;
-          x[f][h][1][half] = inside ? chunk.z : 0;
-          x[f][h][1][half + 2] = inside ? chunk.w : 0;
+          x[f][h][0][half] = has_token(f, half) ? chunk.x : 0;
+          x[f][h][0][half + 2] = has_token(f, half) ? chunk.y : 0;
+          x[f][h][1][half] = has_token(f, half) ? chunk.z : 0;
+          x[f][h][1][half + 2] = has_token(f, half) ? chunk.w : 0;
         }
       }
     }
@@ -368,7 +354,7 @@ class LinearBlock {
   }
 
   // Adds up the sums of the teams that worked on the same rows, and of all blocks that did.
-  __device__ __forceinline__ void finish(int group, int units, bool whole, bool final) {
+  __device__ __forceinline__ void finish(int group, bool is_first, bool whole, bool final) {
       FS_UNROLL
     for (int round = 0; round < Shape::kTokens / Shape::kRoundTokens; ++round) {
       FS_UNROLL
@@ -385,7 +371,7 @@ class LinearBlock {
         }
       }
       __syncthreads();
-      float4* const left = partials(blockIdx.x, group, units);
+      float4* const left = partials(blockIdx.x, is_first);
       FS_NO_UNROLL
       for (int quad = threadIdx.x; quad < a_.group_rows * a_.tokens * (kTileRows / 4);
            quad += Shape::kThreads) {
@@ -408,23 +394,18 @@ class LinearBlock {
     }
     // The barrier that each round ended with put every thread's stores before this arrival.
     if (!whole && threadIdx.x == 0) {
-      (group == first_unit(units, blockIdx.x, gridDim.x) / a_.tile_cols ? arrived_first_
-                                                                        : arrived_last_) =
-          arrive(a_.arrivals + group);
+      (is_first ? arrived_first_ : arrived_last_) = arrive(a_.arrivals + group);
     }
   }
 
   // Of the blocks that share a group, the last one to arrive adds up what they have left.
-  __device__ __forceinline__ void add_blocks(int group, int units) {
+  __device__ __forceinline__ void add_blocks(int group, bool is_first, int units) {
     const int begin = group * a_.tile_cols;
     const int first = block_of_unit(units, begin, gridDim.x);
     const int last = block_of_unit(units, begin + a_.tile_cols - 1, gridDim.x);
     if (first == last) return;
     const uint32_t flag = shared_ + Shape::kTeams * Shape::kTileBytes;
-    if (threadIdx.x == 0) {
-      const int own = first_unit(units, blockIdx.x, gridDim.x) / a_.tile_cols;
-      store_shared(flag, group == own ? arrived_first_ : arrived_last_);
-    }
+    if (threadIdx.x == 0) store_shared(flag, is_first ? arrived_first_ : arrived_last_);
     __syncthreads();
     const uint32_t arrived = load_shared<uint32_t>(flag);
     __syncthreads();
@@ -442,7 +423,9 @@ class LinearBlock {
         float4 parts[kAhead][kMine] = {};
         FS_UNROLL
         for (int b = 0; b < kAhead; ++b) {
-          const float4* const left = partials(min(block + b, last), group, units);
+          // The group is the first of every block but the one that begins before it.
+          const bool is_first = block + b > first || begin == first_unit(units, first, gridDim.x);
+          const float4* const left = partials(min(block + b, last), is_first);
           FS_UNROLL
           for (int q = 0; q < kMine; ++q) {
             const int quad = i + q * Shape::kThreads;
@@ -473,11 +456,10 @@ class LinearBlock {
   }
 
   // A block shares at most two groups with others: the first and the last of its piece.
-  __device__ __forceinline__ float4* partials(int block, int group, int units) const {
-    const int first = first_unit(units, block, gridDim.x) / a_.tile_cols;
-    const int64_t slot = int64_t{block} * 2 + (group != first);
+  __device__ __forceinline__ float4* partials(int block, bool is_first) const {
+    const int slot = block * 2 + !is_first;
     return reinterpret_cast<float4*>(a_.partials) +
-           slot * a_.group_rows * Shape::kTokens * (kTileRows / 4);
+           int64_t{slot} * (a_.group_rows * Shape::kTokens * (kTileRows / 4));
   }
 
   __device__ __forceinline__ void store_y(int group, int quad, const float4& sum) const {
@@ -516,13 +498,15 @@ class LinearBlock {
   const uint32_t tile_;  // the team's buffer
   const int depth_;      // teams of a block that work on the same rows
 
-  TileWalk walk_;        // at the tile after the next
-  int begin_, end_;      // its words
-  int group_, column_;   // the next tile
-  bool there_;           // if there is one
-  int count_;            // its words,
+  const int x_place_;    // of the lane's first chunk in a tile's columns of x
+
+  // The walk over the tiles, three tiles ahead of each other:
+  int next_unit_, piece_end_;              // the groups still to come
+  int tiles_, up_column_, row_begin_ = 0;  // of this group: tiles to look up, the first one's place
+  int looked_up_column_ = 0, begin_, end_; // the tile looked up: its column of tiles and its words
+  int column_, count_;                     // the tile whose words are loaded or on their way
   const uint32_t* tile_words_;
-  uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};  // loaded or on their way
+  uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
   uint4 x_[Shape::kFragments][2][2] = {};  // of the next tile: [half of the tokens][chunk]
   float sums_[kRowBlocks][Shape::kFragments][4];
   // How many blocks had arrived before this one at the first and at the last group of its piece;

@@ -3,7 +3,7 @@
 //   case    int64 rows, cols, tokens, num_words, bfloat16, shape, blocks, group_rows, has_bias, seed
 //           (shape -1: as plan_linear decides, for a device of `blocks` multiprocessors);
 //           int32 offsets[tiles + 1]; uint32 words[num_words]; uint16 x[tokens][cols to a multiple
-//           of 8]; uint16 bias[rows] if has_bias
+//           of 64]; uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
 #include <cstdint>
 #include <cstdio>
@@ -61,7 +61,7 @@ int main() {
                     static_cast<int>(group_rows)};
     if (shape < 0) plan = plan_linear(rows, cols, tokens, num_words, static_cast<int>(blocks));
     const Compiled& compiled = kCompiled[plan.shape];
-    const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = (cols + 7) / 8 * 8;
+    const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = tile_cols(cols) * kTileCols;
     const auto offsets = read<int32_t>(tiles + 1);
     const auto words = read<uint32_t>(num_words);
     const auto x = read<uint16_t>(tokens * x_stride);
@@ -75,7 +75,7 @@ int main() {
     arguments.words = words.get();
     arguments.offsets = offsets.get();
     arguments.x = x.get();
-    arguments.x_stride = x_stride;
+    arguments.x_stride = static_cast<int>(x_stride);
     arguments.bias = has_bias ? bias.get() : nullptr;
     arguments.y = y.get();
     arguments.partials = partials.get();

@@ -39,7 +39,7 @@ class Case:
             *(rows, cols, tokens, len(words), int(self.weight.dtype == torch.bfloat16)),
             *(self.shape, self.blocks, self.group_rows, int(self.bias is not None), self.seed),
         ]
-        tensors = [offsets, words, F.pad(self.x, (0, -cols % 8)).contiguous()]
+        tensors = [offsets, words, F.pad(self.x, (0, -cols % 64)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
         parts = [np.array(header, dtype=np.int64).tobytes()]
         return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
