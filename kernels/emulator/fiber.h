@@ -18,14 +18,15 @@ namespace simt {
 
 #ifdef __x86_64__
 // Saves what a call must preserve on this stack, its pointer in *from, and goes on where the stack
-// `to` was left in the same way. Ends in a jump, as the processor would mispredict a `ret` to a caller
-// that has not called on this stack.
+// `to` was left in the same way. Ends in a jump, as the processor would mispredict a `ret` to a
+// caller that has not called on this stack.
 [[gnu::naked, gnu::noipa, gnu::no_sanitize_thread, gnu::no_sanitize_address]] inline void
 switch_stacks(void** /*from*/, void* /*to*/) {
   asm volatile(
       "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
       "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n popq %rcx\n jmp *%rcx\n");
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n popq %rcx\n jmp "
+      "*%rcx\n");
 }
 #endif
 
@@ -50,7 +51,8 @@ class Fiber {
     sanitizers_.bottom = stack;
     sanitizers_.size = kStackBytes;
 #ifdef __x86_64__
-    // Tops at different places of a page, or all stacks would fight for the same lines of the cache.
+    // Tops at different places of a page, or all stacks would fight for the same lines of the
+    // cache.
     static unsigned made = 0;
     constexpr int kSavedRegisters = 6, kColors = 32, kColorBytes = 320;
     void** top = reinterpret_cast<void**>(stack + kStackBytes - made++ % kColors * kColorBytes);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one kernel of primitives.cuh: primitives_driver CASE [SEED] < in > out, both uint32. Compiled
-// with g++ it runs in the emulator, with nvcc -x cu on a GPU, and both must give the same.
+// Runs one kernel of primitives.cuh once for each seed: primitives_driver CASE SEED... < in > out,
+// all uint32. Compiled with g++ it runs in the emulator, with nvcc -x cu on a GPU, and both must
+// give the same.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -43,14 +44,15 @@ void run(const Case& chosen, const std::vector<uint32_t>& in, std::vector<uint32
 }  // namespace
 
 int main(int argc, char** argv) {
-  const unsigned seed = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 0;
   std::vector<uint32_t> in;
   for (uint32_t number; std::fread(&number, sizeof number, 1, stdin) == 1;) in.push_back(number);
   for (const Case& one : kCases) {
-    if (argc < 2 || std::strcmp(argv[1], one.name) != 0) continue;
-    std::vector<uint32_t> out(one.outputs);
-    run(one, in, out, seed);
-    std::fwrite(out.data(), sizeof(uint32_t), out.size(), stdout);
+    if (argc < 3 || std::strcmp(argv[1], one.name) != 0) continue;
+    for (int i = 2; i < argc; ++i) {
+      std::vector<uint32_t> out(one.outputs);
+      run(one, in, out, std::strtoul(argv[i], nullptr, 10));
+      std::fwrite(out.data(), sizeof(uint32_t), out.size(), stdout);
+    }
     return 0;
   }
   std::fprintf(stderr, "no such case\n");

@@ -37,7 +37,7 @@ class Grid {
     if (seed > 1) std::shuffle(waiting_.begin(), waiting_.end(), random_);
 
     size_t resident = 1;
-    if (seed > 1) resident = std::min(kResidentThreads / threads, blocks);
+    if (seed > 1) resident = std::min({kResidentBlocks, kResidentThreads / threads, blocks});
     while (fibers_.size() < resident * threads)
       fibers_.push_back(std::make_unique<Fiber>(&Grid::fiber_main));
     for (size_t i = 0; i < resident; ++i)
@@ -69,8 +69,9 @@ class Grid {
   }
 
  private:
-  // What runs at once under a shuffled schedule: one multiprocessor's worth of threads.
-  static constexpr size_t kResidentThreads = 512;
+  // What runs at once under a shuffled schedule; the race detector needs a megabyte for each
+  // thread.
+  static constexpr size_t kResidentBlocks = 3, kResidentThreads = 1024;
   static constexpr size_t kMaxSharedBytes = 227 << 10;  // sm_90
 
   static size_t count(dim3 size) { return size_t{size.x} * size.y * size.z; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small kernels, right and wrong on purpose, that show what the emulator runs and what it catches:
-// self_test CASE [SEED] prints the output of a kernel, or its statistics.
+// self_test CASE SEED... prints the output of a kernel, or its statistics, for each seed.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,8 @@ unsigned thread_index() {
 }
 unsigned lane() { return thread_index() % 32; }
 
-// ---- schedules and shared memory -----------------------------------------------------------------
+// ---- schedules and shared memory
+// -----------------------------------------------------------------
 
 // Turns the values of a block around through shared memory.
 __global__ void reverse(const uint32_t* in, uint32_t* out, bool with_barrier) {
@@ -74,7 +75,8 @@ __global__ void read_unwritten(uint32_t* out) {
   store_shared(address, 1u);
 }
 
-// ---- races ---------------------------------------------------------------------------------------
+// ---- races
+// ---------------------------------------------------------------------------------------
 
 // Lanes hand values around through shared memory. A shuffle brings them together, but only
 // __syncwarp orders their memory.
@@ -115,7 +117,8 @@ __global__ void copy_too_early(const uint32_t* in, uint32_t* out, bool with_barr
 
 __global__ void same_place_of_two_blocks(uint32_t* out) { out[thread_index()] = block_index(); }
 
-// ---- what is wrong on any schedule ---------------------------------------------------------------
+// ---- what is wrong on any schedule
+// ---------------------------------------------------------------
 
 __global__ void overrun(uint32_t length) {
   FS_SHARED(uint32_t, shared, kThreads);
@@ -180,7 +183,7 @@ __global__ void shuffle_from_outside() {
   if (lane() < 16) __shfl_sync(0xffffu, 1, 20);
 }
 
-__global__ void different_thread_counts() { sync_threads_of(1, thread_index() < 32 ? 32 : 64); }
+__global__ void different_thread_counts() { sync_threads_of(1, thread_index() < 32 ? 64 : 32); }
 
 __global__ void wrong_barrier() { sync_threads_of(16, 64); }
 
@@ -200,7 +203,8 @@ __global__ void copy_in_flight(const uint32_t* in) {
   copy_async_commit();
 }
 
-// ---- statistics: one warp, one operation a case --------------------------------------------------
+// ---- statistics: one warp, one operation a case
+// --------------------------------------------------
 
 constexpr uint32_t kRowBytes = 128;
 
@@ -235,12 +239,11 @@ __global__ void global_words(uint32_t* in, uint32_t stride) {
   store_global(in + threadIdx.x * stride, 1u);
 }
 
-}  // namespace
+// ---- the cases
+// -----------------------------------------------------------------------------------
 
-int main(int argc, char** argv) {
-  if (argc < 2) return 1;
-  const auto is = [&](const char* name) { return std::strcmp(argv[1], name) == 0; };
-  const unsigned seed = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 0;
+void run_case(const char* name, unsigned seed) {
+  const auto is = [&](const char* one) { return std::strcmp(name, one) == 0; };
 
   const dim3 grid(2, 3, 2), block(8, 4, 2);
   std::vector<uint32_t> in(kBlocks * kThreads), out(in.size(), 7), order;
@@ -248,7 +251,6 @@ int main(int argc, char** argv) {
   const auto run = [&](auto kernel) {
     simt::launch(grid, block, 16 * kThreads, seed, kernel);
     for (const uint32_t value : out) std::printf("%u\n", value);
-    std::exit(0);
   };
 
   if (is("reverse")) run([&] { reverse(in.data(), out.data(), true); });
@@ -300,13 +302,11 @@ int main(int argc, char** argv) {
 
   const auto count = [&](auto kernel) {
     simt::statistics.on = true;
+    simt::statistics.counts.clear();
     simt::launch(1, 32, 32 * kRowBytes, seed, kernel);
     simt::statistics.write_json(stdout);
   };
-  void* sectors = nullptr;  // aligned to them
-  if (posix_memalign(&sectors, 32, 32 * 32 * sizeof(uint32_t)) != 0) return 1;
-  uint32_t* const global = static_cast<uint32_t*>(sectors);
-  std::memset(global, 0, 32 * 32 * sizeof(uint32_t));
+  alignas(32) static uint32_t global[32 * 32];
   if (is("count_row")) count([] { load_words(1); });
   if (is("count_stride_2")) count([] { load_words(2); });
   if (is("count_stride_32")) count([] { load_words(32); });
@@ -319,5 +319,10 @@ int main(int argc, char** argv) {
   if (is("count_copies")) count([&] { copy_rows(global); });
   if (is("count_global")) count([&] { global_words(global, 1); });
   if (is("count_global_stride_8")) count([&] { global_words(global, 8); });
-  std::free(sectors);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (int i = 2; i < argc; ++i) run_case(argv[1], std::strtoul(argv[i], nullptr, 10));
 }
