@@ -147,16 +147,15 @@ inline uint16_t from_float(BFloat16, float value) {
   return std::isnan(value) ? kNan : bfloat16_from_float(value);
 }
 
-// Every 16-bit float as fp32: a table is quicker than bit by bit.
+// Every 16-bit float as fp32: a table is quicker than bit by bit. Made before `main`: made on first
+// use, it would give the race detector an order between threads that the GPU does not give.
 template <class Dtype>
-const float* floats() {
-  static const std::vector<float> table = [] {
-    std::vector<float> made(1 << 16);
-    for (uint32_t bits = 0; bits < made.size(); ++bits) made[bits] = to_float(Dtype{}, bits);
-    return made;
-  }();
-  return table.data();
-}
+inline const std::vector<float> kFloats = [] {
+  std::vector<float> floats(1 << 16);
+  for (uint32_t bits = 0; bits < floats.size(); ++bits)
+    floats[bits] = to_float(Dtype{}, static_cast<uint16_t>(bits));
+  return floats;
+}();
 
 struct MmaArgument {
   uint32_t a[4], b[2];
@@ -181,7 +180,7 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   detail::MmaArgument argument{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
   simt::collective(~uint32_t{0}, "mma_m16n8k16", simt::Lines::kSame, simt::Order::kNone, place,
                    argument, [](auto lanes, uint32_t) SIMT_UNWATCHED {
-                     const float* const table = detail::floats<Dtype>();
+                     const float* const table = detail::kFloats<Dtype>.data();
                      double rows[16][16], columns[8][16];
                      for (int lane = 0; lane < 32; ++lane) {
                        const int group = lane / 4, pair = lane % 4 * 2;

@@ -10,13 +10,15 @@
 
 #include "emulator/sanitizers.h"
 
-#ifndef __x86_64__
+#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
+#define SIMT_X86_64  // else, or where a test asks for it, the system's calls
+#else
 #include <ucontext.h>
 #endif
 
 namespace simt {
 
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
 // Saves what a call must preserve on this stack, its pointer in *from, and goes on where the stack
 // `to` was left in the same way. Ends in a jump, as the processor would mispredict a `ret` to a
 // caller that has not called on this stack.
@@ -50,7 +52,7 @@ class Fiber {
     sanitizers_.race_fiber = sanitizers::create_fiber();
     sanitizers_.bottom = stack;
     sanitizers_.size = kStackBytes;
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
     // Tops at different places of a page, or all stacks would fight for the same lines of the
     // cache.
     static unsigned made = 0;
@@ -73,7 +75,7 @@ class Fiber {
 
   // Leaves `from`, on which the caller runs, for `to`; returns when something switches back.
   [[gnu::always_inline]] static void switch_to(Fiber& from, Fiber& to) {
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
     void* const pointer = to.pointer_;  // read while this is still `from` to the race detector
     sanitizers::before_switch(from.sanitizers_, to.sanitizers_);
     switch_stacks(&from.pointer_, pointer);
@@ -91,7 +93,7 @@ class Fiber {
 
  private:
   sanitizers::Stack sanitizers_;
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
   void* pointer_ = nullptr;
 #else
   ucontext_t context_;

@@ -28,6 +28,7 @@ class Grid {
     blockDim = block;
     blockIdx = dim3(0, 0, 0);
     const size_t threads = count(block), blocks = count(grid);
+    if (blocks == 0) fail("a grid of no blocks");
     if (threads == 0 || threads > kMaxThreads) fail("%zu threads a block", threads);
     if (shared_bytes > kMaxSharedBytes) fail("%zu bytes of dynamic shared memory", shared_bytes);
 

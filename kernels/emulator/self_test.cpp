@@ -261,6 +261,10 @@ void run_case(const char* name, unsigned seed) {
     simt::launch(kBlocks, kThreads, seed, [&] { note_order(&order); });
     for (const uint32_t value : order) std::printf("%u\n", value);
   }
+  if (is("large_blocks")) {
+    simt::launch(2, 1024, seed, [&] { note_order(&order); });
+    std::printf("%zu\n", order.size());
+  }
   std::vector<float> partial(in.size());
   uint32_t counter = 0;
   const auto add = [&](bool with_arrive) {
@@ -297,6 +301,7 @@ void run_case(const char* name, unsigned seed) {
   if (is("wait")) run([&] { no_wait(in.data(), out.data(), true); });
   if (is("no_wait")) run([&] { no_wait(in.data(), out.data(), false); });
   if (is("copy_in_flight")) run([&] { copy_in_flight(in.data()); });
+  if (is("no_blocks")) simt::launch(dim3(3, 0), 32, seed, [] {});
   if (is("too_many_threads")) simt::launch(1, 1025, seed, [] {});
   if (is("too_much_shared")) simt::launch(1, 1, 228 << 10, seed, [] {});
 

@@ -14,6 +14,11 @@
 //   statistics.h   bank conflicts and sectors, by source line
 //   sanitizers.h   what the sanitizers must be told about fibers
 //
+// It is stricter than CUDA where a kernel has no need of the freedom: no lane named in a mask may
+// have ended, all threads of a block come to __syncthreads from the same line, an address given to
+// an asynchronous copy is aligned even where nothing is read. Threads run until they wait, so one
+// that polls memory waits for ever.
+//
 // The twins of inline PTX are not here but beside it, in kernels/common. Compile with
 // -fno-strict-aliasing, as nvcc compiles device code.
 #pragma once

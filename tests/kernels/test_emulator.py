@@ -28,14 +28,16 @@ EMULATOR_EXIT_CODE = 3
 RACE_EXIT_CODE = 66  # of the thread sanitizer
 
 
-def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None = None) -> Path:
+def compile_driver(
+    name: str, sanitizer: str, folder: Path, *flags: str, include: Path | None = None
+) -> Path:
     """Compiles kernels/emulator/<name>.cpp; headers in `include` hide those of the repository."""
     binary = folder / f"{name}_{sanitizer}"
     paths = [f"-I{path}" for path in (include, KERNELS) if path]
     options = ["-std=c++17", "-O1", "-g1", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
     source = KERNELS / "emulator" / f"{name}.cpp"
-    command = ["g++", *options, *SANITIZERS[sanitizer], *paths, str(source), "-o", str(binary)]
-    subprocess.run(command, check=True)
+    command = ["g++", *options, *SANITIZERS[sanitizer], *flags, *paths, str(source)]
+    subprocess.run([*command, "-o", str(binary)], check=True)
     return binary
 
 
@@ -95,6 +97,10 @@ def test_shuffled_blocks_run_at_once(self_test):
         assert len(set(blocks[: 3 * 64])) == 3
 
 
+def test_blocks_of_the_largest_size(self_test):
+    assert numbers(self_test("plain", "large_blocks", *SEEDS)) == [2 * 1024] * len(SEEDS)
+
+
 def turned_around():
     return np.arange(12 * 64).reshape(12, 64)[:, ::-1].ravel().tolist()
 
@@ -115,6 +121,14 @@ RIGHT = {
 def test_right_kernels(self_test, sanitizer, case):
     """What is right gives the right answer on every schedule, and no sanitizer objects."""
     assert numbers(self_test(sanitizer, case, *SEEDS)) == RIGHT[case] * len(SEEDS)
+
+
+def test_without_assembly(tmp_path):
+    """Elsewhere than on x86-64 the system switches stacks."""
+    binary = compile_driver("self_test", "plain", tmp_path, "-DSIMT_UCONTEXT")
+    for case, wanted in RIGHT.items():
+        command = [str(binary), case, *map(str, SEEDS)]
+        assert numbers(subprocess.run(command, capture_output=True, text=True)) == wanted * 3
 
 
 @pytest.mark.parametrize(
@@ -173,6 +187,7 @@ def test_misaligned_vector_load(self_test):
         ("misaligned_load", r"load_global of 16 bytes at the misaligned address"),
         ("address_of_global", r"is not in the block's shared memory"),
         ("copy_in_flight", r"a thread ends with asynchronous copies in flight"),
+        ("no_blocks", r"a grid of no blocks"),
         ("too_many_threads", r"1025 threads a block"),
         ("too_much_shared", r"233472 bytes of dynamic shared memory"),
     ],
