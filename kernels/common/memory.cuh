@@ -3,6 +3,8 @@
 // Shared memory is addressed by 32 bits, so that address arithmetic takes one register and one
 // instruction. Every address must be a multiple of the size of what is accessed there.
 #pragma once
+#include <type_traits>
+
 #include "common/device.cuh"
 
 namespace flashsparse {
@@ -156,7 +158,7 @@ __device__ __forceinline__ T load_streaming(const T* place) {
 }
 
 // Global memory that is read again, and that nothing writes while the kernel runs: through the L1.
-// T is uint16_t, uint32_t, uint2 or uint4.
+// T is an integer or a vector that __ldg reads.
 template <class T>
 __device__ __forceinline__ T load_readonly(const T* place) {
   return __ldg(place);
@@ -251,6 +253,16 @@ T& global_at(T* pointer, const char* operation, simt::Place place) {
   return *pointer;
 }
 
+// Refuses what nvcc would refuse.
+template <class T, class... Allowed>
+void check_type() {
+  static_assert((std::is_same_v<T, Allowed> || ...), "not a type of this primitive");
+}
+template <class T>
+void check_shared_type() {
+  check_type<T, uint16_t, uint32_t, float, uint2, float2, uint4, float4>();
+}
+
 }  // namespace detail
 
 inline uint32_t shared_address(const void* pointer, simt::Place place = simt::Place::here()) {
@@ -264,11 +276,13 @@ inline uint32_t shared_address(const void* pointer, simt::Place place = simt::Pl
 
 template <class T>
 T load_shared(uint32_t address, simt::Place place = simt::Place::here()) {
+  detail::check_shared_type<T>();
   return detail::shared_at<T>(address, "load_shared", place);
 }
 
 template <class T>
 void store_shared(uint32_t address, T value, simt::Place place = simt::Place::here()) {
+  detail::check_shared_type<T>();
   detail::shared_at<T>(address, "store_shared", place) = value;
 }
 
@@ -291,6 +305,7 @@ void load_streaming_if(bool condition, const uint32_t* pointer, uint32_t& value,
 
 template <class T>
 T load_streaming(const T* pointer, simt::Place place = simt::Place::here()) {
+  detail::check_type<T, uint32_t, uint2, uint4>();
   return detail::global_at(pointer, "load_global", place);
 }
 
@@ -301,6 +316,7 @@ T load_readonly(const T* pointer, simt::Place place = simt::Place::here()) {
 
 template <class T>
 T load_l2(const T* pointer, simt::Place place = simt::Place::here()) {
+  detail::check_type<T, float, float4>();
   return detail::global_at(pointer, "load_global", place);
 }
 

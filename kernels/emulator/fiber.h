@@ -10,21 +10,25 @@
 
 #include "emulator/sanitizers.h"
 
-#ifndef __x86_64__
+#if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
+#define SIMT_X86_64  // else, or where a test asks for it, the system's calls
+#else
 #include <ucontext.h>
 #endif
 
 namespace simt {
 
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
 // Saves what a call must preserve on this stack, its pointer in *from, and goes on where the stack
-// `to` was left in the same way.
+// `to` was left in the same way. Ends in a jump, as the processor would mispredict a `ret` to a
+// caller that has not called on this stack.
 [[gnu::naked, gnu::noipa, gnu::no_sanitize_thread, gnu::no_sanitize_address]] inline void
 switch_stacks(void** /*from*/, void* /*to*/) {
   asm volatile(
       "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
       "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n popq %rcx\n jmp "
+      "*%rcx\n");
 }
 #endif
 
@@ -48,9 +52,12 @@ class Fiber {
     sanitizers_.race_fiber = sanitizers::create_fiber();
     sanitizers_.bottom = stack;
     sanitizers_.size = kStackBytes;
-#ifdef __x86_64__
-    constexpr int kSavedRegisters = 6;
-    void** top = reinterpret_cast<void**>(stack + kStackBytes);
+#ifdef SIMT_X86_64
+    // Tops at different places of a page, or all stacks would fight for the same lines of the
+    // cache.
+    static unsigned made = 0;
+    constexpr int kSavedRegisters = 6, kColors = 32, kColorBytes = 320;
+    void** top = reinterpret_cast<void**>(stack + kStackBytes - made++ % kColors * kColorBytes);
     *--top = nullptr;  // the return address of `main`; the stack is aligned as after a call
     *--top = reinterpret_cast<void*>(main);
     for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
@@ -68,7 +75,7 @@ class Fiber {
 
   // Leaves `from`, on which the caller runs, for `to`; returns when something switches back.
   [[gnu::always_inline]] static void switch_to(Fiber& from, Fiber& to) {
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
     void* const pointer = to.pointer_;  // read while this is still `from` to the race detector
     sanitizers::before_switch(from.sanitizers_, to.sanitizers_);
     switch_stacks(&from.pointer_, pointer);
@@ -86,7 +93,7 @@ class Fiber {
 
  private:
   sanitizers::Stack sanitizers_;
-#ifdef __x86_64__
+#ifdef SIMT_X86_64
   void* pointer_ = nullptr;
 #else
   ucontext_t context_;

@@ -3,62 +3,40 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from emulation import (
+    EMULATOR_EXIT_CODE,
+    KERNELS,
+    RACE_EXIT_CODE,
+    SANITIZERS,
+    SEEDS,
+    compile_driver,
+    without_each_barrier,
+)
 
 from flashsparse_plugin.ops import ops, reference
 
-KERNELS = Path(__file__).parents[2] / "kernels"
 UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
-SANITIZERS = {
-    "plain": [],
-    "thread": ["-fsanitize=thread"],
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-}
-SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
-EMULATOR_EXIT_CODE = 3
-RACE_EXIT_CODE = 66  # of the thread sanitizer
 
 
-def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None = None) -> Path:
-    """Compiles kernels/emulator/<name>.cpp; headers in `include` hide those of the repository."""
-    binary = folder / f"{name}_{sanitizer}"
-    paths = [f"-I{path}" for path in (include, KERNELS) if path]
-    options = ["-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
-    source = KERNELS / "emulator" / f"{name}.cpp"
-    command = ["g++", *options, *SANITIZERS[sanitizer], *paths, str(source), "-o", str(binary)]
-    subprocess.run(command, check=True)
-    return binary
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """driver(name, sanitizer) compiles each program once."""
-    built: dict[tuple[str, str], Path] = {}
-
-    def get(name: str, sanitizer: str) -> Path:
-        if (name, sanitizer) not in built:
-            folder = tmp_path_factory.mktemp("emulator")
-            built[name, sanitizer] = compile_driver(name, sanitizer, folder)
-        return built[name, sanitizer]
-
-    return get
-
-
-# ---- the emulator ------------------------------------------------------------------------------
+# ---- the emulator: schedules, memory, what it catches -------------------------------------------
 
 
 @pytest.fixture
 def self_test(driver):
-    """self_test(sanitizer, case, seed) runs one kernel of kernels/emulator/self_test.cpp."""
+    """self_test(sanitizer, case, seeds) runs one kernel of kernels/emulator/self_test.cpp."""
 
-    def run(sanitizer: str, case: str, seed: int = 0) -> subprocess.CompletedProcess:
-        command = [str(driver("self_test", sanitizer)), case, str(seed)]
+    def run(sanitizer: str, case: str, *seeds: int) -> subprocess.CompletedProcess:
+        command = [str(driver("self_test", sanitizer)), case, *map(str, seeds or (0,))]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     return run
@@ -69,37 +47,95 @@ def numbers(ran: subprocess.CompletedProcess) -> list[int]:
     return [int(line) for line in ran.stdout.split()]
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_barrier_orders_shared_memory(self_test, sanitizer, seed):
-    wanted = np.arange(12 * 64).reshape(12, 64)[:, ::-1].ravel().tolist()
-    assert numbers(self_test(sanitizer, "reverse", seed)) == wanted
-
-
 def test_schedules(self_test):
+    """Blocks, warps and lanes in rising, falling and shuffled order."""
     rising, falling, shuffled = (numbers(self_test("plain", "order", seed)) for seed in SEEDS)
-    assert rising == list(range(64))
+    assert rising == list(range(12 * 64))
     assert falling == rising[::-1]
-    assert sorted(shuffled) == rising and shuffled not in (rising, falling)
+    assert sorted(shuffled) == rising
+    threads = [[number % 64 for number in shuffled if number // 64 == block] for block in range(12)]
+    warps = [[thread for thread in threads[0] if thread // 32 == warp] for warp in range(2)]
+    blocks = list(dict.fromkeys(number // 64 for number in shuffled))
+    for order in (blocks, *threads, *warps):
+        assert order not in (sorted(order), sorted(order)[::-1])
+    assert threads[0] != threads[1]
 
 
-def test_shared_memory_starts_as_garbage(self_test):
-    assert set(numbers(self_test("plain", "read_unwritten"))) == {2**32 - 1}
+def test_shuffled_blocks_run_at_once(self_test):
+    """Seeds 0 and 1 finish one block before the next, others mix up to three."""
+    for seed in SEEDS:
+        blocks = [number // 64 for number in numbers(self_test("plain", "order", seed))]
+        stretches = len(list(itertools.groupby(blocks)))
+        assert stretches > 12 if seed > 1 else stretches == 12
+        assert len(set(blocks[: 3 * 64])) == 3
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_missing_barrier_is_a_race(self_test, seed):
-    ran = self_test("thread", "race", seed)
+def test_blocks_of_the_largest_size(self_test):
+    assert numbers(self_test("plain", "large_blocks", *SEEDS)) == [2 * 1024] * len(SEEDS)
+
+
+def turned_around():
+    return np.arange(12 * 64).reshape(12, 64)[:, ::-1].ravel().tolist()
+
+
+RIGHT = {
+    "reverse": turned_around(),
+    "all_store": [10] * 12 * 64,
+    "last_block": (np.arange(64) * 12 + 64 * 66).tolist() + [7] * 11 * 64,
+    "syncwarp": (np.arange(64) ^ 1).tolist() * 12,
+    "ldmatrix": [*(32 + np.arange(32) // 4), *(np.arange(32) // 4)] * 12,
+    "copy_early": (np.arange(64) ^ 1).tolist() * 12,
+    "wait": np.arange(64).tolist() * 12,
+}
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_kernels(self_test, sanitizer, case):
+    """What is right gives the right answer on every schedule, and no sanitizer objects."""
+    assert numbers(self_test(sanitizer, case, *SEEDS)) == RIGHT[case] * len(SEEDS)
+
+
+def test_without_assembly(tmp_path):
+    """Elsewhere than on x86-64 the system switches stacks."""
+    binary = tmp_path / "self_test"
+    source = KERNELS / "emulator" / "self_test.cpp"
+    command = ["g++", "-std=c++17", "-O1", "-DSIMT_UCONTEXT", f"-I{KERNELS}", str(source)]
+    subprocess.run([*command, "-o", str(binary)], check=True)
+    for case, wanted in RIGHT.items():
+        command = [str(binary), case, *map(str, SEEDS)]
+        assert numbers(subprocess.run(command, capture_output=True, text=True)) == wanted * 3
+
+
+@pytest.mark.parametrize(
+    "case", ["reverse_race", "syncwarp_race", "ldmatrix_race", "copy_early_race"]
+)
+def test_races(self_test, case):
+    """A missing barrier is a race, whatever the schedule, and whatever else lanes meet at."""
+    for seed in SEEDS:
+        ran = self_test("thread", case, seed)
+        assert ran.returncode == RACE_EXIT_CODE
+        assert "data race" in ran.stderr and "self_test.cpp" in ran.stderr
+
+
+@pytest.mark.parametrize("case", ["blocks_race", "last_block_race"])
+def test_races_between_blocks(self_test, case):
+    ran = self_test("thread", case, 7)
     assert ran.returncode == RACE_EXIT_CODE
     assert "data race" in ran.stderr
 
 
-def test_equal_stores_are_no_race(self_test):
-    assert set(numbers(self_test("thread", "all_store"))) == {5}
+def test_shared_memory_starts_as_garbage(self_test):
+    assert set(numbers(self_test("plain", "read_unwritten", *SEEDS))) == {2**32 - 1}
 
 
-def test_overrun_of_shared_memory(self_test):
-    ran = self_test("address", "overrun")
+def test_copy_is_poison_until_the_wait(self_test):
+    assert set(numbers(self_test("plain", "no_wait", *SEEDS))) == {2**32 - 1}
+
+
+@pytest.mark.parametrize("case", ["overrun", "dynamic_overrun"])
+def test_overrun_of_shared_memory(self_test, case):
+    ran = self_test("address", case)
     assert ran.returncode != 0
     assert "heap-buffer-overflow" in ran.stderr
 
@@ -113,14 +149,332 @@ def test_misaligned_vector_load(self_test):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("two_barriers", "some threads wait at __syncthreads on line"),
-        ("early_end", "32 of 64 threads have ended"),
+        ("two_barriers", r"some threads wait at __syncthreads on line \d+, others on line \d+"),
+        ("early_end", r"32 of 64 threads wait at __syncthreads .*\n  32 of 64 threads have ended"),
+        ("absent_lanes", r"mma_m16n8k16 .*; absent of warp 1: lanes 3, 17 \(ended: 3, 17\)"),
+        ("lanes_elsewhere", r"30 of 32 lanes wait at __shfl_sync .* warp 0: lanes 0, 1$"),
+        ("different_collectives", r"lane \d+ is at (ldmatrix|__shfl_sync) .*are at (__s|ldm)"),
+        ("not_in_mask", r"lane \d+ is not in the mask 0xffff of its __syncwarp"),
+        ("shuffle_from_outside", r"lane \d+ reads lane 20, which is not in the mask 0xffff"),
+        ("different_thread_counts", r"sync_threads_of for 32 threads .* others wait .* for 64"),
+        ("wrong_barrier", r"sync_threads_of\(16, 64\): barriers are 1 to 15"),
+        ("shared_out_of_bounds", r"store_shared of 4 bytes at shared address 0x3fe.*out of bounds"),
+        ("shared_misaligned", r"store_shared of 4 bytes at shared address 0x2.*misaligned"),
+        ("misaligned_load", r"load_global of 16 bytes at the misaligned address"),
+        ("address_of_global", r"is not in the block's shared memory"),
+        ("copy_in_flight", r"a thread ends with asynchronous copies in flight"),
+        ("no_blocks", r"a grid of no blocks"),
+        ("too_many_threads", r"1025 threads a block"),
+        ("too_much_shared", r"233472 bytes of dynamic shared memory"),
     ],
 )
-def test_divergent_barrier(self_test, case, message):
-    ran = self_test("plain", case)
-    assert ran.returncode == EMULATOR_EXIT_CODE
-    assert message in ran.stderr
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_what_no_gpu_allows(self_test, sanitizer, case, message):
+    ran = self_test(sanitizer, case)
+    assert ran.returncode == EMULATOR_EXIT_CODE, ran.stderr
+    assert re.search(message, ran.stderr, re.MULTILINE), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [  # operation, requests, wavefronts, sectors of each line
+        ("row", [("load_shared", 3, 3, 0)]),  # three times 32 words side by side
+        ("stride_2", [("load_shared", 3, 6, 0)]),
+        ("stride_32", [("load_shared", 3, 96, 0)]),  # all in one bank
+        ("broadcast", [("load_shared", 1, 1, 0)]),
+        # 8 and 16 bytes a lane, side by side; 16 bytes for the first 8 lanes only
+        ("wide", [("load_shared", 1, 2, 0), ("load_shared", 1, 4, 0), ("load_shared", 1, 1, 0)]),
+        ("halves", [("store_shared", 1, 1, 0)]),  # both halves of 16 words
+        ("halves_apart", [("store_shared", 1, 2, 0)]),  # the same banks, but 32 words
+        ("matrices", [("ldmatrix", 1, 32, 0)]),  # the 8 rows of a matrix in the same 4 banks
+        ("matrices_swizzled", [("ldmatrix", 1, 4, 0)]),
+        ("copies", [("copy_async", 1, 4, 5)]),  # 32 x 16 bytes stored, 10 x 16 read
+        ("global", [("load_global", 1, 0, 4), ("store_global", 1, 0, 4)]),
+        ("global_stride_8", [("load_global", 1, 0, 32), ("store_global", 1, 0, 32)]),
+    ],
+)
+def test_statistics(self_test, case, wanted):
+    for seed in SEEDS:
+        ran = self_test("plain", f"count_{case}", seed)
+        assert ran.returncode == 0, ran.stderr
+        lines = json.loads(ran.stdout)
+        assert {line["file"] for line in lines} == {"self_test.cpp"}
+        assert [line["line"] for line in lines] == sorted({line["line"] for line in lines})
+        keys = ("operation", "requests", "wavefronts", "sectors")
+        assert [tuple(line[key] for key in keys) for line in lines] == wanted
+
+
+# ---- the primitives -----------------------------------------------------------------------------
+
+
+LANES = np.arange(32)
+GROUP, PAIR = LANES // 4, LANES % 4 * 2  # where a lane's elements of a fragment are
+
+
+@pytest.fixture
+def primitive(driver):
+    """primitive(case, words) runs one kernel of primitives.cuh: uint32 in, uint32 out.
+
+    The answer is the same on every schedule and under every sanitizer.
+    """
+
+    def run(case: str, words: np.ndarray) -> np.ndarray:
+        fed = np.ascontiguousarray(words, dtype=np.uint32).tobytes()
+        answers = []
+        for sanitizer in SANITIZERS:
+            command = [str(driver("primitives_driver", sanitizer)), case, *map(str, SEEDS)]
+            ran = subprocess.run(command, input=fed, capture_output=True, timeout=60)
+            assert ran.returncode == 0, ran.stderr.decode()
+            answers.extend(np.frombuffer(ran.stdout, dtype=np.uint32).reshape(len(SEEDS), -1))
+        assert all(np.array_equal(answer, answers[0]) for answer in answers)
+        return answers[0]
+
+    return run
+
+
+def random_words(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 2**32, shape, dtype=np.uint32)
+
+
+def to_float32(bits: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "float16":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def halves(words: np.ndarray) -> np.ndarray:
+    """The low and the high 16 bits of each word, in a new last axis."""
+    return np.stack([words & 0xFFFF, words >> 16], axis=-1).astype(np.uint16)
+
+
+def mma_matrices(words: np.ndarray, dtype: str):
+    """A [16, 16], B [16, 8] and D [16, 8] from a[4], b[2], d[4] of 32 lanes (PTX, mma.m16n8k16)."""
+    a, b, d = np.empty((16, 16)), np.empty((16, 8)), np.empty((16, 8))
+    elements = to_float32(halves(words[:, :6]), dtype)
+    for i in range(4):
+        for half in range(2):
+            a[GROUP + 8 * (i % 2), PAIR + 8 * (i // 2) + half] = elements[:, i, half]
+        d[GROUP + 8 * (i // 2), PAIR + i % 2] = words[:, 6 + i].copy().view(np.float32)
+    for i in range(2):
+        for half in range(2):
+            b[PAIR + 8 * i + half, GROUP] = elements[:, 4 + i, half]
+    return a, b, d
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("values", ["any bits", "one NaN", "finite"])
+def test_mma(primitive, dtype, values):
+    words = random_words(32, 10, seed=1)
+    if values != "any bits":  # magnitudes from 2^-3 to 2^4, so that the sum is exact in fp64
+        exponent, fraction = (10, 0x3FF) if dtype == "float16" else (7, 0x7F)
+        bias = 15 if dtype == "float16" else 127
+        parts = halves(words[:, :6])
+        parts = (parts & (0x8000 | fraction)) | ((bias - 3 + parts % 8) << exponent)
+        words[:, :6] = parts[..., 0] | parts[..., 1].astype(np.uint32) << 16
+        words[:, 6:] = np.random.default_rng(2).normal(size=(32, 4)).astype(np.float32).view("u4")
+    if values == "one NaN":
+        words[9, 2] = 0x7FFF
+    with np.errstate(all="ignore"):
+        a, b, d = mma_matrices(words, dtype)
+        wanted = a @ b + d
+        scale = np.abs(a) @ np.abs(b) + np.abs(d)
+    answer = primitive(f"mma_{dtype}", words).view(np.float32).reshape(32, 4)
+    result = np.empty((16, 8))
+    for i in range(4):
+        result[GROUP + 8 * (i // 2), PAIR + i % 2] = answer[:, i]
+    if values == "finite":
+        assert np.array_equal(result, wanted.astype(np.float32))
+    elif values == "one NaN":  # in lane 9, a[2]: row 2, column 10, so the whole row 2 of D
+        assert np.array_equal(np.isnan(result), np.isnan(wanted))
+        assert np.isnan(result).sum() == 8 and np.isnan(result[2]).all()
+    else:
+        sure = np.isfinite(scale) & (scale < 3e38)
+        assert sure.any() or dtype == "bfloat16"
+        assert (np.abs(result - wanted)[sure] <= scale[sure] * 2.0**-23).all()
+        assert np.isnan(result[np.isnan(wanted)]).all() and np.isnan(wanted).any()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("matrices", [2, 4])
+def test_ldmatrix(primitive, matrices, transposed):
+    words = random_words(256, seed=3)
+    rows = np.random.default_rng(4).permutation(64)[:32]  # of 16 bytes
+    case = f"ldmatrix_x{matrices}" + "_transposed" * transposed
+    answer = primitive(case, np.concatenate([words, rows * 16])).reshape(32, 4)
+    loaded = halves(words).reshape(64, 8)[rows].reshape(4, 8, 8)  # [matrix, row, column]
+    if transposed:
+        loaded = loaded.transpose(0, 2, 1)
+    for i in range(4):
+        matrix = loaded[i % matrices].astype(np.uint32)
+        wanted = matrix[GROUP, PAIR] | matrix[GROUP, PAIR + 1] << 16
+        assert np.array_equal(answer[:, i], wanted)
+
+
+def test_shuffles(primitive):
+    words = random_words(2, 32, seed=5)
+    answer = primitive("shuffles", words).reshape(2, 32, 9)
+    sources = [
+        np.full(32, 5),
+        LANES // 8 * 8 + 5,
+        LANES ^ 21,
+        # Of a group of 8 lanes, an earlier group may be read, a later one not.
+        np.where(LANES % 16 < 8, LANES, LANES ^ 12),
+        np.where(LANES >= 3, LANES - 3, LANES),
+        np.where(LANES % 16 >= 3, LANES - 3, LANES),
+        np.where(LANES < 25, LANES + 7, LANES),
+        np.where(LANES % 16 < 9, LANES + 7, LANES),
+        np.where(LANES % 2 == 0, LANES ^ 2, 31),
+    ]
+    for i, source in enumerate(sources):
+        assert np.array_equal(answer[:, :, i], words[:, source])
+
+
+def test_votes(primitive):
+    words = random_words(2, 32, seed=6)
+    words[1] |= 1
+    bits = ((words & 1) << LANES.astype(np.uint32)).sum(axis=1)
+    some = (LANES >= 8) & (LANES < 16)
+    wanted = np.zeros((2, 32, 5), dtype=np.uint32)
+    wanted[..., 0] = bits[:, None]
+    wanted[..., 1] = 1
+    wanted[1, :, 2] = 1
+    wanted[:, some, 3] = (bits & 0xFF00)[:, None]
+    wanted[:, ~some, 4] = (bits & 0xFFFF00FF)[:, None]
+    assert np.array_equal(primitive("votes", words).reshape(2, 32, 5), wanted)
+
+
+def test_bits(primitive):
+    words = random_words(64, seed=7)
+    words[:33] = [0, *(1 << np.arange(32))]
+    texts = [f"{word:032b}" for word in words]
+    wanted = [
+        (t.count("1"), (t + "1").index("1"), (t[::-1].find("1") + 1), int(t[::-1], 2))
+        for t in texts
+    ]
+    assert primitive("bits", words).reshape(64, 4).tolist() == [list(row) for row in wanted]
+
+
+def test_integers(primitive):
+    words = random_words(2**16, 3, seed=8)
+    a, b, c = words.T.astype(np.uint64)
+    a_bytes, b_bytes = (part.view(np.uint8).reshape(-1, 8)[:, :4].astype(np.uint64) for part in
+                        (a.copy(), b.copy()))  # fmt: skip
+    low, high = a & 0xFFFF, a >> 16
+    both = np.concatenate([a_bytes, b_bytes], axis=1)
+    nibbles = np.stack([c >> (4 * i) & 15 for i in range(4)], axis=1)
+    picked = np.take_along_axis(both, (nibbles & 7).astype(np.int64), axis=1)
+    picked = np.where(nibbles & 8, np.where(picked & 0x80, 0xFF, 0), picked)
+    joined = b << 32 | a
+    wanted = [
+        c + low * b_bytes[:, 0] + high * b_bytes[:, 1],
+        c + low * b_bytes[:, 2] + high * b_bytes[:, 3],
+        c + (a_bytes * b_bytes).sum(axis=1),
+        (picked.astype(np.uint64) << (8 * np.arange(4, dtype=np.uint64))).sum(axis=1),
+        joined >> (c % 32),
+        joined >> np.minimum(c % 64, 32),
+    ]
+    answer = primitive("integers", words).reshape(-1, 6)
+    for i, column in enumerate(wanted):
+        assert np.array_equal(answer[:, i], column.astype(np.uint32))
+
+
+def test_conversions(primitive):
+    """All 16-bit floats to fp32, and fp32 to 16 bits: any bits, ties, limits and NaN."""
+    words = random_words(2**16, seed=9) & 0xFFFF0000 | np.arange(2**16, dtype=np.uint32)
+    # Then values halfway between two of fp16, those just beside, and the limits.
+    values = to_float32(np.arange(0x7C00), "float16")
+    halfway = (values[:-1] + values[1:]) / 2
+    beside = np.nextafter(halfway, np.float32([[0], [np.inf]]))
+    limits = np.float32([65520, np.nextafter(np.float32(65520), np.float32(0)), 1e-8, 2.0**-25])
+    ties = np.concatenate([halfway, *beside, limits]).view(np.uint32)
+    assert len(ties) <= 2 * 2**16
+    for part in (words, *np.resize(ties, (2, 2**16))):
+        answer = primitive("conversions", part).reshape(-1, 4)
+        values = part.view(np.float32)
+        for i, dtype in enumerate((torch.float16, torch.bfloat16)):
+            wanted = torch.from_numpy(values.copy()).to(dtype).view(torch.int16).numpy()
+            wanted = np.where(np.isnan(values), 0x7FFF, wanted.view(np.uint16))
+            assert np.array_equal(answer[:, i], wanted)
+        for i, name in enumerate(("float16", "bfloat16")):
+            wanted = to_float32(part & 0xFFFF, name)
+            result = answer[:, 2 + i].copy().view(np.float32)
+            assert np.array_equal(result, wanted, equal_nan=True)
+            assert np.array_equal(np.signbit(result), np.signbit(wanted))
+
+
+def test_named_barriers(primitive):
+    words = random_words(128, seed=10)
+    wanted = np.concatenate([words[:64][::-1], words[64:][::-1]])  # 3 and 5 times
+    assert np.array_equal(primitive("named_barriers", words), wanted)
+
+
+def test_async_copies(primitive):
+    words = random_words(64, 4, seed=11)
+    wanted = np.tile(words, 3).reshape(64, 3, 4)
+    third = np.arange(64) % 3 == 0
+    wanted[third, 0] = 0
+    wanted[third, 1, 2:] = 0
+    wanted[third, 2, 3] = 0
+    assert np.array_equal(primitive("async_copies", words).reshape(64, 3, 4), wanted)
+
+
+def test_loads_and_stores(primitive):
+    words = random_words(64, 4, seed=12)
+    order = [0, 1, 2, 3, 0, 1, 0, 0, 0, 0, 0, 1, 3, 0, 1, 2, 3, 0, 0, 1, 3]
+    wanted = words[:, order]
+    wanted[:, 7] &= 0xFFFF
+    wanted[:, 8] >>= 16
+    assert np.array_equal(primitive("loads", words).reshape(64, 21), wanted)
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_atomics(driver, sanitizer):
+    words = random_words(64, seed=13)
+    command = [str(driver("primitives_driver", sanitizer)), "atomics", *map(str, SEEDS)]
+    ran = subprocess.run(command, input=words.tobytes(), capture_output=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr.decode()
+    total = int(words.sum(dtype=np.uint32))
+    floats = np.float32((words & 0xFF).sum()).view(np.uint32)
+    wanted = [total, total, np.bitwise_or.reduce(words), words.max(), floats]
+    for answer in np.frombuffer(ran.stdout, dtype=np.uint32).reshape(len(SEEDS), -1):
+        assert answer[:10].tolist() == wanted * 2
+        # What a thread finds depends on the order of threads: each finds what one other has left.
+        left = answer[10:] + words
+        assert sorted(answer[10:].tolist()) == sorted({0, *left.tolist()} - {total})
+
+
+# ---- under nvcc ---------------------------------------------------------------------------------
+
+
+def find_nvcc() -> str | None:
+    there = Path("/usr/local/cuda/bin/nvcc")
+    return shutil.which("nvcc") or (str(there) if there.exists() else None)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
+    ptx = tmp_path / "primitives_driver.ptx"
+    subprocess.run(
+        [find_nvcc(), "-x", "cu", "-std=c++17", f"-arch={architecture}", f"-I{KERNELS}",
+         "-Werror", "all-warnings", "-Xptxas", "--warn-on-spills,-Werror", "--keep",
+         "--keep-dir", str(tmp_path), "-cubin", "-o", str(tmp_path / "primitives.cubin"),
+         str(KERNELS / "emulator" / "primitives_driver.cpp")],
+        check=True,
+    )  # fmt: skip
+    text = ptx.read_text()
+    for instruction in (
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        *(f"ldmatrix.sync.aligned.m8n8.x{n}{trans}.shared.b16" for n in (2, 4)
+          for trans in ("", ".trans")),
+        "cp.async.cg.shared.global", "cp.async.ca.shared.global", "cp.async.commit_group",
+        "cp.async.wait_group", "ld.global.L1::no_allocate.v4.u32", "ld.global.nc.v4.u32",
+        "ld.global.cg.v4.f32", "ld.shared.v4.u32", "st.shared.v4.f32", "st.shared.u16",
+        "dp2a.lo.u32.u32", "dp2a.hi.u32.u32", "dp4a.u32.u32", "prmt.b32", "shf.r.clamp.b32",
+        "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "bar.sync",
+    ):  # fmt: skip
+        assert instruction in text, instruction
 
 
 # ---- tiled_csl_unpack --------------------------------------------------------------------------
@@ -227,17 +581,11 @@ def test_garbage_stays_in_bounds(driver):
 
 def test_every_barrier_is_needed(tmp_path):
     """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
-    source = UNPACK_KERNEL.read_text()
-    barriers = list(re.finditer(r"__syncthreads\(\);", source))
-    assert len(barriers) == 2
-    cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)])
-    for number, barrier in enumerate(barriers):
-        folder = tmp_path / str(number)
-        mutant = folder / UNPACK_KERNEL.relative_to(KERNELS)
-        mutant.parent.mkdir(parents=True)
-        mutant.write_text(source[: barrier.start()] + source[barrier.end() :])
-        binary = compile_driver("unpack_driver", "thread", folder, include=folder)
-        ran = run_unpack(binary, cases)
+    cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)], seeds=(0,))
+    mutants = list(without_each_barrier(UNPACK_KERNEL, tmp_path))
+    assert len(mutants) == 2
+    for folder in mutants:
+        ran = run_unpack(compile_driver("unpack_driver", "thread", folder, include=folder), cases)
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
-        assert mutant.name.encode() in ran.stderr  # names the line of the kernel
+        assert UNPACK_KERNEL.name.encode() in ran.stderr  # names the line of the kernel
