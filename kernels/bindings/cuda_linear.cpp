@@ -182,8 +182,8 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
   STD_TORCH_CHECK(shape >= 0 && shape < tiled_csl::kLinearShapeCount, "shape must be below ",
                   tiled_csl::kLinearShapeCount);
   const tiled_csl::LinearShapeInfo& info = tiled_csl::kLinearShapes[shape];
-  STD_TORCH_CHECK(problem.tokens >= 1 && problem.tokens <= info.tokens(), "shape ", shape,
-                  " is for 1 to ", info.tokens(), " tokens");
+  STD_TORCH_CHECK(problem.tokens >= 1 && problem.tokens <= info.tokens, "shape ", shape,
+                  " is for 1 to ", info.tokens, " tokens");
   STD_TORCH_CHECK(group_rows >= 1 && info.teams() % group_rows == 0, "group_rows must divide ",
                   info.teams());
   const int64_t groups = (tiled_csl::tile_rows(rows) + group_rows - 1) / group_rows;

@@ -13,8 +13,8 @@ int choose_shape(int64_t tokens, double words_a_tile) {
   int best = -1;
   for (int i = 0; i < kLinearShapeCount; ++i) {
     const LinearShapeInfo& shape = kLinearShapes[i];
-    if (shape.tokens() < tokens) continue;
-    if (best >= 0 && shape.tokens() > kLinearShapes[best].tokens()) break;
+    if (shape.tokens < tokens) continue;
+    if (best >= 0 && shape.tokens > kLinearShapes[best].tokens) break;
     best = i;  // the shapes of a token count are listed by what they hold
     if (words_a_tile <= 32.0 * shape.team_warps * shape.held) break;
   }

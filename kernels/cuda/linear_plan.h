@@ -8,25 +8,22 @@
 
 namespace flashsparse::tiled_csl {
 
-// The compiled shapes: X(fragments, warps a team, words held a lane, warps a block, blocks a
-// multiprocessor). linear_kernel.cuh explains each; docs/kernels.md says how they were chosen.
+// The compiled shapes: X(tokens, wgmma, warps a team, words held a lane, warps a block, blocks a
+// multiprocessor). tiled_csl_linear.cuh explains each; docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X) \
-  X(1, 1, 24, 6, 2) \
-  X(1, 1, 52, 4, 2) \
-  X(1, 2, 24, 6, 2) \
-  X(1, 2, 36, 6, 2) \
-  X(1, 2, 64, 4, 2) \
-  X(2, 2, 12, 6, 2) \
-  X(2, 2, 24, 6, 2) \
-  X(2, 2, 36, 4, 2) \
-  X(2, 2, 64, 4, 2) \
-  X(4, 4, 12, 4, 2) \
-  X(4, 4, 32, 4, 2)
+  X(16, false, 1, 24, 6, 2) \
+  X(16, false, 1, 52, 4, 2) \
+  X(16, false, 2, 64, 4, 2) \
+  X(32, false, 2, 24, 6, 2) \
+  X(32, false, 2, 64, 4, 2) \
+  X(64, false, 4, 12, 4, 2) \
+  X(64, false, 4, 32, 4, 2)
 
 struct LinearShapeInfo {
-  int fragments, team_warps, held, warps, blocks;
+  int tokens;
+  bool wgmma;
+  int team_warps, held, warps, blocks;
 
-  constexpr int tokens() const { return 16 * fragments; }
   constexpr int teams() const { return warps / team_warps; }
 };
 
@@ -42,7 +39,7 @@ struct LinearPlan {
   int group_rows;
 
   int64_t partial_floats() const {
-    return int64_t{2} * blocks * group_rows * kLinearShapes[shape].tokens() * kTileRows;
+    return int64_t{2} * blocks * group_rows * kLinearShapes[shape].tokens * kTileRows;
   }
 };
 

@@ -46,22 +46,25 @@ struct LinearArguments {
 };
 
 // What a kernel is compiled for; which one runs is decided in linear_plan.h.
-//   kFragments  16-token fragments of y: tokens <= 16 * kFragments
+//   kTokens     of y at most: 8, 16, 32 or 64
+//   kWgmma      Hopper's wgmma (teams of 4 warps) or the mma of every architecture
 //   kTeamWarps  warps that share a tile: 1, 2 or 4
 //   kHeld       words that a lane holds in registers; tiles with more are right, and slower
 //   kWarps      warps a block
 //   kBlocks     blocks a multiprocessor, which bounds the registers
-template <int kFragments_, int kTeamWarps_, int kHeld_, int kWarps_, int kBlocks_>
+template <int kTokens_, bool kWgmma_, int kTeamWarps_, int kHeld_, int kWarps_, int kBlocks_>
 struct LinearShape {
-  static constexpr int kFragments = kFragments_, kTeamWarps = kTeamWarps_, kHeld = kHeld_;
+  static constexpr int kTokens = kTokens_, kTeamWarps = kTeamWarps_, kHeld = kHeld_;
   static constexpr int kWarps = kWarps_, kBlocks = kBlocks_;
+  static constexpr bool kWgmma = kWgmma_;
   static constexpr int kThreads = kWarps * 32, kTeams = kWarps / kTeamWarps;
-  static constexpr int kTokens = 16 * kFragments;
   static constexpr uint32_t kTileBytes = kTileElements * sizeof(uint16_t);
-  static constexpr uint32_t kSharedBytes = kTeams * kTileBytes + 16;
-  // Sums of this many tokens fit the team's buffer at a time when a segment ends.
+  // wgmma reads x, too, from shared memory: of this tile and of the next.
+  static constexpr uint32_t kXBytes = kWgmma ? kTokens * kTileCols * sizeof(uint16_t) : 0;
+  static constexpr uint32_t kSharedBytes = kTeams * (kTileBytes + 2 * kXBytes) + 16;
+  // Sums of this many tokens fit the team's buffer at a time when a group ends.
   static constexpr int kRoundTokens = kTokens < 32 ? kTokens : 32;
-  static_assert(kWarps % kTeamWarps == 0 && kTileRows / 8 % kTeamWarps == 0);
+  static_assert(kWarps % kTeamWarps == 0 && (!kWgmma || kTeamWarps == 4));
   static_assert(kRoundTokens * kTileRows * sizeof(float) <= kTileBytes);
 };
 
@@ -74,19 +77,28 @@ __device__ __forceinline__ int block_of_unit(uint32_t units, uint32_t unit, uint
   return ((unit + 1) * blocks - 1) / units;
 }
 
-template <class Type, class Shape>
+// When a group ends, sums lie in a team's buffer as [token][row], the rows swizzled so that the
+// stores (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows a lane, of one
+// token) spread over the banks.
+__device__ __forceinline__ uint32_t sum_place(int token, int row) {
+  return (token * kTileRows + (row ^ token % 8 * 4)) * sizeof(float);
+}
+
+// One block of the launch. Multiplier is MmaMultiplier or WgmmaMultiplier: how a team multiplies the
+// tile in its buffer by x, and where it keeps the sums.
+template <class Shape, class Multiplier>
 class LinearBlock {
  public:
   __device__ __forceinline__ LinearBlock(const LinearArguments& a, uint32_t shared)
       : a_(a),
         shared_(shared),
-        lane_(threadIdx.x % 32),
-        lane_in_team_(threadIdx.x % (32 * Shape::kTeamWarps)),
-        team_warp_(threadIdx.x / 32 % Shape::kTeamWarps),
-        team_(threadIdx.x / 32 / Shape::kTeamWarps),
+        lane_in_team_(threadIdx.x % kStride),
+        // From lane 0, so that the compiler knows it for the same in every lane of a warp.
+        team_(__shfl_sync(~0u, static_cast<int>(threadIdx.x / kStride), 0)),
         tile_(shared + team_ * Shape::kTileBytes),
         depth_(Shape::kTeams / a.group_rows),
-        x_place_(lane_ / 4 * a.x_stride + lane_ % 4 * 16) {}
+        multiplier_(a, tile_,
+                    shared + Shape::kTeams * Shape::kTileBytes + team_ * 2 * Shape::kXBytes) {}
 
   __device__ __forceinline__ void run() {
     const int groups = (a_.tile_rows + a_.group_rows - 1) / a_.group_rows;
@@ -101,12 +113,12 @@ class LinearBlock {
     enter_group();
     look_up();
     load_next();
-    load_x();
+    multiplier_.load_x(column_);
     while (unit < end) {
       const int group = unit / a_.tile_cols, group_begin = group * a_.tile_cols;
       const int stop = min(group_begin + a_.tile_cols, end);
       const bool whole = unit == group_begin && stop == group_begin + a_.tile_cols;
-      clear_sums();
+      multiplier_.clear();
       for (int tiles = tiles_of(group, stop - unit); tiles > 0; --tiles) multiply_tile();
       finish(group, group == first_group, whole, stop == end);
       unit = stop;
@@ -120,11 +132,8 @@ class LinearBlock {
   }
 
  private:
-  static constexpr int kRowBlocks = kTileRows / 8 / Shape::kTeamWarps;  // of 8 rows, of a warp
   static constexpr int kStride = 32 * Shape::kTeamWarps;  // words that a team loads or stores at once
-  // Row blocks multiplied at once: enough sums that no mma waits for the one before it.
-  static constexpr int kAtOnce = Shape::kFragments < 2 ? 2 : 1;
-  static constexpr int kRows = 4, kChunk = kRows * kStride;
+  static constexpr int kChunk = 128, kRows = kChunk / kStride;
   static_assert(Shape::kHeld % kRows == 0);
 
   // ---- one tile -------------------------------------------------------------------------------
@@ -164,10 +173,10 @@ class LinearBlock {
 
   // Starts the loads of the words of the tile that was looked up, and looks up the one after it.
   //
-  // A team loads words by chunks of kRows rows of kStride words, a lane one word of each row. What
-  // is left after the whole chunks, the tail, is one more chunk, padded by repeating the last word
-  // as the format itself does. So a chunk is there or it is not: one predicate for all its loads,
-  // and later for its stores.
+  // A team loads words by chunks of 128, kRows rows, a lane one word of each row. What is left after
+  // the whole chunks, the tail, is one more chunk, padded by repeating the last word as the format
+  // itself does. So a chunk is there or it is not: one predicate for all its loads, and later for
+  // its stores.
   __device__ __forceinline__ void load_next() {
     column_ = looked_up_column_;
     count_ = end_ - begin_;
@@ -186,6 +195,12 @@ class LinearBlock {
   __device__ __forceinline__ void load_chunks(const uint32_t* mine, int chunks,
                                               std::integer_sequence<int, i...>) {
     (load_streaming_if<i * kStride>(i / kRows < chunks, mine, words_[i]), ...);
+  }
+
+  // The words in registers by number, the tail after the others.
+  static constexpr int kPlaces = (Shape::kHeld + kRows + 1) / 2;
+  __device__ __forceinline__ uint32_t word(int i) const {
+    return i < Shape::kHeld ? words_[i] : tail_[i - Shape::kHeld < kRows ? i - Shape::kHeld : 0];
   }
 
   __device__ __forceinline__ void scatter_if(bool condition, uint32_t word) {
@@ -211,109 +226,33 @@ class LinearBlock {
         scatter_if(true, load_streaming(tile_words_ + i));
       }
     }
-    uint32_t places[Shape::kHeld / 2], tail_places[kRows / 2];
+    // Locations, two a register: the words' own registers go to the next tile's words.
+    uint32_t places[kPlaces];
     FS_UNROLL
-    for (int i = 0; i < Shape::kHeld / 2; ++i) {
-      places[i] = prmt(words_[2 * i], words_[2 * i + 1], kLocations);
-    }
-    FS_UNROLL
-    for (int r = 0; r < kRows / 2; ++r) {
-      tail_places[r] = prmt(tail_[2 * r], tail_[2 * r + 1], kLocations);
-    }
+    for (int i = 0; i < kPlaces; ++i) places[i] = prmt(word(2 * i), word(2 * i + 1), kLocations);
 
-    load_next();
-
-    sync_team();
-    multiply();
-    load_x();
+    multiplier_.x_is_there();
+    if constexpr (Shape::kWgmma) {
+      sync_team();
+      multiplier_.multiply();  // goes on while the next loads start
+      load_next();
+      multiplier_.load_x(column_);
+    } else {
+      load_next();
+      sync_team();
+      multiplier_.multiply();
+      multiplier_.load_x(column_);
+    }
+    multiplier_.wait();
     sync_team();
     if (overfull) {
       zero_tile();
     } else {
       FS_UNROLL
-      for (int i = 0; i < Shape::kHeld; ++i) clear_if(i / kRows < chunks, places[i / 2], i % 2);
-      FS_UNROLL
-      for (int r = 0; r < kRows; ++r) clear_if(tail, tail_places[r / 2], r % 2);
+      for (int i = 0; i < Shape::kHeld + kRows; ++i) {
+        clear_if(i < Shape::kHeld ? i / kRows < chunks : tail, places[i / 2], i % 2);
+      }
       sync_team();
-    }
-  }
-
-  // W is mma's B operand, 8 rows of it at a time, and x its A operand: so the 16 bytes that a lane
-  // loads of a row of W are the operands of two mma as they come. The columns of a tile may be in
-  // any order as long as W and x agree: lane t of a group of four takes the 16-byte chunks 2t and
-  // 2t + 1 of a row, of W from shared memory (swizzled: no two of eight lanes in one bank), of x
-  // straight from global memory.
-
-  // Starts the loads of x for the next tile; rows of x are zero up to a multiple of 64 columns.
-  __device__ __forceinline__ void load_x() {
-    const uint16_t* const chunks = a_.x + column_ * kTileCols;
-    FS_UNROLL
-    for (int f = 0; f < Shape::kFragments; ++f) {
-      FS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        if (!has_token(f, half)) continue;
-        const uint16_t* const mine = chunks + (x_place_ + (16 * f + 8 * half) * a_.x_stride);
-        FS_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          x_[f][half][h] = load_readonly(reinterpret_cast<const uint4*>(mine) + h);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ bool has_token(int f, int half) const {
-    return 16 * f + 8 * half + lane_ / 4 < a_.tokens;
-  }
-
-  __device__ __forceinline__ void multiply() {
-    // mma wants its four registers of A side by side. A real instruction puts them there, once: of
-    // moves the compiler would make one for every use.
-    uint32_t x[Shape::kFragments][2][2][4];  // of [half of the columns][mma step]
-    FS_UNROLL
-    for (int f = 0; f < Shape::kFragments; ++f) {
-      FS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        FS_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          const uint4& chunk = x_[f][half][h];
-          x[f][h][0][half] = has_token(f, half) ? chunk.x : 0;
-          x[f][h][0][half + 2] = has_token(f, half) ? chunk.y : 0;
-          x[f][h][1][half] = has_token(f, half) ? chunk.z : 0;
-          x[f][h][1][half + 2] = has_token(f, half) ? chunk.w : 0;
-        }
-      }
-    }
-
-    const int row = lane_ / 4;  // of 8: also the row's swizzle
-    const uint32_t first = tile_ + (team_warp_ * kRowBlocks * 8 + row) * kTileCols * 2;
-    constexpr int kSteps = 2 * kRowBlocks / kAtOnce;
-    uint4 w[2][kAtOnce];  // of this step and of the next
-    const auto load = [&](int step) {
-      const uint32_t chunk = first + ((lane_ % 4 * 2 + step % 2) ^ row) * 16;
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        w[step % 2][i] =
-            load_shared<uint4>(chunk + (step / 2 * kAtOnce + i) * 8 * kTileCols * 2);
-      }
-    };
-    load(0);
-    FS_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps) load(step + 1);
-      const int h = step % 2, block = step / 2 * kAtOnce;
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        FS_UNROLL
-        for (int f = 0; f < Shape::kFragments; ++f) {
-          mma_m16n8k16<Type>(sums_[block + i][f], x[f][h][0], w[h][i].x, w[h][i].y);
-        }
-      }
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        FS_UNROLL
-        for (int f = 0; f < Shape::kFragments; ++f) {
-          mma_m16n8k16<Type>(sums_[block + i][f], x[f][h][1], w[h][i].z, w[h][i].w);
-        }
-      }
     }
   }
 
@@ -335,41 +274,11 @@ class LinearBlock {
 
   // ---- the end of a group ---------------------------------------------------------------------
 
-  __device__ __forceinline__ void clear_sums() {
-      FS_UNROLL
-    for (int b = 0; b < kRowBlocks; ++b) {
-      FS_UNROLL
-      for (int f = 0; f < Shape::kFragments; ++f) {
-      FS_UNROLL
-        for (int i = 0; i < 4; ++i) sums_[b][f][i] = 0;
-      }
-    }
-  }
-
-  // Sums lie in a team's buffer as [token][row], the rows swizzled so that neither the stores below
-  // (two rows a lane, 8 rows of 8 tokens) nor the loads (four rows a lane, of one token) meet a bank
-  // twice.
-  static __device__ __forceinline__ uint32_t sum_place(int token, int row) {
-    return (token * kTileRows + (row ^ (token % 4 * 8))) * sizeof(float);
-  }
-
   // Adds up the sums of the teams that worked on the same rows, and of all blocks that did.
   __device__ __forceinline__ void finish(int group, bool is_first, bool whole, bool final) {
       FS_UNROLL
     for (int round = 0; round < Shape::kTokens / Shape::kRoundTokens; ++round) {
-      FS_UNROLL
-      for (int b = 0; b < kRowBlocks; ++b) {
-      FS_UNROLL
-        for (int f = 0; f < Shape::kRoundTokens / 16; ++f) {
-          FS_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const int row = (team_warp_ * kRowBlocks + b) * 8 + lane_ % 4 * 2;
-            const float* const sums = sums_[b][round * Shape::kRoundTokens / 16 + f] + half * 2;
-            store_shared(tile_ + sum_place(16 * f + 8 * half + lane_ / 4, row),
-                         make_float2(sums[0], sums[1]));
-          }
-        }
-      }
+      multiplier_.store_sums(round);
       __syncthreads();
       float4* const left = partials(blockIdx.x, is_first);
       FS_NO_UNROLL
@@ -471,8 +380,8 @@ class LinearBlock {
       FS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const bool inside = first + i < a_.rows;
-      const float bias = a_.bias && inside ? to_float<Type>(a_.bias[first + i]) : 0.0f;
-      values[i] = from_float<Type>(sums[i] + bias);
+      const float bias = a_.bias && inside ? to_float<typename Multiplier::Type>(a_.bias[first + i]) : 0.0f;
+      values[i] = from_float<typename Multiplier::Type>(sums[i] + bias);
     }
     if (a_.rows % 4 == 0) {
       if (first < a_.rows) {
@@ -494,33 +403,22 @@ class LinearBlock {
 
   const LinearArguments& a_;
   const uint32_t shared_;
-  const int lane_, lane_in_team_, team_warp_, team_;
+  const int lane_in_team_, team_;
   const uint32_t tile_;  // the team's buffer
   const int depth_;      // teams of a block that work on the same rows
 
-  const int x_place_;    // of the lane's first chunk in a tile's columns of x
-
   // The walk over the tiles, three tiles ahead of each other:
-  int next_unit_, piece_end_;              // the groups still to come
-  int tiles_, up_column_, row_begin_ = 0;  // of this group: tiles to look up, the first one's place
-  int looked_up_column_ = 0, begin_, end_; // the tile looked up: its column of tiles and its words
-  int column_, count_;                     // the tile whose words are loaded or on their way
+  int next_unit_, piece_end_;               // the groups still to come
+  int tiles_, up_column_, row_begin_ = 0;   // of this group: tiles to look up, the first one's place
+  int looked_up_column_ = 0, begin_, end_;  // the tile looked up: its column of tiles, its words
+  int column_, count_;                      // the tile whose words are loaded or on their way
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
-  uint4 x_[Shape::kFragments][2][2] = {};  // of the next tile: [half of the tokens][chunk]
-  float sums_[kRowBlocks][Shape::kFragments][4];
+
+  Multiplier multiplier_;
   // How many blocks had arrived before this one at the first and at the last group of its piece;
   // known to thread 0.
   uint32_t arrived_first_ = 0, arrived_last_ = 0;
 };
-
-// Launch with any number of blocks up to the number of units, Shape::kThreads threads and
-// Shape::kSharedBytes of dynamic shared memory.
-template <class Type, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    linear_kernel(const LinearArguments arguments) {
-  FS_DYNAMIC_SHARED(shared);
-  LinearBlock<Type, Shape>(arguments, shared_address(shared)).run();
-}
 
 }  // namespace flashsparse::tiled_csl

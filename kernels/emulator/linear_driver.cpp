@@ -11,8 +11,7 @@
 #include <cstring>
 #include <memory>
 
-#include "cuda/linear_plan.h"
-#include "cuda/tiled_csl_linear.cuh"
+#include "cuda/linear_kernel.cuh"
 
 namespace {
 
@@ -36,20 +35,6 @@ auto read(size_t count) {
   return array;
 }
 
-struct Compiled {
-  void (*float16)(LinearArguments);
-  void (*bfloat16)(LinearArguments);
-  int threads;
-  uint32_t shared_bytes;
-};
-
-#define FS_COMPILED(...)                              \
-  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,  \
-   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, \
-   LinearShape<__VA_ARGS__>::kThreads,                \
-   LinearShape<__VA_ARGS__>::kSharedBytes},
-const Compiled kCompiled[] = {FS_LINEAR_SHAPES(FS_COMPILED)};
-
 }  // namespace
 
 int main() {
@@ -60,7 +45,7 @@ int main() {
     LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks),
                     static_cast<int>(group_rows)};
     if (shape < 0) plan = plan_linear(rows, cols, tokens, num_words, static_cast<int>(blocks));
-    const Compiled& compiled = kCompiled[plan.shape];
+    const CompiledLinear& compiled = kCompiledLinear[plan.shape];
     const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = tile_cols(cols) * kTileCols;
     const auto offsets = read<int32_t>(tiles + 1);
     const auto words = read<uint32_t>(num_words);
