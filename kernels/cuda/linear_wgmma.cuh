@@ -14,7 +14,12 @@ class WgmmaMultiplier {
 
   // `x` is room for the team's x of two tiles, by turns.
   __device__ __forceinline__ WgmmaMultiplier(const LinearArguments& a, uint32_t tile, uint32_t x)
-      : a_(a), tile_(tile), x_(x), thread_(threadIdx.x % 128) {}
+      : a_(a),
+        tile_(tile),
+        x_(x),
+        tile_operand_(wgmma_operand(tile)),
+        x_operand_(wgmma_operand(x)),
+        thread_(threadIdx.x % 128) {}
 
   __device__ __forceinline__ void clear() {
     FS_UNROLL
@@ -48,14 +53,15 @@ class WgmmaMultiplier {
   }
 
   __device__ __forceinline__ void multiply() {
-    const uint32_t x = x_ + turn_ * Shape::kXBytes;
+    const uint64_t x = wgmma_moved(x_operand_, turn_ * Shape::kXBytes);
     wgmma_begin();
     FS_UNROLL
     for (int k = 0; k < kTileCols * 2; k += 32) {  // bytes of 16 columns
       FS_UNROLL
       for (int m = 0; m < 2; ++m) {
-        wgmma<Type, kTokens>(sums_[m], wgmma_operand(tile_ + m * (Shape::kTileBytes / 2) + k),
-                             wgmma_operand(x + k));
+        wgmma<Type, kTokens>(sums_[m],
+                             wgmma_moved(tile_operand_, m * (Shape::kTileBytes / 2) + k),
+                             wgmma_moved(x, k));
       }
     }
     wgmma_commit();
@@ -85,6 +91,7 @@ class WgmmaMultiplier {
 
   const LinearArguments& a_;
   const uint32_t tile_, x_;
+  const uint64_t tile_operand_, x_operand_;
   const int thread_;   // of the warpgroup
   uint32_t turn_ = 0;  // which half of x_ is the next tile's
   float sums_[2][kTokens / 2];

@@ -322,7 +322,8 @@ class LinearBlock {
     if (threadIdx.x == 0) a_.arrivals[group] = 0;
 
     // Many loads at once: each takes its time.
-    constexpr int kQuads = kTileRows / 4, kAhead = 4, kMine = 4;
+    constexpr int kQuads = kTileRows / 4, kAhead = 4;
+    constexpr int kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
     const int count = a_.group_rows * a_.tokens * kQuads;
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
