@@ -27,7 +27,6 @@ cudaError_t tiled_csl_linear(const LinearCall& call, const LinearPlan& plan, cud
   arguments.tokens = static_cast<int>(call.tokens);
   arguments.tile_rows = static_cast<int>(tile_rows(call.rows));
   arguments.tile_cols = static_cast<int>(tile_cols(call.cols));
-  arguments.group_rows = plan.group_rows;
   kernel<<<plan.blocks, compiled.threads, compiled.shared_bytes, stream>>>(arguments);
   return cudaGetLastError();
 }

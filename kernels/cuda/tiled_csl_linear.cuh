@@ -13,11 +13,11 @@
 // departs from the paper: 0.4 wavefronts of shared memory per 64 weights instead of 1 at 80% zeros,
 // and no barrier wider than the team while it works.
 //
-// Work is cut evenly whatever the shape (stream-K, Osama et al., PPoPP 2023): the units of all
-// groups of `group_rows` tile rows, one unit being a tile column of a group, are one long line, and
-// every block takes an equal piece. Where a group is shared by blocks, each leaves its sums in fp32
-// in `partials`, and the block that arrives last adds them in the order of blocks: one launch, and
-// the same bits every time.
+// Work is cut evenly whatever the shape (stream-K, Osama et al., PPoPP 2023): the tiles, tile row
+// after tile row, are one long line, and every block takes an equal piece. Its teams take the tiles
+// of a row by turns and add up their sums when the row, or the block's share of it, ends. Where a
+// row is shared by blocks, each leaves its sums in fp32 in `partials`, and the block that arrives
+// last adds them in the order of blocks: one launch, and the same bits every time.
 #pragma once
 #include <utility>
 
@@ -38,11 +38,10 @@ struct LinearArguments {
   int x_stride;
   const uint16_t* bias;  // [rows], or null
   uint16_t* y;           // [tokens, rows]
-  float* partials;       // [blocks][2][group_rows * tokens of the shape * 32 quads]
-  uint32_t* arrivals;    // [groups], all zero before and after
+  float* partials;       // [blocks][2][tokens of the shape][128]
+  uint32_t* arrivals;    // [tile_rows], all zero before and after
   int rows, cols, tokens;
   int tile_rows, tile_cols;
-  int group_rows;  // tile rows that a block works on at a time; divides the teams of a block
 };
 
 // What a kernel is compiled for; which one runs is decided in linear_plan.h.
@@ -62,22 +61,22 @@ struct LinearShape {
   // wgmma reads x, too, from shared memory: of this tile and of the next.
   static constexpr uint32_t kXBytes = kWgmma ? kTokens * kTileCols * sizeof(uint16_t) : 0;
   static constexpr uint32_t kSharedBytes = kTeams * (kTileBytes + 2 * kXBytes) + 16;
-  // Sums of this many tokens fit the team's buffer at a time when a group ends.
+  // Sums of this many tokens fit the team's buffer at a time when a row ends.
   static constexpr int kRoundTokens = kTokens < 32 ? kTokens : 32;
   static_assert(kWarps % kTeamWarps == 0 && (!kWgmma || kTeamWarps == 4));
   static_assert(kRoundTokens * kTileRows * sizeof(float) <= kTileBytes);
 };
 
-// The piece [begin, end) of the line of units that block `block` of `blocks` takes.
-// units * (blocks + 1) < 2^32, so that 32 bits do.
-__device__ __forceinline__ int first_unit(uint32_t units, uint32_t block, uint32_t blocks) {
-  return units * block / blocks;
+// The piece of the line that a block takes begins here. tiles * (blocks + 1) < 2^32, so that 32 bits
+// do.
+__device__ __forceinline__ int first_tile(uint32_t tiles, uint32_t block, uint32_t blocks) {
+  return tiles * block / blocks;
 }
-__device__ __forceinline__ int block_of_unit(uint32_t units, uint32_t unit, uint32_t blocks) {
-  return ((unit + 1) * blocks - 1) / units;
+__device__ __forceinline__ int block_of_tile(uint32_t tiles, uint32_t tile, uint32_t blocks) {
+  return ((tile + 1) * blocks - 1) / tiles;
 }
 
-// When a group ends, sums lie in a team's buffer as [token][row], the rows swizzled so that the
+// When a row ends, sums lie in a team's buffer as [token][row], the rows swizzled so that the
 // stores (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows a lane, of one
 // token) spread over the banks.
 __device__ __forceinline__ uint32_t sum_place(int token, int row) {
@@ -96,38 +95,35 @@ class LinearBlock {
         // From lane 0, so that the compiler knows it for the same in every lane of a warp.
         team_(__shfl_sync(~0u, static_cast<int>(threadIdx.x / kStride), 0)),
         tile_(shared + team_ * Shape::kTileBytes),
-        depth_(Shape::kTeams / a.group_rows),
         multiplier_(a, tile_,
                     shared + Shape::kTeams * Shape::kTileBytes + team_ * 2 * Shape::kXBytes) {}
 
   __device__ __forceinline__ void run() {
-    const int groups = (a_.tile_rows + a_.group_rows - 1) / a_.group_rows;
-    const int units = groups * a_.tile_cols;
-    const int end = first_unit(units, blockIdx.x + 1, gridDim.x);
-    int unit = first_unit(units, blockIdx.x, gridDim.x);
-    const int first_group = unit / a_.tile_cols, last_group = (end - 1) / a_.tile_cols;
+    const int tiles = a_.tile_rows * a_.tile_cols;
+    int tile = first_tile(tiles, blockIdx.x, gridDim.x);
+    const int end = first_tile(tiles, blockIdx.x + 1, gridDim.x);
+    const int first_row = tile / a_.tile_cols, last_row = (end - 1) / a_.tile_cols;
 
-    next_unit_ = unit;
+    next_row_begin_ = tile;
     piece_end_ = end;
     zero_tile();
-    enter_group();
+    enter_row();
     look_up();
     load_next();
     multiplier_.load_x(column_);
-    while (unit < end) {
-      const int group = unit / a_.tile_cols, group_begin = group * a_.tile_cols;
-      const int stop = min(group_begin + a_.tile_cols, end);
-      const bool whole = unit == group_begin && stop == group_begin + a_.tile_cols;
+    while (tile < end) {
+      const int row = tile / a_.tile_cols, row_begin = row * a_.tile_cols;
+      const int stop = min(row_begin + a_.tile_cols, end);
+      const bool whole = tile == row_begin && stop == row_begin + a_.tile_cols;
       multiplier_.clear();
-      for (int tiles = tiles_of(group, stop - unit); tiles > 0; --tiles) multiply_tile();
-      finish(group, group == first_group, whole, stop == end);
-      unit = stop;
+      for (int n = of_this_team(stop - tile); n > 0; --n) multiply_tile();
+      finish_row(row, row == first_row, whole, stop == end);
+      tile = stop;
     }
     // Not before everything else is done, so that no one waits for an arrival in between.
     FS_NO_UNROLL
-    for (int group = first_group; group <= last_group;
-         group += max(last_group - first_group, 1)) {
-      add_blocks(group, group == first_group, units);
+    for (int row = first_row; row <= last_row; row += max(last_row - first_row, 1)) {
+      add_blocks(row, row == first_row, tiles);
     }
   }
 
@@ -138,23 +134,21 @@ class LinearBlock {
 
   // ---- one tile -------------------------------------------------------------------------------
 
-  // How many tiles of a group are this team's: of its own tile row, where there is one, every
-  // depth_-th of `columns`.
-  __device__ __forceinline__ int tiles_of(int group, int columns) const {
-    if (group * a_.group_rows + team_ % a_.group_rows >= a_.tile_rows) return 0;
-    return max(columns - team_ / a_.group_rows + depth_ - 1, 0) / depth_;
+  // How many of that many tiles of a row are this team's: every kTeams-th.
+  __device__ __forceinline__ int of_this_team(int tiles) const {
+    return max(tiles - team_ + Shape::kTeams - 1, 0) / Shape::kTeams;
   }
 
-  // Comes to the first tile that the team has in the groups from next_unit_ on.
-  __device__ __forceinline__ void enter_group() {
+  // Comes to the first tile that the team has from next_row_begin_ on.
+  __device__ __forceinline__ void enter_row() {
     tiles_ = 0;
-    while (tiles_ == 0 && next_unit_ < piece_end_) {
-      const int group = next_unit_ / a_.tile_cols, group_begin = group * a_.tile_cols;
-      const int stop = min(group_begin + a_.tile_cols, piece_end_);
-      tiles_ = tiles_of(group, stop - next_unit_);
-      up_column_ = next_unit_ - group_begin + team_ / a_.group_rows;
-      row_begin_ = (group * a_.group_rows + team_ % a_.group_rows) * a_.tile_cols;
-      next_unit_ = stop;
+    while (tiles_ == 0 && next_row_begin_ < piece_end_) {
+      const int row_begin = next_row_begin_ / a_.tile_cols * a_.tile_cols;
+      const int stop = min(row_begin + a_.tile_cols, piece_end_);
+      tiles_ = of_this_team(stop - next_row_begin_);
+      up_tile_ = next_row_begin_ + team_;
+      up_row_begin_ = row_begin;
+      next_row_begin_ = stop;
     }
   }
 
@@ -163,12 +157,11 @@ class LinearBlock {
   __device__ __forceinline__ void look_up() {
     begin_ = end_ = 0;
     if (tiles_ == 0) return;
-    const int32_t* const offset = a_.offsets + (row_begin_ + up_column_);
-    begin_ = load_readonly(offset);
-    end_ = load_readonly(offset + 1);
-    looked_up_column_ = up_column_;
-    up_column_ += depth_;
-    if (--tiles_ == 0) enter_group();
+    begin_ = load_readonly(a_.offsets + up_tile_);
+    end_ = load_readonly(a_.offsets + up_tile_ + 1);
+    looked_up_column_ = up_tile_ - up_row_begin_;
+    up_tile_ += Shape::kTeams;
+    if (--tiles_ == 0) enter_row();
   }
 
   // Starts the loads of the words of the tile that was looked up, and looks up the one after it.
@@ -272,59 +265,58 @@ class LinearBlock {
     }
   }
 
-  // ---- the end of a group ---------------------------------------------------------------------
+  // ---- the end of a row -----------------------------------------------------------------------
 
-  // Adds up the sums of the teams that worked on the same rows, and of all blocks that did.
-  __device__ __forceinline__ void finish(int group, bool is_first, bool whole, bool final) {
-      FS_UNROLL
-    for (int round = 0; round < Shape::kTokens / Shape::kRoundTokens; ++round) {
+  // Adds up the sums of the teams.
+  __device__ __forceinline__ void finish_row(int row, bool is_first, bool whole, bool final) {
+    constexpr int kRounds = Shape::kTokens / Shape::kRoundTokens;
+    FS_UNROLL
+    for (int round = 0; round < kRounds; ++round) {
       multiplier_.store_sums(round);
       __syncthreads();
       float4* const left = partials(blockIdx.x, is_first);
+      const int from = round * Shape::kRoundTokens;
+      const int tokens = min(a_.tokens - from, Shape::kRoundTokens);
       FS_NO_UNROLL
-      for (int quad = threadIdx.x; quad < a_.group_rows * a_.tokens * (kTileRows / 4);
-           quad += Shape::kThreads) {
-        const int token = quad_token(quad) - round * Shape::kRoundTokens;
-        if (token < 0 || token >= Shape::kRoundTokens) continue;
+      for (int i = threadIdx.x; i < tokens * kQuads; i += Shape::kThreads) {
+        const int place = sum_place(i / kQuads, i % kQuads * 4);
         float4 sum = make_float4(0, 0, 0, 0);
-        for (int d = 0; d < depth_; ++d) {  // in the order of teams
-          const uint32_t buffer =
-              shared_ + (d * a_.group_rows + quad_tile_row(quad)) * Shape::kTileBytes;
-          sum = add(sum, load_shared<float4>(buffer + sum_place(token, quad_row(quad))));
+        for (int team = 0; team < Shape::kTeams; ++team) {  // in their order
+          sum = add(sum, load_shared<float4>(shared_ + team * Shape::kTileBytes + place));
         }
+        const int quad = from * kQuads + i;
         if (whole) {
-          store_y(group, quad, sum);
+          store_y(row, quad, sum);
         } else {
           store_global(left + quad, sum);
         }
       }
       __syncthreads();
-      if (!final || round + 1 < Shape::kTokens / Shape::kRoundTokens) zero_tile();
+      if (!final || round + 1 < kRounds) zero_tile();
     }
     // The barrier that each round ended with put every thread's stores before this arrival.
     if (!whole && threadIdx.x == 0) {
-      (is_first ? arrived_first_ : arrived_last_) = arrive(a_.arrivals + group);
+      (is_first ? arrived_first_ : arrived_last_) = arrive(a_.arrivals + row);
     }
   }
 
-  // Of the blocks that share a group, the last one to arrive adds up what they have left.
-  __device__ __forceinline__ void add_blocks(int group, bool is_first, int units) {
-    const int begin = group * a_.tile_cols;
-    const int first = block_of_unit(units, begin, gridDim.x);
-    const int last = block_of_unit(units, begin + a_.tile_cols - 1, gridDim.x);
+  // Of the blocks that share a row, the last one to arrive adds up what they have left.
+  __device__ __forceinline__ void add_blocks(int row, bool is_first, int tiles) {
+    const int begin = row * a_.tile_cols;
+    const int first = block_of_tile(tiles, begin, gridDim.x);
+    const int last = block_of_tile(tiles, begin + a_.tile_cols - 1, gridDim.x);
     if (first == last) return;
-    const uint32_t flag = shared_ + Shape::kTeams * Shape::kTileBytes;
+    const uint32_t flag = shared_ + Shape::kSharedBytes - 16;
     if (threadIdx.x == 0) store_shared(flag, is_first ? arrived_first_ : arrived_last_);
     __syncthreads();
     const uint32_t arrived = load_shared<uint32_t>(flag);
     __syncthreads();
     if (arrived != static_cast<uint32_t>(last - first)) return;
-    if (threadIdx.x == 0) a_.arrivals[group] = 0;
+    if (threadIdx.x == 0) a_.arrivals[row] = 0;
 
     // Many loads at once: each takes its time.
-    constexpr int kQuads = kTileRows / 4, kAhead = 4;
-    constexpr int kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
-    const int count = a_.group_rows * a_.tokens * kQuads;
+    constexpr int kAhead = 4, kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
+    const int count = a_.tokens * kQuads;
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
       float4 sums[kMine] = {};
@@ -333,8 +325,8 @@ class LinearBlock {
         float4 parts[kAhead][kMine] = {};
         FS_UNROLL
         for (int b = 0; b < kAhead; ++b) {
-          // The group is the first of every block but the one that begins before it.
-          const bool is_first = block + b > first || begin == first_unit(units, first, gridDim.x);
+          // The row is the first of every block but of one that begins before it.
+          const bool is_first = block + b > first || begin == first_tile(tiles, first, gridDim.x);
           const float4* const left = partials(min(block + b, last), is_first);
           FS_UNROLL
           for (int q = 0; q < kMine; ++q) {
@@ -351,32 +343,24 @@ class LinearBlock {
       FS_UNROLL
       for (int q = 0; q < kMine; ++q) {
         const int quad = i + q * Shape::kThreads;
-        if (quad < count) store_y(group, quad, sums[q]);
+        if (quad < count) store_y(row, quad, sums[q]);
       }
     }
   }
 
-  // The sums of a group are numbered by quads: four rows of a token of a tile row.
-  __device__ __forceinline__ int quad_row(int quad) const { return quad % (kTileRows / 4) * 4; }
-  __device__ __forceinline__ int quad_token(int quad) const {
-    return quad / (kTileRows / 4) % a_.tokens;
-  }
-  __device__ __forceinline__ int quad_tile_row(int quad) const {
-    return quad / (kTileRows / 4) / a_.tokens;
-  }
+  // The sums of a tile row are numbered by quads, four rows of a token.
+  static constexpr int kQuads = kTileRows / 4;
 
-  // A block shares at most two groups with others: the first and the last of its piece.
+  // A block shares at most two rows with others: the first and the last of its piece.
   __device__ __forceinline__ float4* partials(int block, bool is_first) const {
     const int slot = block * 2 + !is_first;
-    return reinterpret_cast<float4*>(a_.partials) +
-           int64_t{slot} * (a_.group_rows * Shape::kTokens * (kTileRows / 4));
+    return reinterpret_cast<float4*>(a_.partials) + int64_t{slot} * (Shape::kTokens * kQuads);
   }
 
-  __device__ __forceinline__ void store_y(int group, int quad, const float4& sum) const {
-    const int first =
-        (group * a_.group_rows + quad_tile_row(quad)) * kTileRows + quad_row(quad);
+  __device__ __forceinline__ void store_y(int tile_row, int quad, const float4& sum) const {
+    const int first = tile_row * kTileRows + quad % kQuads * 4;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-    uint16_t* const place = a_.y + (static_cast<int64_t>(quad_token(quad)) * a_.rows + first);
+    uint16_t* const place = a_.y + (static_cast<int64_t>(quad / kQuads) * a_.rows + first);
     uint16_t values[4];
       FS_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -406,13 +390,12 @@ class LinearBlock {
   const uint32_t shared_;
   const int lane_in_team_, team_;
   const uint32_t tile_;  // the team's buffer
-  const int depth_;      // teams of a block that work on the same rows
 
-  // The walk over the tiles, three tiles ahead of each other:
-  int next_unit_, piece_end_;               // the groups still to come
-  int tiles_, up_column_, row_begin_ = 0;   // of this group: tiles to look up, the first one's place
-  int looked_up_column_ = 0, begin_, end_;  // the tile looked up: its column of tiles, its words
-  int column_, count_;                      // the tile whose words are loaded or on their way
+  // The walk over the team's tiles. A tile is first looked up, then loaded, then multiplied:
+  int next_row_begin_, piece_end_;             // rows still to come
+  int tiles_, up_tile_ = 0, up_row_begin_;     // of this row: tiles to look up, and the first
+  int looked_up_column_ = 0, begin_, end_;     // the tile looked up: its column and words
+  int column_, count_;                         // the tile whose words are loaded or on their way
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
 
