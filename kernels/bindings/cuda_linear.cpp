@@ -16,7 +16,8 @@ namespace {
 
 using tiled_csl::LinearPlan;
 
-// From here on the dense product is faster. Each 64 tokens read the packed weight once.
+// From here on the dense product is faster: each launch, for 64 or 32 tokens, reads the packed
+// weight again.
 constexpr int64_t kDenseTokens = 257;
 // The dense product goes by panels of rows, so that no layer needs more than this beside itself.
 constexpr int64_t kWorkspaceBytes = 256 << 20;
@@ -87,12 +88,13 @@ Tensor aligned_rows(const Tensor& x, int64_t cols) {
 void sparse_product(Problem& problem, const LinearPlan* plan) {
   const Tensor x = aligned_rows(problem.x, problem.cols);
   const cudaStream_t stream = current_stream(problem.words);
-  for (int64_t begin = 0; begin < problem.tokens; begin += tiled_csl::kMaxLinearTokens) {
-    const int64_t tokens = std::min<int64_t>(tiled_csl::kMaxLinearTokens, problem.tokens - begin);
-    const LinearPlan slab =
-        plan ? *plan
-             : tiled_csl::plan_linear(problem.rows, problem.cols, tokens, problem.words.numel(),
-                                      gpu_of(problem.words));
+  const tiled_csl::Gpu gpu = gpu_of(problem.words);
+  const int64_t most = tiled_csl::max_linear_tokens(gpu);
+  for (int64_t begin = 0; begin < problem.tokens; begin += most) {
+    const int64_t tokens = std::min(most, problem.tokens - begin);
+    const LinearPlan slab = plan ? *plan
+                                 : tiled_csl::plan_linear(problem.rows, problem.cols, tokens,
+                                                          problem.words.numel(), gpu);
     Tensor partials =
         torch::stable::new_empty(problem.words, {slab.partial_floats()}, ScalarType::Float);
     cuda::LinearCall call;

@@ -32,9 +32,7 @@ namespace flashsparse::tiled_csl {
   X(16, false, 2, 24, 6, 2) \
   X(16, false, 2, 64, 4, 2) \
   X(32, false, 2, 24, 4, 2) \
-  X(32, false, 2, 52, 4, 2) \
-  X(64, false, 4, 12, 4, 2) \
-  X(64, false, 4, 32, 4, 2)
+  X(32, false, 2, 48, 4, 2)
 
 struct LinearShapeInfo {
   int tokens;
@@ -48,12 +46,14 @@ struct LinearShapeInfo {
 inline constexpr LinearShapeInfo kLinearShapes[] = {FS_LINEAR_SHAPES(FS_LINEAR_SHAPE_INFO)};
 #undef FS_LINEAR_SHAPE_INFO
 inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearShapes[0];
-inline constexpr int kMaxLinearTokens = 64;  // of one launch
 
 struct Gpu {
   int multiprocessors;
   bool hopper;  // compute capability 9.0, which has wgmma
 };
+
+// Of one launch. (The registers of mma hold sums for no more than 32 tokens.)
+constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 64 : 32; }
 
 struct LinearPlan {
   int shape;  // index into kLinearShapes
@@ -64,7 +64,7 @@ struct LinearPlan {
   }
 };
 
-// tokens in [1, kMaxLinearTokens]; num_words of the whole weight.
+// tokens in [1, max_linear_tokens(gpu)]; num_words of the whole weight.
 LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words, Gpu gpu);
 
 }  // namespace flashsparse::tiled_csl

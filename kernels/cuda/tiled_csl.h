@@ -16,7 +16,7 @@ cudaError_t tiled_csl_unpack(const uint32_t* words, int64_t num_words, const int
                              int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
-// of one 16-bit dtype, sums in fp32. tokens in [1, kMaxLinearTokens].
+// of one 16-bit dtype, sums in fp32. tokens no more than the plan's shape has.
 struct LinearCall {
   const uint32_t* words;  // on 16 bytes, and proven sound by tiled_csl_validate
   const int32_t* offsets;

@@ -45,7 +45,7 @@ struct LinearArguments {
 };
 
 // What a kernel is compiled for; which one runs is decided in linear_plan.h.
-//   kTokens     of y at most: 8, 16, 32 or 64
+//   kTokens     of y at most: 8, 16, 32 or 64 (with mma 16 or 32)
 //   kWgmma      Hopper's wgmma (teams of 4 warps) or the mma of every architecture
 //   kTeamWarps  warps that share a tile: 1, 2 or 4
 //   kHeld       words that a lane holds in registers; tiles with more are right, and slower
