@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warpgroups multiply with wgmma, rightly or with one mistake:
-// wgmma_driver DTYPE TOKENS MISTAKE SEED... < in > out. In: a [128, 64] and b [tokens, 64], both of
-// 16 bits, and d [128, tokens] in fp32; out: d + a b^T for each seed. Compiled with g++ it runs in
+// Two warpgroups multiply 128 rows each with wgmma, rightly or with one mistake:
+// wgmma_driver DTYPE TOKENS MISTAKE SEED... < in > out. In: a [256, 64] and b [tokens, 64], both of
+// 16 bits, and d [256, tokens] in fp32; out: d + a b^T for each seed. Compiled with g++ it runs in
 // the emulator, with nvcc -x cu on a GPU of sm_90a, and what is right must give the same.
 #include <cstdint>
 #include <cstdio>
@@ -49,8 +49,8 @@ constexpr const char* kNames[] = {
     "static_array", "missing_thread",     "missing_warp",       "different_operands"};
 static_assert(sizeof kNames / sizeof *kNames == kMistakes);
 
-constexpr int kRows = 128, kColumns = 64, kThreads = 256, kRowBytes = kColumns * 2;
-constexpr int kTileBytes = kRows * kRowBytes;
+constexpr int kRows = 256, kColumns = 64, kThreads = 256, kRowBytes = kColumns * 2;
+constexpr int kTileBytes = kRows * kRowBytes, kHalfBytes = 64 * kRowBytes;
 
 // Where chunk `chunk` of 16 bytes of a row is.
 __device__ __forceinline__ uint32_t place_of(uint32_t tile, int row, int chunk) {
@@ -74,12 +74,15 @@ __global__ void multiply(const uint4* a, const uint4* b, const float* d, float* 
   if (mistake != kNoBarrier) __syncthreads();
   if (mistake == kFenceAfterBarrier) fence_for_wgmma();
 
-  const int row = 64 * group + 16 * warp + lane / 4, token = lane % 4 * 2;
-  float sums[tokens / 2];
+  // Where element i of the sums of 64 rows, the first or the second, is in d and out.
+  const auto place = [&](int half, int i) {
+    const int row = 128 * group + 64 * half + 16 * warp + lane / 4 + i / 2 % 2 * 8;
+    return row * tokens + i / 4 * 8 + lane % 4 * 2 + i % 2;
+  };
+  float sums[2][tokens / 2];
   FS_UNROLL
-  for (int i = 0; i < tokens / 2; ++i)
-    sums[i] = d[(row + i / 2 % 2 * 8) * tokens + i / 4 * 8 + token + i % 2];
-  uint32_t mine = a_tile + group * (kTileBytes / 2);
+  for (int i = 0; i < tokens; ++i) sums[i % 2][i / 2] = d[place(i % 2, i / 2)];
+  uint32_t mine = a_tile + group * 2 * kHalfBytes;
   if (mistake == kMisalignedTile) mine += 128;
   if (mistake == kMisalignedColumns) mine += 16;
   if (mistake == kOutOfBounds) mine += kTileBytes;
@@ -97,20 +100,24 @@ __global__ void multiply(const uint4* a, const uint4* b, const float* d, float* 
       left = wgmma_operand(shared_address(array));
     }
 #endif
-    wgmma<Type, tokens>(sums, left, right);
-    if (mistake == kWrittenEarly && step == 1) sums[1] = 0;
+    wgmma<Type, tokens>(sums[0], left, right);
+    if (mistake == kWrittenEarly && step == 1) sums[0][1] = 0;
+    wgmma<Type, tokens>(sums[1], wgmma_operand(mine + kHalfBytes + 32 * step), right);
+    if (step == 1) {  // a second batch, while the first is in flight
+      if (mistake != kNoCommit) wgmma_commit();
+      if (mistake != kNoBegin) wgmma_begin();
+    }
   }
   if (mistake != kNoCommit) wgmma_commit();
-  if (mistake == kOverwritten) store_shared(place_of(a_tile, threadIdx.x / 2, 0), 1u);
-  if (mistake == kReadEarly) out[row * tokens + token] = sums[0];
-  if (mistake != kNoWait) wgmma_wait(sums);
+  if (mistake == kOverwritten) store_shared(place_of(a_tile, threadIdx.x, 0), 1u);
+  if (mistake == kReadEarly) out[place(0, 0)] = sums[0][0];
+  if (mistake != kNoWait) wgmma_wait(sums[0]);
+  if (mistake != kNoWait) wgmma_wait(sums[1]);
   // Where another thread may still wait.
-  if (mistake == kOverwrittenByOthers)
-    store_shared(place_of(a_tile, (threadIdx.x / 2 + 8) % 128, 0), 1u);
+  if (mistake == kOverwrittenByOthers) store_shared(place_of(a_tile, threadIdx.x ^ 8, 0), 1u);
   FS_UNROLL
-  for (int i = 0; i < tokens / 2; ++i) {
-    if (mistake != kReadEarly || i > 0)
-      out[(row + i / 2 % 2 * 8) * tokens + i / 4 * 8 + token + i % 2] = sums[i];
+  for (int i = 0; i < tokens; ++i) {
+    if (mistake != kReadEarly || i > 0) out[place(i % 2, i / 2)] = sums[i % 2][i / 2];
   }
 }
 
