@@ -86,21 +86,11 @@ def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None):
 
 
 @register_fake("flashsparse::tiled_csl_linear_planned")
-def _(
-    x,
-    weight_packed,
-    tile_offsets,
-    out_features,
-    weight_dtype,
-    bias,
-    shape,
-    blocks,
-    group_rows,
-):
+def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias, shape, blocks):
     """tiled_csl_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
 
-    shape is an index into the compiled shapes of kernels/cuda/linear_plan.h; blocks is the size of
-    the grid, group_rows the tile rows that a block works on at a time.
+    shape is an index into the compiled shapes of kernels/cuda/linear_plan.h, blocks the size of the
+    grid.
     """
     return x.new_empty(*x.shape[:-1], out_features)
 

@@ -63,11 +63,13 @@ Problem make_problem(const Tensor& x, const Tensor& words, const Tensor& offsets
           torch::stable::new_empty(x, {tokens, rows})};
 }
 
-int multiprocessors(const Tensor& tensor) {
-  int count = 0;
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount,
-                                        tensor.get_device_index()));
-  return count;
+tiled_csl::Gpu gpu_of(const Tensor& tensor) {
+  const int device = tensor.get_device_index();
+  int multiprocessors = 0, major = 0;
+  STD_CUDA_CHECK(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return {multiprocessors, major == 9};
 }
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
@@ -85,13 +87,12 @@ Tensor aligned_rows(const Tensor& x, int64_t cols) {
 void sparse_product(Problem& problem, const LinearPlan* plan) {
   const Tensor x = aligned_rows(problem.x, problem.cols);
   const cudaStream_t stream = current_stream(problem.words);
-  const int64_t groups = tiled_csl::tile_rows(problem.rows);
   for (int64_t begin = 0; begin < problem.tokens; begin += tiled_csl::kMaxLinearTokens) {
     const int64_t tokens = std::min<int64_t>(tiled_csl::kMaxLinearTokens, problem.tokens - begin);
     const LinearPlan slab =
         plan ? *plan
              : tiled_csl::plan_linear(problem.rows, problem.cols, tokens, problem.words.numel(),
-                                      multiprocessors(problem.words));
+                                      gpu_of(problem.words));
     Tensor partials =
         torch::stable::new_empty(problem.words, {slab.partial_floats()}, ScalarType::Float);
     cuda::LinearCall call;
@@ -106,7 +107,7 @@ void sparse_product(Problem& problem, const LinearPlan* plan) {
     call.y = static_cast<uint16_t*>(problem.y.mutable_data_ptr()) + begin * problem.rows;
     call.bfloat16 = problem.weight_dtype == ScalarType::BFloat16;
     call.partials = partials.mutable_data_ptr<float>();
-    STD_CUDA_CHECK(cuda::arrivals(stream, groups, &call.arrivals));
+    STD_CUDA_CHECK(cuda::arrivals(stream, tiled_csl::tile_rows(problem.rows), &call.arrivals));
     STD_CUDA_CHECK(cuda::tiled_csl_linear(call, slab, stream));
   }
 }
@@ -175,24 +176,21 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
 // For benchmarks: the sparse kernel by a plan of the caller's choice.
 Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tensor& offsets,
                                 int64_t rows, ScalarType weight_dtype,
-                                const std::optional<Tensor>& bias, int64_t shape, int64_t blocks,
-                                int64_t group_rows) {
+                                const std::optional<Tensor>& bias, int64_t shape, int64_t blocks) {
   Problem problem = make_problem(x, words, offsets, rows, weight_dtype, bias);
   STD_TORCH_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
   STD_TORCH_CHECK(shape >= 0 && shape < tiled_csl::kLinearShapeCount, "shape must be below ",
                   tiled_csl::kLinearShapeCount);
   const tiled_csl::LinearShapeInfo& info = tiled_csl::kLinearShapes[shape];
-  STD_TORCH_CHECK(problem.tokens >= 1 && problem.tokens <= info.tokens(), "shape ", shape,
-                  " is for 1 to ", info.tokens(), " tokens");
-  STD_TORCH_CHECK(group_rows >= 1 && info.teams() % group_rows == 0, "group_rows must divide ",
-                  info.teams());
-  const int64_t groups = (tiled_csl::tile_rows(rows) + group_rows - 1) / group_rows;
-  STD_TORCH_CHECK(blocks >= 1 && blocks <= groups * tiled_csl::tile_cols(problem.cols),
+  STD_TORCH_CHECK(problem.tokens >= 1 && problem.tokens <= info.tokens, "shape ", shape,
+                  " is for 1 to ", info.tokens, " tokens");
+  STD_TORCH_CHECK(!info.wgmma || gpu_of(words).hopper, "shape ", shape, " is for Hopper GPUs");
+  const int64_t tile_rows = tiled_csl::tile_rows(rows);
+  STD_TORCH_CHECK(blocks >= 1 && blocks <= tile_rows * tiled_csl::tile_cols(problem.cols),
                   "too few or too many blocks");
-  STD_TORCH_CHECK(groups <= cuda::kMaxArrivals, "too many rows");
+  STD_TORCH_CHECK(tile_rows <= cuda::kMaxArrivals, "too many rows");
   const torch::stable::accelerator::DeviceGuard guard(words.get_device_index());
-  const LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks),
-                        static_cast<int>(group_rows)};
+  const LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks)};
   sparse_product(problem, &plan);
   return shaped(problem, x);
 }

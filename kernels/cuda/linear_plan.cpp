@@ -7,34 +7,47 @@ namespace flashsparse::tiled_csl {
 
 namespace {
 
-// The cheapest shape for the tokens that holds an ordinary tile's words; where none does, the one
-// that holds most.
-int choose_shape(int64_t tokens, double words_a_tile) {
+// The shape for the fewest tokens that will do, and of those the first that holds an ordinary
+// tile's words; where none does, the one that holds most. kLinearShapes lists them in that order.
+int choose_shape(int64_t tokens, double words_a_tile, bool hopper) {
   int best = -1;
   for (int i = 0; i < kLinearShapeCount; ++i) {
     const LinearShapeInfo& shape = kLinearShapes[i];
-    if (shape.tokens() < tokens) continue;
-    if (best >= 0 && shape.tokens() > kLinearShapes[best].tokens()) break;
-    best = i;  // the shapes of a token count are listed by what they hold
+    if (shape.wgmma != hopper || shape.tokens < tokens) continue;
+    if (best >= 0 && shape.tokens > kLinearShapes[best].tokens) break;
+    best = i;
     if (words_a_tile <= 32.0 * shape.team_warps * shape.held) break;
   }
   return best;
 }
 
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How many blocks share the tiles, of at most `slots` that run at once.
+//
+// Equal pieces keep every multiprocessor busy, but most of them begin and end inside a row, and the
+// sums of two rows have to be added up. Whole shares of a row (every row cut into the same number of
+// parts) add up once, and leave some multiprocessors without work. Counted in tiles a team; what
+// adding up costs was measured on an H200 (benchmarks/results): one and a half.
+int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int teams) {
+  const int64_t tiles = tile_rows * tile_cols;
+  const int64_t even = std::min(slots, tiles);
+  const int64_t parts = std::min(slots / tile_rows, tile_cols);
+  if (parts == 0) return even;
+  const double even_cost = static_cast<double>(ceil_div(tiles, even)) / teams + 1.5;
+  const double whole_cost = static_cast<double>(ceil_div(tile_cols, parts)) / teams;
+  return whole_cost <= even_cost ? tile_rows * parts : even;
+}
+
 }  // namespace
 
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
-                       int multiprocessors) {
-  const int64_t down = tile_rows(rows), across = tile_cols(cols), tiles = down * across;
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words, Gpu gpu) {
+  const int64_t down = tile_rows(rows), across = tile_cols(cols);
   LinearPlan plan;
-  plan.shape = choose_shape(tokens, static_cast<double>(num_words) / tiles);
+  plan.shape = choose_shape(tokens, static_cast<double>(num_words) / (down * across), gpu.hopper);
   const LinearShapeInfo& shape = kLinearShapes[plan.shape];
-  // Two tile rows at a time read x half as often; with little work, fewer sums to add up count
-  // for more.
-  const int64_t slots = int64_t{multiprocessors} * shape.blocks;
-  plan.group_rows = shape.teams() % 2 == 0 && tiles > 8 * slots * shape.teams() ? 2 : 1;
-  const int64_t units = (down + plan.group_rows - 1) / plan.group_rows * across;
-  plan.blocks = static_cast<int>(std::min(slots, units));
+  const int64_t slots = int64_t{gpu.multiprocessors} * shape.blocks;
+  plan.blocks = static_cast<int>(choose_blocks(down, across, slots, shape.teams()));
   return plan;
 }
 

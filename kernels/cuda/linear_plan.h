@@ -8,25 +8,39 @@
 
 namespace flashsparse::tiled_csl {
 
-// The compiled shapes: X(fragments, warps a team, words held a lane, warps a block, blocks a
-// multiprocessor). linear_kernel.cuh explains each; docs/kernels.md says how they were chosen.
+// The compiled shapes: X(tokens, wgmma, warps a team, words held a lane, warps a block, blocks a
+// multiprocessor). tiled_csl_linear.cuh explains each; docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X) \
-  X(1, 1, 24, 6, 2) \
-  X(1, 1, 52, 4, 2) \
-  X(1, 2, 24, 6, 2) \
-  X(1, 2, 36, 6, 2) \
-  X(1, 2, 64, 4, 2) \
-  X(2, 2, 12, 6, 2) \
-  X(2, 2, 24, 6, 2) \
-  X(2, 2, 36, 4, 2) \
-  X(2, 2, 64, 4, 2) \
-  X(4, 4, 12, 4, 2) \
-  X(4, 4, 32, 4, 2)
+  X(8, true, 4, 7, 16, 2) \
+  X(8, true, 4, 14, 24, 1) \
+  X(8, true, 4, 19, 12, 2) \
+  X(8, true, 4, 27, 16, 1) \
+  X(8, true, 4, 34, 16, 1) \
+  X(16, true, 4, 7, 16, 2) \
+  X(16, true, 4, 14, 24, 1) \
+  X(16, true, 4, 19, 12, 2) \
+  X(16, true, 4, 27, 16, 1) \
+  X(16, true, 4, 34, 16, 1) \
+  X(32, true, 4, 7, 16, 1) \
+  X(32, true, 4, 14, 16, 1) \
+  X(32, true, 4, 20, 16, 1) \
+  X(32, true, 4, 34, 12, 1) \
+  X(64, true, 4, 7, 12, 1) \
+  X(64, true, 4, 14, 12, 1) \
+  X(64, true, 4, 20, 12, 1) \
+  X(64, true, 4, 34, 12, 1) \
+  X(16, false, 2, 24, 6, 2) \
+  X(16, false, 2, 64, 4, 2) \
+  X(32, false, 2, 24, 4, 2) \
+  X(32, false, 2, 52, 4, 2) \
+  X(64, false, 4, 12, 4, 2) \
+  X(64, false, 4, 32, 4, 2)
 
 struct LinearShapeInfo {
-  int fragments, team_warps, held, warps, blocks;
+  int tokens;
+  bool wgmma;
+  int team_warps, held, warps, blocks;
 
-  constexpr int tokens() const { return 16 * fragments; }
   constexpr int teams() const { return warps / team_warps; }
 };
 
@@ -36,18 +50,21 @@ inline constexpr LinearShapeInfo kLinearShapes[] = {FS_LINEAR_SHAPES(FS_LINEAR_S
 inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearShapes[0];
 inline constexpr int kMaxLinearTokens = 64;  // of one launch
 
+struct Gpu {
+  int multiprocessors;
+  bool hopper;  // compute capability 9.0, which has wgmma
+};
+
 struct LinearPlan {
   int shape;  // index into kLinearShapes
   int blocks;
-  int group_rows;
 
   int64_t partial_floats() const {
-    return int64_t{2} * blocks * group_rows * kLinearShapes[shape].tokens() * kTileRows;
+    return int64_t{2} * blocks * kLinearShapes[shape].tokens * kTileRows;
   }
 };
 
 // tokens in [1, kMaxLinearTokens]; num_words of the whole weight.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
-                       int multiprocessors);
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words, Gpu gpu);
 
 }  // namespace flashsparse::tiled_csl

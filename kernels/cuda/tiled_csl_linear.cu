@@ -1,36 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <atomic>
-
-#include "cuda/linear_plan.h"
+#include "cuda/linear_kernel.cuh"
 #include "cuda/tiled_csl.h"
-#include "cuda/tiled_csl_linear.cuh"
 
 namespace flashsparse::cuda {
 
-namespace {
-
 using namespace tiled_csl;
-using Kernel = void (*)(LinearArguments);
-
-struct Compiled {
-  Kernel float16, bfloat16;
-  int threads;
-  uint32_t shared_bytes;
-};
-
-#define FS_COMPILED(...)                              \
-  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,  \
-   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, \
-   LinearShape<__VA_ARGS__>::kThreads,                \
-   LinearShape<__VA_ARGS__>::kSharedBytes},
-constexpr Compiled kCompiled[] = {FS_LINEAR_SHAPES(FS_COMPILED)};
-#undef FS_COMPILED
-
-}  // namespace
 
 cudaError_t tiled_csl_linear(const LinearCall& call, const LinearPlan& plan, cudaStream_t stream) {
-  const Compiled& compiled = kCompiled[plan.shape];
-  const Kernel kernel = call.bfloat16 ? compiled.bfloat16 : compiled.float16;
+  const CompiledLinear& compiled = kCompiledLinear[plan.shape];
+  const auto kernel = call.bfloat16 ? compiled.bfloat16 : compiled.float16;
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(compiled.shared_bytes));
@@ -49,7 +27,6 @@ cudaError_t tiled_csl_linear(const LinearCall& call, const LinearPlan& plan, cud
   arguments.tokens = static_cast<int>(call.tokens);
   arguments.tile_rows = static_cast<int>(tile_rows(call.rows));
   arguments.tile_cols = static_cast<int>(tile_cols(call.cols));
-  arguments.group_rows = plan.group_rows;
   kernel<<<plan.blocks, compiled.threads, compiled.shared_bytes, stream>>>(arguments);
   return cudaGetLastError();
 }

@@ -13,11 +13,11 @@
 // departs from the paper: 0.4 wavefronts of shared memory per 64 weights instead of 1 at 80% zeros,
 // and no barrier wider than the team while it works.
 //
-// Work is cut evenly whatever the shape (stream-K, Osama et al., PPoPP 2023): the units of all
-// groups of `group_rows` tile rows, one unit being a tile column of a group, are one long line, and
-// every block takes an equal piece. Where a group is shared by blocks, each leaves its sums in fp32
-// in `partials`, and the block that arrives last adds them in the order of blocks: one launch, and
-// the same bits every time.
+// Work is cut evenly whatever the shape (stream-K, Osama et al., PPoPP 2023): the tiles, tile row
+// after tile row, are one long line, and every block takes an equal piece. Its teams take the tiles
+// of a row by turns and add up their sums when the row, or the block's share of it, ends. Where a
+// row is shared by blocks, each leaves its sums in fp32 in `partials`, and the block that arrives
+// last adds them in the order of blocks: one launch, and the same bits every time.
 #pragma once
 #include <utility>
 
@@ -38,114 +38,117 @@ struct LinearArguments {
   int x_stride;
   const uint16_t* bias;  // [rows], or null
   uint16_t* y;           // [tokens, rows]
-  float* partials;       // [blocks][2][group_rows * tokens of the shape * 32 quads]
-  uint32_t* arrivals;    // [groups], all zero before and after
+  float* partials;       // [blocks][2][tokens of the shape][128]
+  uint32_t* arrivals;    // [tile_rows], all zero before and after
   int rows, cols, tokens;
   int tile_rows, tile_cols;
-  int group_rows;  // tile rows that a block works on at a time; divides the teams of a block
 };
 
 // What a kernel is compiled for; which one runs is decided in linear_plan.h.
-//   kFragments  16-token fragments of y: tokens <= 16 * kFragments
+//   kTokens     of y at most: 8, 16, 32 or 64
+//   kWgmma      Hopper's wgmma (teams of 4 warps) or the mma of every architecture
 //   kTeamWarps  warps that share a tile: 1, 2 or 4
 //   kHeld       words that a lane holds in registers; tiles with more are right, and slower
 //   kWarps      warps a block
 //   kBlocks     blocks a multiprocessor, which bounds the registers
-template <int kFragments_, int kTeamWarps_, int kHeld_, int kWarps_, int kBlocks_>
+template <int kTokens_, bool kWgmma_, int kTeamWarps_, int kHeld_, int kWarps_, int kBlocks_>
 struct LinearShape {
-  static constexpr int kFragments = kFragments_, kTeamWarps = kTeamWarps_, kHeld = kHeld_;
+  static constexpr int kTokens = kTokens_, kTeamWarps = kTeamWarps_, kHeld = kHeld_;
   static constexpr int kWarps = kWarps_, kBlocks = kBlocks_;
+  static constexpr bool kWgmma = kWgmma_;
   static constexpr int kThreads = kWarps * 32, kTeams = kWarps / kTeamWarps;
-  static constexpr int kTokens = 16 * kFragments;
   static constexpr uint32_t kTileBytes = kTileElements * sizeof(uint16_t);
-  static constexpr uint32_t kSharedBytes = kTeams * kTileBytes + 16;
-  // Sums of this many tokens fit the team's buffer at a time when a segment ends.
+  // wgmma reads x, too, from shared memory: of this tile and of the next.
+  static constexpr uint32_t kXBytes = kWgmma ? kTokens * kTileCols * sizeof(uint16_t) : 0;
+  static constexpr uint32_t kSharedBytes = kTeams * (kTileBytes + 2 * kXBytes) + 16;
+  // Sums of this many tokens fit the team's buffer at a time when a row ends.
   static constexpr int kRoundTokens = kTokens < 32 ? kTokens : 32;
-  static_assert(kWarps % kTeamWarps == 0 && kTileRows / 8 % kTeamWarps == 0);
+  static_assert(kWarps % kTeamWarps == 0 && (!kWgmma || kTeamWarps == 4));
   static_assert(kRoundTokens * kTileRows * sizeof(float) <= kTileBytes);
 };
 
-// The piece [begin, end) of the line of units that block `block` of `blocks` takes.
-// units * (blocks + 1) < 2^32, so that 32 bits do.
-__device__ __forceinline__ int first_unit(uint32_t units, uint32_t block, uint32_t blocks) {
-  return units * block / blocks;
+// The piece of the line that a block takes begins here. tiles * (blocks + 1) < 2^32, so that 32 bits
+// do.
+__device__ __forceinline__ int first_tile(uint32_t tiles, uint32_t block, uint32_t blocks) {
+  return tiles * block / blocks;
 }
-__device__ __forceinline__ int block_of_unit(uint32_t units, uint32_t unit, uint32_t blocks) {
-  return ((unit + 1) * blocks - 1) / units;
+__device__ __forceinline__ int block_of_tile(uint32_t tiles, uint32_t tile, uint32_t blocks) {
+  return ((tile + 1) * blocks - 1) / tiles;
 }
 
-template <class Type, class Shape>
+// When a row ends, sums lie in a team's buffer as [token][row], the rows swizzled so that the
+// stores (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows a lane, of one
+// token) spread over the banks.
+__device__ __forceinline__ uint32_t sum_place(int token, int row) {
+  return (token * kTileRows + (row ^ token % 8 * 4)) * sizeof(float);
+}
+
+// One block of the launch. Multiplier is MmaMultiplier or WgmmaMultiplier: how a team multiplies the
+// tile in its buffer by x, and where it keeps the sums.
+template <class Shape, class Multiplier>
 class LinearBlock {
  public:
   __device__ __forceinline__ LinearBlock(const LinearArguments& a, uint32_t shared)
       : a_(a),
         shared_(shared),
-        lane_(threadIdx.x % 32),
-        lane_in_team_(threadIdx.x % (32 * Shape::kTeamWarps)),
-        team_warp_(threadIdx.x / 32 % Shape::kTeamWarps),
-        team_(threadIdx.x / 32 / Shape::kTeamWarps),
+        lane_in_team_(threadIdx.x % kStride),
+        // From lane 0, so that the compiler knows it for the same in every lane of a warp.
+        team_(__shfl_sync(~0u, static_cast<int>(threadIdx.x / kStride), 0)),
         tile_(shared + team_ * Shape::kTileBytes),
-        depth_(Shape::kTeams / a.group_rows),
-        x_place_(lane_ / 4 * a.x_stride + lane_ % 4 * 16) {}
+        multiplier_(a, tile_,
+                    shared + Shape::kTeams * Shape::kTileBytes + team_ * 2 * Shape::kXBytes) {}
 
   __device__ __forceinline__ void run() {
-    const int groups = (a_.tile_rows + a_.group_rows - 1) / a_.group_rows;
-    const int units = groups * a_.tile_cols;
-    const int end = first_unit(units, blockIdx.x + 1, gridDim.x);
-    int unit = first_unit(units, blockIdx.x, gridDim.x);
-    const int first_group = unit / a_.tile_cols, last_group = (end - 1) / a_.tile_cols;
+    const int tiles = a_.tile_rows * a_.tile_cols;
+    int tile = first_tile(tiles, blockIdx.x, gridDim.x);
+    const int end = first_tile(tiles, blockIdx.x + 1, gridDim.x);
+    const int first_row = tile / a_.tile_cols, last_row = (end - 1) / a_.tile_cols;
 
-    next_unit_ = unit;
+    next_row_begin_ = tile;
     piece_end_ = end;
     zero_tile();
-    enter_group();
+    enter_row();
     look_up();
     load_next();
-    load_x();
-    while (unit < end) {
-      const int group = unit / a_.tile_cols, group_begin = group * a_.tile_cols;
-      const int stop = min(group_begin + a_.tile_cols, end);
-      const bool whole = unit == group_begin && stop == group_begin + a_.tile_cols;
-      clear_sums();
-      for (int tiles = tiles_of(group, stop - unit); tiles > 0; --tiles) multiply_tile();
-      finish(group, group == first_group, whole, stop == end);
-      unit = stop;
+    multiplier_.load_x(column_);
+    while (tile < end) {
+      const int row = tile / a_.tile_cols, row_begin = row * a_.tile_cols;
+      const int stop = min(row_begin + a_.tile_cols, end);
+      const bool whole = tile == row_begin && stop == row_begin + a_.tile_cols;
+      multiplier_.clear();
+      for (int n = of_this_team(stop - tile); n > 0; --n) multiply_tile();
+      finish_row(row, row == first_row, whole, stop == end);
+      tile = stop;
     }
     // Not before everything else is done, so that no one waits for an arrival in between.
     FS_NO_UNROLL
-    for (int group = first_group; group <= last_group;
-         group += max(last_group - first_group, 1)) {
-      add_blocks(group, group == first_group, units);
+    for (int row = first_row; row <= last_row; row += max(last_row - first_row, 1)) {
+      add_blocks(row, row == first_row, tiles);
     }
   }
 
  private:
-  static constexpr int kRowBlocks = kTileRows / 8 / Shape::kTeamWarps;  // of 8 rows, of a warp
   static constexpr int kStride = 32 * Shape::kTeamWarps;  // words that a team loads or stores at once
-  // Row blocks multiplied at once: enough sums that no mma waits for the one before it.
-  static constexpr int kAtOnce = Shape::kFragments < 2 ? 2 : 1;
-  static constexpr int kRows = 4, kChunk = kRows * kStride;
+  static constexpr int kChunk = 128, kRows = kChunk / kStride;
   static_assert(Shape::kHeld % kRows == 0);
 
   // ---- one tile -------------------------------------------------------------------------------
 
-  // How many tiles of a group are this team's: of its own tile row, where there is one, every
-  // depth_-th of `columns`.
-  __device__ __forceinline__ int tiles_of(int group, int columns) const {
-    if (group * a_.group_rows + team_ % a_.group_rows >= a_.tile_rows) return 0;
-    return max(columns - team_ / a_.group_rows + depth_ - 1, 0) / depth_;
+  // How many of that many tiles of a row are this team's: every kTeams-th.
+  __device__ __forceinline__ int of_this_team(int tiles) const {
+    return max(tiles - team_ + Shape::kTeams - 1, 0) / Shape::kTeams;
   }
 
-  // Comes to the first tile that the team has in the groups from next_unit_ on.
-  __device__ __forceinline__ void enter_group() {
+  // Comes to the first tile that the team has from next_row_begin_ on.
+  __device__ __forceinline__ void enter_row() {
     tiles_ = 0;
-    while (tiles_ == 0 && next_unit_ < piece_end_) {
-      const int group = next_unit_ / a_.tile_cols, group_begin = group * a_.tile_cols;
-      const int stop = min(group_begin + a_.tile_cols, piece_end_);
-      tiles_ = tiles_of(group, stop - next_unit_);
-      up_column_ = next_unit_ - group_begin + team_ / a_.group_rows;
-      row_begin_ = (group * a_.group_rows + team_ % a_.group_rows) * a_.tile_cols;
-      next_unit_ = stop;
+    while (tiles_ == 0 && next_row_begin_ < piece_end_) {
+      const int row_begin = next_row_begin_ / a_.tile_cols * a_.tile_cols;
+      const int stop = min(row_begin + a_.tile_cols, piece_end_);
+      tiles_ = of_this_team(stop - next_row_begin_);
+      up_tile_ = next_row_begin_ + team_;
+      up_row_begin_ = row_begin;
+      next_row_begin_ = stop;
     }
   }
 
@@ -154,20 +157,19 @@ class LinearBlock {
   __device__ __forceinline__ void look_up() {
     begin_ = end_ = 0;
     if (tiles_ == 0) return;
-    const int32_t* const offset = a_.offsets + (row_begin_ + up_column_);
-    begin_ = load_readonly(offset);
-    end_ = load_readonly(offset + 1);
-    looked_up_column_ = up_column_;
-    up_column_ += depth_;
-    if (--tiles_ == 0) enter_group();
+    begin_ = load_readonly(a_.offsets + up_tile_);
+    end_ = load_readonly(a_.offsets + up_tile_ + 1);
+    looked_up_column_ = up_tile_ - up_row_begin_;
+    up_tile_ += Shape::kTeams;
+    if (--tiles_ == 0) enter_row();
   }
 
   // Starts the loads of the words of the tile that was looked up, and looks up the one after it.
   //
-  // A team loads words by chunks of kRows rows of kStride words, a lane one word of each row. What
-  // is left after the whole chunks, the tail, is one more chunk, padded by repeating the last word
-  // as the format itself does. So a chunk is there or it is not: one predicate for all its loads,
-  // and later for its stores.
+  // A team loads words by chunks of 128, kRows rows, a lane one word of each row. What is left after
+  // the whole chunks, the tail, is one more chunk, padded by repeating the last word as the format
+  // itself does. So a chunk is there or it is not: one predicate for all its loads, and later for
+  // its stores.
   __device__ __forceinline__ void load_next() {
     column_ = looked_up_column_;
     count_ = end_ - begin_;
@@ -186,6 +188,12 @@ class LinearBlock {
   __device__ __forceinline__ void load_chunks(const uint32_t* mine, int chunks,
                                               std::integer_sequence<int, i...>) {
     (load_streaming_if<i * kStride>(i / kRows < chunks, mine, words_[i]), ...);
+  }
+
+  // The words in registers by number, the tail after the others.
+  static constexpr int kPlaces = (Shape::kHeld + kRows + 1) / 2;
+  __device__ __forceinline__ uint32_t word(int i) const {
+    return i < Shape::kHeld ? words_[i] : tail_[i - Shape::kHeld < kRows ? i - Shape::kHeld : 0];
   }
 
   __device__ __forceinline__ void scatter_if(bool condition, uint32_t word) {
@@ -211,109 +219,33 @@ class LinearBlock {
         scatter_if(true, load_streaming(tile_words_ + i));
       }
     }
-    uint32_t places[Shape::kHeld / 2], tail_places[kRows / 2];
+    // Locations, two a register: the words' own registers go to the next tile's words.
+    uint32_t places[kPlaces];
     FS_UNROLL
-    for (int i = 0; i < Shape::kHeld / 2; ++i) {
-      places[i] = prmt(words_[2 * i], words_[2 * i + 1], kLocations);
-    }
-    FS_UNROLL
-    for (int r = 0; r < kRows / 2; ++r) {
-      tail_places[r] = prmt(tail_[2 * r], tail_[2 * r + 1], kLocations);
-    }
+    for (int i = 0; i < kPlaces; ++i) places[i] = prmt(word(2 * i), word(2 * i + 1), kLocations);
 
-    load_next();
-
-    sync_team();
-    multiply();
-    load_x();
+    multiplier_.x_is_there();
+    if constexpr (Shape::kWgmma) {
+      sync_team();
+      multiplier_.multiply();  // goes on while the next loads start
+      load_next();
+      multiplier_.load_x(column_);
+    } else {
+      load_next();
+      sync_team();
+      multiplier_.multiply();
+      multiplier_.load_x(column_);
+    }
+    multiplier_.wait();
     sync_team();
     if (overfull) {
       zero_tile();
     } else {
       FS_UNROLL
-      for (int i = 0; i < Shape::kHeld; ++i) clear_if(i / kRows < chunks, places[i / 2], i % 2);
-      FS_UNROLL
-      for (int r = 0; r < kRows; ++r) clear_if(tail, tail_places[r / 2], r % 2);
+      for (int i = 0; i < Shape::kHeld + kRows; ++i) {
+        clear_if(i < Shape::kHeld ? i / kRows < chunks : tail, places[i / 2], i % 2);
+      }
       sync_team();
-    }
-  }
-
-  // W is mma's B operand, 8 rows of it at a time, and x its A operand: so the 16 bytes that a lane
-  // loads of a row of W are the operands of two mma as they come. The columns of a tile may be in
-  // any order as long as W and x agree: lane t of a group of four takes the 16-byte chunks 2t and
-  // 2t + 1 of a row, of W from shared memory (swizzled: no two of eight lanes in one bank), of x
-  // straight from global memory.
-
-  // Starts the loads of x for the next tile; rows of x are zero up to a multiple of 64 columns.
-  __device__ __forceinline__ void load_x() {
-    const uint16_t* const chunks = a_.x + column_ * kTileCols;
-    FS_UNROLL
-    for (int f = 0; f < Shape::kFragments; ++f) {
-      FS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        if (!has_token(f, half)) continue;
-        const uint16_t* const mine = chunks + (x_place_ + (16 * f + 8 * half) * a_.x_stride);
-        FS_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          x_[f][half][h] = load_readonly(reinterpret_cast<const uint4*>(mine) + h);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ bool has_token(int f, int half) const {
-    return 16 * f + 8 * half + lane_ / 4 < a_.tokens;
-  }
-
-  __device__ __forceinline__ void multiply() {
-    // mma wants its four registers of A side by side. A real instruction puts them there, once: of
-    // moves the compiler would make one for every use.
-    uint32_t x[Shape::kFragments][2][2][4];  // of [half of the columns][mma step]
-    FS_UNROLL
-    for (int f = 0; f < Shape::kFragments; ++f) {
-      FS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        FS_UNROLL
-        for (int h = 0; h < 2; ++h) {
-          const uint4& chunk = x_[f][half][h];
-          x[f][h][0][half] = has_token(f, half) ? chunk.x : 0;
-          x[f][h][0][half + 2] = has_token(f, half) ? chunk.y : 0;
-          x[f][h][1][half] = has_token(f, half) ? chunk.z : 0;
-          x[f][h][1][half + 2] = has_token(f, half) ? chunk.w : 0;
-        }
-      }
-    }
-
-    const int row = lane_ / 4;  // of 8: also the row's swizzle
-    const uint32_t first = tile_ + (team_warp_ * kRowBlocks * 8 + row) * kTileCols * 2;
-    constexpr int kSteps = 2 * kRowBlocks / kAtOnce;
-    uint4 w[2][kAtOnce];  // of this step and of the next
-    const auto load = [&](int step) {
-      const uint32_t chunk = first + ((lane_ % 4 * 2 + step % 2) ^ row) * 16;
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        w[step % 2][i] =
-            load_shared<uint4>(chunk + (step / 2 * kAtOnce + i) * 8 * kTileCols * 2);
-      }
-    };
-    load(0);
-    FS_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      if (step + 1 < kSteps) load(step + 1);
-      const int h = step % 2, block = step / 2 * kAtOnce;
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        FS_UNROLL
-        for (int f = 0; f < Shape::kFragments; ++f) {
-          mma_m16n8k16<Type>(sums_[block + i][f], x[f][h][0], w[h][i].x, w[h][i].y);
-        }
-      }
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        FS_UNROLL
-        for (int f = 0; f < Shape::kFragments; ++f) {
-          mma_m16n8k16<Type>(sums_[block + i][f], x[f][h][1], w[h][i].z, w[h][i].w);
-        }
-      }
     }
   }
 
@@ -333,88 +265,58 @@ class LinearBlock {
     }
   }
 
-  // ---- the end of a group ---------------------------------------------------------------------
+  // ---- the end of a row -----------------------------------------------------------------------
 
-  __device__ __forceinline__ void clear_sums() {
-      FS_UNROLL
-    for (int b = 0; b < kRowBlocks; ++b) {
-      FS_UNROLL
-      for (int f = 0; f < Shape::kFragments; ++f) {
-      FS_UNROLL
-        for (int i = 0; i < 4; ++i) sums_[b][f][i] = 0;
-      }
-    }
-  }
-
-  // Sums lie in a team's buffer as [token][row], the rows swizzled so that neither the stores below
-  // (two rows a lane, 8 rows of 8 tokens) nor the loads (four rows a lane, of one token) meet a bank
-  // twice.
-  static __device__ __forceinline__ uint32_t sum_place(int token, int row) {
-    return (token * kTileRows + (row ^ (token % 4 * 8))) * sizeof(float);
-  }
-
-  // Adds up the sums of the teams that worked on the same rows, and of all blocks that did.
-  __device__ __forceinline__ void finish(int group, bool is_first, bool whole, bool final) {
-      FS_UNROLL
-    for (int round = 0; round < Shape::kTokens / Shape::kRoundTokens; ++round) {
-      FS_UNROLL
-      for (int b = 0; b < kRowBlocks; ++b) {
-      FS_UNROLL
-        for (int f = 0; f < Shape::kRoundTokens / 16; ++f) {
-          FS_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const int row = (team_warp_ * kRowBlocks + b) * 8 + lane_ % 4 * 2;
-            const float* const sums = sums_[b][round * Shape::kRoundTokens / 16 + f] + half * 2;
-            store_shared(tile_ + sum_place(16 * f + 8 * half + lane_ / 4, row),
-                         make_float2(sums[0], sums[1]));
-          }
-        }
-      }
+  // Adds up the sums of the teams.
+  __device__ __forceinline__ void finish_row(int row, bool is_first, bool whole, bool final) {
+    constexpr int kRounds = Shape::kTokens / Shape::kRoundTokens;
+    FS_UNROLL
+    for (int round = 0; round < kRounds; ++round) {
+      multiplier_.store_sums(round);
       __syncthreads();
       float4* const left = partials(blockIdx.x, is_first);
+      const int from = round * Shape::kRoundTokens;
+      const int tokens = min(a_.tokens - from, Shape::kRoundTokens);
       FS_NO_UNROLL
-      for (int quad = threadIdx.x; quad < a_.group_rows * a_.tokens * (kTileRows / 4);
-           quad += Shape::kThreads) {
-        const int token = quad_token(quad) - round * Shape::kRoundTokens;
-        if (token < 0 || token >= Shape::kRoundTokens) continue;
+      for (int i = threadIdx.x; i < tokens * kQuads; i += Shape::kThreads) {
+        const int place = sum_place(i / kQuads, i % kQuads * 4);
         float4 sum = make_float4(0, 0, 0, 0);
-        for (int d = 0; d < depth_; ++d) {  // in the order of teams
-          const uint32_t buffer =
-              shared_ + (d * a_.group_rows + quad_tile_row(quad)) * Shape::kTileBytes;
-          sum = add(sum, load_shared<float4>(buffer + sum_place(token, quad_row(quad))));
+        for (int team = 0; team < Shape::kTeams; ++team) {  // in their order
+          sum = add(sum, load_shared<float4>(shared_ + team * Shape::kTileBytes + place));
         }
+        const int quad = from * kQuads + i;
         if (whole) {
-          store_y(group, quad, sum);
+          store_y(row, quad, sum);
         } else {
           store_global(left + quad, sum);
         }
       }
       __syncthreads();
-      if (!final || round + 1 < Shape::kTokens / Shape::kRoundTokens) zero_tile();
+      if (!final || round + 1 < kRounds) zero_tile();
     }
     // The barrier that each round ended with put every thread's stores before this arrival.
     if (!whole && threadIdx.x == 0) {
-      (is_first ? arrived_first_ : arrived_last_) = arrive(a_.arrivals + group);
+      (is_first ? arrived_first_ : arrived_last_) = arrive(a_.arrivals + row);
     }
   }
 
-  // Of the blocks that share a group, the last one to arrive adds up what they have left.
-  __device__ __forceinline__ void add_blocks(int group, bool is_first, int units) {
-    const int begin = group * a_.tile_cols;
-    const int first = block_of_unit(units, begin, gridDim.x);
-    const int last = block_of_unit(units, begin + a_.tile_cols - 1, gridDim.x);
+  // Of the blocks that share a row, the last one to arrive adds up what they have left.
+  __device__ __forceinline__ void add_blocks(int row, bool is_first, int tiles) {
+    const int begin = row * a_.tile_cols;
+    const int first = block_of_tile(tiles, begin, gridDim.x);
+    const int last = block_of_tile(tiles, begin + a_.tile_cols - 1, gridDim.x);
     if (first == last) return;
-    const uint32_t flag = shared_ + Shape::kTeams * Shape::kTileBytes;
+    const uint32_t flag = shared_ + Shape::kSharedBytes - 16;
     if (threadIdx.x == 0) store_shared(flag, is_first ? arrived_first_ : arrived_last_);
     __syncthreads();
     const uint32_t arrived = load_shared<uint32_t>(flag);
     __syncthreads();
     if (arrived != static_cast<uint32_t>(last - first)) return;
-    if (threadIdx.x == 0) a_.arrivals[group] = 0;
+    if (threadIdx.x == 0) a_.arrivals[row] = 0;
 
     // Many loads at once: each takes its time.
-    constexpr int kQuads = kTileRows / 4, kAhead = 4, kMine = 4;
-    const int count = a_.group_rows * a_.tokens * kQuads;
+    constexpr int kAhead = 4, kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
+    const int count = a_.tokens * kQuads;
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
       float4 sums[kMine] = {};
@@ -423,8 +325,8 @@ class LinearBlock {
         float4 parts[kAhead][kMine] = {};
         FS_UNROLL
         for (int b = 0; b < kAhead; ++b) {
-          // The group is the first of every block but the one that begins before it.
-          const bool is_first = block + b > first || begin == first_unit(units, first, gridDim.x);
+          // The row is the first of every block but of one that begins before it.
+          const bool is_first = block + b > first || begin == first_tile(tiles, first, gridDim.x);
           const float4* const left = partials(min(block + b, last), is_first);
           FS_UNROLL
           for (int q = 0; q < kMine; ++q) {
@@ -441,38 +343,30 @@ class LinearBlock {
       FS_UNROLL
       for (int q = 0; q < kMine; ++q) {
         const int quad = i + q * Shape::kThreads;
-        if (quad < count) store_y(group, quad, sums[q]);
+        if (quad < count) store_y(row, quad, sums[q]);
       }
     }
   }
 
-  // The sums of a group are numbered by quads: four rows of a token of a tile row.
-  __device__ __forceinline__ int quad_row(int quad) const { return quad % (kTileRows / 4) * 4; }
-  __device__ __forceinline__ int quad_token(int quad) const {
-    return quad / (kTileRows / 4) % a_.tokens;
-  }
-  __device__ __forceinline__ int quad_tile_row(int quad) const {
-    return quad / (kTileRows / 4) / a_.tokens;
-  }
+  // The sums of a tile row are numbered by quads, four rows of a token.
+  static constexpr int kQuads = kTileRows / 4;
 
-  // A block shares at most two groups with others: the first and the last of its piece.
+  // A block shares at most two rows with others: the first and the last of its piece.
   __device__ __forceinline__ float4* partials(int block, bool is_first) const {
     const int slot = block * 2 + !is_first;
-    return reinterpret_cast<float4*>(a_.partials) +
-           int64_t{slot} * (a_.group_rows * Shape::kTokens * (kTileRows / 4));
+    return reinterpret_cast<float4*>(a_.partials) + int64_t{slot} * (Shape::kTokens * kQuads);
   }
 
-  __device__ __forceinline__ void store_y(int group, int quad, const float4& sum) const {
-    const int first =
-        (group * a_.group_rows + quad_tile_row(quad)) * kTileRows + quad_row(quad);
+  __device__ __forceinline__ void store_y(int tile_row, int quad, const float4& sum) const {
+    const int first = tile_row * kTileRows + quad % kQuads * 4;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-    uint16_t* const place = a_.y + (static_cast<int64_t>(quad_token(quad)) * a_.rows + first);
+    uint16_t* const place = a_.y + (static_cast<int64_t>(quad / kQuads) * a_.rows + first);
     uint16_t values[4];
       FS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const bool inside = first + i < a_.rows;
-      const float bias = a_.bias && inside ? to_float<Type>(a_.bias[first + i]) : 0.0f;
-      values[i] = from_float<Type>(sums[i] + bias);
+      const float bias = a_.bias && inside ? to_float<typename Multiplier::Type>(a_.bias[first + i]) : 0.0f;
+      values[i] = from_float<typename Multiplier::Type>(sums[i] + bias);
     }
     if (a_.rows % 4 == 0) {
       if (first < a_.rows) {
@@ -494,33 +388,21 @@ class LinearBlock {
 
   const LinearArguments& a_;
   const uint32_t shared_;
-  const int lane_, lane_in_team_, team_warp_, team_;
+  const int lane_in_team_, team_;
   const uint32_t tile_;  // the team's buffer
-  const int depth_;      // teams of a block that work on the same rows
 
-  const int x_place_;    // of the lane's first chunk in a tile's columns of x
-
-  // The walk over the tiles, three tiles ahead of each other:
-  int next_unit_, piece_end_;              // the groups still to come
-  int tiles_, up_column_, row_begin_ = 0;  // of this group: tiles to look up, the first one's place
-  int looked_up_column_ = 0, begin_, end_; // the tile looked up: its column of tiles and its words
-  int column_, count_;                     // the tile whose words are loaded or on their way
+  // The walk over the team's tiles. A tile is first looked up, then loaded, then multiplied:
+  int next_row_begin_, piece_end_;             // rows still to come
+  int tiles_, up_tile_ = 0, up_row_begin_;     // of this row: tiles to look up, and the first
+  int looked_up_column_ = 0, begin_, end_;     // the tile looked up: its column and words
+  int column_, count_;                         // the tile whose words are loaded or on their way
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
-  uint4 x_[Shape::kFragments][2][2] = {};  // of the next tile: [half of the tokens][chunk]
-  float sums_[kRowBlocks][Shape::kFragments][4];
+
+  Multiplier multiplier_;
   // How many blocks had arrived before this one at the first and at the last group of its piece;
   // known to thread 0.
   uint32_t arrived_first_ = 0, arrived_last_ = 0;
 };
-
-// Launch with any number of blocks up to the number of units, Shape::kThreads threads and
-// Shape::kSharedBytes of dynamic shared memory.
-template <class Type, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    linear_kernel(const LinearArguments arguments) {
-  FS_DYNAMIC_SHARED(shared);
-  LinearBlock<Type, Shape>(arguments, shared_address(shared)).run();
-}
 
 }  // namespace flashsparse::tiled_csl

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the linear kernel over every case on stdin and writes the results to stdout.
-//   case    int64 rows, cols, tokens, num_words, bfloat16, shape, blocks, group_rows, has_bias, seed
-//           (shape -1: as plan_linear decides, for a device of `blocks` multiprocessors);
+//   case    int64 rows, cols, tokens, num_words, bfloat16, shape, blocks, has_bias, seed
+//           (shape -1: as plan_linear decides for a Hopper of `blocks` multiprocessors, -2: for
+//           another GPU);
 //           int32 offsets[tiles + 1]; uint32 words[num_words]; uint16 x[tokens][cols to a multiple
 //           of 64]; uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
@@ -11,8 +12,7 @@
 #include <cstring>
 #include <memory>
 
-#include "cuda/linear_plan.h"
-#include "cuda/tiled_csl_linear.cuh"
+#include "cuda/linear_kernel.cuh"
 
 namespace {
 
@@ -36,31 +36,18 @@ auto read(size_t count) {
   return array;
 }
 
-struct Compiled {
-  void (*float16)(LinearArguments);
-  void (*bfloat16)(LinearArguments);
-  int threads;
-  uint32_t shared_bytes;
-};
-
-#define FS_COMPILED(...)                              \
-  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,  \
-   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, \
-   LinearShape<__VA_ARGS__>::kThreads,                \
-   LinearShape<__VA_ARGS__>::kSharedBytes},
-const Compiled kCompiled[] = {FS_LINEAR_SHAPES(FS_COMPILED)};
-
 }  // namespace
 
 int main() {
-  int64_t header[10];
+  int64_t header[9];
   while (std::fread(header, sizeof header, 1, stdin) == 1) {
-    const auto [rows, cols, tokens, num_words, bfloat16, shape, blocks, group_rows, has_bias,
-                seed] = header;
-    LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks),
-                    static_cast<int>(group_rows)};
-    if (shape < 0) plan = plan_linear(rows, cols, tokens, num_words, static_cast<int>(blocks));
-    const Compiled& compiled = kCompiled[plan.shape];
+    const auto [rows, cols, tokens, num_words, bfloat16, shape, blocks, has_bias, seed] = header;
+    LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks)};
+    if (shape < 0) {
+      const Gpu gpu{static_cast<int>(blocks), shape == -1};
+      plan = plan_linear(rows, cols, tokens, num_words, gpu);
+    }
+    const CompiledLinear& compiled = kCompiledLinear[plan.shape];
     const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = tile_cols(cols) * kTileCols;
     const auto offsets = read<int32_t>(tiles + 1);
     const auto words = read<uint32_t>(num_words);
@@ -85,8 +72,7 @@ int main() {
     arguments.tokens = static_cast<int>(tokens);
     arguments.tile_rows = static_cast<int>(tile_rows(rows));
     arguments.tile_cols = static_cast<int>(tile_cols(cols));
-    arguments.group_rows = plan.group_rows;
-    const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+      const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     simt::launch(plan.blocks, compiled.threads, compiled.shared_bytes, seed,
                  [&] { kernel(arguments); });
     for (int64_t i = 0; i < tile_rows(rows); ++i) {

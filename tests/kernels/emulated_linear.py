@@ -19,14 +19,17 @@ SEEDS = (0, 1, 7)  # threads, warps and blocks run in rising, falling and shuffl
 
 @dataclass
 class Case:
-    """One product. `shape` indexes kLinearShapes; -1 lets the host plan for `blocks` processors."""
+    """One product.
+
+    `shape` indexes kLinearShapes. -1 lets the host plan for a Hopper GPU of `blocks`
+    multiprocessors, -2 for another one.
+    """
 
     weight: Tensor
     x: Tensor
     bias: Tensor | None = None
     shape: int = -1
     blocks: int = 4
-    group_rows: int = 1
     seed: int = 0
 
     def with_seeds(self) -> list[Case]:
@@ -37,7 +40,7 @@ class Case:
         (rows, cols), tokens = self.weight.shape, len(self.x)
         header = [
             *(rows, cols, tokens, len(words), int(self.weight.dtype == torch.bfloat16)),
-            *(self.shape, self.blocks, self.group_rows, int(self.bias is not None), self.seed),
+            *(self.shape, self.blocks, int(self.bias is not None), self.seed),
         ]
         tensors = [offsets, words, F.pad(self.x, (0, -cols % 64)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
@@ -48,8 +51,7 @@ class Case:
         density = (self.weight != 0).double().mean()
         return (
             f"weight {list(self.weight.shape)} of {self.weight.dtype}, {density:.0%} kept, "
-            f"{len(self.x)} tokens, shape {self.shape}, {self.blocks} blocks, "
-            f"{self.group_rows} tile rows a group, seed {self.seed}"
+            f"{len(self.x)} tokens, shape {self.shape}, {self.blocks} blocks, seed {self.seed}"
         )
 
 
