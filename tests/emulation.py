@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,27 @@ def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None
     command = ["g++", *options, *SANITIZERS[sanitizer], *paths, str(source), "-o", str(binary)]
     subprocess.run(command, check=True)
     return binary
+
+
+def find_nvcc() -> str | None:
+    there = Path("/usr/local/cuda/bin/nvcc")
+    return shutil.which("nvcc") or (str(there) if there.exists() else None)
+
+
+def compile_cuda(source: Path, architecture: str, folder: Path) -> tuple[str, str]:
+    """Compiles with nvcc, without a warning or a spill.
+
+    Returns:
+        The PTX, and what nvcc said.
+    """
+    ran = subprocess.run(
+        [find_nvcc(), "-x", "cu", "-std=c++17", f"-arch={architecture}", f"-I{KERNELS}",
+         "-Werror", "all-warnings", "-Xptxas", "--warn-on-spills,-Werror", "--keep",
+         "--keep-dir", str(folder), "-cubin", "-o", str(folder / "code.cubin"), str(source)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout
+    return (folder / f"{source.stem}.ptx").read_text(), ran.stdout
 
 
 def without_each_barrier(kernel: Path, folder: Path) -> Iterator[Path]:

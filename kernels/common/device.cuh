@@ -4,6 +4,7 @@
 // what these headers give it, each inline-PTX primitive once with its emulated twin beside it:
 //   memory.cuh   loads, stores, asynchronous copies, arrival
 //   mma.cuh      tensor cores and their operands
+//   wgmma.cuh    tensor cores of Hopper, fed from shared memory
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products
 #pragma once

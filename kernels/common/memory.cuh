@@ -246,6 +246,13 @@ T& shared_at(uint32_t address, const char* operation, simt::Place place) {
   return *check_shared<T>(address, operation, place);
 }
 template <class T>
+T& shared_to_store(uint32_t address, simt::Place place) {
+  const simt::sanitizers::Unwatched unwatched;
+  T& there = shared_at<T>(address, "store_shared", place);
+  simt::note_store(address, sizeof(T), place);
+  return there;
+}
+template <class T>
 T& global_at(T* pointer, const char* operation, simt::Place place) {
   const simt::sanitizers::Unwatched unwatched;
   simt::count(operation, place, sizeof(T), std::nullopt, pointer);
@@ -283,13 +290,12 @@ T load_shared(uint32_t address, simt::Place place = simt::Place::here()) {
 template <class T>
 void store_shared(uint32_t address, T value, simt::Place place = simt::Place::here()) {
   detail::check_shared_type<T>();
-  detail::shared_at<T>(address, "store_shared", place) = value;
+  detail::shared_to_store<T>(address, place) = value;
 }
 
 inline void store_shared_same(uint32_t address, uint16_t value,
                               simt::Place place = simt::Place::here()) {
-  __atomic_store_n(&detail::shared_at<uint16_t>(address, "store_shared", place), value,
-                   __ATOMIC_RELAXED);
+  __atomic_store_n(&detail::shared_to_store<uint16_t>(address, place), value, __ATOMIC_RELAXED);
 }
 
 inline void store_shared_same_if(bool condition, uint32_t address, uint16_t value,
@@ -339,15 +345,18 @@ void copy_async(uint32_t shared, const void* global, bool valid,
     simt::count("copy_async", place, bytes, shared, from);
     to = detail::check_shared<Piece>(shared, "copy_async", place);
     detail::check_global(from, "copy_async", place);
+    simt::note_store(shared, bytes, place);
   }
-  simt::current->copies.start(to->bytes_, from ? from->bytes_ : nullptr, bytes);
+  simt::current->copies.start(to->bytes_, from ? from->bytes_ : nullptr, bytes, place);
 }
 
 inline void copy_async_commit() { simt::current->copies.commit(); }
 
 template <int groups>
 void copy_async_wait() {
-  simt::current->copies.wait(groups);
+  simt::current->copies.wait(groups, [](unsigned char* to, size_t bytes, simt::Place place) {
+    simt::note_store(simt::current->block->shared.address(to), bytes, place);
+  });
 }
 
 inline uint32_t arrive(uint32_t* counter) {

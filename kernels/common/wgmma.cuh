@@ -7,7 +7,13 @@
 // layout of a Tiled-CSL tile. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 #pragma once
 #include "common/device.cuh"
+#include "common/memory.cuh"
 #include "common/mma.cuh"
+
+#ifndef __CUDACC__
+#include <algorithm>
+#include <cstring>
+#endif
 
 namespace flashsparse {
 
@@ -82,6 +88,199 @@ FS_WGMMA_TYPE(BFloat16, "bf16")
 #undef FS_D16
 #undef FS_D4
 #undef FS_WGMMA
+
+#else
+
+inline uint64_t wgmma_operand(uint32_t address, simt::Place place = simt::Place::here()) {
+  if (address >> 18)
+    simt::fail(
+        "wgmma_operand(%#x): a descriptor holds 18 bits of an address, and the emulator's "
+        "are that small in dynamic shared memory only (%s:%d)",
+        address, place.file_name(), place.line);
+  return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | address >> 4;
+}
+
+// A store is seen once a fence and then a barrier follow it in the thread that stored.
+inline void fence_for_wgmma() { simt::current->fenced = simt::Stores::now; }
+
+inline void wgmma_begin() { simt::current->products.begun = true; }
+
+inline void wgmma_commit() {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Products& products = simt::current->products;
+  products.begun = false;
+  std::move(products.open.begin(), products.open.end(), std::back_inserter(products.committed));
+  products.open.clear();
+}
+
+namespace detail {
+
+inline constexpr int kWgmmaRows = 64, kWgmmaDepth = 16, kWgmmaRowBytes = 128;
+
+// Where element k of a row is, of the operand that begins at a shared address.
+SIMT_UNWATCHED inline uint32_t wgmma_address(uint32_t operand, int row, int k) {
+  const uint32_t plain = operand + row * kWgmmaRowBytes + k * sizeof(uint16_t);
+  return plain ^ (plain / kWgmmaRowBytes % 8) << 4;
+}
+
+// The shared address in a descriptor of an operand of so many rows, of which hardware would make
+// something else than an error if it were wrong.
+inline uint32_t check_wgmma_operand(uint64_t operand, int rows, const char* name,
+                                    simt::Place place) {
+  const uint32_t address = (operand & 0x3fff) << 4, step = address % 1024;
+  const uint32_t tile = address - step;
+  const char* wrong = nullptr;
+  if (operand != wgmma_operand(address, place)) wrong = "no operand that wgmma_operand describes";
+  if (step >= kWgmmaRowBytes || step % (kWgmmaDepth * sizeof(uint16_t)) != 0)
+    wrong = "neither on 1024 bytes nor 32, 64 or 96 bytes after";
+  if (!simt::current->block->shared.at(tile, rows * kWgmmaRowBytes)) wrong = "out of bounds";
+  if (wrong)
+    simt::fail(
+        "%s of wgmma, %d rows of 128 bytes, descriptor %#llx, shared address %#x: %s (%s:%d)", name,
+        rows, static_cast<unsigned long long>(operand), address, wrong, place.file_name(),
+        place.line);
+  return address;
+}
+
+// That every store to an operand is one that wgmma sees.
+inline void check_wgmma_fences(uint32_t operand, int rows, simt::Place place) {
+  simt::Block& block = *simt::current->block;
+  for (int i = 0; i < rows * kWgmmaDepth; ++i) {
+    const uint32_t address = wgmma_address(operand, i / kWgmmaDepth, i % kWgmmaDepth);
+    const simt::Stores::Store& store = block.shared.stores.latest(address);
+    if (store.time <= block.thread(store.thread / 32, store.thread % 32).visible) continue;
+    const simt::Place from{store.file, store.line};
+    simt::fail(
+        "wgmma reads shared address %#x, to which thread %u has stored (%s:%d) with no "
+        "fence_for_wgmma and barrier after it (%s:%d)",
+        address, store.thread, from.file_name(), from.line, place.file_name(), place.line);
+  }
+}
+
+// The rows that the sums of this thread need: 2 of A, then tokens / 4 of B. Read in its name, so
+// that the race detector sees them.
+inline std::vector<uint16_t> read_wgmma_operands(const simt::Product& product) {
+  constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
+  const unsigned warp = simt::current->warp % simt::kWarpgroup, lane = simt::current->lane;
+  const unsigned char* const shared = simt::dynamic_shared();
+  std::vector<uint16_t> operands((2 + product.tokens / 4) * kWgmmaDepth);
+  for (size_t i = 0; i < operands.size(); i += kChunk) {
+    const int number = i / kWgmmaDepth, k = i % kWgmmaDepth, token = number - 2;
+    const uint32_t address =
+        number < 2 ? wgmma_address(product.a, 16 * warp + lane / 4 + 8 * number, k)
+                   : wgmma_address(product.b, token / 2 * 8 + lane % 4 * 2 + token % 2, k);
+    const uint4 chunk = *reinterpret_cast<const uint4*>(shared + address);
+    std::memcpy(&operands[i], &chunk, sizeof chunk);
+  }
+  return operands;
+}
+
+inline simt::Products::Sums* find_wgmma_sums(const float* d, size_t count, simt::Place place) {
+  for (simt::Products::Sums& sums : simt::current->products.sums) {
+    if (sums.d != d) continue;
+    const auto* const bytes = reinterpret_cast<const unsigned char*>(d);
+    const bool poison = std::all_of(bytes, bytes + count * sizeof(float),
+                                    [](unsigned char byte) { return byte == simt::kPoison; });
+    if (!poison || sums.values.size() != count)
+      simt::fail("the sums of a wgmma in flight have been changed, or are %zu, not %zu (%s:%d)",
+                 sums.values.size(), count, place.file_name(), place.line);
+    return &sums;
+  }
+  return nullptr;
+}
+
+// Checks, and reads as the hardware may do from now on.
+inline void issue_wgmma(float* d, int tokens, const float* floats, uint64_t a, uint64_t b,
+                        simt::Place place) {
+  simt::Product product{0, 0, tokens, floats, d, place, {}};
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    if (!simt::current->products.begun)
+      simt::fail("wgmma without the wgmma_begin of its batch (%s:%d)", place.file_name(),
+                 place.line);
+    product.a = check_wgmma_operand(a, kWgmmaRows, "A", place);
+    product.b = check_wgmma_operand(b, tokens, "B", place);
+    simt::warpgroup_collective("wgmma", place, product, [&](simt::Product* const* all) {
+      for (unsigned i = 0; i < simt::kWarpgroup * simt::kWarpSize; ++i) {
+        const simt::Product& other = *all[i];
+        if (other.a != product.a || other.b != product.b || other.tokens != tokens ||
+            other.floats != floats)
+          simt::fail("the threads of a warpgroup give wgmma different operands (%s:%d)",
+                     place.file_name(), place.line);
+      }
+      check_wgmma_fences(product.a, kWgmmaRows, place);
+      check_wgmma_fences(product.b, tokens, place);
+    });
+  }
+  product.operands = read_wgmma_operands(product);
+
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Products& products = simt::current->products;
+  const size_t count = tokens / 2;
+  if (!find_wgmma_sums(d, count, place)) products.sums.push_back({d, {d, d + count}});
+  std::memset(d, simt::kPoison, count * sizeof(float));
+  products.open.push_back(std::move(product));
+}
+
+// Sums exactly (to fp64) and rounds once, as mma_m16n8k16.
+inline void add_wgmma(const simt::Product& product, float* sums) {
+  const auto element = [&](int row, int k) -> double {
+    return product.floats[product.operands[row * kWgmmaDepth + k]];
+  };
+  for (int i = 0; i < product.tokens / 2; ++i) {
+    const int row = i / 2 % 2, token = i / 4 * 2 + i % 2;
+    double sum = sums[i];
+    for (int k = 0; k < kWgmmaDepth; ++k) sum += element(row, k) * element(2 + token, k);
+    sums[i] = static_cast<float>(sum);
+  }
+}
+
+// Reads the operands again, as the hardware may do until now, and brings the sums.
+inline void wait_wgmma(float* d, size_t count, simt::Place place) {
+  std::vector<simt::Product> landing;
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    simt::Products& products = simt::current->products;
+    if (!products.open.empty())
+      simt::fail("wgmma_wait with no wgmma_commit after the wgmma of line %d (%s:%d)",
+                 products.open.back().place.line, place.file_name(), place.line);
+    int nothing = 0;
+    simt::collective(~uint32_t{0}, "wgmma_wait", simt::Lines::kSame, simt::Order::kNone, place,
+                     nothing, [](auto, uint32_t) {});
+    landing.swap(products.committed);
+  }
+  for (const simt::Product& product : landing) {
+    const std::vector<uint16_t> operands = read_wgmma_operands(product);
+    const simt::sanitizers::Unwatched unwatched;
+    if (operands != product.operands)
+      simt::fail("the operands of a wgmma (%s:%d) were overwritten before its wgmma_wait (%s:%d)",
+                 product.place.file_name(), product.place.line, place.file_name(), place.line);
+    for (simt::Products::Sums& sums : simt::current->products.sums) {
+      if (sums.d == product.d) add_wgmma(product, sums.values.data());
+    }
+  }
+  const simt::sanitizers::Unwatched unwatched;
+  std::vector<simt::Products::Sums>& all = simt::current->products.sums;
+  if (simt::Products::Sums* const sums = find_wgmma_sums(d, count, place)) {
+    std::copy(sums->values.begin(), sums->values.end(), d);
+    all.erase(all.begin() + (sums - all.data()));
+  }
+}
+
+}  // namespace detail
+
+template <int count>
+void wgmma_wait(float (&d)[count], simt::Place place = simt::Place::here()) {
+  detail::wait_wgmma(d, count, place);
+}
+
+template <class Type, int tokens>
+void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b,
+           simt::Place place = simt::Place::here()) {
+  static_assert(tokens == 8 || tokens == 16 || tokens == 32 || tokens == 64, "as for the GPU");
+  static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
+  detail::issue_wgmma(d, tokens, detail::kFloats<Type>.data(), a, b, place);
+}
 
 #endif
 

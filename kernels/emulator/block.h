@@ -12,6 +12,7 @@
 #include "emulator/fiber.h"
 #include "emulator/memory.h"
 #include "emulator/place.h"
+#include "emulator/products.h"
 #include "emulator/sanitizers.h"
 #include "emulator/statistics.h"
 
@@ -25,7 +26,7 @@ struct dim3 {
 // Of the running thread; the scheduler sets them before it resumes a fiber.
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-inline constexpr unsigned kWarpSize = 32;
+inline constexpr unsigned kWarpSize = 32, kWarpgroup = 4;  // lanes, warps
 
 struct Thread;
 class Block;
@@ -62,6 +63,12 @@ struct LaneMeeting : Meeting {
   void* arguments[kWarpSize];
 };
 
+// Four warps, beginning at a multiple of four, that meet at a collective.
+struct WarpgroupMeeting : Meeting {
+  uint32_t lanes[kWarpgroup] = {};  // of each warp that have arrived
+  void* arguments[kWarpgroup * kWarpSize];
+};
+
 struct Warp {
   uint32_t ready = 0, alive = 0;  // lanes that can go on; lanes that have not ended
   std::vector<std::unique_ptr<LaneMeeting>> meetings;
@@ -83,6 +90,9 @@ struct Thread {
   dim3 index;
   unsigned warp, lane;
   AsyncCopies copies;
+  Products products;
+  // Which of the thread's stores wgmma sees: those up to a time, if a barrier follows the fence.
+  uint64_t fenced, visible;
   Statistics::Counters counters;
 };
 
@@ -111,7 +121,9 @@ class Block {
   static constexpr int kBarriers = 16;  // barrier 0 is __syncthreads
 
   Block(unsigned threads, const std::unique_ptr<Fiber>* fibers)
-      : threads_(threads), warps((threads + 31) / kWarpSize) {
+      : threads_(threads),
+        warps((threads + 31) / kWarpSize),
+        warpgroups(warps.size() / kWarpgroup) {
     for (unsigned i = 0; i < threads; ++i) {
       threads_[i].block = this;
       threads_[i].fiber = fibers[i].get();
@@ -130,6 +142,7 @@ class Block {
     alive = threads();
     shared.begin(dynamic_bytes);
     for (unsigned i = 0; i < threads(); ++i) {
+      threads_[i].fenced = threads_[i].visible = Stores::now;
       warps[i / kWarpSize].ready |= uint32_t{1} << i % kWarpSize;
       warps[i / kWarpSize].alive |= uint32_t{1} << i % kWarpSize;
     }
@@ -151,9 +164,16 @@ class Block {
   bool running = false;
   unsigned alive = 0;  // threads that have not ended
   std::vector<Warp> warps;
+  std::vector<WarpgroupMeeting> warpgroups;
   std::array<Barrier, kBarriers> barriers;
   SharedMemory shared;
 };
+
+// Notes a store of the running thread to shared memory.
+inline void note_store(uint32_t address, size_t bytes, Place place) {
+  current->block->shared.stores.note(address, bytes, current->warp * kWarpSize + current->lane,
+                                     place);
+}
 
 // Counts an access of the running thread, where statistics are on.
 inline void count(const char* operation, Place place, unsigned bytes,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that wait for each other: barriers of a block, and collectives of the lanes of a warp.
+// Threads that wait for each other: barriers of a block, and collectives of the lanes of a warp or
+// of the threads of a warpgroup.
 #pragma once
 #include <cstdint>
 
@@ -29,6 +30,7 @@ inline void barrier(int number, unsigned threads, const char* name, Place place)
   }
   void* const order = meeting.order();
   sanitizers::release(order);
+  current->visible = current->fenced;
   meeting.waiting.push_back(current);
   if (++meeting.arrived == threads) {
     for (const Thread* thread : meeting.waiting)
@@ -93,6 +95,43 @@ void collective(uint32_t mask, const char* name, Lines lines, Order order, Place
     Grid::wait();
   }
   if (order == Order::kMemory) sanitizers::acquire(memory_order);
+}
+
+// Brings all threads of the warpgroup together, as `collective` does for lanes: when the last one
+// has come, meet(arguments) sees the arguments of all. Gives no order to memory.
+template <class Argument, class Meet>
+void warpgroup_collective(const char* name, Place place, Argument& argument, Meet meet) {
+  const sanitizers::Unwatched unwatched;
+  const Thread& self = *current;
+  Block& block = *self.block;
+  const unsigned group = self.warp / kWarpgroup, first = group * kWarpgroup;
+  if ((first + kWarpgroup) * kWarpSize > block.threads()) {
+    fail("%s is for 128 threads, warps %u to %u, but the block ends with thread %u (%s:%d)", name,
+         first, first + kWarpgroup - 1, block.threads() - 1, place.file_name(), place.line);
+  }
+  WarpgroupMeeting& meeting = block.warpgroups[group];
+  if (meeting.arrived == 0) {
+    meeting.name = name;
+    meeting.place = place;
+    meeting.expected = kWarpgroup * kWarpSize;
+  }
+  if (meeting.place != place) {
+    fail("warp %u is at %s (%s:%d), other threads of its warpgroup are at %s (%s:%d)", self.warp,
+         name, place.file_name(), place.line, meeting.name, meeting.place.file_name(),
+         meeting.place.line);
+  }
+  meeting.lanes[self.warp - first] |= uint32_t{1} << self.lane;
+  meeting.arguments[(self.warp - first) * kWarpSize + self.lane] = &argument;
+  if (++meeting.arrived == meeting.expected) {
+    meet(reinterpret_cast<Argument* const*>(meeting.arguments));
+    for (unsigned i = 0; i < kWarpgroup; ++i) {
+      block.warps[first + i].ready = ~uint32_t{0};
+      meeting.lanes[i] = 0;
+    }
+    meeting.pass();
+  } else {
+    Grid::wait();
+  }
 }
 
 }  // namespace simt

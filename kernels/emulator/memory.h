@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "emulator/place.h"
+#include "emulator/products.h"
 #include "emulator/sanitizers.h"
 
 namespace simt {
@@ -20,8 +21,9 @@ inline constexpr unsigned char kPoison = 0xff;
 class SharedMemory {
  public:
   void begin(size_t dynamic_bytes) {
-    constexpr size_t kDynamicAlignment = 128;
+    constexpr size_t kDynamicAlignment = 1024;
     arrays_.push_back(make({}, dynamic_bytes, kDynamicAlignment));
+    stores.begin(dynamic_bytes);
   }
 
   // What one block leaves behind, the next must not find.
@@ -63,6 +65,8 @@ class SharedMemory {
 
   static constexpr uint32_t kNoAddress = ~uint32_t{0};
 
+  Stores stores;
+
  private:
   static constexpr uint32_t kArraySpan = 1 << 20;  // more than any multiprocessor has
 
@@ -88,13 +92,13 @@ class SharedMemory {
 class AsyncCopies {
  public:
   // `from` is null for zeros; `bytes` is a multiple of 4.
-  void start(unsigned char* to, const unsigned char* from, size_t bytes) {
+  void start(unsigned char* to, const unsigned char* from, size_t bytes, Place place) {
     for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
       if (from) read(from + i);
       write(to + i, ~uint32_t{0});
     }
     const sanitizers::Unwatched unwatched;
-    copies_.push_back({to, from, bytes});
+    copies_.push_back({to, from, bytes, place});
   }
 
   void commit() {
@@ -102,11 +106,14 @@ class AsyncCopies {
     group_ends_.push_back(copies_.size());
   }
 
-  // Lands all groups but the latest `pending`.
-  void wait(size_t pending) {
+  // Lands all groups but the latest `pending`, and says so: landed(to, bytes, place).
+  template <class Landed>
+  void wait(size_t pending, Landed landed) {
     const size_t landing = copies_before(pending);
     for (size_t copy = 0; copy < landing; ++copy) land(copy);
     const sanitizers::Unwatched unwatched;
+    for (size_t copy = 0; copy < landing; ++copy)
+      landed(copies_[copy].to, copies_[copy].bytes, copies_[copy].place);
     copies_.erase(copies_.begin(), copies_.begin() + landing);
     if (group_ends_.size() > pending)
       group_ends_.erase(group_ends_.begin(), group_ends_.end() - pending);
@@ -123,6 +130,7 @@ class AsyncCopies {
     unsigned char* to;
     const unsigned char* from;
     size_t bytes;
+    Place place;
   };
 
   // Accesses that neither compiler nor sanitizer may overlook.

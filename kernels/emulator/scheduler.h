@@ -99,6 +99,8 @@ class Grid {
     const sanitizers::Unwatched unwatched;
     Thread& self = *current;
     if (self.copies.in_flight()) fail("a thread ends with asynchronous copies in flight");
+    if (self.products.in_flight()) fail("a thread ends with a wgmma that it has not waited for");
+    self.products.begun = false;
     self.copies.forget_groups();
     self.counters.clear();
     self.block->warps[self.warp].alive &= ~(uint32_t{1} << self.lane);
@@ -188,13 +190,20 @@ class Grid {
       for (const Meeting& barrier : block->barriers) {
         if (barrier.arrived) say(describe(barrier, "threads"));
       }
+      for (unsigned group = 0; group < block->warpgroups.size(); ++group) {
+        const WarpgroupMeeting& meeting = block->warpgroups[group];
+        if (!meeting.arrived) continue;
+        std::string text = describe(meeting, "threads");
+        for (unsigned i = 0; i < kWarpgroup; ++i) {
+          const unsigned warp = group * kWarpgroup + i;
+          if (~meeting.lanes[i]) text += absent(*block, warp, ~meeting.lanes[i]);
+        }
+        say(text);
+      }
       for (unsigned warp = 0; warp < block->warps.size(); ++warp) {
         for (const auto& meeting : block->warps[warp].meetings) {
           if (!meeting->arrived) continue;
-          const uint32_t absent = meeting->mask & ~meeting->lanes;
-          const uint32_t ended = absent & ~block->warps[warp].alive;
-          say(describe(*meeting, "lanes") + "; absent of warp " + std::to_string(warp) +
-              ": lanes " + list(absent) + (ended ? " (ended: " + list(ended) + ")" : ""));
+          say(describe(*meeting, "lanes") + absent(*block, warp, meeting->mask & ~meeting->lanes));
         }
       }
       const unsigned ended = block->threads() - block->alive;
@@ -210,6 +219,12 @@ class Grid {
     return std::to_string(meeting.arrived) + " of " + std::to_string(meeting.expected) + " " + who +
            " wait at " + meeting.name + " (" + meeting.place.file_name() + ":" +
            std::to_string(meeting.place.line) + ")";
+  }
+
+  static std::string absent(const Block& block, unsigned warp, uint32_t lanes) {
+    const uint32_t ended = lanes & ~block.warps[warp].alive;
+    return "; absent of warp " + std::to_string(warp) + ": lanes " + list(lanes) +
+           (ended ? " (ended: " + list(ended) + ")" : "");
   }
 
   static std::string list(uint32_t lanes) {

@@ -11,6 +11,7 @@
 //   fiber.h        stacks and the switch between them
 //   collectives.h  barriers, and what lanes of a warp do together
 //   memory.h       shared memory and asynchronous copies
+//   products.h     what wgmma has in flight, and which stores it does not see
 //   statistics.h   bank conflicts and sectors, by source line
 //   sanitizers.h   what the sanitizers must be told about fibers
 //

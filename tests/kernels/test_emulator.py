@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,7 +18,9 @@ from emulation import (
     RACE_EXIT_CODE,
     SANITIZERS,
     SEEDS,
+    compile_cuda,
     compile_driver,
+    find_nvcc,
     without_each_barrier,
 )
 
@@ -446,23 +447,10 @@ def test_atomics(driver, sanitizer):
 # ---- under nvcc ---------------------------------------------------------------------------------
 
 
-def find_nvcc() -> str | None:
-    there = Path("/usr/local/cuda/bin/nvcc")
-    return shutil.which("nvcc") or (str(there) if there.exists() else None)
-
-
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
-    ptx = tmp_path / "primitives_driver.ptx"
-    subprocess.run(
-        [find_nvcc(), "-x", "cu", "-std=c++17", f"-arch={architecture}", f"-I{KERNELS}",
-         "-Werror", "all-warnings", "-Xptxas", "--warn-on-spills,-Werror", "--keep",
-         "--keep-dir", str(tmp_path), "-cubin", "-o", str(tmp_path / "primitives.cubin"),
-         str(KERNELS / "emulator" / "primitives_driver.cpp")],
-        check=True,
-    )  # fmt: skip
-    text = ptx.read_text()
+    text, _ = compile_cuda(KERNELS / "emulator" / "primitives_driver.cpp", architecture, tmp_path)
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
