@@ -29,10 +29,10 @@ namespace flashsparse::tiled_csl {
   X(64, true, 4, 14, 12, 1) \
   X(64, true, 4, 20, 12, 1) \
   X(64, true, 4, 34, 12, 1) \
-  X(16, false, 2, 24, 6, 2) \
+  X(16, false, 2, 24, 4, 2) \
   X(16, false, 2, 64, 4, 2) \
   X(32, false, 2, 24, 4, 2) \
-  X(32, false, 2, 48, 4, 2)
+  X(32, false, 4, 32, 4, 2)
 
 struct LinearShapeInfo {
   int tokens;

@@ -110,7 +110,7 @@ class LinearBlock {
     enter_row();
     look_up();
     load_next();
-    multiplier_.load_x(column_);
+    if (count_ >= 0) multiplier_.load_x(column_);
     while (tile < end) {
       const int row = tile / a_.tile_cols, row_begin = row * a_.tile_cols;
       const int stop = min(row_begin + a_.tile_cols, end);
@@ -155,7 +155,8 @@ class LinearBlock {
   // Looks up where the words of a tile are, one tile ahead of loading them, and goes on to the
   // tile after it.
   __device__ __forceinline__ void look_up() {
-    begin_ = end_ = 0;
+    begin_ = 0;
+    end_ = -1;
     if (tiles_ == 0) return;
     begin_ = load_readonly(a_.offsets + up_tile_);
     end_ = load_readonly(a_.offsets + up_tile_ + 1);
@@ -229,12 +230,12 @@ class LinearBlock {
       sync_team();
       multiplier_.multiply();  // goes on while the next loads start
       load_next();
-      multiplier_.load_x(column_);
+      if (count_ >= 0) multiplier_.load_x(column_);
     } else {
       load_next();
       sync_team();
       multiplier_.multiply();
-      multiplier_.load_x(column_);
+      if (count_ >= 0) multiplier_.load_x(column_);
     }
     multiplier_.wait();
     sync_team();
@@ -395,7 +396,8 @@ class LinearBlock {
   int next_row_begin_, piece_end_;             // rows still to come
   int tiles_, up_tile_ = 0, up_row_begin_;     // of this row: tiles to look up, and the first
   int looked_up_column_ = 0, begin_, end_;     // the tile looked up: its column and words
-  int column_, count_;                         // the tile whose words are loaded or on their way
+  int column_, count_;                         // the tile whose words are loaded or on their way,
+                                               // -1 words after the last tile
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
 
