@@ -100,6 +100,14 @@ inline uint64_t wgmma_operand(uint32_t address, simt::Place place = simt::Place:
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | address >> 4;
 }
 
+inline uint64_t wgmma_moved(uint64_t operand, uint32_t bytes,
+                            simt::Place place = simt::Place::here()) {
+  if (bytes % 16 != 0)
+    simt::fail("wgmma_moved by %u bytes, which is no multiple of 16 (%s:%d)", bytes,
+               place.file_name(), place.line);
+  return operand + bytes / 16;
+}
+
 // A store is seen once a fence and then a barrier follow it in the thread that stored.
 inline void fence_for_wgmma() { simt::current->fenced = simt::Stores::now; }
 

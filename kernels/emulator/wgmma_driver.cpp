@@ -91,7 +91,7 @@ __global__ void multiply(const uint4* a, const uint4* b, const float* d, float* 
   FS_UNROLL
   for (int step = 0; step < 4; ++step) {
     uint64_t left = wgmma_operand(mine + 32 * step);
-    uint64_t right = wgmma_operand(b_tile + 32 * step);
+    uint64_t right = wgmma_moved(wgmma_operand(b_tile), 32 * step);
     if (mistake == kWrongFlags) left ^= uint64_t{1} << 63;
     if (mistake == kDifferentOperands && lane == 5) right += 2;
 #ifndef __CUDACC__

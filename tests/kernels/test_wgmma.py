@@ -145,7 +145,8 @@ def test_operands_are_read_until_the_wait(wgmma, mistake):
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 def test_compiles_to_the_meant_instructions(tmp_path):
     text, said = compile_cuda(KERNELS / "emulator" / "wgmma_driver.cpp", "sm_90a", tmp_path)
-    assert "serialized" not in said  # ptxas waits after every product that it cannot overlap
+    # Where ptxas mends the order of registers, it says so, but as no warning.
+    assert "serialized" not in said and "injected" not in said
     for instruction in (
         *(f"wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{name}.{name}"
           for tokens in (8, 16, 32, 64) for name in ("f16", "bf16")),
