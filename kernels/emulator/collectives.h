@@ -2,6 +2,7 @@
 // Threads that wait for each other: barriers of a block, and collectives of the lanes of a warp.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "emulator/sanitizers.h"
 #include "emulator/scheduler.h"
@@ -43,7 +44,7 @@ inline void barrier(int number, unsigned threads, const char* name, Place place)
 
 inline void sync_threads(Place place) {
   const sanitizers::Unwatched unwatched;
-  barrier(0, current->block->threads(), "__syncthreads", place);
+  barrier(0, current->block->threads.size(), "__syncthreads", place);
 }
 
 inline void sync_threads_of(int number, unsigned threads, Place place) {
