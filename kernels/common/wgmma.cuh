@@ -17,11 +17,6 @@
 
 namespace flashsparse {
 
-// The operand `bytes` further on, a multiple of 16.
-__device__ __forceinline__ uint64_t wgmma_moved(uint64_t operand, uint32_t bytes) {
-  return operand + bytes / 16;
-}
-
 #ifdef __CUDACC__
 
 // Describes the operand at a shared address, a multiple of 1024.
@@ -29,6 +24,11 @@ __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;  // from 8 rows to the next 8
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+}
+
+// The operand `bytes` further on, a multiple of 16.
+__device__ __forceinline__ uint64_t wgmma_moved(uint64_t operand, uint32_t bytes) {
+  return operand + bytes / 16;
 }
 
 // Makes this thread's stores and copies to shared memory visible to wgmma. Each thread that wrote

@@ -29,7 +29,7 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 inline constexpr unsigned kWarpSize = 32, kWarpgroup = 4;  // lanes, warps
 
 struct Thread;
-class Block;
+struct Block;
 
 // Threads that wait for each other: at a barrier of the block, or lanes at a collective.
 struct Meeting {
@@ -115,22 +115,30 @@ template <class... Args>
   std::_Exit(3);
 }
 
-// A block on the machine: its threads, warps, barriers and shared memory.
-class Block {
- public:
+// A block on the machine, or room for one.
+struct Block {
   static constexpr int kBarriers = 16;  // barrier 0 is __syncthreads
 
-  Block(unsigned threads, const std::unique_ptr<Fiber>* fibers)
-      : threads_(threads),
-        warps((threads + 31) / kWarpSize),
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<WarpgroupMeeting> warpgroups;
+  std::array<Barrier, kBarriers> barriers;
+  SharedMemory shared;
+  dim3 index;
+  bool running = false;
+  unsigned alive = 0;  // threads that have not ended
+
+  Block(unsigned count, const std::unique_ptr<Fiber>* fibers)
+      : threads(count),
+        warps((count + kWarpSize - 1) / kWarpSize),
         warpgroups(warps.size() / kWarpgroup) {
-    for (unsigned i = 0; i < threads; ++i) {
-      threads_[i].block = this;
-      threads_[i].fiber = fibers[i].get();
-      threads_[i].index =
+    for (unsigned i = 0; i < count; ++i) {
+      threads[i].block = this;
+      threads[i].fiber = fibers[i].get();
+      threads[i].index =
           dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
-      threads_[i].warp = i / kWarpSize;
-      threads_[i].lane = i % kWarpSize;
+      threads[i].warp = i / kWarpSize;
+      threads[i].lane = i % kWarpSize;
     }
   }
   Block(const Block&) = delete;
@@ -139,12 +147,12 @@ class Block {
   void begin(dim3 block_index, size_t dynamic_bytes) {
     index = block_index;
     running = true;
-    alive = threads();
+    alive = threads.size();
     shared.begin(dynamic_bytes);
-    for (unsigned i = 0; i < threads(); ++i) {
-      threads_[i].fenced = threads_[i].visible = Stores::now;
-      warps[i / kWarpSize].ready |= uint32_t{1} << i % kWarpSize;
-      warps[i / kWarpSize].alive |= uint32_t{1} << i % kWarpSize;
+    for (Thread& thread : threads) {
+      thread.fenced = thread.visible = Stores::now;
+      warps[thread.warp].ready |= uint32_t{1} << thread.lane;
+      warps[thread.warp].alive |= uint32_t{1} << thread.lane;
     }
   }
 
@@ -153,20 +161,7 @@ class Block {
     running = false;
   }
 
-  unsigned threads() const { return threads_.size(); }
-  Thread& thread(unsigned warp, unsigned lane) { return threads_[warp * kWarpSize + lane]; }
-
- private:
-  std::vector<Thread> threads_;
-
- public:
-  dim3 index;
-  bool running = false;
-  unsigned alive = 0;  // threads that have not ended
-  std::vector<Warp> warps;
-  std::vector<WarpgroupMeeting> warpgroups;
-  std::array<Barrier, kBarriers> barriers;
-  SharedMemory shared;
+  Thread& thread(unsigned warp, unsigned lane) { return threads[warp * kWarpSize + lane]; }
 };
 
 // Notes a store of the running thread to shared memory.

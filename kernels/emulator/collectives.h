@@ -3,6 +3,7 @@
 // of the threads of a warpgroup.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "emulator/sanitizers.h"
 #include "emulator/scheduler.h"
@@ -45,7 +46,7 @@ inline void barrier(int number, unsigned threads, const char* name, Place place)
 
 inline void sync_threads(Place place) {
   const sanitizers::Unwatched unwatched;
-  barrier(0, current->block->threads(), "__syncthreads", place);
+  barrier(0, current->block->threads.size(), "__syncthreads", place);
 }
 
 inline void sync_threads_of(int number, unsigned threads, Place place) {
@@ -105,9 +106,9 @@ void warpgroup_collective(const char* name, Place place, Argument& argument, Mee
   const Thread& self = *current;
   Block& block = *self.block;
   const unsigned group = self.warp / kWarpgroup, first = group * kWarpgroup;
-  if ((first + kWarpgroup) * kWarpSize > block.threads()) {
+  if ((first + kWarpgroup) * kWarpSize > block.threads.size()) {
     fail("%s is for 128 threads, warps %u to %u, but the block ends with thread %u (%s:%d)", name,
-         first, first + kWarpgroup - 1, block.threads() - 1, place.file_name(), place.line);
+         first, first + kWarpgroup - 1, static_cast<unsigned>(block.threads.size() - 1), place.file_name(), place.line);
   }
   WarpgroupMeeting& meeting = block.warpgroups[group];
   if (meeting.arrived == 0) {

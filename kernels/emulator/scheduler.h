@@ -70,8 +70,7 @@ class Grid {
   }
 
  private:
-  // What runs at once under a shuffled schedule; the race detector needs a megabyte for each
-  // thread.
+  // What runs at once under a shuffled schedule: the race detector needs over 1 MB for each thread.
   static constexpr size_t kResidentBlocks = 3, kResidentThreads = 1024;
   static constexpr size_t kMaxSharedBytes = 227 << 10;  // sm_90
 
@@ -155,8 +154,8 @@ class Grid {
     return false;
   }
 
-  // Seed 0: the lowest ready lane first, for as long as there is one. Seed 1: the highest. Others:
-  // one turn of every ready lane, in an order of its own each time.
+  // Seed 0: the lowest ready lane first, for as long as there is one; seed 1: the highest. Others:
+  // one turn of every ready lane, in an order of its own each time (an odd step goes to all).
   void run_warp(Block& block, unsigned warp) {
     const uint32_t& ready = block.warps[warp].ready;
     if (seed_ > 1) {
@@ -206,9 +205,9 @@ class Grid {
           say(describe(*meeting, "lanes") + absent(*block, warp, meeting->mask & ~meeting->lanes));
         }
       }
-      const unsigned ended = block->threads() - block->alive;
+      const size_t ended = block->threads.size() - block->alive;
       if (ended)
-        say(std::to_string(ended) + " of " + std::to_string(block->threads()) +
+        say(std::to_string(ended) + " of " + std::to_string(block->threads.size()) +
             " threads have ended");
       break;
     }
@@ -252,9 +251,9 @@ class Grid {
 
 // Runs `kernel` once for every thread of the grid: launch(grid, block, seed, [&] { kernel(...); }),
 // with that much dynamic shared memory for each block.
-// The seed chooses the order of threads, warps and blocks: 0 rising, 1 falling, both one block
-// after the other; others shuffled, with as many blocks at once as a multiprocessor has threads
-// for.
+// The seed chooses the order of lanes, warps and blocks: 0 rising, 1 falling, both one block after
+// the other; others shuffled, with up to three blocks at once. The race detector sees races between
+// blocks only where these run at once.
 inline void launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned seed,
                    std::function<void()> kernel) {
   Grid(grid, block, shared_bytes, seed, std::move(kernel)).run();
