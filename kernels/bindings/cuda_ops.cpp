@@ -6,6 +6,8 @@
 // the tensors hold is proven by tiled_csl_validate, once, at load.
 #include <cuda_runtime_api.h>
 
+#include <tuple>
+
 #include "bindings/torch_stable.h"
 #include "cuda/tiled_csl.h"
 #include "formats/tiled_csl.h"
@@ -44,6 +46,42 @@ cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
+  STD_TORCH_CHECK(weight_.is_cuda(), "weight must be on a CUDA device here");
+  STD_TORCH_CHECK(weight_.dim() == 2, "weight must be [out_features, in_features], has ",
+                  weight_.dim(), " dimensions");
+  STD_TORCH_CHECK(
+      weight_.scalar_type() == ScalarType::Half || weight_.scalar_type() == ScalarType::BFloat16,
+      "weight must be float16 or bfloat16");
+  const int64_t rows = weight_.size(0), cols = weight_.size(1);
+  STD_TORCH_CHECK(rows >= 1 && cols >= 1, "a weight needs at least one row and one column, not [",
+                  rows, ", ", cols, "]");
+  const torch::stable::accelerator::DeviceGuard guard(weight_.get_device_index());
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const auto* bits = static_cast<const uint16_t*>(weight.const_data_ptr());
+  const cudaStream_t stream = current_stream(weight);
+  const int64_t tiles = tiled_csl::tile_rows(rows) * tiled_csl::tile_cols(cols);
+  Tensor offsets = torch::stable::new_empty(weight, {tiles + 1}, ScalarType::Int);
+  Tensor counted = torch::stable::new_empty(weight, {1}, ScalarType::Long);
+  STD_CUDA_CHECK(cuda::tiled_csl_count(bits, rows, cols, offsets.mutable_data_ptr<int32_t>(),
+                                       counted.mutable_data_ptr<int64_t>(), stream));
+  // The one place where an op waits for the device: how long the words are is known only there.
+  // Packing happens at load.
+  int64_t num_words = 0;
+  STD_CUDA_CHECK(cudaMemcpyAsync(&num_words, counted.const_data_ptr(), sizeof num_words,
+                                 cudaMemcpyDeviceToHost, stream));
+  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  STD_TORCH_CHECK(num_words <= INT32_MAX, "a [", rows, ", ", cols, "] weight with ", num_words,
+                  " packed words overflows the int32 offsets of tiled_csl: split the ",
+                  "layer or leave it dense");
+  Tensor words = torch::stable::new_empty(weight, {num_words}, ScalarType::Int);
+  if (num_words > 0) {
+    STD_CUDA_CHECK(cuda::tiled_csl_pack(bits, rows, cols, offsets.const_data_ptr<int32_t>(),
+                                        static_cast<uint32_t*>(words.mutable_data_ptr()), stream));
+  }
+  return {words, offsets};
+}
+
 Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in,
                         ScalarType dtype) {
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
@@ -59,6 +97,7 @@ Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out,
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
+  m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack));
   m.impl("tiled_csl_unpack", TORCH_BOX(&tiled_csl_unpack));
 }
 
