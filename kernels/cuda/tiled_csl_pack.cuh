@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_pairs(const uint16_t* __restrict__ weight, 
   const int cols_here = static_cast<int>(min(cols - first_col, static_cast<int64_t>(kTileCols)));
   const uint16_t* row = weight + first_row * cols + first_col;
   const bool whole_pairs = cols % 2 == 0 && reinterpret_cast<uintptr_t>(weight) % 4 == 0;
-#pragma unroll
+  FS_UNROLL
   for (int i = 0; i < kWarpRows; ++i, row += cols) {
     const int col = (i % 8 * 8) ^ (2 * lane);  // of the pair in bank `lane`
     const bool low = i < rows_here && col < cols_here, high = low && col + 1 < cols_here;
@@ -58,18 +58,18 @@ __device__ __forceinline__ void load_pairs(const uint16_t* __restrict__ weight, 
   }
 }
 
-// Bit i of `low` and `high`: whether the lower and upper element of pairs[i] is kept.
-struct Kept {
-  uint32_t low = 0, high = 0;
-
-  __device__ __forceinline__ explicit Kept(const uint32_t (&pairs)[kWarpRows]) {
-#pragma unroll
-    for (int i = 0; i < kWarpRows; ++i) {
-      low |= static_cast<uint32_t>(!is_zero(static_cast<uint16_t>(pairs[i]))) << i;
-      high |= static_cast<uint32_t>(!is_zero(static_cast<uint16_t>(pairs[i] >> 16))) << i;
-    }
+// Which elements are kept: bit i for the lower one of pairs[i], bit 16 + i for the upper one.
+__device__ __forceinline__ uint32_t kept_of(const uint32_t (&pairs)[kWarpRows]) {
+  static_assert(kWarpRows == 16, "a half of the result has 16 bits");
+  uint32_t kept = 0;
+  FS_UNROLL
+  for (int i = 0; i < kWarpRows; ++i) {
+    // Adding 0x7fff carries into the sign's place for every magnitude but 0.
+    const uint32_t carries = (pairs[i] & 0x7fff7fff) + 0x7fff7fff;
+    kept |= carries >> (15 - i) & (0x00010001u << i);
   }
-};
+  return kept;
+}
 
 // offsets[t + 1] = words of tile t, padding included.
 // Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads.
@@ -80,9 +80,7 @@ __global__ void __launch_bounds__(kPackThreads)
   const int warp = threadIdx.x / kBanks, lane = threadIdx.x % kBanks;
   uint32_t pairs[kWarpRows];
   load_pairs(weight, rows, cols, warp, lane, pairs);
-  const Kept kept(pairs);
-  const int words =
-      reduce_lanes(__popc(kept.low) + __popc(kept.high), [](int a, int b) { return a + b; });
+  const int words = reduce_lanes(__popc(kept_of(pairs)), [](int a, int b) { return a + b; });
   if (lane == 0) kept_of_warp[warp] = words;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -135,7 +133,7 @@ __device__ __forceinline__ uint32_t fullest(uint32_t left, uint32_t among, int r
   if (__popc(among) <= room) return among;
   // Each lane learns how many are ahead of it, by comparing with all at once, bit by bit.
   uint32_t more = 0, equal = among;  // lanes with more words left than this one, and with as many
-#pragma unroll
+  FS_UNROLL
   for (int bit = 8; bit >= 0; --bit) {
     const bool own = left >> bit & 1;
     const uint32_t set = __ballot_sync(kAllLanes, own);
@@ -212,13 +210,13 @@ __global__ void __launch_bounds__(kPackThreads)
   const int warp = threadIdx.x / kBanks, lane = threadIdx.x % kBanks;
   uint32_t pairs[kWarpRows];
   load_pairs(weight, rows, cols, warp, lane, pairs);
-  const Kept kept(pairs);
-  const uint32_t singles = kept.low ^ kept.high, both = kept.low & kept.high;
+  const uint32_t kept = kept_of(pairs), low_kept = kept & 0xffff, high_kept = kept >> 16;
+  const uint32_t singles = low_kept ^ high_kept, both = low_kept & high_kept;
   kept_of_warp[threadIdx.x] = __popc(singles) | __popc(both) << 16;
   __syncthreads();
 
   uint32_t before = 0, all = 0;
-#pragma unroll
+  FS_UNROLL
   for (int w = 0; w < kPackWarps; ++w) {
     const uint32_t there = kept_of_warp[w * kBanks + lane];
     before += w < warp ? there : 0;
@@ -229,13 +227,13 @@ __global__ void __launch_bounds__(kPackThreads)
   bank.count = bank.singles + 2 * static_cast<int>(all >> 16);
   uint32_t* single = queue + (before & 0xffff) * kBanks + lane;
   uint32_t* pair = queue + (bank.singles + 2 * (before >> 16)) * kBanks + lane;
-#pragma unroll
+  FS_UNROLL
   for (int i = 0; i < kWarpRows; ++i) {
     const uint32_t place = (warp * kWarpRows + i) * kTileCols + 2 * lane;
     const uint32_t low = make_word(static_cast<uint16_t>(pairs[i]), place);
     const uint32_t high = make_word(static_cast<uint16_t>(pairs[i] >> 16), place + 1);
     if (singles >> i & 1) {
-      *single = kept.low >> i & 1 ? low : high;
+      *single = low_kept >> i & 1 ? low : high;
       single += kBanks;
     }
     if (both >> i & 1) {
