@@ -114,7 +114,7 @@ def test_misaligned_vector_load(self_test):
     ("case", "message"),
     [
         ("two_barriers", "some threads wait at __syncthreads on line"),
-        ("early_end", "for 32 that have ended"),
+        ("early_end", "32 of 64 threads have ended"),
     ],
 )
 def test_divergent_barrier(self_test, case, message):
