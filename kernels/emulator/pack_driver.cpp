@@ -1,40 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the pack kernels over every case on stdin and writes what they make to stdout.
 //   pack_driver
-//     case    int64 rows, cols, shift, seed; uint16 weight[rows * cols], which the kernels are given
+//     case    int64 rows, cols, shift, seed; uint16 weight[rows * cols], which the kernels find
 //             `shift` elements past an aligned place
 //     answer  int64 num_words; int32 offsets[tiles + 1]; uint32 words[num_words]
 //   pack_driver offsets
 //     case    int64 tiles, seed; int32 words of each tile[tiles]
 //     answer  int64 num_words; int32 offsets[tiles + 1]
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
 
 #include "cuda/tiled_csl_pack.cuh"
+#include "emulator/driver.h"
 
 namespace {
 
 using namespace flashsparse::tiled_csl;
-
-// As torch's allocator gives it: aligned, and of exactly this size.
-template <class T>
-std::unique_ptr<T[], decltype(&std::free)> device_array(size_t count) {
-  void* place = nullptr;
-  if (posix_memalign(&place, 64, count * sizeof(T)) != 0) std::abort();
-  return {static_cast<T*>(place), &std::free};
-}
-
-template <class T>
-void read(T* to, size_t count) {
-  if (std::fread(to, sizeof(T), count, stdin) != count) std::abort();
-}
-
-template <class T>
-void write(const T* from, size_t count) {
-  std::fwrite(from, sizeof(T), count, stdout);
-}
+using namespace driver;
 
 void sum_offsets(int32_t* offsets, int64_t tiles, int64_t* num_words, unsigned seed) {
   simt::launch(1, kOffsetThreads, seed, [=] { offsets_kernel(offsets, tiles, num_words); });
@@ -42,7 +23,7 @@ void sum_offsets(int32_t* offsets, int64_t tiles, int64_t* num_words, unsigned s
 
 void pack_cases() {
   int64_t header[4];
-  while (std::fread(header, sizeof header, 1, stdin) == 1) {
+  while (read_header(header)) {
     const int64_t rows = header[0], cols = header[1], shift = header[2];
     const unsigned seed = static_cast<unsigned>(header[3]);
     const int64_t tiles = tile_rows(rows) * tile_cols(cols);
@@ -66,7 +47,7 @@ void pack_cases() {
 
 void offset_cases() {
   int64_t header[2];
-  while (std::fread(header, sizeof header, 1, stdin) == 1) {
+  while (read_header(header)) {
     const int64_t tiles = header[0];
     const auto offsets = device_array<int32_t>(tiles + 1);
     const auto num_words = device_array<int64_t>(1);
