@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is packing on this GPU right, and is it as fast as a model can be read?
 
-    python benchmarks/gpu/pack.py [--out DIRECTORY]    everything, in about 2 minutes
+    python benchmarks/gpu/pack.py [--out DIRECTORY]    everything
     python benchmarks/gpu/pack.py --check              correctness only
     python benchmarks/gpu/pack.py --device cpu         a toy run that shows that this program works
 
@@ -9,7 +9,8 @@ First every word and offset against the CPU's packer, over shapes, densities, dt
 memory; nothing is timed unless all agree. Then layers of Llama 3 and OPT at 50, 80 and 90% zeros:
 whole ops as a loader calls them, allocation and the wait for the device included, and beside them
 the time of each kernel alone. Speeds are gigabytes of dense weight a second. `bound` is what the
-bytes that must move (the weight twice, the words once) take at the speed at which this card copies.
+bytes that must move (the weight twice, the words once) take at the speed at which this card copies;
+the speed at which weights come from main memory is told too: packing has to keep up with that.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def any_bits(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: i
 
 def weights() -> Iterator[tuple[str, Tensor]]:
     """Weights that are hard on a packer, on the CPU."""
+    torch.manual_seed(0)
     seed = 0
     for shape in SHAPES:
         for density in DENSITIES:
@@ -188,6 +190,13 @@ def copy_bandwidth(device: torch.device, repeats: int) -> float:
     return 2 * source.nbytes / seconds(lambda: target.copy_(source), device, repeats)
 
 
+def upload_bandwidth(device: torch.device, repeats: int, pinned: bool) -> float:
+    """Bytes a second from main memory, as a loader moves a weight."""
+    source = torch.ones(64 << 20, pin_memory=pinned)
+    target = torch.empty_like(source, device=device)
+    return source.nbytes / seconds(lambda: target.copy_(source), device, repeats)
+
+
 def measure(
     name: str, shape: tuple[int, int], sparsity: float, device: torch.device, repeats: int
 ) -> Row:
@@ -228,6 +237,8 @@ def about(device: torch.device, repeats: int) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
+        for name, pinned in (("upload", False), ("pinned_upload", True)):
+            found[f"{name}_gb_s"] = round(upload_bandwidth(device, repeats, pinned) / 1e9, 1)
     return found | {"copy_gb_s": round(copy_bandwidth(device, repeats) / 1e9, 1)}
 
 
@@ -269,6 +280,11 @@ def show(conditions: dict[str, Any], rows: list[Row]) -> None:
         )
     console = _measure.console(width=110)
     console.print(table)
+    if "upload_gb_s" in conditions:
+        console.print(
+            f"weights come from main memory at {conditions['upload_gb_s']} GB/s, from pinned "
+            f"memory at {conditions['pinned_upload_gb_s']} GB/s"
+        )
     for zeros in SPARSITIES:
         own = [row for row in rows if row["zeros"] == zeros]
         speed = sum(row["dense_bytes"] for row in own) / sum(row["pack_us"] for row in own) * 1e6
