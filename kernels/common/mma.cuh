@@ -9,8 +9,9 @@
 #include "common/device.cuh"
 
 #ifndef __CUDACC__
-#include <array>
 #include <cmath>
+#include <cstring>
+#include <vector>
 
 #include "common/float16.h"
 #include "common/memory.cuh"
@@ -118,18 +119,17 @@ void ldmatrix(uint32_t (&r)[matrices], uint32_t address, simt::Place place) {
   if (simt::current->lane < 8 * matrices)
     argument.row = shared_at<uint4>(address, "ldmatrix", place);
   simt::collective(~uint32_t{0}, "ldmatrix", simt::Lines::kSame, simt::Order::kNone, place,
-                   argument, [](const auto& lanes, uint32_t) {
-                     for (int lane = 0; lane < 32; ++lane) {
-                       const int group = lane / 4, pair = lane % 4 * 2;
-                       for (int i = 0; i < matrices; ++i) {
-                         const auto element = [&](int row, int column) -> uint32_t {
-                           uint16_t elements[8];
-                           std::memcpy(elements, &lanes[8 * i + row]->row, sizeof elements);
-                           return elements[column];
-                         };
-                         lanes[lane]->r[i] =
-                             transposed ? element(pair, group) | element(pair + 1, group) << 16
-                                        : element(group, pair) | element(group, pair + 1) << 16;
+                   argument, [](auto lanes, uint32_t) SIMT_UNWATCHED {
+                     for (int i = 0; i < matrices; ++i) {
+                       uint16_t rows[8][8];
+                       for (int row = 0; row < 8; ++row)
+                         __builtin_memcpy(rows[row], &lanes[8 * i + row]->row, sizeof rows[row]);
+                       for (int lane = 0; lane < 32; ++lane) {
+                         const int group = lane / 4, pair = lane % 4 * 2;
+                         const uint32_t low = transposed ? rows[pair][group] : rows[group][pair];
+                         const uint32_t high =
+                             transposed ? rows[pair + 1][group] : rows[group][pair + 1];
+                         lanes[lane]->r[i] = low | high << 16;
                        }
                      }
                    });
@@ -149,13 +149,13 @@ inline uint16_t from_float(BFloat16, float value) {
 
 // Every 16-bit float as fp32: a table is quicker than bit by bit.
 template <class Dtype>
-const std::array<float, 65536>& floats() {
-  static const std::array<float, 65536> table = [] {
-    std::array<float, 65536> made;
+const float* floats() {
+  static const std::vector<float> table = [] {
+    std::vector<float> made(1 << 16);
     for (uint32_t bits = 0; bits < made.size(); ++bits) made[bits] = to_float(Dtype{}, bits);
     return made;
   }();
-  return table;
+  return table.data();
 }
 
 struct MmaArgument {
@@ -180,8 +180,8 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
                   simt::Place place = simt::Place::here()) {
   detail::MmaArgument argument{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
   simt::collective(~uint32_t{0}, "mma_m16n8k16", simt::Lines::kSame, simt::Order::kNone, place,
-                   argument, [](const auto& lanes, uint32_t) {
-                     const auto& table = detail::floats<Dtype>();
+                   argument, [](auto lanes, uint32_t) SIMT_UNWATCHED {
+                     const float* const table = detail::floats<Dtype>();
                      double rows[16][16], columns[8][16];
                      for (int lane = 0; lane < 32; ++lane) {
                        const int group = lane / 4, pair = lane % 4 * 2;

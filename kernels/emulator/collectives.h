@@ -10,51 +10,40 @@ namespace simt {
 
 // Waits until `threads` threads of the block have come to the barrier of this number.
 inline void barrier(int number, unsigned threads, const char* name, Place place) {
-  void* order = nullptr;
-  {
-    const sanitizers::Unwatched unwatched;
-    order = current->block->barriers[number].order();
+  const sanitizers::Unwatched unwatched;
+  Block& block = *current->block;
+  Barrier& meeting = block.barriers[number];
+  if (meeting.arrived == 0) {
+    meeting.name = name;
+    meeting.place = place;
+    meeting.expected = threads;
   }
+  if (meeting.expected != threads) {
+    fail("%s for %u threads (%s:%d), but others wait there for %u (%s:%d)", name, threads,
+         place.file_name(), place.line, meeting.expected, meeting.place.file_name(),
+         meeting.place.line);
+  }
+  if (number == 0 && meeting.place != place) {
+    fail("some threads wait at __syncthreads on line %d, others on line %d", meeting.place.line,
+         place.line);
+  }
+  void* const order = meeting.order();
   sanitizers::release(order);
-  {
-    const sanitizers::Unwatched unwatched;
-    Meeting& meeting = current->block->barriers[number];
-    if (meeting.arrived == 0) {
-      meeting.name = name;
-      meeting.place = place;
-      meeting.expected = threads;
-    }
-    if (meeting.expected != threads) {
-      fail("%s for %u threads (%s:%d), but others wait there for %u (%s:%d)", name, threads,
-           place.file_name(), place.line, meeting.expected, meeting.place.file_name(),
-           meeting.place.line);
-    }
-    if (number == 0 && meeting.place != place) {
-      fail("some threads wait at __syncthreads on line %d, others on line %d", meeting.place.line,
-           place.line);
-    }
-    Block& block = *current->block;
-    meeting.waiting.push_back(current);
-    if (++meeting.arrived == threads) {
-      for (const Thread* thread : meeting.waiting)
-        block.warps[thread->warp].ready |= uint32_t{1} << thread->lane;
-      meeting.waiting.clear();
-      meeting.arrived = 0;
-      ++meeting.times;
-    } else {
-      Grid::wait();
-    }
+  meeting.waiting.push_back(current);
+  if (++meeting.arrived == threads) {
+    for (const Thread* thread : meeting.waiting)
+      block.warps[thread->warp].ready |= uint32_t{1} << thread->lane;
+    meeting.waiting.clear();
+    meeting.pass();
+  } else {
+    Grid::wait();
   }
   sanitizers::acquire(order);
 }
 
 inline void sync_threads(Place place) {
-  unsigned threads = 0;
-  {
-    const sanitizers::Unwatched unwatched;
-    threads = current->block->threads();
-  }
-  barrier(0, threads, "__syncthreads", place);
+  const sanitizers::Unwatched unwatched;
+  barrier(0, current->block->threads(), "__syncthreads", place);
 }
 
 inline void sync_threads_of(int number, unsigned threads, Place place) {
@@ -73,42 +62,35 @@ enum class Lines { kAny, kSame };  // whether all lanes must come from the same 
 template <class Argument, class Meet>
 void collective(uint32_t mask, const char* name, Lines lines, Order order, Place place,
                 Argument& argument, Meet meet) {
-  LaneMeeting* meeting = nullptr;
-  void* memory_order = nullptr;
-  {
-    const sanitizers::Unwatched unwatched;
-    if (!(mask >> current->lane & 1))
-      fail("lane %u is not in the mask %#x of its %s (%s:%d)", current->lane, mask, name,
-           place.file_name(), place.line);
-    meeting = &current->block->warps[current->warp].meeting(mask);
-    memory_order = meeting->order();
+  const sanitizers::Unwatched unwatched;
+  const Thread& self = *current;
+  if (!(mask >> self.lane & 1)) {
+    fail("lane %u is not in the mask %#x of its %s (%s:%d)", self.lane, mask, name,
+         place.file_name(), place.line);
   }
+  Warp& warp = self.block->warps[self.warp];
+  LaneMeeting& meeting = warp.meeting(mask);
+  if (meeting.arrived == 0) {
+    meeting.name = name;
+    meeting.place = place;
+  }
+  const bool same_name = meeting.name == name || std::strcmp(meeting.name, name) == 0;
+  if (!same_name || (lines == Lines::kSame && meeting.place != place)) {
+    fail("lane %u is at %s (%s:%d), other lanes of its warp are at %s (%s:%d)", self.lane, name,
+         place.file_name(), place.line, meeting.name, meeting.place.file_name(),
+         meeting.place.line);
+  }
+  void* const memory_order = meeting.order();
   if (order == Order::kMemory) sanitizers::release(memory_order);
-  {
-    const sanitizers::Unwatched unwatched;
-    Warp& warp = current->block->warps[current->warp];
-    if (meeting->arrived == 0) {
-      meeting->name = name;
-      meeting->place = place;
-    }
-    if (std::strcmp(meeting->name, name) != 0 || (lines == Lines::kSame && meeting->place != place))
-      fail("lane %u is at %s (%s:%d), other lanes of its warp are at %s (%s:%d)", current->lane,
-           name, place.file_name(), place.line, meeting->name, meeting->place.file_name(),
-           meeting->place.line);
-    meeting->lanes |= uint32_t{1} << current->lane;
-    meeting->arguments[current->lane] = &argument;
-    if (++meeting->arrived == meeting->expected) {
-      std::array<Argument*, kWarpSize> lanes;
-      for (unsigned lane = 0; lane < kWarpSize; ++lane)
-        lanes[lane] = static_cast<Argument*>(meeting->arguments[lane]);
-      meet(lanes, mask);
-      meeting->arrived = 0;
-      meeting->lanes = 0;
-      ++meeting->times;
-      warp.ready |= mask;
-    } else {
-      Grid::wait();
-    }
+  meeting.lanes |= uint32_t{1} << self.lane;
+  meeting.arguments[self.lane] = &argument;
+  if (++meeting.arrived == meeting.expected) {
+    meet(reinterpret_cast<Argument* const*>(meeting.arguments), mask);
+    warp.ready |= mask;
+    meeting.lanes = 0;
+    meeting.pass();
+  } else {
+    Grid::wait();
   }
   if (order == Order::kMemory) sanitizers::acquire(memory_order);
 }

@@ -83,17 +83,16 @@ class SharedMemory {
 };
 
 // Copies that one thread has started, oldest first, in committed groups and an open one. A copy may
-// land at any time from its start to the wait for its group; here it puts poison at its start, and
-// the data at the wait.
+// read and land at any time from its start to the wait for its group; here it reads and puts poison
+// at its start, and reads again and puts the data at the wait, all in the name of the thread.
 class AsyncCopies {
  public:
-  static constexpr size_t kMaxBytes = 16;
-
-  // `from` is null for zeros.
+  // `from` is null for zeros; `bytes` is a multiple of 4.
   void start(unsigned char* to, const unsigned char* from, size_t bytes) {
-    unsigned char read[kMaxBytes];  // what the copy may read already
-    if (from) std::memcpy(read, from, bytes);
-    std::memset(to, kPoison, bytes);
+    for (size_t i = 0; i < bytes; i += sizeof(uint32_t)) {
+      if (from) read(from + i);
+      write(to + i, ~uint32_t{0});
+    }
     const sanitizers::Unwatched unwatched;
     copies_.push_back({to, from, bytes});
   }
@@ -105,26 +104,12 @@ class AsyncCopies {
 
   // Lands all groups but the latest `pending`.
   void wait(size_t pending) {
-    size_t landing = 0;
-    {
-      const sanitizers::Unwatched unwatched;
-      if (group_ends_.size() <= pending) return;
-      landing = group_ends_[group_ends_.size() - pending - 1];
-    }
-    for (size_t i = 0; i < landing; ++i) {
-      Copy copy;
-      {
-        const sanitizers::Unwatched unwatched;
-        copy = copies_[i];
-      }
-      if (copy.from)
-        std::memcpy(copy.to, copy.from, copy.bytes);
-      else
-        std::memset(copy.to, 0, copy.bytes);
-    }
+    const size_t landing = copies_before(pending);
+    for (size_t copy = 0; copy < landing; ++copy) land(copy);
     const sanitizers::Unwatched unwatched;
     copies_.erase(copies_.begin(), copies_.begin() + landing);
-    group_ends_.erase(group_ends_.begin(), group_ends_.end() - pending);
+    if (group_ends_.size() > pending)
+      group_ends_.erase(group_ends_.begin(), group_ends_.end() - pending);
     for (size_t& end : group_ends_) end -= landing;
   }
 
@@ -136,9 +121,32 @@ class AsyncCopies {
  private:
   struct Copy {
     unsigned char* to;
-    const unsigned char* from;  // null: zeros
+    const unsigned char* from;
     size_t bytes;
   };
+
+  // Accesses that neither compiler nor sanitizer may overlook.
+  static uint32_t read(const unsigned char* place) {
+    return *reinterpret_cast<const volatile uint32_t*>(place);
+  }
+  static void write(unsigned char* place, uint32_t word) {
+    *reinterpret_cast<volatile uint32_t*>(place) = word;
+  }
+
+  size_t copies_before(size_t pending) const {
+    const sanitizers::Unwatched unwatched;
+    return group_ends_.size() > pending ? group_ends_[group_ends_.size() - pending - 1] : 0;
+  }
+
+  void land(size_t number) const {
+    Copy copy;
+    {
+      const sanitizers::Unwatched unwatched;
+      copy = copies_[number];
+    }
+    for (size_t i = 0; i < copy.bytes; i += sizeof(uint32_t))
+      write(copy.to + i, copy.from ? read(copy.from + i) : 0);
+  }
 
   std::vector<Copy> copies_;
   std::vector<size_t> group_ends_;

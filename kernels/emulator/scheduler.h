@@ -3,164 +3,20 @@
 // ends; then the scheduler picks the next one.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
-#include <map>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "emulator/block.h"
 #include "emulator/fiber.h"
-#include "emulator/memory.h"
-#include "emulator/place.h"
 #include "emulator/sanitizers.h"
 #include "emulator/statistics.h"
 
 namespace simt {
-
-struct dim3 {
-  unsigned x, y, z;
-  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
-
-// Of the running thread; the scheduler sets them before it resumes a fiber.
-inline dim3 threadIdx, blockIdx, blockDim, gridDim;
-
-inline constexpr unsigned kWarpSize = 32;
-
-struct Thread;
-class Block;
-
-// Threads that wait for each other: at a barrier of the block, or lanes at a collective.
-struct Meeting {
-  const char* name = nullptr;  // the operation, where threads have arrived
-  Place place = {};            // of the first that arrived
-  unsigned arrived = 0;
-  unsigned expected = 0;
-  unsigned times = 0;
-  std::vector<const Thread*> waiting;  // at a barrier
-
-  // Where the order goes that the race detector must know. Two places take turns: a thread that
-  // wakes late must not inherit the order that the next meeting gives.
-  void* order() { return &order_[times % 2]; }
-
- private:
-  char order_[2];  // only the addresses matter
-};
-
-// Lanes of a warp that meet at a collective: those of `mask`.
-struct LaneMeeting : Meeting {
-  uint32_t mask = 0;
-  uint32_t lanes = 0;  // that have arrived
-  std::array<void*, kWarpSize> arguments;
-};
-
-struct Warp {
-  uint32_t ready = 0, alive = 0;  // lanes that can go on; lanes that have not ended
-  std::vector<std::unique_ptr<LaneMeeting>> meetings;
-
-  LaneMeeting& meeting(uint32_t mask) {
-    for (const auto& meeting : meetings) {
-      if (meeting->mask == mask) return *meeting;
-    }
-    meetings.push_back(std::make_unique<LaneMeeting>());
-    meetings.back()->mask = mask;
-    meetings.back()->expected = __builtin_popcount(mask);
-    return *meetings.back();
-  }
-};
-
-struct Thread {
-  Block* block;
-  Fiber* fiber;
-  dim3 index;
-  unsigned warp, lane;
-  AsyncCopies copies;
-  Statistics::Counters counters;
-};
-
-// The running thread.
-inline Thread* current = nullptr;
-
-// A kernel did what no GPU allows: says what, and ends the program. Its fibers are not unwound.
-template <class... Args>
-[[noreturn]] void fail(const char* format, Args... args) {
-  const sanitizers::Unwatched unwatched;
-  std::fprintf(stderr, "simt emulator: block (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z);
-  if (current) std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
-  std::fputs(": ", stderr);
-  if constexpr (sizeof...(Args) == 0)
-    std::fputs(format, stderr);
-  else
-    std::fprintf(stderr, format, args...);
-  std::fputc('\n', stderr);
-  std::fflush(nullptr);
-  std::_Exit(3);
-}
-
-// A block on the machine: its threads, warps, barriers and shared memory.
-class Block {
- public:
-  static constexpr int kBarriers = 16;  // barrier 0 is __syncthreads
-
-  Block(unsigned threads, const std::unique_ptr<Fiber>* fibers)
-      : threads_(threads), warps((threads + 31) / kWarpSize) {
-    for (unsigned i = 0; i < threads; ++i) {
-      threads_[i].block = this;
-      threads_[i].fiber = fibers[i].get();
-      threads_[i].index =
-          dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
-      threads_[i].warp = i / kWarpSize;
-      threads_[i].lane = i % kWarpSize;
-    }
-  }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-
-  void begin(dim3 block_index, size_t dynamic_bytes) {
-    index = block_index;
-    running = true;
-    alive = threads();
-    shared.begin(dynamic_bytes);
-    for (unsigned i = 0; i < threads(); ++i) {
-      warps[i / kWarpSize].ready |= uint32_t{1} << i % kWarpSize;
-      warps[i / kWarpSize].alive |= uint32_t{1} << i % kWarpSize;
-    }
-  }
-
-  void end() {
-    shared.end();
-    running = false;
-  }
-
-  unsigned threads() const { return threads_.size(); }
-  Thread& thread(unsigned warp, unsigned lane) { return threads_[warp * kWarpSize + lane]; }
-
- private:
-  std::vector<Thread> threads_;
-
- public:
-  dim3 index;
-  bool running = false;
-  unsigned alive = 0;  // threads that have not ended
-  std::vector<Warp> warps;
-  std::array<Meeting, kBarriers> barriers;
-  SharedMemory shared;
-};
-
-// Counts an access of the running thread, where statistics are on.
-inline void count(const char* operation, Place place, unsigned bytes,
-                  std::optional<uint32_t> shared_address, const void* global) {
-  if (statistics.on)
-    statistics.add(current->counters, current->block, current->warp, place, operation,
-                   {current->lane, bytes, shared_address, reinterpret_cast<uintptr_t>(global)});
-}
 
 class Grid {
  public:
@@ -192,16 +48,14 @@ class Grid {
   Grid& operator=(const Grid&) = delete;
 
   void run() {
+    const sanitizers::Unwatched unwatched;
     Fiber scheduler;
     scheduler_ = &scheduler;
     running_ = this;
     sanitizers::release(&grid_starts_);
-    {
-      const sanitizers::Unwatched unwatched;
-      while (begin_blocks()) {
-        if (!take_turns()) report_deadlock();
-        end_blocks();
-      }
+    while (begin_blocks()) {
+      if (!take_turns()) report_deadlock();
+      end_blocks();
     }
     sanitizers::acquire(&grid_ends_);
     running_ = nullptr;
@@ -216,7 +70,7 @@ class Grid {
 
  private:
   // What runs at once under a shuffled schedule: one multiprocessor's worth of threads.
-  static constexpr size_t kResidentThreads = 2048;
+  static constexpr size_t kResidentThreads = 512;
   static constexpr size_t kMaxSharedBytes = 227 << 10;  // sm_90
 
   static size_t count(dim3 size) { return size_t{size.x} * size.y * size.z; }
@@ -228,16 +82,15 @@ class Grid {
       current->fiber->began_from(*scheduler_);
     }
     for (;;) {
-      Grid* grid;
-      {
-        const sanitizers::Unwatched unwatched;
-        grid = running_;
-      }
-      sanitizers::acquire(&grid->grid_starts_);
-      grid->kernel_();
-      sanitizers::release(&grid->grid_ends_);
+      begin_thread().kernel_();
       end_thread();
     }
+  }
+
+  static Grid& begin_thread() {
+    const sanitizers::Unwatched unwatched;
+    sanitizers::acquire(&running_->grid_starts_);
+    return *running_;
   }
 
   static void end_thread() {
@@ -248,6 +101,7 @@ class Grid {
     self.counters.clear();
     self.block->warps[self.warp].alive &= ~(uint32_t{1} << self.lane);
     --self.block->alive;
+    sanitizers::release(&running_->grid_ends_);
     wait();
   }
 

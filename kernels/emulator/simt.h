@@ -6,7 +6,8 @@
 // barrier that some threads never reach, ends the program with exit code 3 and a message.
 //
 //   simt.h         CUDA's spellings
-//   scheduler.h    blocks, warps, threads and their turns
+//   scheduler.h    who runs when
+//   block.h        blocks, warps, threads, and where they meet
 //   fiber.h        stacks and the switch between them
 //   collectives.h  barriers, and what lanes of a warp do together
 //   memory.h       shared memory and asynchronous copies
@@ -133,7 +134,7 @@ inline void __syncthreads(simt::Place place = simt::Place::here()) { simt::sync_
 inline void __syncwarp(uint32_t mask = ~uint32_t{0}, simt::Place place = simt::Place::here()) {
   int nothing = 0;
   simt::collective(mask, "__syncwarp", simt::Lines::kAny, simt::Order::kMemory, place, nothing,
-                   [](auto&, uint32_t) {});
+                   [](auto, uint32_t) {});
 }
 
 namespace simt {
@@ -150,7 +151,7 @@ T shuffle(uint32_t mask, T value, int width, const char* name, Place place, Sour
     int source;
   } argument{value, value, source(static_cast<int>(current->lane))};
   collective(mask, name, Lines::kAny, Order::kNone, place, argument,
-             [&](const auto& lanes, uint32_t present) {
+             [&](auto lanes, uint32_t present) SIMT_UNWATCHED {
                for (unsigned lane = 0; lane < kWarpSize; ++lane) {
                  if (!(present >> lane & 1)) continue;
                  const int from = lanes[lane]->source;
@@ -200,7 +201,7 @@ inline uint32_t __ballot_sync(uint32_t mask, int predicate,
                               simt::Place place = simt::Place::here()) {
   uint32_t vote = predicate != 0;
   simt::collective(mask, "vote", simt::Lines::kAny, simt::Order::kNone, place, vote,
-                   [](const auto& lanes, uint32_t present) {
+                   [](auto lanes, uint32_t present) SIMT_UNWATCHED {
                      uint32_t ballot = 0;
                      for (unsigned lane = 0; lane < simt::kWarpSize; ++lane)
                        if (present >> lane & 1) ballot |= *lanes[lane] << lane;

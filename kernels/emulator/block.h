@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is on the emulated machine: blocks, their warps and threads, and where these meet.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "emulator/fiber.h"
+#include "emulator/memory.h"
+#include "emulator/place.h"
+#include "emulator/sanitizers.h"
+#include "emulator/statistics.h"
+
+namespace simt {
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+// Of the running thread; the scheduler sets them before it resumes a fiber.
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+inline constexpr unsigned kWarpSize = 32;
+
+struct Thread;
+class Block;
+
+// Threads that wait for each other: at a barrier of the block, or lanes at a collective.
+struct Meeting {
+  const char* name = nullptr;  // the operation, where threads have arrived
+  Place place = {};            // of the first that arrived
+  unsigned arrived = 0;
+  unsigned expected = 0;
+
+  // Where the order goes that the race detector must know. Two places take turns: a thread that
+  // wakes late must not inherit the order that the next meeting gives.
+  void* order() { return &order_[times_ % 2]; }
+
+  void pass() {
+    arrived = 0;
+    ++times_;
+  }
+
+ private:
+  unsigned times_ = 0;
+  char order_[2];  // only the addresses matter
+};
+
+struct Barrier : Meeting {
+  std::vector<const Thread*> waiting;
+};
+
+// Lanes of a warp that meet at a collective: those of `mask`.
+struct LaneMeeting : Meeting {
+  uint32_t mask = 0;
+  uint32_t lanes = 0;  // that have arrived
+  void* arguments[kWarpSize];
+};
+
+struct Warp {
+  uint32_t ready = 0, alive = 0;  // lanes that can go on; lanes that have not ended
+  std::vector<std::unique_ptr<LaneMeeting>> meetings;
+
+  LaneMeeting& meeting(uint32_t mask) {
+    for (const auto& meeting : meetings) {
+      if (meeting->mask == mask) return *meeting;
+    }
+    meetings.push_back(std::make_unique<LaneMeeting>());
+    meetings.back()->mask = mask;
+    meetings.back()->expected = __builtin_popcount(mask);
+    return *meetings.back();
+  }
+};
+
+struct Thread {
+  Block* block;
+  Fiber* fiber;
+  dim3 index;
+  unsigned warp, lane;
+  AsyncCopies copies;
+  Statistics::Counters counters;
+};
+
+// The running thread.
+inline Thread* current = nullptr;
+
+// A kernel did what no GPU allows: says what, and ends the program. Its fibers are not unwound.
+template <class... Args>
+[[noreturn]] void fail(const char* format, Args... args) {
+  const sanitizers::Unwatched unwatched;
+  std::fprintf(stderr, "simt emulator: block (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z);
+  if (current) std::fprintf(stderr, ", thread (%u, %u, %u)", threadIdx.x, threadIdx.y, threadIdx.z);
+  std::fputs(": ", stderr);
+  if constexpr (sizeof...(Args) == 0)
+    std::fputs(format, stderr);
+  else
+    std::fprintf(stderr, format, args...);
+  std::fputc('\n', stderr);
+  std::fflush(nullptr);
+  std::_Exit(3);
+}
+
+// A block on the machine: its threads, warps, barriers and shared memory.
+class Block {
+ public:
+  static constexpr int kBarriers = 16;  // barrier 0 is __syncthreads
+
+  Block(unsigned threads, const std::unique_ptr<Fiber>* fibers)
+      : threads_(threads), warps((threads + 31) / kWarpSize) {
+    for (unsigned i = 0; i < threads; ++i) {
+      threads_[i].block = this;
+      threads_[i].fiber = fibers[i].get();
+      threads_[i].index =
+          dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
+      threads_[i].warp = i / kWarpSize;
+      threads_[i].lane = i % kWarpSize;
+    }
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  void begin(dim3 block_index, size_t dynamic_bytes) {
+    index = block_index;
+    running = true;
+    alive = threads();
+    shared.begin(dynamic_bytes);
+    for (unsigned i = 0; i < threads(); ++i) {
+      warps[i / kWarpSize].ready |= uint32_t{1} << i % kWarpSize;
+      warps[i / kWarpSize].alive |= uint32_t{1} << i % kWarpSize;
+    }
+  }
+
+  void end() {
+    shared.end();
+    running = false;
+  }
+
+  unsigned threads() const { return threads_.size(); }
+  Thread& thread(unsigned warp, unsigned lane) { return threads_[warp * kWarpSize + lane]; }
+
+ private:
+  std::vector<Thread> threads_;
+
+ public:
+  dim3 index;
+  bool running = false;
+  unsigned alive = 0;  // threads that have not ended
+  std::vector<Warp> warps;
+  std::array<Barrier, kBarriers> barriers;
+  SharedMemory shared;
+};
+
+// Counts an access of the running thread, where statistics are on.
+inline void count(const char* operation, Place place, unsigned bytes,
+                  std::optional<uint32_t> shared_address, const void* global) {
+  if (statistics.on)
+    statistics.add(current->counters, current->block, current->warp, place, operation,
+                   {current->lane, bytes, shared_address, reinterpret_cast<uintptr_t>(global)});
+}
+
+}  // namespace simt

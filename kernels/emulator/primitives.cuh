@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// One small kernel for each primitive of kernels/common and each CUDA function that the emulator
+// stands in for, with what it reads and writes laid out for a test to check. All have one block and
+// the same signature; thread t has the numbers from in[t * count] and writes those from
+// out[t * count] on, where nothing else is said.
+#pragma once
+#include "common/device.cuh"
+#include "common/integer.cuh"
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "common/warp.cuh"
+
+namespace flashsparse::primitives {
+
+__device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ uint32_t bits_of(float value) { return __float_as_uint(value); }
+
+// in: a[4], b0, b1, d[4] of a lane; out: d[4].
+template <class Dtype>
+__global__ void mma(const uint32_t* in, uint32_t* out) {
+  const uint32_t* const mine = in + threadIdx.x * 10;
+  const uint32_t a[4] = {mine[0], mine[1], mine[2], mine[3]};
+  float d[4];
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) d[i] = float_of(mine[6 + i]);
+  mma_m16n8k16<Dtype>(d, a, mine[4], mine[5]);
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
+}
+
+// in: 256 words of shared memory, then the 32 addresses; out: 4 registers, or 2 and 2 copies.
+template <int matrices, bool transposed>
+__global__ void ldmatrix(const uint32_t* in, uint32_t* out) {
+  FS_DYNAMIC_SHARED(shared);
+  const uint32_t base = shared_address(shared);
+  for (int i = threadIdx.x; i < 256; i += 32) store_shared(base + 4 * i, in[i]);
+  __syncwarp();
+  const uint32_t address = base + in[256 + threadIdx.x];
+  uint32_t r[matrices];
+  if constexpr (matrices == 4)
+    ldmatrix_x4<transposed>(r, address);
+  else
+    ldmatrix_x2<transposed>(r, address);
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = r[i % matrices];
+}
+
+// in: one value; out: what each shuffle gives, in the order below. 64 threads.
+__global__ void shuffles(const uint32_t* in, uint32_t* out) {
+  const uint32_t all = ~0u, value = in[threadIdx.x], lane = threadIdx.x % 32;
+  uint32_t* const mine = out + threadIdx.x * 9;
+  mine[0] = __shfl_sync(all, value, 5);
+  mine[1] = __shfl_sync(all, value, 37, 8);
+  mine[2] = __shfl_xor_sync(all, value, 21);
+  mine[3] = __shfl_xor_sync(all, value, 12, 8);
+  mine[4] = __shfl_up_sync(all, value, 3);
+  mine[5] = __shfl_up_sync(all, value, 3, 16);
+  mine[6] = __shfl_down_sync(all, value, 7);
+  mine[7] = __shfl_down_sync(all, value, 7, 16);
+  // Two halves of a warp, each on its own.
+  if (lane % 2 == 0)
+    mine[8] = __shfl_xor_sync(0x55555555u, value, 2);
+  else
+    mine[8] = bits_of(__shfl_sync(0xaaaaaaaau, float_of(value), 31));
+}
+
+// in: one value, a predicate where it is odd; out: ballot, any, all, ballot of lanes 8 to 15 alone,
+// ballot of the others.
+__global__ void votes(const uint32_t* in, uint32_t* out) {
+  const uint32_t all = ~0u, some = 0xff00u;
+  const int predicate = in[threadIdx.x] & 1;
+  uint32_t* const mine = out + threadIdx.x * 5;
+  mine[0] = __ballot_sync(all, predicate);
+  mine[1] = __any_sync(all, predicate);
+  mine[2] = __all_sync(all, predicate);
+  mine[3] = mine[4] = 0;
+  if (some >> threadIdx.x % 32 & 1)
+    mine[3] = __ballot_sync(some, predicate);
+  else
+    mine[4] = __ballot_sync(~some, predicate);
+}
+
+__global__ void bits(const uint32_t* in, uint32_t* out) {
+  const uint32_t value = in[threadIdx.x];
+  uint32_t* const mine = out + threadIdx.x * 4;
+  mine[0] = __popc(value);
+  mine[1] = __clz(value);
+  mine[2] = __ffs(value);
+  mine[3] = __brev(value);
+}
+
+inline constexpr int kItems = 1 << 16;  // of the next two, which one block goes through in a loop
+
+// in: a, b, c; out: what each function gives.
+__global__ void integers(const uint32_t* in, uint32_t* out) {
+  for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
+    const uint32_t a = in[i * 3], b = in[i * 3 + 1], c = in[i * 3 + 2];
+    uint32_t* const to = out + i * 6;
+    to[0] = dp2a_lo(a, b, c);
+    to[1] = dp2a_hi(a, b, c);
+    to[2] = dp4a(a, b, c);
+    to[3] = prmt(a, b, c);
+    to[4] = funnel_shift_right(a, b, c % 32);
+    to[5] = funnel_shift_right(a, b, c % 64);
+  }
+}
+
+// in: a float; out: as fp16 and as bf16; its low half, read as fp16 and as bf16, as floats.
+__global__ void conversions(const uint32_t* in, uint32_t* out) {
+  for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
+    const uint32_t value = in[i];
+    uint32_t* const to = out + i * 4;
+    to[0] = from_float<Float16>(float_of(value));
+    to[1] = from_float<BFloat16>(float_of(value));
+    to[2] = bits_of(to_float<Float16>(static_cast<uint16_t>(value)));
+    to[3] = bits_of(to_float<BFloat16>(static_cast<uint16_t>(value)));
+  }
+}
+
+// Two halves of a block of 128 threads, each with a barrier of its own, turn their values around
+// several times: out[t] is in[t] of the half turned around.
+__global__ void named_barriers(const uint32_t* in, uint32_t* out) {
+  FS_SHARED(uint32_t, turned, 128);
+  const int half = threadIdx.x / 64, place = threadIdx.x % 64;
+  uint32_t value = in[threadIdx.x];
+  for (int times = 0; times < 3 + 2 * half; ++times) {
+    turned[half * 64 + 63 - place] = value;
+    sync_threads_of(1 + half, 64);
+    value = turned[half * 64 + place];
+    sync_threads_of(1 + half, 64);
+  }
+  out[threadIdx.x] = value;
+}
+
+// in: 4 words; out: those 4, copied in pieces of 16, 8 and 4 bytes, 12 words. Every third thread
+// gets zeros in place of its last piece of each size.
+__global__ void async_copies(const uint32_t* in, uint32_t* out) {
+  FS_DYNAMIC_SHARED(shared);
+  const uint32_t mine = shared_address(shared) + threadIdx.x * 48;
+  const uint32_t* const words = in + threadIdx.x * 4;
+  const bool valid = threadIdx.x % 3 != 0;
+  copy_async<16>(mine, words, valid);
+  copy_async_commit();
+  FS_UNROLL
+  for (int i = 0; i < 2; ++i) copy_async<8>(mine + 16 + 8 * i, words + 2 * i, valid || i < 1);
+  copy_async_commit();
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) copy_async<4>(mine + 32 + 4 * i, words + i, valid || i < 3);
+  copy_async_commit();
+  copy_async_wait<2>();
+  uint4 piece = load_shared<uint4>(mine);
+  store_global(reinterpret_cast<uint4*>(out + threadIdx.x * 12), piece);
+  copy_async_wait<0>();
+  __syncthreads();
+  piece = load_shared<uint4>(mine + 16);
+  store_global(reinterpret_cast<uint4*>(out + threadIdx.x * 12 + 4), piece);
+  piece = load_shared<uint4>(mine + 32);
+  store_global(reinterpret_cast<uint4*>(out + threadIdx.x * 12 + 8), piece);
+}
+
+// in: 4 words; out: the same through every load and store, 21 words.
+__global__ void loads(const uint32_t* in, uint32_t* out) {
+  FS_DYNAMIC_SHARED(shared);
+  const uint32_t mine = shared_address(shared) + threadIdx.x * 16;
+  const uint32_t* const words = in + threadIdx.x * 4;
+  uint32_t* const to = out + threadIdx.x * 21;
+  store_shared(mine, load_streaming(reinterpret_cast<const uint4*>(words)));
+  const uint4 four = load_shared<uint4>(mine);
+  to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  store_shared(mine, load_streaming(reinterpret_cast<const uint2*>(words)));
+  const uint2 two = load_shared<uint2>(mine);
+  to[4] = two.x, to[5] = two.y;
+  store_shared(mine, load_streaming(words));
+  to[6] = load_shared<uint32_t>(mine);
+  store_shared(mine, load_readonly(reinterpret_cast<const uint16_t*>(words)));
+  store_shared_same(mine + 2, load_readonly(reinterpret_cast<const uint16_t*>(words) + 1));
+  to[7] = load_shared<uint16_t>(mine);
+  to[8] = load_shared<uint16_t>(mine + 2);
+  to[9] = load_readonly(words);
+  const uint2 readonly = load_readonly(reinterpret_cast<const uint2*>(words));
+  to[10] = readonly.x, to[11] = readonly.y;
+  to[12] = load_readonly(reinterpret_cast<const uint4*>(words)).w;
+  store_shared(mine, load_l2(reinterpret_cast<const float4*>(words)));
+  const float4 floats = load_shared<float4>(mine);
+  to[13] = bits_of(floats.x), to[14] = bits_of(floats.y);
+  to[15] = bits_of(floats.z), to[16] = bits_of(floats.w);
+  store_shared(mine + 4, load_l2(reinterpret_cast<const float*>(words)));
+  to[17] = bits_of(load_shared<float>(mine + 4));
+  store_shared(mine + 8, make_float2(floats.x, floats.y));
+  const float2 pair = load_shared<float2>(mine + 8);
+  to[18] = bits_of(pair.x), to[19] = bits_of(pair.y);
+  store_global(to + 20, words[3]);
+}
+
+// in: one value; out (of the block): sum as int, sum as unsigned, or, maximum, sum of the lowest
+// byte as float; the same in shared memory; then for each thread the sum before it came.
+__global__ void atomics(const uint32_t* in, uint32_t* out) {
+  FS_SHARED(uint32_t, shared, 5);
+  const uint32_t value = in[threadIdx.x];
+  if (threadIdx.x < 5) shared[threadIdx.x] = out[threadIdx.x] = 0;
+  __syncthreads();
+  for (uint32_t* const place : {out, &shared[0]}) {
+    atomicAdd(reinterpret_cast<int*>(place), static_cast<int>(value));
+    const uint32_t before = atomicAdd(place + 1, value);
+    if (place == out) out[10 + threadIdx.x] = before;
+    atomicOr(place + 2, value);
+    atomicMax(place + 3, value);
+    atomicAdd(reinterpret_cast<float*>(place + 4), static_cast<float>(value & 0xff));
+  }
+  __syncthreads();
+  if (threadIdx.x < 5) out[5 + threadIdx.x] = shared[threadIdx.x];
+}
+
+struct Case {
+  const char* name;
+  void (*kernel)(const uint32_t* in, uint32_t* out);
+  int threads, outputs, shared_bytes;
+};
+
+constexpr Case kCases[] = {
+    {"mma_float16", mma<Float16>, 32, 32 * 4, 0},
+    {"mma_bfloat16", mma<BFloat16>, 32, 32 * 4, 0},
+    {"ldmatrix_x2", ldmatrix<2, false>, 32, 32 * 4, 1024},
+    {"ldmatrix_x2_transposed", ldmatrix<2, true>, 32, 32 * 4, 1024},
+    {"ldmatrix_x4", ldmatrix<4, false>, 32, 32 * 4, 1024},
+    {"ldmatrix_x4_transposed", ldmatrix<4, true>, 32, 32 * 4, 1024},
+    {"shuffles", shuffles, 64, 64 * 9, 0},
+    {"votes", votes, 64, 64 * 5, 0},
+    {"bits", bits, 64, 64 * 4, 0},
+    {"integers", integers, 64, kItems * 6, 0},
+    {"conversions", conversions, 64, kItems * 4, 0},
+    {"named_barriers", named_barriers, 128, 128, 0},
+    {"async_copies", async_copies, 64, 64 * 12, 64 * 48},
+    {"loads", loads, 64, 64 * 21, 64 * 16},
+    {"atomics", atomics, 64, 10 + 64, 0},
+};
+
+}  // namespace flashsparse::primitives
