@@ -37,7 +37,8 @@ class Grid {
     if (seed > 1) std::shuffle(waiting_.begin(), waiting_.end(), random_);
 
     size_t resident = 1;
-    if (seed > 1) resident = std::min(kResidentThreads / threads, blocks);
+    if (seed > 1)
+      resident = std::clamp<size_t>(kResidentThreads / threads, 1, std::max<size_t>(blocks, 1));
     while (fibers_.size() < resident * threads)
       fibers_.push_back(std::make_unique<Fiber>(&Grid::fiber_main));
     for (size_t i = 0; i < resident; ++i)
