@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,17 +58,21 @@ def _run(
 ) -> int | None:
     """Exit code, or None where the time was over. All output goes to the log."""
     with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
+        )
         try:
-            return subprocess.run(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=max(seconds, 1),
-                check=False,
-                env=os.environ | (environment or {}),
-            ).returncode
+            return process.wait(max(seconds, 1))
         except subprocess.TimeoutExpired:
             return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started holds the card, too
+            process.wait()
 
 
 def sanitize(out: Path, budget: Budget, arguments: Sequence[str] = ()) -> bool:

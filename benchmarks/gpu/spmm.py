@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is the sparse linear layer right on this GPU, how fast is it, and what binds it?
 
-    python benchmarks/gpu/spmm.py                    everything, in about 9 minutes
+    python benchmarks/gpu/spmm.py                    everything, in 9 minutes at most
     python benchmarks/gpu/spmm.py --check            every way to call it, against float64
     python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
     python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import _check
 import pytest
+import tables
 import torch
 from _check import Case, Checker, small_cases
 from _device import Budget, Stopwatch
@@ -156,6 +157,18 @@ def test_layers():
         for tokens in stage.tokens
     }
     assert len(points) == 20 * 5 * 7  # every layer, sparsity and number of tokens
+
+
+def test_the_table_for_the_documents():
+    row = {"model": "OPT-30B", "shape": "a", "config": "", "sparsity": 80, "tokens": 8}
+    row |= {"ratio": 2.0, "ratio_bound": 2.5, "fp8_ratio": None}
+    rows = [row, row | {"shape": "b", "ratio": 4.5}, row | {"model": "Llama-3-8B", "ratio": 9.0}]
+    rows += [row | {"config": "other", "ratio": 9.0}]
+    about = {"gpu": "GPU", "dtype": "float16", "read_gb_s": 1, "driver_version": "1"}
+    about |= {"torch": "2", "date": "2026-11-20T00:00"}
+    table = tables.TABLES["spmm_opt"]({"rows": rows, "about": about})
+    assert "| 2 layers, tokens: | at most | 8 |" in table
+    assert "| **80% zeros** | 2.50 | 3.00 |" in table
 
 
 NCU_COLUMNS = (
