@@ -96,7 +96,7 @@ def spmm(result: Result, models: Sequence[str]) -> str:
     about = result["about"]
     return markdown([f"{layers} layers, tokens:", "at most", *map(str, tokens)], cells) + (
         f"\n{about['gpu']}, {about['dtype']}, reads {about['read_gb_s']} GB/s, driver "
-        f"{about['driver_version']}, torch {about['torch']}, {about['date'][:10]}.\n"
+        f"{about.get('driver_version', 'unknown')}, torch {about['torch']}, {about['date'][:10]}.\n"
     )
 
 

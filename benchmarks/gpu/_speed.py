@@ -250,7 +250,12 @@ class Speed:
         csr = torch.sparse_csr_tensor(*parts, size=layer.shape, check_invariants=False)
         for count in tokens:
             x = activations(count, layer, self._dtype, self._device).T.contiguous()
-            time = self._stopwatch.ungraphed(partial(torch.mm, csr, x))
+            try:
+                found = {
+                    "csr_us": round(self._stopwatch.ungraphed(partial(torch.mm, csr, x))[0], 2)
+                }
+            except RuntimeError as error:  # not every library has it for 16 bits
+                found = {"csr_refused": str(error).splitlines()[0][:100]}
             for row in self.rows:
                 if (row["shape"], row["sparsity"], row["tokens"]) == (str(layer), sparsity, count):
-                    row["csr_us"] = round(time.microseconds, 2)
+                    row |= found

@@ -137,6 +137,16 @@ def test_all_that_was_measured_is_kept_when_time_ends():
     assert [row["shape"] for row in speed.rows] == ["128x64"] * 2
 
 
+def test_csr_joins_the_rows_of_its_point():
+    small = Layer("", "", 128, 64)
+    speed = Speed(CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    stages = [Stage([small], (80, 90), (1,)), Stage([small], (90,), (1,), csr=True)]
+    assert len(list(speed.run(stages, Budget(60)))) == 2
+    first, second = speed.rows
+    assert not {"csr_us", "csr_refused"} & set(first)
+    assert {"csr_us", "csr_refused"} & set(second)  # by the torch and its libraries
+
+
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 1.0])
 def test_assembled_weights_are_what_packing_makes(sparsity):
     packed = assembled(Layer("", "", 384, 192), sparsity, torch.bfloat16, CPU)
