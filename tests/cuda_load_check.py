@@ -30,7 +30,7 @@ def check_objects() -> str:
 
 
 def check_registrations() -> str:
-    for op in ("tiled_csl_unpack", "tiled_csl_linear"):
+    for op in ("tiled_csl_pack", "tiled_csl_unpack", "tiled_csl_linear"):
         assert registered(op, "CPU") and registered(op, "CUDA"), op
     assert not registered("interleaved_bitmap_linear", "CUDA")
     return "CUDA has its ops and no others"
@@ -72,13 +72,15 @@ def check_gpu() -> str:
     if not torch.cuda.is_available():
         return "no GPU here: the kernel was not run"
     weight, words, offsets = packed()
+    for made, expected in zip(ops.tiled_csl_pack(weight.cuda()), (words, offsets), strict=True):
+        assert torch.equal(made.cpu(), expected)
     words, offsets = words.cuda(), offsets.cuda()
     unpacked = ops.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype)
     assert torch.equal(unpacked.cpu(), weight)
     x = torch.randn(5, weight.shape[1], device="cuda")
     y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
     torch.testing.assert_close(y.cpu(), x.cpu() @ weight.float().T)
-    return f"unpack and linear agree with the CPU on {torch.cuda.get_device_name()}"
+    return f"pack, unpack and linear agree with the CPU on {torch.cuda.get_device_name()}"
 
 
 def packed():

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..ops import ops
+from ..ops import STATUS, ops
 from ..packed import Format, PackedWeight
 from .interleaved_bitmap import INTERLEAVED_BITMAP
 
@@ -24,7 +24,7 @@ class TiledCSL(Format):
 
     def pack(self, weight: Tensor) -> PackedWeight:
         self.require_weight(weight)
-        words, offsets = ops.tiled_csl_pack(weight.detach().cpu())
+        words, offsets = ops.tiled_csl_pack(_where_kernels_are(weight.detach()))
         tensors = {"weight_packed": words, "tile_offsets": offsets}
         return PackedWeight(self, tensors, tuple(weight.shape), weight.dtype).to(weight.device)
 
@@ -62,5 +62,12 @@ class TiledCSL(Format):
         return INTERLEAVED_BITMAP.wrap(tensors, packed.shape, packed.dtype)
 
     def _validate(self, packed: PackedWeight) -> Tensor:
-        words, offsets = (packed.tensors[name].detach().cpu() for name in self.tensor_names)
+        words, offsets = (
+            _where_kernels_are(packed.tensors[name].detach()) for name in self.tensor_names
+        )
         return ops.tiled_csl_validate(words, offsets, *packed.shape)
+
+
+def _where_kernels_are(tensor: Tensor) -> Tensor:
+    """The tensor on its own device if that has kernels, else on the CPU: the results are equal."""
+    return tensor if tensor.is_cuda and STATUS["_C_cuda"].loaded else tensor.cpu()

@@ -25,7 +25,9 @@ def _(weight: Tensor):
 
     Packs weight [out_features, in_features] (float16 or bfloat16) to Tiled-CSL: int32 words and
     int32 tile offsets. Inside a tile the words are ordered by shared-memory bank (after
-    Flash-LLM, Algorithm 3; kernels/formats/tiled_csl.h states the order).
+    Flash-LLM, Algorithm 3; kernels/formats/tiled_csl.h states the order). The same bit for bit on
+    every device. On CUDA it waits for the device, to learn how many words there are: no part of a
+    CUDA graph.
     """
     out_features, in_features = weight.shape
     tiles = _cdiv(out_features, 128) * _cdiv(in_features, 64)
@@ -44,7 +46,10 @@ def _(weight_packed, tile_offsets, out_features, in_features, dtype):
 
 @register_fake("flashsparse::tiled_csl_validate")
 def _(weight_packed, tile_offsets, out_features, in_features):
-    """Counts the nonzeros (int64 scalar) of sound Tiled-CSL tensors, and raises on any others."""
+    """Counts the nonzeros (int64 scalar) of sound Tiled-CSL tensors, and raises on any others.
+
+    On CUDA it waits for the device.
+    """
     return weight_packed.new_empty((), dtype=torch.int64)
 
 

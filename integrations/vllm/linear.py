@@ -129,7 +129,8 @@ class SparseLinearMethod(LinearMethodBase):
         return rounded
 
     def _pack(self, weight: Tensor, device: torch.device) -> PackedWeight:
-        """Packs straight into the form that the kernels of `device` read."""
+        """Packs on `device`, straight into the form that its kernels read."""
+        weight = weight.to(device)
         names = (self.format,)
         if self.auto and not self.loader.is_packed:
             names = format_names()

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel may use beyond plain CUDA, each thing with its emulated twin, so that one kernel
-// source compiles under nvcc for the GPU and under g++ for the emulator.
+// What every kernel includes: CUDA, or the emulator in its place, so that one kernel source
+// compiles under nvcc for the GPU and under g++ for the tests. Beyond plain CUDA a kernel may use
+// what these headers give it, each inline-PTX primitive once with its emulated twin beside it:
+//   memory.cuh   loads, stores, asynchronous copies, arrival
+//   mma.cuh      tensor cores and their operands
+//   warp.cuh     barriers of a part of a block
+//   integer.cuh  byte permutations and dot products
 #pragma once
 #include <cstdint>
 
@@ -8,9 +13,17 @@
 #include <cuda_runtime.h>
 // An array in shared memory, aligned for 16-byte vectors.
 #define FS_SHARED(type, name, count) __shared__ __align__(16) type name[count]
+// The block's dynamic shared memory, as large as the launch says: unsigned char* name.
+#define FS_DYNAMIC_SHARED(name)                                          \
+  extern __shared__ __align__(128) unsigned char flashsparse_dynamic_[]; \
+  unsigned char* const name = flashsparse_dynamic_
+#define FS_UNROLL _Pragma("unroll")
 #else
 #include "emulator/simt.h"
-#define FS_SHARED(type, name, count) type* const name = simt::shared_array<type>(__LINE__, count)
+#define FS_SHARED(type, name, count) \
+  type* const name = simt::shared_array<type>(simt::Place::here(__FILE__, __LINE__), count)
+#define FS_DYNAMIC_SHARED(name) unsigned char* const name = simt::dynamic_shared()
+#define FS_UNROLL
 #endif
 
 namespace flashsparse {

@@ -13,4 +13,18 @@ namespace flashsparse::cuda {
 cudaError_t tiled_csl_unpack(const uint32_t* words, int64_t num_words, const int32_t* offsets,
                              int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
 
+// Judges words[num_words] and `offsets` of any content: verdicts[t] >= 0 is the number of nonzeros
+// of tile t, a negative one the rule that it breaks (tiled_csl_verdict.h).
+cudaError_t tiled_csl_validate(const uint32_t* words, int64_t num_words, const int32_t* offsets,
+                               int64_t rows, int64_t cols, int32_t* verdicts, cudaStream_t stream);
+
+// Packs weight[rows, cols] (row by row, 16-bit values) in two steps, since the words can only be
+// allocated when they are counted. The first fills offsets[tiles + 1] and num_words[1]; where that
+// is beyond INT32_MAX, so are the offsets, and the weight cannot be packed. The second fills
+// words[num_words], aligned to 16 bytes, in the canonical order.
+cudaError_t tiled_csl_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* offsets,
+                            int64_t* num_words, cudaStream_t stream);
+cudaError_t tiled_csl_pack(const uint16_t* weight, int64_t rows, int64_t cols,
+                           const int32_t* offsets, uint32_t* words, cudaStream_t stream);
+
 }  // namespace flashsparse::cuda

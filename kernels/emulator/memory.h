@@ -1,50 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of one block. Each array is an allocation of its exact size, so that the address
-// sanitizer sees an overrun, and starts as 0xff bytes (NaN in every float type, -1 in integers), so
-// that a kernel which reads what it never wrote gives a wrong result.
+// Shared memory of one block, and the asynchronous copies of one thread into it. Each array is an
+// allocation of its exact size, so that the address sanitizer sees an overrun, and starts as 0xff
+// bytes (NaN in every float type, -1 in integers), so that a kernel which reads what it never wrote
+// gives a wrong result.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <map>
+#include <vector>
 
+#include "emulator/place.h"
 #include "emulator/sanitizers.h"
 
 namespace simt {
 
+inline constexpr unsigned char kPoison = 0xff;
+
 class SharedMemory {
  public:
-  static constexpr size_t kAlignment = 16;
-
-  ~SharedMemory() { clear(); }
-
-  // The array that `line` of the kernel declares: the same one for every thread of the block.
-  void* array(int line, size_t bytes) {
-    const sanitizers::Unwatched unwatched;
-    void*& place = arrays_[line];
-    if (!place) {
-      if (posix_memalign(&place, kAlignment, bytes) != 0) std::abort();
-      std::memset(place, 0xff, bytes);
-    }
-    return place;
+  void begin(size_t dynamic_bytes) {
+    constexpr size_t kDynamicAlignment = 128;
+    arrays_.push_back(make({}, dynamic_bytes, kDynamicAlignment));
   }
 
-  // Called between blocks: what one leaves behind, the next must not find.
-  void clear() {
-    const sanitizers::Unwatched unwatched;
-    for (auto& [line, place] : arrays_) std::free(place);
+  // What one block leaves behind, the next must not find.
+  void end() {
+    for (const Array& array : arrays_) std::free(array.start);
     arrays_.clear();
   }
 
+  void* dynamic() { return arrays_[0].start; }
+
+  // The array that this place of the kernel declares: the same one for every thread of the block.
+  void* array(Place place, size_t bytes) {
+    constexpr size_t kStaticAlignment = 16;
+    for (size_t i = 1; i < arrays_.size(); ++i) {
+      if (arrays_[i].place == place) return arrays_[i].start;
+    }
+    arrays_.push_back(make(place, bytes, kStaticAlignment));
+    return arrays_.back().start;
+  }
+
+  // A 32-bit address: in dynamic shared memory the offset; a static array has the addresses from a
+  // higher multiple of kArraySpan on. kNoAddress for what is not in shared memory.
+  uint32_t address(const void* pointer) const {
+    const auto place = reinterpret_cast<uintptr_t>(pointer);
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      const auto start = reinterpret_cast<uintptr_t>(arrays_[i].start);
+      if (start <= place && place <= start + arrays_[i].bytes)
+        return static_cast<uint32_t>(i * kArraySpan + (place - start));
+    }
+    return kNoAddress;
+  }
+
+  // Where an access of so many bytes goes; null if it leaves its array.
+  unsigned char* at(uint32_t address, size_t bytes) const {
+    const size_t number = address / kArraySpan, offset = address % kArraySpan;
+    if (number >= arrays_.size() || offset + bytes > arrays_[number].bytes) return nullptr;
+    return arrays_[number].start + offset;
+  }
+
+  static constexpr uint32_t kNoAddress = ~uint32_t{0};
+
  private:
-  std::map<int, void*> arrays_;
+  static constexpr uint32_t kArraySpan = 1 << 20;  // more than any multiprocessor has
+
+  struct Array {
+    Place place;
+    unsigned char* start;
+    size_t bytes;
+  };
+
+  static Array make(Place place, size_t bytes, size_t alignment) {
+    void* start = nullptr;
+    if (posix_memalign(&start, alignment, bytes) != 0) std::abort();
+    std::memset(start, kPoison, bytes);
+    return {place, static_cast<unsigned char*>(start), bytes};
+  }
+
+  std::vector<Array> arrays_;  // the dynamic one first
 };
 
-inline SharedMemory shared_memory;
+// Copies that one thread has started, oldest first, in committed groups and an open one. A copy may
+// land at any time from its start to the wait for its group; here it puts poison at its start, and
+// the data at the wait.
+class AsyncCopies {
+ public:
+  static constexpr size_t kMaxBytes = 16;
 
-template <class T>
-T* shared_array(int line, size_t count) {
-  return static_cast<T*>(shared_memory.array(line, count * sizeof(T)));
-}
+  // `from` is null for zeros.
+  void start(unsigned char* to, const unsigned char* from, size_t bytes) {
+    unsigned char read[kMaxBytes];  // what the copy may read already
+    if (from) std::memcpy(read, from, bytes);
+    std::memset(to, kPoison, bytes);
+    const sanitizers::Unwatched unwatched;
+    copies_.push_back({to, from, bytes});
+  }
+
+  void commit() {
+    const sanitizers::Unwatched unwatched;
+    group_ends_.push_back(copies_.size());
+  }
+
+  // Lands all groups but the latest `pending`.
+  void wait(size_t pending) {
+    size_t landing = 0;
+    {
+      const sanitizers::Unwatched unwatched;
+      if (group_ends_.size() <= pending) return;
+      landing = group_ends_[group_ends_.size() - pending - 1];
+    }
+    for (size_t i = 0; i < landing; ++i) {
+      Copy copy;
+      {
+        const sanitizers::Unwatched unwatched;
+        copy = copies_[i];
+      }
+      if (copy.from)
+        std::memcpy(copy.to, copy.from, copy.bytes);
+      else
+        std::memset(copy.to, 0, copy.bytes);
+    }
+    const sanitizers::Unwatched unwatched;
+    copies_.erase(copies_.begin(), copies_.begin() + landing);
+    group_ends_.erase(group_ends_.begin(), group_ends_.end() - pending);
+    for (size_t& end : group_ends_) end -= landing;
+  }
+
+  // Whether any copy may still land; groups without copies do not count.
+  bool in_flight() const { return !copies_.empty(); }
+
+  void forget_groups() { group_ends_.clear(); }
+
+ private:
+  struct Copy {
+    unsigned char* to;
+    const unsigned char* from;  // null: zeros
+    size_t bytes;
+  };
+
+  std::vector<Copy> copies_;
+  std::vector<size_t> group_ends_;
+};
 
 }  // namespace simt

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the thread sanitizer must be told: every fiber is a thread of its own, and the only order
-// between two of them is the one that the emulated barrier gives. Empty in other builds.
+// What the sanitizers must be told about fibers. Empty in other builds.
+//   thread   every fiber is a thread of its own, and the only order between two of them is the one
+//            that a barrier or an acquiring and releasing atomic gives
+//   address  a switch goes to another stack
 #pragma once
+#include <cstddef>
 
 #ifdef __SANITIZE_THREAD__
 extern "C" {
 void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* place);
 void __tsan_release(void* place);
@@ -17,28 +19,55 @@ void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 #endif
+#ifdef __SANITIZE_ADDRESS__
+extern "C" {
+void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void* fake_stack, const void** old_bottom, size_t* old_size);
+}
+#endif
 
 namespace simt::sanitizers {
+
+// One stack, as the sanitizers know it.
+struct Stack {
+  void* race_fiber = nullptr;    // the race detector's name for it
+  const void* bottom = nullptr;  // for the address sanitizer, with the size
+  size_t size = 0;
+  void* fake_stack = nullptr;
+};
 
 #ifdef __SANITIZE_THREAD__
 inline void* current_fiber() { return __tsan_get_current_fiber(); }
 inline void* create_fiber() { return __tsan_create_fiber(0); }
-inline void destroy_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
-// Inlined whatever the optimisation: its frame would begin on one fiber and end on another.
-[[gnu::always_inline]] inline void switch_to(void* fiber) {
-  constexpr unsigned kNoHappensBefore = 1;
-  __tsan_switch_to_fiber(fiber, kNoHappensBefore);
-}
 inline void release(void* place) { __tsan_release(place); }
 inline void acquire(void* place) { __tsan_acquire(place); }
 #else
 inline void* current_fiber() { return nullptr; }
 inline void* create_fiber() { return nullptr; }
-inline void destroy_fiber(void*) {}
-inline void switch_to(void*) {}
 inline void release(void*) {}
 inline void acquire(void*) {}
 #endif
+
+// Right before the switch, on the old stack. Inlined whatever the optimisation: its frame would
+// begin on one fiber and end on another.
+[[gnu::always_inline]] inline void before_switch([[maybe_unused]] Stack& from,
+                                                 [[maybe_unused]] Stack& to) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
+#endif
+#ifdef __SANITIZE_THREAD__
+  constexpr unsigned kNoHappensBefore = 1;
+  __tsan_switch_to_fiber(to.race_fiber, kNoHappensBefore);
+#endif
+}
+
+// Right after a switch from `from`, on the stack of `self`, which has just been resumed.
+[[gnu::always_inline]] inline void after_switch([[maybe_unused]] Stack& self,
+                                                [[maybe_unused]] Stack& from) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(self.fake_stack, &from.bottom, &from.size);
+#endif
+}
 
 // The emulator's own bookkeeping, which one fiber writes and another reads, is no race of a kernel.
 struct Unwatched {

@@ -3,34 +3,16 @@
 //   case    int64 rows, cols, num_words, seed; int32 offsets[tiles + 1]; uint32 words[num_words]
 //   answer  uint16 weight[rows * cols]
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
 
 #include "cuda/tiled_csl_unpack.cuh"
-
-namespace {
+#include "emulator/driver.h"
 
 using namespace flashsparse::tiled_csl;
-
-// As torch's allocator gives it: aligned, and of exactly this size.
-template <class T>
-std::unique_ptr<T[], decltype(&std::free)> device_array(size_t count) {
-  void* place = nullptr;
-  if (posix_memalign(&place, 64, count * sizeof(T)) != 0) std::abort();
-  return {static_cast<T*>(place), &std::free};
-}
-
-template <class T>
-void read(T* to, size_t count) {
-  if (std::fread(to, sizeof(T), count, stdin) != count) std::abort();
-}
-
-}  // namespace
+using namespace driver;
 
 int main() {
   int64_t header[4];
-  while (std::fread(header, sizeof header, 1, stdin) == 1) {
+  while (read_header(header)) {
     const auto [rows, cols, num_words, seed] = header;
     const int64_t tiles = tile_rows(rows) * tile_cols(cols);
     const auto offsets = device_array<int32_t>(tiles + 1);
@@ -41,6 +23,6 @@ int main() {
     simt::launch(tiles, kUnpackThreads, seed, [&, rows = rows, cols = cols, num_words = num_words] {
       unpack_kernel(words.get(), num_words, offsets.get(), rows, cols, weight.get());
     });
-    std::fwrite(weight.get(), sizeof(uint16_t), rows * cols, stdout);
+    write(weight.get(), rows * cols);
   }
 }

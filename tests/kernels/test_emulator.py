@@ -3,51 +3,25 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from emulation import (
+    EMULATOR_EXIT_CODE,
+    KERNELS,
+    RACE_EXIT_CODE,
+    SANITIZERS,
+    SEEDS,
+    compile_driver,
+    without_each_barrier,
+)
 
 from flashsparse_plugin.ops import ops, reference
 
-KERNELS = Path(__file__).parents[2] / "kernels"
 UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
-SANITIZERS = {
-    "plain": [],
-    "thread": ["-fsanitize=thread"],
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-}
-SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
-EMULATOR_EXIT_CODE = 3
-RACE_EXIT_CODE = 66  # of the thread sanitizer
-
-
-def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None = None) -> Path:
-    """Compiles kernels/emulator/<name>.cpp; headers in `include` hide those of the repository."""
-    binary = folder / f"{name}_{sanitizer}"
-    paths = [f"-I{path}" for path in (include, KERNELS) if path]
-    options = ["-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
-    source = KERNELS / "emulator" / f"{name}.cpp"
-    command = ["g++", *options, *SANITIZERS[sanitizer], *paths, str(source), "-o", str(binary)]
-    subprocess.run(command, check=True)
-    return binary
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """driver(name, sanitizer) compiles each program once."""
-    built: dict[tuple[str, str], Path] = {}
-
-    def get(name: str, sanitizer: str) -> Path:
-        if (name, sanitizer) not in built:
-            folder = tmp_path_factory.mktemp("emulator")
-            built[name, sanitizer] = compile_driver(name, sanitizer, folder)
-        return built[name, sanitizer]
-
-    return get
 
 
 # ---- the emulator ------------------------------------------------------------------------------
@@ -114,7 +88,7 @@ def test_misaligned_vector_load(self_test):
     ("case", "message"),
     [
         ("two_barriers", "some threads wait at __syncthreads on line"),
-        ("early_end", "for 32 that have ended"),
+        ("early_end", "32 of 64 threads have ended"),
     ],
 )
 def test_divergent_barrier(self_test, case, message):
@@ -227,17 +201,11 @@ def test_garbage_stays_in_bounds(driver):
 
 def test_every_barrier_is_needed(tmp_path):
     """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
-    source = UNPACK_KERNEL.read_text()
-    barriers = list(re.finditer(r"__syncthreads\(\);", source))
-    assert len(barriers) == 2
     cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)])
-    for number, barrier in enumerate(barriers):
-        folder = tmp_path / str(number)
-        mutant = folder / UNPACK_KERNEL.relative_to(KERNELS)
-        mutant.parent.mkdir(parents=True)
-        mutant.write_text(source[: barrier.start()] + source[barrier.end() :])
-        binary = compile_driver("unpack_driver", "thread", folder, include=folder)
-        ran = run_unpack(binary, cases)
+    mutants = list(without_each_barrier(UNPACK_KERNEL, tmp_path))
+    assert len(mutants) == 2
+    for folder in mutants:
+        ran = run_unpack(compile_driver("unpack_driver", "thread", folder, include=folder), cases)
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
-        assert mutant.name.encode() in ran.stderr  # names the line of the kernel
+        assert UNPACK_KERNEL.name.encode() in ran.stderr  # names the line of the kernel

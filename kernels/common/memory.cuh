@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads, stores and asynchronous copies, with the cache behaviour that a kernel asks for.
+// Shared memory is addressed by 32 bits, so that address arithmetic takes one register and one
+// instruction. Every address must be a multiple of the size of what is accessed there.
+#pragma once
+#include "common/device.cuh"
+
+namespace flashsparse {
+
+#ifdef __CUDACC__
+
+// The address of something in shared memory.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+namespace detail {
+
+__device__ __forceinline__ void load_shared(uint32_t address, uint16_t& value) {
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t address, uint32_t& value) {
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t address, float& value) {
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t address, uint2& value) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t address, float2& value) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t address, uint4& value) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t address, float4& value) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_streaming(const uint32_t* place, uint32_t& value) {
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(place));
+}
+__device__ __forceinline__ void load_streaming(const uint2* place, uint2& value) {
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "l"(place));
+}
+__device__ __forceinline__ void load_streaming(const uint4* place, uint4& value) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(place));
+}
+
+__device__ __forceinline__ void load_l2(const float* place, float& value) {
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(place) : "memory");
+}
+__device__ __forceinline__ void load_l2(const float4* place, float4& value) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(place)
+               : "memory");
+}
+
+}  // namespace detail
+
+// T is uint16_t, uint32_t, uint2, uint4, float, float2 or float4; so with store_shared.
+template <class T>
+__device__ __forceinline__ T load_shared(uint32_t address) {
+  T value;
+  detail::load_shared(address, value);
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 value) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(value.x), "r"(value.y)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float2 value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
+               "f"(value.y), "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
+// For a place where other threads may be storing the same value at the same time. The GPU needs
+// nothing special; the race detector must be told that it is on purpose.
+__device__ __forceinline__ void store_shared_same(uint32_t address, uint16_t value) {
+  store_shared(address, value);
+}
+
+// Global memory that is read once, and that nothing writes while the kernel runs: past the L1.
+// T is uint32_t, uint2 or uint4.
+template <class T>
+__device__ __forceinline__ T load_streaming(const T* place) {
+  T value;
+  detail::load_streaming(place, value);
+  return value;
+}
+
+// Global memory that is read again, and that nothing writes while the kernel runs: through the L1.
+// T is uint16_t, uint32_t, uint2 or uint4.
+template <class T>
+__device__ __forceinline__ T load_readonly(const T* place) {
+  return __ldg(place);
+}
+
+// Global memory that other blocks have written, after `arrive` says so: from the L2, which all
+// share. T is float or float4.
+template <class T>
+__device__ __forceinline__ T load_l2(const T* place) {
+  T value;
+  detail::load_l2(place, value);
+  return value;
+}
+
+template <class T>
+__device__ __forceinline__ void store_global(T* place, T value) {
+  *place = value;
+}
+
+// Starts a copy of 4, 8 or 16 bytes to shared memory; zeros, without a look at `global`, where not
+// `valid`. 16 bytes go past the L1. The thread that started it may read it after
+// copy_async_wait, others after a barrier that follows that.
+template <int bytes>
+__device__ __forceinline__ void copy_async(uint32_t shared, const void* global, bool valid) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "what cp.async copies");
+  const int read = valid ? bytes : 0;
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                 "r"(read)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global),
+                 "n"(bytes), "r"(read)
+                 : "memory");
+  }
+}
+
+// Ends a group: all copies that this thread has started since the last one.
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits for all groups of this thread but the latest `groups`.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Counts one arrival and returns how many came before. What the block wrote before a barrier that
+// the calling thread passed is seen by the block whose arrival comes later, once that has passed a
+// barrier too: `the last block reduces`, for one thread a block.
+__device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
+#else
+
+namespace detail {
+
+// Where an access goes; ends the program where the address is wrong.
+template <class T>
+T* check_shared(uint32_t address, const char* operation, simt::Place place) {
+  unsigned char* const bytes = simt::current->block->shared.at(address, sizeof(T));
+  if (!bytes || address % sizeof(T) != 0)
+    simt::fail("%s of %zu bytes at shared address %#x, which is %s (%s:%d)", operation, sizeof(T),
+               address, bytes ? "misaligned" : "out of bounds", place.file_name(), place.line);
+  return reinterpret_cast<T*>(bytes);
+}
+template <class T>
+void check_global(T* pointer, const char* operation, simt::Place place) {
+  if (reinterpret_cast<uintptr_t>(pointer) % sizeof(T) != 0)
+    simt::fail("%s of %zu bytes at the misaligned address %p (%s:%d)", operation, sizeof(T),
+               static_cast<const void*>(pointer), place.file_name(), place.line);
+}
+
+template <class T>
+T& shared_at(uint32_t address, const char* operation, simt::Place place) {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::count(operation, place, sizeof(T), address, nullptr);
+  return *check_shared<T>(address, operation, place);
+}
+template <class T>
+T& global_at(T* pointer, const char* operation, simt::Place place) {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::count(operation, place, sizeof(T), std::nullopt, pointer);
+  check_global(pointer, operation, place);
+  return *pointer;
+}
+
+}  // namespace detail
+
+inline uint32_t shared_address(const void* pointer, simt::Place place = simt::Place::here()) {
+  const simt::sanitizers::Unwatched unwatched;
+  const uint32_t address = simt::current->block->shared.address(pointer);
+  if (address == simt::SharedMemory::kNoAddress)
+    simt::fail("%p is not in the block's shared memory (%s:%d)", pointer, place.file_name(),
+               place.line);
+  return address;
+}
+
+template <class T>
+T load_shared(uint32_t address, simt::Place place = simt::Place::here()) {
+  return detail::shared_at<T>(address, "load_shared", place);
+}
+
+template <class T>
+void store_shared(uint32_t address, T value, simt::Place place = simt::Place::here()) {
+  detail::shared_at<T>(address, "store_shared", place) = value;
+}
+
+inline void store_shared_same(uint32_t address, uint16_t value,
+                              simt::Place place = simt::Place::here()) {
+  __atomic_store_n(&detail::shared_at<uint16_t>(address, "store_shared", place), value,
+                   __ATOMIC_RELAXED);
+}
+
+template <class T>
+T load_streaming(const T* pointer, simt::Place place = simt::Place::here()) {
+  return detail::global_at(pointer, "load_global", place);
+}
+
+template <class T>
+T load_readonly(const T* pointer, simt::Place place = simt::Place::here()) {
+  return detail::global_at(pointer, "load_global", place);
+}
+
+template <class T>
+T load_l2(const T* pointer, simt::Place place = simt::Place::here()) {
+  return detail::global_at(pointer, "load_global", place);
+}
+
+template <class T>
+void store_global(T* pointer, T value, simt::Place place = simt::Place::here()) {
+  detail::global_at(pointer, "store_global", place) = value;
+}
+
+template <int bytes>
+void copy_async(uint32_t shared, const void* global, bool valid,
+                simt::Place place = simt::Place::here()) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "what cp.async copies");
+  struct alignas(bytes) Piece {
+    unsigned char bytes_[bytes];
+  };
+  Piece* to = nullptr;
+  const Piece* const from = valid ? static_cast<const Piece*>(global) : nullptr;
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    simt::count("copy_async", place, bytes, shared, from);
+    to = detail::check_shared<Piece>(shared, "copy_async", place);
+    detail::check_global(from, "copy_async", place);
+  }
+  simt::current->copies.start(to->bytes_, from ? from->bytes_ : nullptr, bytes);
+}
+
+inline void copy_async_commit() { simt::current->copies.commit(); }
+
+template <int groups>
+void copy_async_wait() {
+  simt::current->copies.wait(groups);
+}
+
+inline uint32_t arrive(uint32_t* counter) {
+  return __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL);
+}
+
+#endif
+
+}  // namespace flashsparse

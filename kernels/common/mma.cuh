@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor cores and what feeds them: ldmatrix and mma of PTX, and the 16-bit floats. All 32 lanes of
+// the warp must come to each ldmatrix and mma together. Where an element of a fragment lies:
+//   group = lane / 4, pair = lane % 4 * 2; a register holds two elements, the lower column first
+//   A, 16 rows x 16 columns    a[i]: row group + 8 * (i % 2), columns pair + 8 * (i / 2) and next
+//   B, 16 rows x 8 columns     bi:   rows pair + 8 * i and next, column group
+//   C and D, 16 x 8            d[i]: row group + 8 * (i / 2), column pair + i % 2
+#pragma once
+#include "common/device.cuh"
+
+#ifndef __CUDACC__
+#include <array>
+#include <cmath>
+
+#include "common/float16.h"
+#include "common/memory.cuh"
+#endif
+
+namespace flashsparse {
+
+// Names of the dtypes of operands, which are uint16_t in memory.
+struct Float16 {};
+struct BFloat16 {};
+
+#ifdef __CUDACC__
+
+// Loads 8x8 matrices of 16-bit elements, one a register: lane i gives the address of row i % 8 of
+// matrix i / 8, 16 bytes aligned, and gets elements pair and pair + 1 of row `group` (or, where
+// transposed, of column `group`). The x2 form reads the addresses of lanes 0 to 15 only.
+template <bool transposed = false>
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) {
+  if constexpr (transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
+template <bool transposed = false>
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+  if constexpr (transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
+namespace detail {
+
+__device__ __forceinline__ void mma_m16n8k16(Float16, float (&d)[4], const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_m16n8k16(BFloat16, float (&d)[4], const uint32_t (&a)[4],
+                                             uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ uint16_t from_float(Float16, float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ __forceinline__ uint16_t from_float(BFloat16, float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ __forceinline__ float to_float(Float16, uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__device__ __forceinline__ float to_float(BFloat16, uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
+
+}  // namespace detail
+
+// d += a * b, with products and sums in fp32.
+template <class Dtype>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  detail::mma_m16n8k16(Dtype{}, d, a, b0, b1);
+}
+
+#else
+
+namespace detail {
+
+template <int matrices, bool transposed>
+void ldmatrix(uint32_t (&r)[matrices], uint32_t address, simt::Place place) {
+  struct Argument {
+    uint4 row;  // that this lane's address names
+    uint32_t r[matrices];
+  } argument{};
+  // Read here, so that the access belongs to the lane that gives the address.
+  if (simt::current->lane < 8 * matrices)
+    argument.row = shared_at<uint4>(address, "ldmatrix", place);
+  simt::collective(~uint32_t{0}, "ldmatrix", simt::Lines::kSame, simt::Order::kNone, place,
+                   argument, [](const auto& lanes, uint32_t) {
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const int group = lane / 4, pair = lane % 4 * 2;
+                       for (int i = 0; i < matrices; ++i) {
+                         const auto element = [&](int row, int column) -> uint32_t {
+                           uint16_t elements[8];
+                           std::memcpy(elements, &lanes[8 * i + row]->row, sizeof elements);
+                           return elements[column];
+                         };
+                         lanes[lane]->r[i] =
+                             transposed ? element(pair, group) | element(pair + 1, group) << 16
+                                        : element(group, pair) | element(group, pair + 1) << 16;
+                       }
+                     }
+                   });
+  std::memcpy(r, argument.r, sizeof r);
+}
+
+inline float to_float(Float16, uint16_t bits) { return float_from_float16(bits); }
+inline float to_float(BFloat16, uint16_t bits) { return float_from_bfloat16(bits); }
+
+inline constexpr uint16_t kNan = 0x7fff;  // what the hardware's conversions give, for both dtypes
+inline uint16_t from_float(Float16, float value) {
+  return std::isnan(value) ? kNan : float16_from_float(value);
+}
+inline uint16_t from_float(BFloat16, float value) {
+  return std::isnan(value) ? kNan : bfloat16_from_float(value);
+}
+
+// Every 16-bit float as fp32: a table is quicker than bit by bit.
+template <class Dtype>
+const std::array<float, 65536>& floats() {
+  static const std::array<float, 65536> table = [] {
+    std::array<float, 65536> made;
+    for (uint32_t bits = 0; bits < made.size(); ++bits) made[bits] = to_float(Dtype{}, bits);
+    return made;
+  }();
+  return table;
+}
+
+struct MmaArgument {
+  uint32_t a[4], b[2];
+  float d[4];
+};
+
+}  // namespace detail
+
+template <bool transposed = false>
+void ldmatrix_x2(uint32_t (&r)[2], uint32_t address, simt::Place place = simt::Place::here()) {
+  detail::ldmatrix<2, transposed>(r, address, place);
+}
+template <bool transposed = false>
+void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, simt::Place place = simt::Place::here()) {
+  detail::ldmatrix<4, transposed>(r, address, place);
+}
+
+// Sums exactly (to fp64) and rounds once, where the hardware rounds more often and less well.
+template <class Dtype>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                  simt::Place place = simt::Place::here()) {
+  detail::MmaArgument argument{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+  simt::collective(~uint32_t{0}, "mma_m16n8k16", simt::Lines::kSame, simt::Order::kNone, place,
+                   argument, [](const auto& lanes, uint32_t) {
+                     const auto& table = detail::floats<Dtype>();
+                     double rows[16][16], columns[8][16];
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const int group = lane / 4, pair = lane % 4 * 2;
+                       for (int i = 0; i < 4; ++i) {
+                         double* const two = &rows[group + 8 * (i % 2)][pair + 8 * (i / 2)];
+                         two[0] = table[lanes[lane]->a[i] & 0xffff];
+                         two[1] = table[lanes[lane]->a[i] >> 16];
+                       }
+                       for (int i = 0; i < 2; ++i) {
+                         double* const two = &columns[group][pair + 8 * i];
+                         two[0] = table[lanes[lane]->b[i] & 0xffff];
+                         two[1] = table[lanes[lane]->b[i] >> 16];
+                       }
+                     }
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const int group = lane / 4, pair = lane % 4 * 2;
+                       for (int i = 0; i < 4; ++i) {
+                         const double* const row = rows[group + 8 * (i / 2)];
+                         const double* const column = columns[pair + i % 2];
+                         double sum = lanes[lane]->d[i];
+                         for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
+                         lanes[lane]->d[i] = static_cast<float>(sum);
+                       }
+                     }
+                   });
+  std::memcpy(d, argument.d, sizeof d);
+}
+
+#endif
+
+// To the nearest value, ties to even; NaN stays NaN.
+template <class Dtype>
+__device__ __forceinline__ uint16_t from_float(float value) {
+  return detail::from_float(Dtype{}, value);
+}
+
+template <class Dtype>
+__device__ __forceinline__ float to_float(uint16_t bits) {
+  return detail::to_float(Dtype{}, bits);
+}
+
+}  // namespace flashsparse

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the drivers have in common: they read cases from stdin and write answers to stdout.
+#pragma once
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+namespace driver {
+
+// As torch's allocator gives it: aligned, and of exactly this size.
+template <class T>
+std::unique_ptr<T[], decltype(&std::free)> device_array(size_t count) {
+  void* place = nullptr;
+  if (posix_memalign(&place, 64, count * sizeof(T)) != 0) std::abort();
+  return {static_cast<T*>(place), &std::free};
+}
+
+template <class T>
+void read(T* to, size_t count) {
+  if (std::fread(to, sizeof(T), count, stdin) != count) std::abort();
+}
+
+// False where there are no more cases.
+template <class T, size_t count>
+bool read_header(T (&header)[count]) {
+  return std::fread(header, sizeof header, 1, stdin) == 1;
+}
+
+template <class T>
+void write(const T* from, size_t count) {
+  if (std::fwrite(from, sizeof(T), count, stdout) != count) std::abort();
+}
+
+}  // namespace driver

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA packer's own source, run on the CPU by the emulator, against the CPU's packer."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import weights as strategies
+from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, compile_driver, without_each_barrier
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.ops import STATUS, ops
+
+PACK_KERNEL = KERNELS / "cuda" / "tiled_csl_pack.cuh"
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+SPARSITIES = (0.0, 0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 0.999, 1.0)
+INT32_MAX = 2**31 - 1
+
+
+def run_pack(binary: Path, cases) -> subprocess.CompletedProcess:
+    """Feeds (weight, seed, shift) cases to a driver; `shift`: elements past an aligned place."""
+    fed = bytearray()
+    for weight, seed, shift in cases:
+        fed += np.array([*weight.shape, shift, seed], dtype=np.int64).tobytes()
+        fed += weight.contiguous().view(torch.int16).numpy().tobytes()
+    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=300)
+
+
+def pack(binary: Path, cases) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(words, offsets) of the cases."""
+    ran = run_pack(binary, cases)
+    assert ran.returncode == 0, ran.stderr.decode()
+    numbers = np.frombuffer(ran.stdout, dtype=np.int32).copy()
+    results, at = [], 0
+    for weight, *_ in cases:
+        tiles = -(-weight.shape[0] // 128) * -(-weight.shape[1] // 64)
+        count = int(np.frombuffer(ran.stdout, np.int64, 1, offset=4 * at)[0])
+        offsets = numbers[at + 2 : at + 3 + tiles]
+        at += 3 + tiles + count
+        results.append((torch.from_numpy(numbers[at - count : at]), torch.from_numpy(offsets)))
+    assert at == len(numbers)
+    return results
+
+
+def assert_packs_as_the_cpu(binary: Path, cases) -> None:
+    cases = list(cases)
+    for (weight, *_), made in zip(cases, pack(binary, cases), strict=True):
+        for tensor, expected in zip(made, ops.tiled_csl_pack(weight), strict=True):
+            assert torch.equal(tensor, expected), tuple(weight.shape)
+
+
+def adversarial() -> list[torch.Tensor]:
+    """Tiles whose banks are as unequal as they can be, and those at the edges of the rounds."""
+    one_bank = torch.zeros(128, 64, dtype=FLOAT16)  # 256 words in one bank: the swizzle undone
+    rows = torch.arange(128)
+    for half in (0, 1):
+        one_bank[rows, (rows % 8) * 8 + half] = 1.0
+    few = one_bank.clone()
+    few[3, :] = 2.0
+    alone = torch.zeros(128, 64, dtype=BFLOAT16)
+    alone[127, 63] = torch.nan
+    pairs = torch.zeros(128, 64, dtype=BFLOAT16)  # pairs only, of different number
+    for pair in range(32):
+        pairs[: 4 * pair + 1, 2 * pair : 2 * pair + 2] = 1.0
+    singles = pairs.clone()
+    singles[:, 1::2] = 0
+    negative_zeros = torch.full((128, 64), -0.0, dtype=FLOAT16)
+    mixed = random_weight((256, 192), 0.0, BFLOAT16, 0)  # tiles at 0% beside tiles at 100%
+    mixed[:128, 64:128] = 0
+    mixed[128:, :64] = 0
+    return [one_bank, one_bank.t(), few, alone, pairs, singles, negative_zeros, mixed]
+
+
+def test_every_shape_and_density_bit_for_bit(driver):
+    assert_packs_as_the_cpu(
+        driver("pack_driver", "plain"),
+        [
+            (random_weight(shape, sparsity, (BFLOAT16, FLOAT16)[number % 2], number), seed, shift)
+            for number, shape in enumerate([*SHAPES, (64, 200), (128, 72), (384, 320)])
+            for sparsity in SPARSITIES
+            for seed, shift in zip(SEEDS, (0, 1, 2), strict=True)
+        ],
+    )
+
+
+def test_skewed_and_adversarial_tiles(driver):
+    skewed = [
+        skewed_weight(shape, dtype, seed)
+        for seed, shape in enumerate([(128, 64), (300, 257), (17, 200), (256, 256)])
+        for dtype in (BFLOAT16, FLOAT16)
+    ]
+    cases = [(weight, seed, 0) for weight in [*skewed, *adversarial()] for seed in SEEDS]
+    assert_packs_as_the_cpu(driver("pack_driver", "plain"), cases)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
+def test_keeps_every_bit_pattern(driver, dtype):
+    shapes = [(128, 64), (150, 131), (3, 77)]
+    cases = [(every_bit_pattern(shape, dtype, seed), seed, 0) for seed, shape in enumerate(shapes)]
+    assert_packs_as_the_cpu(driver("pack_driver", "plain"), cases)
+
+
+# The programs are compiled once for the session, whatever the example.
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weight=strategies.weights(), seed=st.integers(0, 9), shift=st.integers(0, 3))
+def test_any_weight(driver, weight, seed, shift):
+    assert_packs_as_the_cpu(driver("pack_driver", "plain"), [(weight, seed, shift)])
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_clean_under_sanitizer(driver, sanitizer):
+    random = [
+        random_weight(shape, sparsity, BFLOAT16, 3)
+        for shape in ((1, 1), (127, 63), (129, 65), (130, 72))
+        for sparsity in (0.0, 0.5, 0.9, 1.0)
+    ]
+    cases = [(weight, 7, 1) for weight in random] + [(weight, 0, 0) for weight in adversarial()]
+    assert_packs_as_the_cpu(driver("pack_driver", sanitizer), cases)
+
+
+def test_every_barrier_is_needed(tmp_path):
+    """The thread sanitizer reports each `__syncthreads` that is taken away.
+
+    As a race, or, where counts that are not there yet lead out of shared memory, as a bad address.
+    """
+    cases = [(random_weight((129, 65), 0.5, FLOAT16, 5), 7, 0)]
+    mutants = list(without_each_barrier(PACK_KERNEL, tmp_path))
+    assert len(mutants) == 4
+    for folder in mutants:
+        ran = run_pack(compile_driver("pack_driver", "thread", folder, include=folder), cases)
+        assert ran.returncode == RACE_EXIT_CODE
+        assert b"data race" in ran.stderr or b"ThreadSanitizer: SEGV" in ran.stderr
+        assert b"flashsparse::tiled_csl::" in ran.stderr  # in one of the kernels
+
+
+# ---- offsets -----------------------------------------------------------------------------------
+
+
+def sum_offsets(binary: Path, words: np.ndarray, seed: int = 0) -> tuple[int, np.ndarray]:
+    fed = np.array([len(words), seed], dtype=np.int64).tobytes() + words.tobytes()
+    ran = subprocess.run([str(binary), "offsets"], input=fed, capture_output=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr.decode()
+    total = int(np.frombuffer(ran.stdout, np.int64, 1)[0])
+    return total, np.frombuffer(ran.stdout, np.int32, offset=8)
+
+
+@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+@pytest.mark.parametrize("tiles", [1, 2, 31, 32, 33, 1023, 1024, 1025, 5000])
+def test_offsets_of_any_number_of_tiles(driver, tiles, sanitizer):
+    words = np.random.default_rng(tiles).integers(0, 2049, tiles).astype(np.int32) * 4
+    total, offsets = sum_offsets(driver("pack_driver", sanitizer), words, seed=7)
+    assert total == words.sum(dtype=np.int64)
+    assert np.array_equal(offsets, np.concatenate([[0], np.cumsum(words)]))
+
+
+@pytest.mark.parametrize("beyond", [-4, 0, 4])
+def test_the_sum_is_right_where_offsets_overflow(driver, beyond):
+    """The host refuses a weight by the sum: the last one that fits, and the first that do not."""
+    tiles = (INT32_MAX + 1) // 8192
+    words = np.full(tiles, 8192, dtype=np.int32)
+    words = np.append(words[:-1], [8192 - 4, 4 + beyond, 0]).astype(np.int32)
+    total, offsets = sum_offsets(driver("pack_driver", "plain"), words)
+    assert total == words.sum(dtype=np.int64) == INT32_MAX + 1 + beyond
+    if total <= INT32_MAX:
+        assert offsets[-1] == total
+
+
+# ---- where weights are packed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_packs_where_the_weight_lies_if_there_is_a_kernel(monkeypatch, loaded):
+    devices = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is ops.tiled_csl_pack.default:
+                devices.append(args[0].device.type)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(STATUS["_C_cuda"], "loaded", loaded)
+    with FakeTensorMode(shape_env=ShapeEnv()), Watch():
+        packed = fs.pack(torch.empty(300, 128, dtype=FLOAT16, device="cuda"))
+        assert {tensor.device.type for tensor in packed.tensors.values()} == {"cuda"}
+    assert devices == ["cuda" if loaded else "cpu"]
