@@ -3,17 +3,18 @@
 // the location in a word is the element's place in shared memory, so a tile is zeroed there, its
 // words are scattered without arithmetic, and the rows are read back through the swizzle.
 #pragma once
-#include "common/device.cuh"
+#include "common/memory.cuh"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse::tiled_csl {
 
 inline constexpr int kUnpackThreads = 256;
 
-__device__ __forceinline__ void scatter_word(uint16_t* tile, uint32_t word) {
+__device__ __forceinline__ void scatter_word(uint32_t tile, uint32_t word) {
   // The mask costs one instruction and keeps even a word that was never validated inside the tile.
   // Padding repeats a word, so two threads may store the same element.
-  store_same(tile + (location_of(word) & (kTileElements - 1)), bits_of(word));
+  const uint32_t location = location_of(word) & (kTileElements - 1);
+  store_shared_same(tile + location * sizeof(uint16_t), bits_of(word));
 }
 
 // Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike.
@@ -28,10 +29,10 @@ __global__ void __launch_bounds__(kUnpackThreads)
                   uint16_t* __restrict__ weight) {
   constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
   FS_SHARED(uint4, chunks, kTileElements / kChunk);
-  uint16_t* const tile = reinterpret_cast<uint16_t*>(chunks);
+  const uint32_t tile = shared_address(chunks);
 
   for (int i = threadIdx.x; i < kTileElements / kChunk; i += kUnpackThreads) {
-    chunks[i] = make_uint4(0, 0, 0, 0);
+    store_shared(tile + i * sizeof(uint4), make_uint4(0, 0, 0, 0));
   }
   __syncthreads();
 
@@ -58,13 +59,17 @@ __global__ void __launch_bounds__(kUnpackThreads)
     for (int i = threadIdx.x; i < kTileElements / kChunk; i += kUnpackThreads) {
       const int row = i / kRowChunks, col = i % kRowChunks * kChunk;
       if (row < rows_here && col < cols_here) {
-        *reinterpret_cast<uint4*>(corner + row * cols + col) = chunks[location(row, col) / kChunk];
+        const uint4 chunk = load_shared<uint4>(tile + location(row, col) * sizeof(uint16_t));
+        store_global(reinterpret_cast<uint4*>(corner + row * cols + col), chunk);
       }
     }
   } else {
     for (int i = threadIdx.x; i < kTileElements; i += kUnpackThreads) {
       const int row = i / kTileCols, col = i % kTileCols;
-      if (row < rows_here && col < cols_here) corner[row * cols + col] = tile[location(row, col)];
+      if (row < rows_here && col < cols_here) {
+        const uint32_t place = tile + location(row, col) * sizeof(uint16_t);
+        store_global(corner + row * cols + col, load_shared<uint16_t>(place));
+      }
     }
   }
 }
