@@ -18,7 +18,7 @@ from _check import Case, Checker, small_cases
 from _device import Budget, Stopwatch
 from _layers import LLAMA, OPT, Layer, assembled, layer
 from _speed import STAGES, Speed, Stage
-from _tools import profile_summary, raw_metrics
+from _tools import emulated_wavefronts, profile_summary, raw_metrics
 
 from flashsparse_plugin.ops import ops
 
@@ -184,6 +184,8 @@ def test_the_table_for_the_documents():
 
 NCU_COLUMNS = (
     *("ID", "Kernel Name", "Block Size", "gpu__time_duration.sum"),
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "smsp__inst_executed_op_shared_st.sum",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
     "unrelated",
@@ -191,16 +193,19 @@ NCU_COLUMNS = (
 NCU = f"""==PROF== Connected to process 7 (/usr/bin/python3.12)
 ==PROF== Profiling "linear_kernel" - 0: 0%....50%....100% - 41 passes
 "{'","'.join(NCU_COLUMNS)}"
-"","","","us","%","inst",""
-"0","linear_kernel(const uint4 *, int)","(128, 1, 1)","1,042.5","81.2","2.25","3"
+"","","","us","","inst","%","inst",""
+"0","unpack_kernel(const uint4 *, int)","(128, 1, 1)","1,042.5","3,000","1,000","81.2","2.25","3"
 """
 
 
 def test_reading_what_ncu_writes():
     rows = raw_metrics(NCU)
-    assert [row["value"] for row in rows] == ["1042.5", "81.2", "2.25"]
-    assert {row["kernel"] for row in rows} == {"linear_kernel"}
+    assert [row["value"] for row in rows] == ["1042.5", "3000", "1000", "81.2", "2.25"]
+    assert {row["kernel"] for row in rows} == {"unpack_kernel"}
     point = {"shape": "1x1", "tokens": 1, "sparsity": 80}
     (line,) = profile_summary([point | row for row in rows])
     assert line["time"] == "1042.5 us" and line["stalls"] == "barrier 2.2"
+    emulated = emulated_wavefronts("unpack_kernel", 80)
+    assert line["wavefronts a store"] == f"3.00 (emulated {emulated:.2f})" and emulated > 1
+    assert emulated_wavefronts("no_such_kernel", 80) is None
     assert raw_metrics("==ERROR== nothing") == []
