@@ -30,7 +30,8 @@ def check_objects() -> str:
 
 
 def check_registrations() -> str:
-    for op in ("tiled_csl_pack", "tiled_csl_unpack", "tiled_csl_linear"):
+    for op in ("pack", "unpack", "validate", "linear"):
+        op = f"tiled_csl_{op}"
         assert registered(op, "CPU") and registered(op, "CUDA"), op
     assert not registered("interleaved_bitmap_linear", "CUDA")
     return "CUDA has its ops and no others"
@@ -55,17 +56,28 @@ def check_fakes() -> str:
 
 
 def check_binding() -> str:
-    """The CUDA entry itself runs: it is the one to refuse tensors of the CPU."""
+    """The CUDA entries themselves run: they are the ones to refuse tensors of the CPU."""
     weight, words, offsets = packed()
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    op = ops.tiled_csl_unpack.default
-    try:
-        op.redispatch(keys, words, offsets, *weight.shape, weight.dtype)
-    except RuntimeError as error:
-        assert "must be on the CUDA device of weight_packed" in str(error), error
-    else:
-        raise AssertionError("the CUDA op took a CPU tensor")
-    return "the CUDA op checks its arguments"
+    calls = {
+        ops.tiled_csl_pack: ((weight,), "must be on a CUDA device"),
+        ops.tiled_csl_unpack: (
+            (words, offsets, *weight.shape, weight.dtype),
+            "must be on the CUDA device of weight_packed",
+        ),
+        ops.tiled_csl_validate: (
+            (words, offsets, *weight.shape),
+            "must be on the CUDA device of weight_packed",
+        ),
+    }
+    for op, (arguments, message) in calls.items():
+        try:
+            op.default.redispatch(keys, *arguments)
+        except RuntimeError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f"{op} took a CPU tensor")
+    return "the CUDA ops check their arguments"
 
 
 def check_gpu() -> str:
@@ -75,12 +87,13 @@ def check_gpu() -> str:
     for made, expected in zip(ops.tiled_csl_pack(weight.cuda()), (words, offsets), strict=True):
         assert torch.equal(made.cpu(), expected)
     words, offsets = words.cuda(), offsets.cuda()
+    assert int(ops.tiled_csl_validate(words, offsets, *weight.shape)) == weight.count_nonzero()
     unpacked = ops.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype)
     assert torch.equal(unpacked.cpu(), weight)
     x = torch.randn(5, weight.shape[1], device="cuda")
     y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
     torch.testing.assert_close(y.cpu(), x.cpu() @ weight.float().T)
-    return f"pack, unpack and linear agree with the CPU on {torch.cuda.get_device_name()}"
+    return f"pack, validate, unpack and linear agree with the CPU on {torch.cuda.get_device_name()}"
 
 
 def packed():

@@ -7,6 +7,8 @@
 // which must learn how many words to allocate, are the ops that do wait.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -124,11 +126,15 @@ Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t ou
                                           judged.mutable_data_ptr<int32_t>(),
                                           current_stream(words)));
   read_back(judged, verdicts.data(), verdicts.size() * sizeof verdicts[0]);
-  int64_t nonzeros = 0;
-  for (size_t tile = 0; tile < verdicts.size(); ++tile) {
-    STD_TORCH_CHECK(verdicts[tile] >= 0, "tile ", tile, ": ", broken_rule(verdicts[tile]));
-    nonzeros += verdicts[tile];
+  // Offsets first: where they are wrong, other tiles may have been judged by words not their own.
+  auto bad = std::find(verdicts.begin(), verdicts.end(), tiled_csl::kBadOffsets);
+  if (bad == verdicts.end()) {
+    bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
   }
+  if (bad != verdicts.end()) {
+    STD_TORCH_CHECK(false, "tile ", bad - verdicts.begin(), ": ", broken_rule(*bad));
+  }
+  const int64_t nonzeros = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
   Tensor result = torch::stable::new_empty(words, {}, ScalarType::Long);
   return torch::stable::fill_(result, static_cast<double>(nonzeros));
 }

@@ -10,6 +10,8 @@ namespace flashsparse::cuda {
 // Unpacks words[num_words] to weight[rows, cols] (16-bit values, zeros included) on `stream` of the
 // current device. `words` is aligned to 16 bytes, `offsets` has one entry a tile and one more;
 // rows, cols >= 1. Returns cudaErrorInvalidValue where the arguments cannot be launched.
+// A panel of rows from a multiple of 128 on is a weight of its own: its tiles follow each other, so
+// it takes fewer rows, and offsets that begin at its first tile.
 cudaError_t tiled_csl_unpack(const uint32_t* words, int64_t num_words, const int32_t* offsets,
                              int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
 

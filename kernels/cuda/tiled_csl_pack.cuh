@@ -197,7 +197,7 @@ __device__ __forceinline__ void write_remaining(const uint32_t* queue, Bank bank
 // words[offsets[t]] to words[offsets[t + 1]] of every tile t.
 // Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads; `words` is
 // aligned to 16 bytes, `offsets` are those of count_kernel and offsets_kernel for the same weight.
-__global__ void __launch_bounds__(kPackThreads)
+__global__ void __launch_bounds__(kPackThreads, 5)
     pack_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
                 const int32_t* __restrict__ offsets, uint32_t* __restrict__ words) {
   FS_SHARED(uint4, queue_vectors, kTileElements / 4);

@@ -10,19 +10,12 @@ namespace flashsparse::tiled_csl {
 
 inline constexpr int kUnpackThreads = 256;
 
-__device__ __forceinline__ void scatter_word(uint32_t tile, uint32_t word) {
-  // The mask costs one instruction and keeps even a word that was never validated inside the tile.
-  // Padding repeats a word, so two threads may store the same element.
-  const uint32_t location = location_of(word) & (kTileElements - 1);
-  store_shared_same(tile + location * sizeof(uint16_t), bits_of(word));
-}
-
 // Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike.
 // Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kUnpackThreads.
 //
-// `words` is aligned to 16 bytes and `offsets` has gridDim.x + 1 entries. Nothing else is assumed:
-// whatever the tensors hold, no access leaves them (offsets are clamped to num_words, locations are
-// masked). That the result is the weight that was packed is proven by `validate`, once, at load.
+// `offsets` has gridDim.x + 1 entries. Nothing else is assumed: whatever the tensors hold, no
+// access leaves them (offsets are clamped to num_words, locations are masked). That the result is
+// the weight that was packed is proven by `validate`, once, at load.
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const uint32_t* __restrict__ words, uint32_t num_words,
                   const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
@@ -36,15 +29,26 @@ __global__ void __launch_bounds__(kUnpackThreads)
   }
   __syncthreads();
 
-  const uint4* const vectors = reinterpret_cast<const uint4*>(words);
-  const uint32_t begin = min(static_cast<uint32_t>(offsets[blockIdx.x]), num_words) / 4;
-  const uint32_t end = min(static_cast<uint32_t>(offsets[blockIdx.x + 1]), num_words) / 4;
-  for (uint32_t i = begin + threadIdx.x; i < end; i += kUnpackThreads) {
-    const uint4 four = __ldcs(vectors + i);  // every word is read once
-    scatter_word(tile, four.x);
-    scatter_word(tile, four.y);
-    scatter_word(tile, four.z);
-    scatter_word(tile, four.w);
+  // 32 consecutive words a warp, and not 4 a lane: that is what the order in a tile is made for.
+  constexpr uint32_t kBatch = 4;  // words of a thread on their way at once
+  const uint32_t begin = min(static_cast<uint32_t>(offsets[blockIdx.x]), num_words);
+  const uint32_t end = min(static_cast<uint32_t>(offsets[blockIdx.x + 1]), num_words);
+  for (uint32_t i = begin + threadIdx.x; i < end; i += kBatch * kUnpackThreads) {
+    uint32_t batch[kBatch];
+    FS_UNROLL
+    for (uint32_t k = 0; k < kBatch; ++k) {
+      const uint32_t place = i + k * kUnpackThreads;
+      if (place < end) batch[k] = load_streaming(words + place);
+    }
+    FS_UNROLL
+    for (uint32_t k = 0; k < kBatch; ++k) {
+      if (i + k * kUnpackThreads < end) {
+        // The mask costs one instruction and keeps even a word that was never validated inside the
+        // tile. Padding repeats a word, so two threads may store the same element.
+        const uint32_t element = location_of(batch[k]) & (kTileElements - 1);
+        store_shared_same(tile + element * sizeof(uint16_t), bits_of(batch[k]));
+      }
+    }
   }
   __syncthreads();
 
@@ -59,16 +63,16 @@ __global__ void __launch_bounds__(kUnpackThreads)
     for (int i = threadIdx.x; i < kTileElements / kChunk; i += kUnpackThreads) {
       const int row = i / kRowChunks, col = i % kRowChunks * kChunk;
       if (row < rows_here && col < cols_here) {
-        const uint4 chunk = load_shared<uint4>(tile + location(row, col) * sizeof(uint16_t));
-        store_global(reinterpret_cast<uint4*>(corner + row * cols + col), chunk);
+        store_global(reinterpret_cast<uint4*>(corner + row * cols + col),
+                     load_shared<uint4>(tile + location(row, col) * sizeof(uint16_t)));
       }
     }
   } else {
     for (int i = threadIdx.x; i < kTileElements; i += kUnpackThreads) {
       const int row = i / kTileCols, col = i % kTileCols;
       if (row < rows_here && col < cols_here) {
-        const uint32_t place = tile + location(row, col) * sizeof(uint16_t);
-        store_global(corner + row * cols + col, load_shared<uint16_t>(place));
+        corner[row * cols + col] =
+            load_shared<uint16_t>(tile + location(row, col) * sizeof(uint16_t));
       }
     }
   }

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA validator's own source, run on the CPU by the emulator, against the CPU's validator."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import weights as strategies
+from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, compile_driver, without_each_barrier
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
+
+from flashsparse_plugin.ops import ops
+
+VALIDATE_KERNEL = KERNELS / "cuda" / "tiled_csl_validate.cuh"
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+BAD_OFFSETS, POINTS_OUTSIDE, TWO_VALUES = -1, -2, -3  # tiled_csl_verdict.h
+RULES = {
+    BAD_OFFSETS: "tile_offsets",
+    POINTS_OUTSIDE: "points outside its tile",
+    TWO_VALUES: "gives a second value",
+}
+
+
+def run_validate(binary: Path, cases) -> subprocess.CompletedProcess:
+    """Feeds (words, offsets, shape, seed) cases to a driver."""
+    fed = bytearray()
+    for words, offsets, (rows, cols), seed in cases:
+        fed += np.array([rows, cols, len(words), seed], dtype=np.int64).tobytes()
+        fed += offsets.numpy().tobytes() + words.numpy().tobytes()
+    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=300)
+
+
+def verdicts(binary: Path, cases) -> list[np.ndarray]:
+    """Nonzeros of each tile of the cases, or what the tile breaks."""
+    ran = run_validate(binary, cases)
+    assert ran.returncode == 0, ran.stderr.decode()
+    sizes = [len(offsets) - 1 for _, offsets, *_ in cases]
+    return np.split(np.frombuffer(ran.stdout, dtype=np.int32), np.cumsum(sizes)[:-1])
+
+
+def packed(weight: torch.Tensor, seed: int = 0):
+    return (*ops.tiled_csl_pack(weight), tuple(weight.shape), seed)
+
+
+def assert_judges_as_the_cpu(binary: Path, cases) -> None:
+    """The same nonzeros where tensors are sound; where they are not, a rule that is broken."""
+    for (words, offsets, shape, _), found in zip(cases, verdicts(binary, cases), strict=True):
+        try:
+            nonzeros = int(ops.tiled_csl_validate(words, offsets, *shape))
+        except RuntimeError as error:
+            assert found.min() < 0, error
+            first = BAD_OFFSETS if BAD_OFFSETS in found else int(found[found < 0][0])
+            # In a tile that breaks both rules about words, the CPU names the word that comes first.
+            accepted = [RULES[first]] + ([RULES[TWO_VALUES]] if first == POINTS_OUTSIDE else [])
+            assert any(rule in str(error) for rule in accepted), (first, error)
+        else:
+            assert found.min() >= 0 and found.sum() == nonzeros
+
+
+def sound_cases() -> list:
+    weights = [
+        random_weight(shape, sparsity, (BFLOAT16, FLOAT16)[number % 2], number)
+        for number, shape in enumerate(SHAPES)
+        for sparsity in (0.0, 0.5, 0.9, 1.0)
+    ]
+    weights += [skewed_weight((300, 257), FLOAT16, 1), every_bit_pattern((150, 131), BFLOAT16, 2)]
+    cases = [packed(weight, seed) for weight in weights for seed in SEEDS]
+    # What no packer of ours writes, and is sound all the same: any order, repeats, zeros as words.
+    words, *_ = ops.tiled_csl_pack(random_weight((128, 64), 0.7, BFLOAT16, 4))
+    free = sorted(set(range(128 * 64)) - set((words.long() & 0xFFFF).tolist()))
+    zeros = torch.tensor(free[:3], dtype=torch.int32) | torch.tensor([0, -(2**31), 0]).int()
+    many = torch.cat([words.repeat(5), zeros, zeros[:1]])
+    many = many[torch.randperm(len(many), generator=torch.Generator().manual_seed(5))]
+    return [*cases, (many, torch.tensor([0, len(many)], dtype=torch.int32), (128, 64), 0)]
+
+
+def damaged_cases() -> list:
+    shape = (300, 200)
+    words, offsets, *_ = packed(random_weight(shape, 0.7, BFLOAT16, 4))
+    damages = [
+        lambda w, o: o[0].fill_(4),
+        lambda w, o: o[2].fill_(-8),
+        lambda w, o: o[2].fill_(2**31 - 4),
+        lambda w, o: o[3].add_(2),
+        lambda w, o: o[-1].add_(4),
+        lambda w, o: o[-1].sub_(4),
+        lambda w, o: o.zero_(),
+        lambda w, o: w[9].bitwise_or_(0x8000),
+        lambda w, o: w[9].bitwise_or_(0x2000),
+        lambda w, o: w[5].copy_(w[4] ^ (1 << 20)),
+        lambda w, o: w[3 + o[4]].copy_(w[200 + o[4]] ^ (1 << 31)),  # +x and -x
+        lambda w, o: w[-1].fill_((1 << 16) | 8100),  # the last tile has 44 rows and 8 columns
+        lambda w, o: w[-1].fill_(8100),  # a zero
+        lambda w, o: w[-1].fill_((1 << 16) | 9),  # a row that it has, and a column that it has not
+    ]
+    cases = []
+    for damage in damages:
+        broken = words.clone(), offsets.clone()
+        damage(*broken)
+        with pytest.raises(RuntimeError):
+            ops.tiled_csl_validate(*broken, *shape)
+        cases += [(*broken, shape, seed) for seed in SEEDS]
+    return cases
+
+
+@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+def test_sound_tensors_of_any_shape_and_density(driver, sanitizer):
+    assert_judges_as_the_cpu(driver("validate_driver", sanitizer), sound_cases())
+
+
+@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+def test_each_broken_rule_is_found(driver, sanitizer):
+    assert_judges_as_the_cpu(driver("validate_driver", sanitizer), damaged_cases())
+
+
+# The programs are compiled once for the session, whatever the example.
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weight=strategies.weights(), seed=st.integers(0, 9), data=st.data())
+def test_any_damage(driver, weight, seed, data):
+    words, offsets, shape, _ = packed(weight)
+    for tensor in (words, offsets):
+        for _ in range(data.draw(st.integers(0, 2)) if len(tensor) else 0):
+            place = data.draw(st.integers(0, len(tensor) - 1))
+            tensor[place] ^= 1 << data.draw(st.integers(0, 30))
+    assert_judges_as_the_cpu(driver("validate_driver", "address"), [(words, offsets, shape, seed)])
+
+
+def test_garbage_stays_in_bounds(driver):
+    generator = torch.Generator().manual_seed(11)
+
+    def any_int32(count):
+        return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
+
+    cases = []
+    for num_words in (0, 1, 3, 4, 7, 64, 1001):
+        words = any_int32(num_words)
+        near = torch.randint(-8, num_words + 8, (7,), generator=generator).to(torch.int32)
+        for offsets in (any_int32(7), near, near.sort().values, near.sort().values.flip(0)):
+            cases.append((words, offsets, (300, 100), 0))
+    assert_judges_as_the_cpu(driver("validate_driver", "address"), cases)
+
+
+def test_every_barrier_is_needed(tmp_path):
+    """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
+    shape = (128, 64)
+    words, offsets, *_ = packed(random_weight(shape, 0.5, BFLOAT16, 4))
+    words[5] = words[4] ^ (1 << 20)
+    cases = [(words, offsets, shape, 7)]
+    mutants = list(without_each_barrier(VALIDATE_KERNEL, tmp_path))
+    assert len(mutants) == 3
+    for folder in mutants:
+        binary = compile_driver("validate_driver", "thread", folder, include=folder)
+        ran = run_validate(binary, cases)
+        assert ran.returncode == RACE_EXIT_CODE
+        assert b"data race" in ran.stderr
+        assert VALIDATE_KERNEL.name.encode() in ran.stderr  # names the line of the kernel
