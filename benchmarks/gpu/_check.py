@@ -201,9 +201,10 @@ class Checker:
 
     def _leave_nan(self, numbers: int) -> None:
         """Fills what the allocator gives next, also to who asks it past torch's own functions."""
-        for size, dtype in ((numbers, torch.float16), (numbers, torch.float32), (8 << 20, None)):
-            if self._device.type == "cuda":
+        if self._device.type == "cuda":
+            for size, dtype in ((numbers, torch.float16), (numbers, torch.float32)):
                 torch.full((size,), torch.nan, dtype=dtype, device=self._device)
+            torch.full((8 << 20,), torch.nan, device=self._device)
 
     def _check_stream(self, x: Tensor, arguments: tuple, wanted: Tensor, where: str) -> None:
         """On a stream of its own, where x is there late: whoever does not wait for it sees NaN."""

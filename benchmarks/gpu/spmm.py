@@ -125,6 +125,12 @@ def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
     if prefill:
         worst = min(prefill, key=_ratio)
         console.print(f"prefill: worst {_point(worst)} (goal {PREFILL_GOAL})")
+    for row in rows:
+        if "csr_us" in row:
+            console.print(
+                f"cuSPARSE: {row['shape']}, {row['tokens']} tokens, {row['sparsity']}%: "
+                f"{row['csr_us']:.0f} µs, {row['dense_us'] / row['csr_us']:.2f}x"
+            )
     name = about.get("gpu", about["cpu"])
     console.print(f"{name}, {about['dtype']}, torch {about['torch']}, {about['date']}")
 
