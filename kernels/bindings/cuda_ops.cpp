@@ -136,7 +136,9 @@ Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t ou
   }
   const int64_t nonzeros = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
   Tensor result = torch::stable::new_empty(words, {}, ScalarType::Long);
-  return torch::stable::fill_(result, static_cast<double>(nonzeros));
+  STD_CUDA_CHECK(cudaMemcpyAsync(result.mutable_data_ptr(), &nonzeros, sizeof nonzeros,
+                                 cudaMemcpyHostToDevice, current_stream(words)));
+  return result;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
