@@ -210,7 +210,7 @@ def read(path: Path) -> list[Kernel]:
                 local=stack + local + found["LDL"] + found["STL"],
             )
         )
-    return sorted(kernels, key=lambda kernel: kernel.key)
+    return sorted(kernels, key=lambda each: (each.kernel, int(re.sub(r"\D", "", each.arch))))
 
 
 def read_committed() -> tuple[str, list[Kernel]]:

@@ -40,7 +40,7 @@ GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
 GOAL_TOKENS = (8, 16, 32)
 PREFILL_GOAL = 0.95
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 90, 120  # where more than one is asked
+CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # where more than one is asked
 TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16))
 
 
