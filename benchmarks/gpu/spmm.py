@@ -59,7 +59,7 @@ def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     (arguments.out / "spmm_check.txt").write_text(
         "\n".join([tally.summary(), *tally.failures]) + "\n"
     )
-    return bool(tally.checks) and not tally.failures
+    return bool(tally.checks) and not tally.failures and not tally.out_of_time
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
