@@ -56,6 +56,9 @@ class Rotation:
         self._copies = [make() for _ in range(max(2, cold_bytes // max(nbytes, 1) + 1))]
         self._turn = 0
 
+    def __len__(self) -> int:
+        return len(self._copies)
+
     def __call__(self) -> Any:
         self._turn = (self._turn + 1) % len(self._copies)
         return self._copies[self._turn]
@@ -123,10 +126,15 @@ def busy_core(core: int = 0) -> Iterator[None]:
         process.join()
 
 
-def write(name: str, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Writes rows as CSV, and with the conditions as JSON, to results/<cpu>/<name>."""
-    slug = re.sub(r"[^a-z0-9]+", "-", str(about["cpu"]).lower()).strip("-")
-    folder = RESULTS / slug
+def write(
+    name: str,
+    about: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    folder: Path | None = None,
+) -> Path:
+    """Writes rows as CSV, and with the conditions as JSON, to results/<gpu or cpu>/<name>."""
+    slug = re.sub(r"[^a-z0-9]+", "-", str(about.get("gpu", about["cpu"])).lower()).strip("-")
+    folder = folder or RESULTS / slug
     folder.mkdir(parents=True, exist_ok=True)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with (folder / f"{name}.csv").open("w", newline="") as file:

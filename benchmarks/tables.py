@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/cpu.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kernels.md")
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
 
 Result = dict[str, Any]
@@ -73,6 +74,35 @@ def pack(result: Result) -> str:
     return markdown(header, cells) + conditions(result["about"])
 
 
+def spmm(result: Result, models: Sequence[str]) -> str:
+    """Dense time / time, geometric means over the layers of some models: zeros down."""
+    rows = [row for row in result["rows"] if row["model"] in models and not row["config"]]
+    tokens = sorted({row["tokens"] for row in rows})
+
+    def mean(figure: str, found: Sequence[Result]) -> str:
+        values = [row[figure] for row in found if row[figure]]
+        return f"{statistics.geometric_mean(values):.2f}" if values else ""
+
+    def by_tokens(figure: str, found: Sequence[Result]) -> list[str]:
+        return [mean(figure, [r for r in found if r["tokens"] == count]) for count in tokens]
+
+    cells = []
+    for sparsity in sorted({row["sparsity"] for row in rows}):
+        own = [row for row in rows if row["sparsity"] == sparsity]
+        name = f"{sparsity}% zeros"
+        cells.append([f"**{name}**", mean("ratio_bound", own), *by_tokens("ratio", own)])
+    cells.append(["fp8", "2.00", *by_tokens("fp8_ratio", rows)])
+    layers = len({row["shape"] for row in rows})
+    about = result["about"]
+    return markdown([f"{layers} layers, tokens:", "at most", *map(str, tokens)], cells) + (
+        f"\n{about['gpu']}, {about['dtype']}, reads {about['read_gb_s']} GB/s, driver "
+        f"{about.get('driver_version', 'unknown')}, torch {about['torch']}, {about['date'][:10]}.\n"
+    )
+
+
+OPT = ("OPT-30B", "OPT-66B", "OPT-175B")
+LLAMA = ("Llama-3-8B", "Llama-3-70B")
+
 NAMES = {
     "dense prepacked": "oneDNN, bf16 weights reordered beforehand",
     "dense int8": "int8, dynamically quantized",
@@ -84,6 +114,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "linear_avx2": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 32)),
     "busy": busy,
     "pack": pack,
+    "spmm_opt": lambda result: spmm(result, OPT),
+    "spmm_llama": lambda result: spmm(result, LLAMA),
 }
 
 

@@ -7,13 +7,12 @@ PyTorch's stable ABI and the C and C++ run-time libraries.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiled_objects import compiled
 
 from flashsparse_plugin.ops import STATUS
 
@@ -23,17 +22,6 @@ SYSTEM_VERSIONS = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+")
 STABLE_ABI = re.compile(
     r"(aoti_torch|torch)_[a-z0-9_]+"
 )  # its C functions; libtorch has no versions
-
-
-def compiled(name: str) -> Path:
-    path = STATUS[name].path
-    if path is None:
-        if os.environ.get("FLASHSPARSE_CUDA") == "OFF":
-            pytest.skip("built with FLASHSPARSE_CUDA=OFF")
-        if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
-            pytest.skip(f"{name}.so is not built: this machine has no nvcc")
-        pytest.fail(f"this machine has an nvcc, but {name}.so was not built")
-    return path
 
 
 def lines(*command: str | Path) -> list[str]:

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the drivers have in common: they read cases from stdin and write answers to stdout.
+// What the drivers have in common: they read cases from stdin and write answers to stdout. With a
+// file's name as their argument they count what memory accesses cost, and write that there.
 #pragma once
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+
+#include "emulator/simt.h"
 
 namespace driver {
 
@@ -26,6 +29,26 @@ template <class T, size_t count>
 bool read_header(T (&header)[count]) {
   return std::fread(header, sizeof header, 1, stdin) == 1;
 }
+
+// Counts from here to its end, if that is asked for.
+class Counting {
+ public:
+  Counting(int argc, char** argv) : path_(argc > 1 ? argv[1] : nullptr) {
+    simt::statistics.on = path_ != nullptr;
+  }
+  ~Counting() {
+    if (!path_) return;
+    std::FILE* const file = std::fopen(path_, "w");
+    if (!file) std::abort();
+    simt::statistics.write_json(file);
+    std::fclose(file);
+  }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+ private:
+  const char* const path_;
+};
 
 template <class T>
 void write(const T* from, size_t count) {

@@ -10,7 +10,8 @@
 using namespace flashsparse::tiled_csl;
 using namespace driver;
 
-int main() {
+int main(int argc, char** argv) {
+  const Counting counting(argc, argv);
   int64_t header[4];
   while (read_header(header)) {
     const auto [rows, cols, num_words, seed] = header;

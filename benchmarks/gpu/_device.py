@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU as it is found, and fair timing on it. A CPU stands in where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+import _measure
+
+CONFIG_VARIABLE = "FLASHSPARSE_LINEAR_CONFIG"  # read by the kernel's launcher at each call
+SMI_FIELDS = (
+    "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,"
+    "clocks_event_reasons.active"
+)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The conditions of a measurement; the card's clocks are read and left alone."""
+    about = _measure.machine()
+    if device.type != "cuda":
+        return about
+    properties = torch.cuda.get_device_properties(device)
+    about |= {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "cuda": torch.version.cuda,
+    }
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", f"--query-gpu={SMI_FIELDS}", "--format=csv,noheader"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        values = [value.strip() for value in ran.stdout.splitlines()[0].split(",")]
+        about |= dict(zip(SMI_FIELDS.split(","), values, strict=True))
+    return about
+
+
+class Time(NamedTuple):
+    microseconds: float  # median
+    spread: float  # of the middle four fifths of the samples, as a share of the median
+
+
+def _time(samples: list[float]) -> Time:
+    median = statistics.median(samples)
+    ordered = sorted(samples)
+    edge = len(ordered) // 10
+    return Time(median * 1e6, (ordered[-1 - edge] - ordered[edge]) / median)
+
+
+class Stopwatch:
+    """Times one call among many of its kind: a CUDA graph of calls, replayed, medians."""
+
+    CALLS = 40
+    SECONDS = 0.003  # long beside a launch: more calls than fill this are not needed
+
+    def __init__(self, device: torch.device, replays: int):
+        self._device = device
+        self._replays = replays
+
+    def __call__(self, call: Callable[[], object], copies: int = 1) -> Time:
+        """Times `call`, which takes turns over `copies` of its weight, each at least once."""
+        if self._device.type != "cuda":
+            samples = _measure.interleaved({"it": call}, self._replays, seconds=0.0)["it"]
+            return _time(samples)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # workspaces and modules are made outside of the graph
+            once = _events(call, stream)
+        torch.cuda.current_stream().wait_stream(stream)
+        calls = max(copies, 3, min(self.CALLS, math.ceil(self.SECONDS / once)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+        with torch.cuda.stream(stream):
+            graph.replay()
+            samples = [_events(graph.replay, stream) / calls for _ in range(self._replays)]
+        torch.cuda.current_stream().wait_stream(stream)
+        return _time(samples)
+
+    def ungraphed(self, call: Callable[[], object]) -> Time:
+        """Times calls that cannot be captured and are long beside their launch."""
+        call()
+        if self._device.type != "cuda":
+            return self(call)
+        stream = torch.cuda.current_stream()
+        return _time([_events(call, stream) for _ in range(self._replays)])
+
+
+def _events(call: Callable[[], object], stream: torch.cuda.Stream) -> float:
+    """Seconds of the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record(stream)
+    call()
+    end.record(stream)
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def cold_bytes(device: torch.device) -> int:
+    """Copies of so much in all take turns, and none is found in a cache."""
+    if device.type != "cuda":
+        return 0
+    return 4 * torch.cuda.get_device_properties(device).L2_cache_size
+
+
+def bandwidth(device: torch.device, stopwatch: Stopwatch) -> dict[str, float]:
+    """Bytes a second that this card reads, and that it copies (bytes read + bytes written)."""
+    size = (4 << 30) if device.type == "cuda" else (32 << 20)
+    source = torch.empty(size // 4, dtype=torch.float32, device=device).normal_()
+    target = torch.empty_like(source)
+    copied = stopwatch(lambda: target.copy_(source)).microseconds
+    read = stopwatch(lambda: source.view(-1, 1 << 14).sum(1)).microseconds
+    return {"copy": 2 * size / copied * 1e6, "read": size / read * 1e6}
+
+
+@contextlib.contextmanager
+def configured(config: str) -> Iterator[None]:
+    """Makes the linear kernel run in a configuration by name; "" leaves the choice to it."""
+    if config:
+        os.environ[CONFIG_VARIABLE] = config
+    try:
+        yield
+    finally:
+        os.environ.pop(CONFIG_VARIABLE, None)
+
+
+class Budget:
+    """The time that a program may take."""
+
+    def __init__(self, seconds: float):
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def keep(self, seconds: float) -> Budget:
+        """A budget that ends so much earlier."""
+        return Budget(self.left - seconds)
+
+    def at_most(self, seconds: float) -> Budget:
+        return Budget(min(self.left, seconds))

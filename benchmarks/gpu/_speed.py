@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast is `tiled_csl_linear` on this card, and how fast could it be?
+
+Beside it, each over cold weights and from a CUDA graph:
+
+    dense    cuBLAS through torch, the fastest of F.linear, the same through cuBLASLt, and mm with
+             the weight stored transposed. Its weight has 80% zeros, whatever the sparsity of the
+             sparse one: where arithmetic binds, zeros make a dense product quicker.
+    fp8      torch._scaled_mm, e4m3, one scale a tensor, without the work of quantizing x
+    csr      cuSPARSE through torch.sparse, for a few layers only
+    bound    the bytes of packed weight, x and y at the bandwidth that this card shows in this run
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _device import Budget, Stopwatch, Time, _measure, cold_bytes, configured
+from _layers import LLAMA, OPT, Layer, PackedLayer, assembled
+from torch import Tensor
+
+from flashsparse_plugin.ops import ops
+
+DENSE_ZEROS = 0.8
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers x sparsities (percent) x tokens."""
+
+    layers: Sequence[Layer]
+    sparsities: Sequence[int]
+    tokens: Sequence[int]
+    csr: bool = False
+
+
+# The most important first: time may end.
+STAGES = (
+    Stage(OPT, (70, 80, 90), (8, 16, 32)),
+    Stage(LLAMA, (50, 60, 70, 80, 90), (1, 8, 16, 32)),
+    Stage(OPT, (70, 80, 90), (1, 64, 256, 1024)),
+    Stage(OPT, (50, 60), (1, 8, 16, 32, 64, 256, 1024)),
+    Stage(LLAMA, (50, 60, 70, 80, 90), (64, 256, 1024)),
+    Stage(OPT[1:3], (80, 90), (16,), csr=True),
+)
+
+
+class Dense:
+    """The dense baselines of one layer, timed once for each number of tokens."""
+
+    def __init__(self, layer: Layer, dtype: torch.dtype, device: torch.device):
+        self._layer, self._dtype, self._device = layer, dtype, device
+
+    def time(self, tokens: Sequence[int], stopwatch: Stopwatch) -> dict[int, Row]:
+        weight = assembled(self._layer, DENSE_ZEROS, self._dtype, self._device).dense
+        found: dict[int, Row] = {count: {} for count in tokens}
+        rotation = partial(_measure.Rotation, nbytes=weight.nbytes, cold_bytes=self._cold())
+        plain = rotation(weight.clone)
+        for count in tokens:
+            x = self._x(count)
+            call = partial(_linear, x, plain)
+            found[count]["cublas"] = stopwatch(call, len(plain))
+            if self._device.type == "cuda":
+                with _blas_library("cublaslt"):
+                    found[count]["cublaslt"] = stopwatch(call, len(plain))
+        del plain
+        turned = rotation(lambda: weight.T.contiguous())
+        for count in tokens:
+            x = self._x(count)
+            found[count]["transposed"] = stopwatch(partial(_mm, x, turned), len(turned))
+        del turned
+        rows = {count: _best(times) for count, times in found.items()}
+        if self._device.type == "cuda":
+            self._time_fp8(weight, rows, stopwatch)
+        return rows
+
+    def _time_fp8(self, weight: Tensor, rows: dict[int, Row], stopwatch: Stopwatch) -> None:
+        eighth = weight.to(torch.float8_e4m3fn)
+        copies = _measure.Rotation(eighth.clone, eighth.nbytes, self._cold())
+        one = torch.ones((), device=self._device)
+        for count, row in rows.items():
+            x = self._x(count).to(torch.float8_e4m3fn)
+            call = partial(_scaled_mm, x, copies, one, self._dtype)
+            try:
+                call()
+            except RuntimeError as error:  # the library has no such product
+                row["fp8_refused"] = str(error).splitlines()[0][:100]
+                continue
+            row["fp8_us"] = round(stopwatch(call, len(copies)).microseconds, 2)
+
+    def _x(self, tokens: int) -> Tensor:
+        return activations(tokens, self._layer, self._dtype, self._device)
+
+    def _cold(self) -> int:
+        return cold_bytes(self._device)
+
+
+def activations(tokens: int, layer: Layer, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator(device).manual_seed(tokens)
+    return torch.randn(tokens, layer.in_features, generator=generator, device=device).to(dtype)
+
+
+def _linear(x: Tensor, weights: _measure.Rotation) -> Tensor:
+    return F.linear(x, weights())
+
+
+def _mm(x: Tensor, weights: _measure.Rotation) -> Tensor:
+    return torch.mm(x, weights())
+
+
+def _scaled_mm(x: Tensor, weights: _measure.Rotation, one: Tensor, dtype: torch.dtype) -> Tensor:
+    scales = {"scale_a": one, "scale_b": one}
+    return torch._scaled_mm(x, weights().T, **scales, out_dtype=dtype, use_fast_accum=True)
+
+
+@contextlib.contextmanager
+def _blas_library(name: str) -> Iterator[None]:
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(name)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
+
+
+def _best(times: dict[str, Time]) -> Row:
+    name = min(times, key=lambda each: times[each].microseconds)
+    return {
+        "dense_us": round(times[name].microseconds, 2),
+        "dense_spread": round(times[name].spread, 3),
+        "dense_by": name,
+    }
+
+
+class Speed:
+    """Measures stage by stage; `rows` always holds all that was measured so far."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        stopwatch: Stopwatch,
+        bandwidth: float,
+        configs: Sequence[str] = ("",),
+    ):
+        self.rows: list[Row] = []
+        self.refused: dict[tuple[str, int], str] = {}  # configurations that cannot do so many
+        self._device, self._dtype, self._stopwatch = device, dtype, stopwatch
+        self._bandwidth, self._configs = bandwidth, configs
+        self._dense: dict[tuple[Layer, int], Row] = {}
+
+    def run(self, stages: Sequence[Stage], budget: Budget) -> Iterator[Layer]:
+        """Yields after each layer, so that the rows can be saved; ends when the time does."""
+        for stage in stages:
+            for layer in stage.layers:
+                if budget.left < 0:
+                    return
+                self._measure(layer, stage, budget)
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()
+                yield layer
+
+    def _measure(self, layer: Layer, stage: Stage, budget: Budget) -> None:
+        missing = [count for count in stage.tokens if (layer, count) not in self._dense]
+        if missing:
+            dense = Dense(layer, self._dtype, self._device)
+            for count, row in dense.time(missing, self._stopwatch).items():
+                self._dense[layer, count] = row
+        for sparsity in stage.sparsities:
+            if budget.left < 0:
+                return
+            packed = assembled(layer, sparsity / 100, self._dtype, self._device)
+            self._prove(packed, layer)
+            if stage.csr:
+                self._add_csr(layer, sparsity, stage.tokens, packed.dense)
+                continue
+            packed.dense = packed.dense.new_empty(0)  # makes room
+            copies = _measure.Rotation(
+                lambda packed=packed: (packed.weight_packed.clone(), packed.tile_offsets.clone()),
+                packed.nbytes,
+                cold_bytes(self._device),
+            )
+            for count in stage.tokens:
+                for config in self._configs:
+                    self._add(layer, sparsity, count, config, packed, copies)
+
+    def _prove(self, packed: PackedLayer, layer: Layer) -> None:
+        tensors = (packed.weight_packed, packed.tile_offsets)
+        unpacked = ops.tiled_csl_unpack(*tensors, *layer.shape, self._dtype)
+        if not torch.equal(unpacked, packed.dense):
+            raise RuntimeError(f"the packed weight of {layer} is not its dense weight")
+
+    def _add(
+        self,
+        layer: Layer,
+        sparsity: int,
+        tokens: int,
+        config: str,
+        packed: PackedLayer,
+        copies: _measure.Rotation,
+    ) -> None:
+        x = activations(tokens, layer, self._dtype, self._device)
+
+        def call() -> Tensor:
+            return ops.tiled_csl_linear(x, *copies(), layer.out_features, self._dtype, None)
+
+        try:
+            with configured(config):
+                time = self._stopwatch(call, len(copies))
+        except RuntimeError as error:
+            if not config or "CUDA error" in str(error):
+                raise
+            self.refused[config, tokens] = str(error).splitlines()[0]
+            return
+        moved = packed.nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
+        dense = self._dense[layer, tokens]
+        dense_bytes = layer.out_features * layer.in_features * x.element_size()
+        self.rows.append(
+            {
+                "model": layer.model,
+                "layer": layer.name,
+                "shape": str(layer),
+                "tokens": tokens,
+                "sparsity": sparsity,
+                "config": config,
+                "us": round(time.microseconds, 2),
+                "spread": round(time.spread, 3),
+                "packed_gb_s": round(packed.nbytes / time.microseconds / 1e3, 1),
+                "of_bound": round(moved / self._bandwidth * 1e6 / time.microseconds, 3),
+                **dense,
+                "ratio": round(dense["dense_us"] / time.microseconds, 3),
+                "ratio_bound": round(dense_bytes / packed.nbytes, 3),
+                "fp8_ratio": round(dense["dense_us"] / dense["fp8_us"], 3)
+                if "fp8_us" in dense
+                else None,
+            }
+        )
+
+    def _add_csr(self, layer: Layer, sparsity: int, tokens: Sequence[int], dense: Tensor) -> None:
+        """Adds cuSPARSE's time to the rows of the same point."""
+        wide = dense.to_sparse_csr()
+        parts = (wide.crow_indices().int(), wide.col_indices().int(), wide.values())
+        csr = torch.sparse_csr_tensor(*parts, size=layer.shape, check_invariants=False)
+        for count in tokens:
+            x = activations(count, layer, self._dtype, self._device).T.contiguous()
+            try:
+                found = {
+                    "csr_us": round(self._stopwatch.ungraphed(partial(torch.mm, csr, x))[0], 2)
+                }
+            except RuntimeError as error:  # not every library has it for 16 bits
+                found = {"csr_refused": str(error).splitlines()[0][:100]}
+            for row in self.rows:
+                if (row["shape"], row["sparsity"], row["tokens"]) == (str(layer), sparsity, count):
+                    row |= found

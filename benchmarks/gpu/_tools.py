@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""spmm.py under NVIDIA's tools: compute-sanitizer and Nsight Compute (ncu)."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _device import Budget
+
+PROGRAM = Path(__file__).with_name("spmm.py")
+SANITIZERS = ("memcheck", "racecheck")
+FAILED = 86  # what compute-sanitizer exits with where it found something
+
+# Layer, tokens, percent of zeros.
+PROFILED = (("28672x7168", 16, 80), ("12288x12288", 8, 70), ("36864x9216", 32, 90))
+
+# Of what ncu knows, what tells which resource binds the kernel.
+METRICS = re.compile(
+    r"""gpu__time_duration\.sum | sm__cycles_elapsed\.max | launch__.*
+    | dram__bytes(_read|_write)?\.sum | dram__throughput\..*pct.*
+    | lts__t_sector_hit_rate\.pct | l1tex__data_pipe_lsu_wavefronts(_mem_shared.*)?\..*
+    | l1tex__data_bank_conflicts_pipe_lsu_mem_shared.*
+    | smsp__inst_executed(_op_shared_..)?\.sum
+    | (smsp|sm)__(issue_active|inst_issued|inst_executed)\..*pct.*
+    | sm__inst_executed_pipe_.*pct.* | sm__pipe_.*pct.* | sm__warps_active\..*pct.*
+    | sm__maximum_warps_per_active_cycle_pct
+    | smsp__average_warps?_(issue|latency_issue)_stalled_.*_per_issue_active\.ratio
+    | smsp__average_warp_latency_issue_stalled_.*\.ratio""",
+    re.X,
+)
+ADDED = (
+    "l1tex__data_pipe_lsu_wavefronts.sum",
+    "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "smsp__inst_executed_op_shared_ld.sum",
+    "smsp__inst_executed_op_shared_st.sum",
+    "dram__bytes_read.sum",
+)
+EMULATED = Path(__file__).parents[2] / "kernels" / "wavefronts.csv"
+
+
+def _find(tool: str) -> str | None:
+    return shutil.which(tool) or shutil.which(tool, path="/usr/local/cuda/bin")
+
+
+def _run(
+    command: Sequence[str], log: Path, seconds: float, environment: dict[str, str] | None = None
+) -> int | None:
+    """Exit code, or None where the time was over. All output goes to the log."""
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
+        )
+        try:
+            return process.wait(max(seconds, 1))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started holds the card, too
+            process.wait()
+
+
+def sanitize(out: Path, budget: Budget, arguments: Sequence[str] = ()) -> bool:
+    """Runs a few small checks under compute-sanitizer and prints what came of it.
+
+    Returns:
+        Whether each tool ran to its end and found nothing.
+    """
+    sanitizer = _find("compute-sanitizer")
+    if sanitizer is None:
+        print("sanitize: compute-sanitizer was not found")
+        return False
+    # Without torch's cache every tensor is an allocation of its own, and a step beyond it is seen.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    good = True
+    for index, tool in enumerate(SANITIZERS):
+        start, log = time.monotonic(), out / f"sanitize-{tool}.log"
+        command = [sanitizer, "--tool", tool, "--error-exitcode", str(FAILED)]
+        command += [sys.executable, str(PROGRAM), "--check", "--small", "--out", str(out / "small")]
+        command += arguments
+        code = _run(command, log, budget.left / (len(SANITIZERS) - index), environment)
+        text = log.read_text(errors="replace")
+        summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY:.*)", text)
+        checks = re.findall(r"^check: (\d+ checks.*)", text, re.M)
+        passed = code == 0 and bool(summary) and bool(checks)
+        good &= passed
+        state = "passed" if passed else "out of time" if code is None else f"FAILED ({code})"
+        print(f"sanitize: {tool} {state} in {time.monotonic() - start:.0f} s", *summary, *checks)
+        if not passed:
+            print(*text.splitlines()[-15:], sep="\n")
+    return good
+
+
+def profile(out: Path, budget: Budget) -> list[dict[str, Any]]:
+    """Profiles one call of a few points with ncu.
+
+    Returns:
+        Rows of shape, tokens, sparsity, kernel, metric, unit, value; ncu's own CSV lies in `out`.
+    """
+    ncu = _find("ncu")
+    if ncu is None:
+        print("profile: ncu was not found")
+        return []
+    rows: list[dict[str, Any]] = []
+    for index, (shape, tokens, sparsity) in enumerate(PROFILED):
+        name = f"ncu-{shape}-{tokens}-{sparsity}"
+        table = out / f"{name}.csv"
+        command = [ncu, "--profile-from-start", "off", "--set", "full", "--clock-control", "none"]
+        command += ["--page", "raw", "--csv", "--log-file", str(table)]
+        program = [sys.executable, str(PROGRAM), "--one", shape, str(tokens), str(sparsity)]
+        share = budget.at_most(budget.left / (len(PROFILED) - index))
+        found: list[dict[str, Any]] = []
+        # A metric that this ncu or this card does not have must not cost all the others.
+        for added in (["--metrics", ",".join(ADDED)], []):
+            if not found and share.left > 0:
+                code = _run([*command, *added, *program], out / f"{name}.log", share.left)
+                found = raw_metrics(table.read_text()) if code == 0 and table.exists() else []
+        point = {"shape": shape, "tokens": tokens, "sparsity": sparsity}
+        rows += [point | row for row in found]
+        print(f"profile: {name} " + (f"{len(found)} metrics" if found else f"FAILED ({code})"))
+        if not found:
+            print(*(out / f"{name}.log").read_text(errors="replace").splitlines()[-10:], sep="\n")
+    return rows
+
+
+def raw_metrics(text: str) -> list[dict[str, Any]]:
+    """Rows of kernel, metric, unit, value from the CSV of `ncu --page raw`.
+
+    Its header is preceded by messages and followed by a row of units; then a row a launch.
+    """
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    table = list(csv.reader(lines[start:]))
+    if len(table) < 3:
+        return []
+    header, units, *launches = table
+    return [
+        {"kernel": launch[header.index("Kernel Name")].split("(")[0], "metric": name}
+        | {"unit": unit, "value": value.replace(",", "")}
+        for launch in launches
+        for name, unit, value in zip(header, units, launch, strict=True)
+        if METRICS.fullmatch(name)
+    ]
+
+
+def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """One line a launch: the figures to look at first."""
+    launches: dict[tuple, dict[str, str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("shape", "tokens", "sparsity", "kernel"))
+        launches.setdefault(key, {})[row["metric"]] = f"{row['value']} {row['unit']}".strip()
+    lines = []
+    for (shape, tokens, sparsity, kernel), metrics in launches.items():
+        stalls = {
+            re.sub(r".*stalled_|_per_issue_active\.ratio", "", name): _number(value)
+            for name, value in metrics.items()
+            if "_stalled_" in name and name.endswith("_per_issue_active.ratio")
+        }
+        emulated = emulated_wavefronts(kernel, sparsity)
+        worst = sorted(stalls.items(), key=lambda item: -item[1])[:4]
+
+        def get(name: str, metrics: dict[str, str] = metrics) -> str:
+            return metrics.get(name, "?")
+
+        def wavefronts(op: str, metrics: dict[str, str] = metrics) -> str:
+            names = (
+                f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum",
+                f"smsp__inst_executed_op_shared_{op}.sum",
+            )
+            total, requests = (_number(metrics.get(name, "")) for name in names)
+            return f"{total / requests:.2f}" if requests else "none"
+
+        lines.append(
+            {
+                "launch": f"{kernel} {shape} N={tokens} {sparsity}%",
+                "time": get("gpu__time_duration.sum"),
+                "dram": get("dram__throughput.avg.pct_of_peak_sustained_elapsed"),
+                "shared data stage": get(
+                    "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed"
+                ),
+                "shared loads": get("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"),
+                "shared stores": get("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum"),
+                "wavefronts a store": wavefronts("st")
+                + (f" (emulated {emulated:.2f})" if emulated else ""),
+                "warps": get("sm__warps_active.avg.pct_of_peak_sustained_active"),
+                "stalls": ", ".join(f"{name} {value:.1f}" for name, value in worst),
+            }
+        )
+    return lines
+
+
+def _number(text: str) -> float:
+    """The number at the start of a metric's text; NaN where ncu has none."""
+    try:
+        return float(text.split()[0])
+    except (IndexError, ValueError):
+        return math.nan
+
+
+def emulated_wavefronts(kernel: str, sparsity: int) -> float | None:
+    """Wavefronts a store to shared memory as the emulator counts them, where it has."""
+    with EMULATED.open() as file:
+        stores = [
+            row
+            for row in csv.DictReader(file)
+            if row["kernel"].partition("<")[0].split("::")[-1] == kernel.split("::")[-1]
+            and row["case"].split()[-1] == f"{sparsity}%"
+            and row["access"].startswith("store_shared")
+        ]
+    requests = sum(int(row["requests"]) for row in stores)
+    return sum(int(row["wavefronts"]) for row in stores) / requests if requests else None

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is the sparse linear layer right on this GPU, how fast is it, and what binds it?
+
+    python benchmarks/gpu/spmm.py                    everything, in 9 minutes at most
+    python benchmarks/gpu/spmm.py --check            every way to call it, against float64
+    python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
+    python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS
+    python benchmarks/gpu/spmm.py --profile          three launches under Nsight Compute
+    python benchmarks/gpu/spmm.py --speed --configs a,b --layers 28672x7168 --tokens 16
+                                                     configurations of the kernel against each other
+    python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
+
+Needs the package with its CUDA object and nothing else. Results are saved after each layer; when
+the --minutes are over, what is missing is left out and said. The card's clocks are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _check import Checker, cases, small_cases
+from _device import Budget, Stopwatch, _measure, bandwidth, configured, machine
+from _layers import LLAMA, OPT, Layer, assembled, layer
+from _speed import STAGES, Speed, Stage, activations
+from _tools import profile, profile_summary, sanitize
+from rich import box
+from rich.table import Table
+
+from flashsparse_plugin.ops import STATUS, ops
+
+# Of the geometric mean over OPT's layers, at each of 8, 16, 32 tokens: dense time / sparse time.
+GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
+GOAL_TOKENS = (8, 16, 32)
+PREFILL_GOAL = 0.95
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # where more than one is asked
+TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16))
+
+
+def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    start = time.monotonic()
+    # Beside a tool the card should run our kernels and little else.
+    reference = torch.device("cpu") if arguments.small else device
+    todo = small_cases if arguments.small or device.type == "cpu" else cases
+    checker = Checker(device, reference, graphs=not arguments.small)
+    tally = checker.run(todo(arguments.configs), budget)
+    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
+    for failure in tally.failures[:40]:
+        print(f"  FAILED {failure}")
+    if len(tally.failures) > 40:
+        print(f"  ... and {len(tally.failures) - 40} more")
+    (arguments.out / "spmm_check.txt").write_text(
+        "\n".join([tally.summary(), *tally.failures]) + "\n"
+    )
+    return bool(tally.checks) and not tally.failures and not tally.out_of_time
+
+
+def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    start = time.monotonic()
+    stopwatch = Stopwatch(device, arguments.replays)
+    found = bandwidth(device, stopwatch)
+    about = machine(device)  # the clocks of a card at work
+    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
+    about |= {"dtype": arguments.dtype, "minutes": arguments.minutes}
+    print(f"speed: copies {found['copy'] / 1e9:,.0f} GB/s, reads {found['read'] / 1e9:,.0f} GB/s")
+    measured = Speed(
+        device, DTYPES[arguments.dtype], stopwatch, max(found.values()), arguments.configs
+    )
+    stages = _stages(arguments, device)
+    try:
+        for each in measured.run(stages, budget):
+            _measure.write("spmm", about, measured.rows, arguments.out)
+            print(f"  {each} measured, {budget.left:.0f} s left", flush=True)
+    finally:
+        about["seconds"] = round(time.monotonic() - start)
+        path = _measure.write("spmm", about, measured.rows, arguments.out)
+        show(measured.rows, about)
+        print(f"written to {path}.csv and .json")
+    wanted = sum(len(s.layers) * len(s.sparsities) * len(s.tokens) for s in stages if not s.csr)
+    wanted *= len(arguments.configs)
+    for (config, tokens), reason in measured.refused.items():
+        print(f"speed: {config} refused {tokens} tokens: {reason}")
+    if len(measured.rows) < wanted:
+        print(f"speed: time was over after {len(measured.rows)} of {wanted} points")
+    return bool(measured.rows)
+
+
+def _stages(arguments: argparse.Namespace, device: torch.device) -> Sequence[Stage]:
+    asked = (arguments.layers, arguments.sparsity, arguments.tokens)
+    if any(asked):
+        layers, sparsity, tokens = asked
+        return [Stage(layers or OPT, sparsity or (70, 80, 90), tokens or GOAL_TOKENS)]
+    return STAGES if device.type == "cuda" else [TOY]
+
+
+def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Geometric means of the ratio to dense, by family of layers, zeros and tokens."""
+    console = _measure.console(width=110)
+    opt = {str(each) for each in OPT}
+    families = {"OPT": opt, "Llama 3": {str(each) for each in LLAMA} - opt}
+    other = {row["shape"] for row in rows} - set().union(*families.values())
+    for family, shapes in (families | {"other": other}).items():
+        own = [row for row in rows if row["shape"] in shapes]
+        if len({row["config"] for row in own}) > 1:
+            console.print(_sweep(family, own))
+        elif own:
+            console.print(_table(family, own))
+    if len({row["config"] for row in rows}) > 1:
+        return  # the rest is about what a user gets
+    slower = [row for row in rows if row["sparsity"] > 55 and row["tokens"] <= 64]
+    slower = [row for row in slower if row["ratio"] < 1]
+    if rows:
+        console.print(
+            f"{len(slower)} points of at most 64 tokens are slower than dense above 55% zeros"
+            + "".join(f"\n  {_point(row)}" for row in sorted(slower, key=_ratio)[:5])
+        )
+    prefill = [row for row in rows if row["tokens"] >= 256]
+    if prefill:
+        worst = min(prefill, key=_ratio)
+        console.print(f"prefill: worst {_point(worst)} (goal {PREFILL_GOAL})")
+    for row in rows:
+        if "csr_us" in row:
+            console.print(
+                f"cuSPARSE: {row['shape']}, {row['tokens']} tokens, {row['sparsity']}%: "
+                f"{row['csr_us']:.0f} µs, {row['dense_us'] / row['csr_us']:.2f}x"
+            )
+    name = about.get("gpu", about["cpu"])
+    console.print(f"{name}, {about['dtype']}, torch {about['torch']}, {about['date']}")
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    return row["ratio"]
+
+
+def _point(row: dict[str, Any]) -> str:
+    return (
+        f"{row['shape']}, {row['tokens']} tokens, {row['sparsity']}%: {row['ratio']:.2f}x, "
+        f"{row['us']:.1f} µs, {row['of_bound']:.0%} of the bound"
+    )
+
+
+def _sweep(family: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Configurations down, points across; the best of a column in green."""
+    columns: dict[tuple[int, int], dict[str, float]] = {}
+    for point in sorted({(row["sparsity"], row["tokens"]) for row in rows}):
+        ratios: dict[str, list[float]] = {}
+        for row in rows:
+            if (row["sparsity"], row["tokens"]) == point:
+                ratios.setdefault(row["config"], []).append(row["ratio"])
+        columns[point] = {name: statistics.geometric_mean(own) for name, own in ratios.items()}
+    table = Table(title=f"{family}: dense time / time, by zeros and tokens", box=box.SIMPLE_HEAD)
+    table.add_column("configuration", no_wrap=True)
+    for sparsity, tokens in columns:
+        table.add_column(f"{sparsity}% {tokens}", justify="right", no_wrap=True)
+    for config in dict.fromkeys(row["config"] for row in rows):
+        cells = []
+        for means in columns.values():
+            text = f"{means[config]:.2f}" if config in means else ""
+            best = config in means and means[config] == max(means.values())
+            cells.append(f"[green]{text}[/]" if best else text)
+        table.add_row(config or "its own choice", *cells)
+    return table
+
+
+def _table(family: str, rows: Sequence[dict[str, Any]]) -> Table:
+    tokens = sorted({row["tokens"] for row in rows})
+    table = Table(
+        title=f"{family}: dense time / time, by tokens",
+        caption="geometric means over the layers, in brackets the share of the memory bound",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in ("zeros", "layers", "at most", *map(str, tokens)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for sparsity in sorted({row["sparsity"] for row in rows}):
+        own = [row for row in rows if row["sparsity"] == sparsity]
+        cells = []
+        for count in tokens:
+            here = [row for row in own if row["tokens"] == count]
+            goal = GOALS.get(sparsity) if family == "OPT" and count in GOAL_TOKENS else None
+            cells.append(_cell(here, goal))
+        bound = statistics.geometric_mean(row["ratio_bound"] for row in own)
+        layers = len({row["shape"] for row in own})
+        table.add_row(f"{sparsity}%", str(layers), f"{bound:.2f}", *cells)
+    fp8 = []
+    for count in tokens:
+        found = [row["fp8_ratio"] for row in rows if row["tokens"] == count and row["fp8_ratio"]]
+        fp8.append(f"{statistics.geometric_mean(found):.2f}" if found else "")
+    if any(fp8):
+        table.add_row("fp8", "", "2.00", *fp8)
+    return table
+
+
+def _cell(rows: Sequence[dict[str, Any]], goal: float | None) -> str:
+    if not rows:
+        return ""
+    mean = statistics.geometric_mean(row["ratio"] for row in rows)
+    text = f"{mean:.2f} ({statistics.fmean(row['of_bound'] for row in rows):.0%})"
+    if goal is None:
+        return text
+    return f"[green]✓{text}[/]" if mean >= goal else f"[red]✗{text} < {goal}[/]"
+
+
+def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    rows = profile(arguments.out, budget)
+    _measure.write("spmm_profile", machine(device), rows, arguments.out)
+    for line in profile_summary(rows):
+        print("  " + "; ".join(f"{name} {value}" for name, value in line.items()))
+    return bool(rows)
+
+
+def one(shape: str, tokens: str, sparsity: str, dtype: torch.dtype, config: str) -> None:
+    """A single call, for ncu: what comes before it is not profiled."""
+    device = torch.device("cuda")
+    packed = assembled(layer(shape), int(sparsity) / 100, dtype, device)
+    x = activations(int(tokens), layer(shape), dtype, device)
+    arguments = (packed.weight_packed, packed.tile_offsets, packed.dense.shape[0], dtype, None)
+    with configured(config):
+        ops.tiled_csl_linear(x, *arguments)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        ops.tiled_csl_linear(x, *arguments)
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("check", "sanitize", "speed", "profile"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", default="float16", choices=DTYPES)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
+    parser.add_argument("--configs", type=lambda text: text.split(","), default=[""])
+    parser.add_argument("--layers", type=lambda text: [layer(p) for p in text.split(",")])
+    parser.add_argument("--tokens", type=numbers)
+    parser.add_argument("--sparsity", type=numbers, help="percent of zeros")
+    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("no GPU here: --device cpu makes a toy run")
+        if not STATUS["_C_cuda"].loaded:
+            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
+    if arguments.one:
+        one(*arguments.one, DTYPES[arguments.dtype], arguments.configs[0])
+        return
+    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
+    arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    asked = [arguments.check, arguments.speed, arguments.profile, arguments.sanitize]
+    if not any(asked):
+        asked = [True, True, device.type == "cuda", device.type == "cuda"]
+    budget = Budget(60 * arguments.minutes)
+    later = PROFILE_SECONDS * asked[2] + SANITIZE_SECONDS * asked[3]
+    good = True
+    for wanted, part in zip(
+        asked,
+        (
+            lambda: check(arguments, device, budget.at_most(CHECK_SECONDS) if asked[1] else budget),
+            lambda: speed(arguments, device, budget.keep(later)),
+            lambda: show_profile(arguments, device, budget.keep(SANITIZE_SECONDS * asked[3])),
+            lambda: sanitize(arguments.out, budget, ["--configs", ",".join(arguments.configs)]),
+        ),
+        strict=True,
+    ):
+        if not wanted:
+            continue
+        try:
+            good &= part()
+        except Exception:  # the other parts are worth their time all the same
+            traceback.print_exc()
+            good = False
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each CUDA kernel takes of a multiprocessor, read from the compiled object.
+
+    python kernels/resources.py            prints a table and compares it with resources.csv
+    python kernels/resources.py --write    takes the figures as they are into resources.csv
+
+For each kernel and architecture: registers, shared memory, the warps that a multiprocessor holds,
+and how often instructions of interest stand in the machine code. A figure worse than the one in
+resources.csv is an error until the file is written anew, on purpose; local memory (a spill, or an
+array that registers cannot hold) always is.
+
+Dynamic shared memory is chosen at the launch and stands in no object: dynamic_shared.csv has it.
+Figures are of one ptxas; an object made by another is only checked for local memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fnmatch
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+
+HERE = Path(__file__).parent
+COMMITTED = HERE / "resources.csv"
+DYNAMIC_SHARED = HERE / "dynamic_shared.csv"
+KEPT_ARCHS = ("sm_80", "sm_90a")  # in the file; the others follow them
+REWRITE = "python kernels/resources.py --write"
+# Matrix products, loads of matrices and of words, asynchronous copies, stores to shared memory.
+COUNTED = ("HMMA", "HGMMA", "LDSM", "LDGSTS", "LDG", "LDS", "STS")
+RESERVED_SHARED = 1024  # bytes of each block that CUDA keeps for itself since sm_80
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+    warps: int
+    blocks: int
+    shared: int
+    registers: int = 65536
+
+
+LIMITS = {
+    "sm_80": Limits(64, 32, 164 << 10),
+    "sm_86": Limits(48, 16, 100 << 10),
+    "sm_89": Limits(48, 24, 100 << 10),
+    "sm_90a": Limits(64, 32, 228 << 10),
+    "sm_100": Limits(64, 32, 228 << 10),
+    "sm_120": Limits(48, 24, 100 << 10),
+}
+
+
+def resident_warps(arch: str, threads: int, registers: int, shared: int) -> int:
+    """Warps that one multiprocessor holds at a time, by the rules of CUDA's occupancy calculator.
+
+    Args:
+        arch: A key of LIMITS.
+        threads: Of a block.
+        registers: Of a thread.
+        shared: Bytes of a block, static and dynamic, without those that CUDA reserves.
+    """
+    limits = LIMITS[arch]
+    warps = math.ceil(threads / 32)
+    # Registers are given to warps in units of 256, from four partitions of the register file.
+    by_registers = limits.registers // 4 // (math.ceil(registers * 32 / 256) * 256) * 4 // warps
+    by_shared = limits.shared // (math.ceil((shared + RESERVED_SHARED) / 128) * 128)
+    return min(limits.blocks, limits.warps // warps, by_registers, by_shared) * warps
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel for one architecture. What CSV columns hold; worse means more, of warps fewer."""
+
+    kernel: str
+    arch: str
+    threads: int
+    registers: int
+    static_shared: int
+    dynamic_shared: int
+    warps: int
+    instructions: int
+    HMMA: int
+    HGMMA: int
+    LDSM: int
+    LDGSTS: int
+    LDG: int
+    LDS: int
+    STS: int
+    local: int  # bytes of stack and of local memory, and instructions that touch it
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kernel, self.arch
+
+
+COLUMNS = [field.name for field in fields(Kernel) if field.name != "local"]
+FIGURES = [name for name in COLUMNS if name not in ("kernel", "arch")]
+
+
+def find_cuobjdump() -> Path:
+    """From the CUDA toolkit, or from NVIDIA's pip packages."""
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    if home := os.environ.get("CUDA_HOME"):
+        folders.insert(0, f"{home}/bin")
+    if spec := importlib.util.find_spec("nvidia"):
+        for place in spec.submodule_search_locations or ():
+            folders += map(str, Path(place).glob("cu*/bin"))
+    path = os.pathsep.join(folders)
+    found = shutil.which("cuobjdump", path=path)
+    if found is None or shutil.which("nvdisasm", path=path) is None:
+        raise SystemExit(
+            "cuobjdump or nvdisasm was not found. They are part of the CUDA toolkit, and of\n"
+            "  pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+        )
+    return Path(found)
+
+
+def _dump(what: str, path: Path) -> Iterator[tuple[str, str]]:
+    """What cuobjdump says, cut by architecture."""
+    tool = find_cuobjdump()
+    environment = os.environ | {"PATH": f"{tool.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    command = [str(tool), what, str(path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    parts = re.split(r"^arch = (sm_\w+)$", ran.stdout, flags=re.M)
+    yield from zip(parts[1::2], parts[2::2], strict=True)
+
+
+def _short(symbols: Sequence[str]) -> dict[str, str]:
+    """Symbols as a person would name the kernels: no arguments, no namespace that all share."""
+    ran = subprocess.run(
+        ["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True
+    )
+    names = {}
+    for symbol, name in zip(symbols, ran.stdout.splitlines(), strict=True):
+        name = re.sub(r"^void |flashsparse::|\(anonymous namespace\)::|\((int|bool)\)", "", name)
+        depths = accumulate((letter == "<") - (letter == ">") for letter in name)
+        arguments = [i for i, depth in enumerate(depths) if depth == 0 and name[i] == "("]
+        names[symbol] = name[: arguments[0]] if arguments else name
+    return names
+
+
+def dynamic_shared(kernel: str) -> int:
+    """Bytes that a kernel is launched with, from dynamic_shared.csv."""
+    with DYNAMIC_SHARED.open() as file:
+        for row in csv.DictReader(file):
+            if fnmatch.fnmatchcase(kernel, row["kernel"]):
+                return int(row["bytes"])
+    raise SystemExit(f"{DYNAMIC_SHARED.name} does not say how {kernel} is launched: add a line")
+
+
+def ptxas_version(path: Path) -> str:
+    """Of the assembler that made the object."""
+    versions = set()
+    for _, text in _dump("-elf", path):
+        versions |= set(re.findall(r"Tool Version:.*V([\d.]+)", text))
+    return " and ".join(sorted(versions)) or "unknown"
+
+
+def read(path: Path) -> list[Kernel]:
+    """All kernels of a compiled object, for all its architectures."""
+    usage, threads, counts = {}, {}, {}
+    for arch, text in _dump("-res-usage", path):
+        for symbol, *numbers in re.findall(
+            r"Function (\S+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text
+        ):
+            usage[arch, symbol] = [int(number) for number in numbers]
+    for arch, text in _dump("-elf", path):
+        for section in re.split(r"^\.nv\.info\.", text, flags=re.M)[1:]:
+            symbol = section.split(maxsplit=1)[0]
+            if bounds := re.search(r"EIATTR_MAX_THREADS\s+Format:.*\s+Value:(.*)", section):
+                sides = [int(side, 16) for side in bounds[1].split()]
+                threads.setdefault((arch, symbol), math.prod(sides))
+    for arch, text in _dump("-sass", path):
+        for function in re.split(r"^\s*Function : ", text, flags=re.M)[1:]:
+            symbol, code = function.split("\n", 1)
+            line = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)"
+            counts[arch, symbol] = Counter(re.findall(line, code, re.M))
+    names = _short(sorted({symbol for _, symbol in usage}))
+    kernels = []
+    for (arch, symbol), (registers, stack, shared, local) in sorted(usage.items()):
+        name = names[symbol]
+        if (arch, symbol) not in threads:
+            raise SystemExit(f"{name} has no __launch_bounds__: how many threads is unknown")
+        # For sm_90 and newer the object counts what CUDA reserves, of kernels that use any.
+        reserved = 0 if arch in ("sm_80", "sm_86", "sm_89") else RESERVED_SHARED
+        static = max(shared - reserved, 0)
+        found, dynamic = counts[arch, symbol], dynamic_shared(name)
+        kernels.append(
+            Kernel(
+                kernel=name,
+                arch=arch,
+                threads=threads[arch, symbol],
+                registers=registers,
+                static_shared=static,
+                dynamic_shared=dynamic,
+                warps=resident_warps(arch, threads[arch, symbol], registers, static + dynamic),
+                instructions=sum(found.values()) - found["NOP"],
+                **{name: found[name] for name in COUNTED},
+                local=stack + local + found["LDL"] + found["STL"],
+            )
+        )
+    return sorted(kernels, key=lambda each: (each.kernel, int(re.sub(r"\D", "", each.arch))))
+
+
+def read_committed() -> tuple[str, list[Kernel]]:
+    """The ptxas of resources.csv, and its rows."""
+    first, *lines = COMMITTED.read_text().splitlines()
+    rows = [
+        Kernel(**{k: v if k in ("kernel", "arch") else int(v) for k, v in row.items()}, local=0)
+        for row in csv.DictReader(lines)
+    ]
+    return first.removeprefix("# ptxas ").split(":")[0], rows
+
+
+def write(kernels: Sequence[Kernel], version: str) -> None:
+    with COMMITTED.open("w", newline="") as file:
+        file.write(f"# ptxas {version}: {REWRITE}\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in kernels if each.arch in KEPT_ARCHS)
+
+
+def in_local_memory(kernels: Sequence[Kernel]) -> list[str]:
+    return [f"{k.kernel} for {k.arch} uses local memory ({k.local})" for k in kernels if k.local]
+
+
+def compare(kernels: Sequence[Kernel], committed: Sequence[Kernel]) -> tuple[list[str], list[str]]:
+    """What is worse than it was, kernels without a row and rows without a kernel; what is better.
+
+    Only architectures that the object has are compared: a build may be for fewer.
+    """
+    archs = {kernel.arch for kernel in kernels} & set(KEPT_ARCHS)
+    new = {kernel.key: kernel for kernel in kernels if kernel.arch in archs}
+    old = {kernel.key: kernel for kernel in committed if kernel.arch in archs}
+    worse = [f"{name} for {arch} has no row" for name, arch in sorted(new.keys() - old.keys())]
+    worse += [f"{name} for {arch} is gone" for name, arch in sorted(old.keys() - new.keys())]
+    better = []
+    for key in sorted(new.keys() & old.keys()):
+        for figure in FIGURES:
+            before, now = getattr(old[key], figure), getattr(new[key], figure)
+            if before != now:
+                told = f"{key[0]} for {key[1]}: {figure} {before} -> {now}"
+                gained = now > before if figure == "warps" else now < before
+                (better if gained else worse).append(told)
+    return worse, better
+
+
+def show(kernels: Sequence[Kernel]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, caption="shared: static + dynamic bytes of a block")
+    table.add_column("kernel", no_wrap=True)
+    titles = ("arch", "threads", "regs", "shared", "warps", "instr.", *COUNTED, "local")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for k in kernels:
+        arch = k.arch.removeprefix("sm_")
+        shared = f"{k.static_shared}+{k.dynamic_shared}"
+        warps = f"{k.warps}/{LIMITS[k.arch].warps}"
+        counts = [str(getattr(k, name) or "") for name in COUNTED]
+        cells = [k.kernel, arch, k.threads, k.registers, shared, warps, k.instructions, *counts]
+        table.add_row(*map(str, cells), f"[red]{k.local}[/]" if k.local else "")
+    # Wider than the terminal rather than cut: a figure that is not there tells nothing.
+    needed = Console(width=1000).measure(table).maximum
+    Console(width=max(needed, Console().width)).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("object", nargs="?", type=Path, help="default: the one that is installed")
+    parser.add_argument("--write", action="store_true", help=f"write {COMMITTED.name}")
+    arguments = parser.parse_args()
+    path = arguments.object
+    if path is None:
+        from flashsparse_plugin.ops import STATUS
+
+        path = STATUS["_C_cuda"].path
+        if path is None:
+            raise SystemExit(f"_C_cuda.so is {STATUS['_C_cuda'].reason}")
+    kernels, version = read(path), ptxas_version(path)
+    show(kernels)
+    problems = in_local_memory(kernels)
+    if arguments.write:
+        if missing := set(KEPT_ARCHS) - {kernel.arch for kernel in kernels}:
+            raise SystemExit(f"this object is not for {', '.join(sorted(missing))}: build it so")
+        write(kernels, version)
+        print(f"{COMMITTED.name} written")
+    made_by, committed = read_committed()
+    if made_by == version:
+        worse, better = compare(kernels, committed)
+        problems += worse
+        for line in better:
+            print(f"better: {line} (to keep it so: {REWRITE})")
+    else:
+        print(f"made by ptxas {version}, {COMMITTED.name} by {made_by}: not compared")
+    for line in problems:
+        print(f"WORSE: {line}")
+    if problems:
+        print(f"If that is worth it: {REWRITE}, and say why in the commit.")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

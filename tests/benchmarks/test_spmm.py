@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU benchmark's own logic, without a GPU: its checks find planted mistakes, its time ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import _check
+import pytest
+import tables
+import torch
+from _check import Case, Checker, small_cases
+from _device import Budget, Stopwatch
+from _layers import LLAMA, OPT, Layer, assembled, layer
+from _speed import STAGES, Speed, Stage
+from _tools import emulated_wavefronts, profile_summary, raw_metrics
+
+from flashsparse_plugin.ops import ops
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "gpu" / "spmm.py"
+CPU = torch.device("cpu")
+CASES = (
+    Case((129, 200), 0.8, torch.float16, (1, 17)),
+    Case((300, 256), 0.5, torch.bfloat16, (3, 16)),
+    Case((64, 128), 0.8, torch.bfloat16, (2,), activations=torch.float32),
+)
+
+
+def test_a_toy_run_from_end_to_end(tmp_path):
+    command = [sys.executable, str(PROGRAM), "--device", "cpu", "--out", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "80 checks" in ran.stdout and ", 0 failures" in ran.stdout
+    assert "dense time / time, by tokens" in ran.stdout
+    with (tmp_path / "spmm.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 2
+    assert all(float(row["us"]) > 0 and float(row["ratio"]) > 0 for row in rows)
+    about = json.loads((tmp_path / "spmm.json").read_text())["about"]
+    assert about["copy_gb_s"] > 0 and about["date"] and about["torch"]
+
+
+def test_without_a_gpu_it_says_so():
+    if torch.cuda.is_available():
+        pytest.fail("this test is about machines without a GPU")
+    ran = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
+    assert ran.returncode != 0 and "--device cpu" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def checked(monkeypatch, linear=None):
+    """Tally of CASES with another linear op in the place of ours."""
+    fake = SimpleNamespace(
+        tiled_csl_pack=ops.tiled_csl_pack,
+        tiled_csl_unpack=ops.tiled_csl_unpack,
+        tiled_csl_linear=linear or ops.tiled_csl_linear,
+    )
+    monkeypatch.setattr(_check, "ops", fake)
+    return Checker(CPU, CPU, graphs=False).run(iter(CASES), Budget(60))
+
+
+def test_the_checks_pass_what_is_right(monkeypatch):
+    tally = checked(monkeypatch)
+    assert tally.failures == [] and 0 < tally.worst < 1
+    assert tally.checks["exact in each element"] == 5
+
+
+def test_a_lost_weight_is_found(monkeypatch):
+    def lossy(x, words, *rest):
+        words = words.clone()
+        words[37] &= 0xFFFF  # the value bits of one word
+        return ops.tiled_csl_linear(x, words, *rest)
+
+    assert any("each element" in failure for failure in checked(monkeypatch, lossy).failures)
+
+
+def test_an_output_that_was_not_written_is_found(monkeypatch):
+    def forgetful(x, words, offsets, out_features, *rest):
+        y = torch.empty(x.shape[0], out_features, dtype=x.dtype)
+        y[:, :-1] = ops.tiled_csl_linear(x, words, offsets, out_features, *rest)[:, :-1]
+        return y
+
+    assert any("norm" in failure for failure in checked(monkeypatch, forgetful).failures)
+
+
+def test_sums_in_16_bits_are_found(monkeypatch):
+    def hasty(x, *rest):
+        half = x.shape[1] // 2
+        left, right = x.clone(), x.clone()
+        left[:, half:], right[:, :half] = 0, 0
+        *packed, bias = rest
+        y = ops.tiled_csl_linear(left, *packed, None) + ops.tiled_csl_linear(right, *packed, None)
+        return y if bias is None else y + bias
+
+    assert checked(monkeypatch, hasty).failures
+
+
+def test_another_result_each_time_is_found(monkeypatch):
+    calls = []
+
+    def moody(*arguments):
+        calls.append(0)
+        y = ops.tiled_csl_linear(*arguments)
+        y[0, 0] *= 1 + torch.finfo(y.dtype).eps * (len(calls) % 2)
+        return y
+
+    assert any("same again" in failure for failure in checked(monkeypatch, moody).failures)
+
+
+def test_an_error_is_a_failure_and_the_rest_is_checked(monkeypatch):
+    def refusing(x, *rest):
+        if x.shape[0] == 17:
+            raise RuntimeError("not 17")
+        return ops.tiled_csl_linear(x, *rest)
+
+    tally = checked(monkeypatch, refusing)
+    (failure,) = tally.failures
+    assert "not 17" in failure and tally.checks["unpacked"] == 3
+
+
+def test_the_end_of_the_time_is_told():
+    tally = Checker(CPU, CPU, graphs=False).run(small_cases(), Budget(-1))
+    assert tally.out_of_time and not tally.checks
+    assert "OUT OF TIME" in tally.summary()
+
+
+def test_all_that_was_measured_is_kept_when_time_ends():
+    first, second = Layer("", "", 128, 64), Layer("", "", 128, 128)
+    speed = Speed(CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    budget = Budget(60)
+    for _ in speed.run([Stage([first, second], (80,), (1, 2))], budget):
+        budget._end = 0  # the time is over after the first
+    assert [row["shape"] for row in speed.rows] == ["128x64"] * 2
+
+
+def test_csr_joins_the_rows_of_its_point():
+    small = Layer("", "", 128, 64)
+    speed = Speed(CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    stages = [Stage([small], (80, 90), (1,)), Stage([small], (90,), (1,), csr=True)]
+    assert len(list(speed.run(stages, Budget(60)))) == 2
+    first, second = speed.rows
+    assert not {"csr_us", "csr_refused"} & set(first)
+    assert {"csr_us", "csr_refused"} & set(second)  # by the torch and its libraries
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 1.0])
+def test_assembled_weights_are_what_packing_makes(sparsity):
+    packed = assembled(Layer("", "", 384, 192), sparsity, torch.bfloat16, CPU)
+    words, offsets = ops.tiled_csl_pack(packed.dense)
+    assert torch.equal(packed.weight_packed, words)
+    assert torch.equal(packed.tile_offsets, offsets)
+
+
+def test_layers():
+    assert layer("28672x7168").model == "OPT-30B" and layer("100x200").shape == (100, 200)
+    assert len(OPT) == 12 and len(set(map(str, OPT))) == 12
+    assert all(each.out_features % 128 == each.in_features % 64 == 0 for each in [*OPT, *LLAMA])
+    points = {
+        (str(each), sparsity, tokens)
+        for stage in STAGES
+        for each in stage.layers
+        for sparsity in stage.sparsities
+        for tokens in stage.tokens
+    }
+    assert len(points) == 20 * 5 * 7  # every layer, sparsity and number of tokens
+
+
+def test_the_table_for_the_documents():
+    row = {"model": "OPT-30B", "shape": "a", "config": "", "sparsity": 80, "tokens": 8}
+    row |= {"ratio": 2.0, "ratio_bound": 2.5, "fp8_ratio": None}
+    rows = [row, row | {"shape": "b", "ratio": 4.5}, row | {"model": "Llama-3-8B", "ratio": 9.0}]
+    rows += [row | {"config": "other", "ratio": 9.0}]
+    about = {"gpu": "GPU", "dtype": "float16", "read_gb_s": 1, "driver_version": "1"}
+    about |= {"torch": "2", "date": "2026-11-20T00:00"}
+    table = tables.TABLES["spmm_opt"]({"rows": rows, "about": about})
+    assert "| 2 layers, tokens: | at most | 8 |" in table
+    assert "| **80% zeros** | 2.50 | 3.00 |" in table
+
+
+NCU_COLUMNS = (
+    *("ID", "Kernel Name", "Block Size", "gpu__time_duration.sum"),
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "smsp__inst_executed_op_shared_st.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio",
+    "unrelated",
+)
+NCU = f"""==PROF== Connected to process 7 (/usr/bin/python3.12)
+==PROF== Profiling "linear_kernel" - 0: 0%....50%....100% - 41 passes
+"{'","'.join(NCU_COLUMNS)}"
+"","","","us","","inst","%","inst",""
+"0","unpack_kernel(const uint4 *, int)","(128, 1, 1)","1,042.5","3,000","1,000","81.2","2.25","3"
+"""
+
+
+def test_reading_what_ncu_writes():
+    rows = raw_metrics(NCU)
+    assert [row["value"] for row in rows] == ["1042.5", "3000", "1000", "81.2", "2.25"]
+    assert {row["kernel"] for row in rows} == {"unpack_kernel"}
+    point = {"shape": "1x1", "tokens": 1, "sparsity": 80}
+    (line,) = profile_summary([point | row for row in rows])
+    assert line["time"] == "1042.5 us" and line["stalls"] == "barrier 2.2"
+    emulated = emulated_wavefronts("unpack_kernel", 80)
+    assert line["wavefronts a store"] == f"3.00 (emulated {emulated:.2f})" and emulated > 1
+    assert emulated_wavefronts("no_such_kernel", 80) is None
+    assert raw_metrics("==ERROR== nothing") == []

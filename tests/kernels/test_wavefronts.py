@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels' accesses to memory cost a GPU, counted by the emulator, gets no worse.
+
+kernels/wavefronts.csv holds, for each access in the order of the source, how often a warp makes it
+(requests), the turns of shared memory that takes (wavefronts; where banks conflict, more than it
+must), and the 32-byte sectors of global memory. A worse figure fails until the file is changed on
+purpose, by
+
+    EXPECTTEST_ACCEPT=1 python -m pytest tests/kernels/test_wavefronts.py
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from emulation import KERNELS
+from kernel_weights import random_weight
+
+from flashsparse_plugin.ops import ops
+
+COMMITTED = KERNELS / "wavefronts.csv"
+FIGURES = ("requests", "wavefronts", "sectors")
+Rows = dict[tuple[str, str, str], dict[str, int]]  # by kernel, case and access
+
+
+def fed(weight: torch.Tensor, words: torch.Tensor, offsets: torch.Tensor) -> bytes:
+    """A case for the unpack driver."""
+    header = np.array([*weight.shape, len(words), 0], dtype=np.int64).tobytes()
+    return header + offsets.numpy().tobytes() + words.numpy().tobytes()
+
+
+def count(binary: Path, cases: bytes, folder: Path) -> list[dict]:
+    """What a driver counts over the cases that it is fed."""
+    path = folder / "counts.json"
+    subprocess.run([str(binary), str(path)], input=cases, stdout=subprocess.DEVNULL, check=True)
+    return json.loads(path.read_text())
+
+
+def accesses(counts: list[dict]) -> dict[str, dict[str, int]]:
+    """Named by what they do and their order in the source: lines change with every edit."""
+    seen: Counter[str] = Counter()
+    rows = {}
+    for each in sorted(counts, key=lambda each: (each["file"], each["line"])):
+        seen[each["operation"]] += 1
+        name = f"{each['operation']} {seen[each['operation']]}"
+        rows[name] = {figure: each[figure] for figure in FIGURES}
+    return rows
+
+
+def unpack_rows(driver, folder: Path) -> Rows:
+    """One tile at each of the densities that the format is for."""
+    rows: Rows = {}
+    for zeros in (50, 70, 80, 90):
+        weight = random_weight((128, 64), zeros / 100, torch.bfloat16, seed=0)
+        words, offsets = ops.tiled_csl_pack(weight)
+        counts = count(driver("unpack_driver", "plain"), fed(weight, words, offsets), folder)
+        for name, row in accesses(counts).items():
+            rows["tiled_csl::unpack_kernel", f"128x64 {zeros}%", name] = row
+    return rows
+
+
+KERNEL_ROWS = (unpack_rows,)
+
+
+def read_committed() -> Rows:
+    with COMMITTED.open() as file:
+        return {
+            (row["kernel"], row["case"], row["access"]): {name: int(row[name]) for name in FIGURES}
+            for row in csv.DictReader(file)
+        }
+
+
+def write(rows: Rows) -> None:
+    with COMMITTED.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("kernel", "case", "access", *FIGURES))
+        writer.writerows((*key, *row.values()) for key, row in rows.items())
+
+
+def worse(rows: Rows, committed: Rows) -> list[str]:
+    found = [f"{key} is new or gone" for key in rows.keys() ^ committed.keys()]
+    for key in rows.keys() & committed.keys():
+        for figure in FIGURES:
+            before, now = committed[key][figure], rows[key][figure]
+            if now > before:
+                found.append(f"{', '.join(key)}: {figure} {before} -> {now}")
+    return sorted(found)
+
+
+def test_no_access_got_dearer(driver, tmp_path):
+    rows: Rows = {}
+    for kernel_rows in KERNEL_ROWS:
+        rows |= kernel_rows(driver, tmp_path)
+    if os.environ.get("EXPECTTEST_ACCEPT") == "1":
+        write(rows)
+    assert rows and worse(rows, read_committed()) == []
+
+
+def test_the_order_of_words_is_worth_its_while(driver, tmp_path):
+    """A warp that stored every fourth word, as vector loads would have it, would pay for it."""
+    weight = random_weight((128, 64), 0.8, torch.bfloat16, seed=0)
+    words, offsets = ops.tiled_csl_pack(weight)
+    whole = len(words) // 128 * 128
+    every_fourth = words[:whole].view(-1, 32, 4).transpose(1, 2).reshape(-1)
+    costs = []
+    for stream in (words, torch.cat([every_fourth, words[whole:]])):
+        counts = count(driver("unpack_driver", "plain"), fed(weight, stream, offsets), tmp_path)
+        stores = accesses(counts)["store_shared 2"]
+        costs.append(stores["wavefronts"] / stores["requests"])
+    assert costs[0] < 1.3 and costs[1] > 3
+
+
+def test_what_is_worse():
+    committed = read_committed()
+    assert committed and worse(committed, committed) == []
+    key = next(iter(committed))
+    dearer = committed | {key: committed[key] | {"wavefronts": committed[key]["wavefronts"] + 1}}
+    (told,) = worse(dearer, committed)
+    assert "wavefronts" in told and worse(committed, dearer) == []
+    assert worse({}, committed) == worse(committed, {}) != []
