@@ -68,6 +68,13 @@ $(DEMO_MODEL)/config.json:
 
 # Add options of `vllm serve` by ARGS="...", or serve another model: make serve MODEL=directory
 serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
+	@echo 'It takes a minute. After "Application startup complete" ask it, in another terminal:'
+	@echo
+	@echo "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
+	@echo "    -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
+	@echo
+	@echo 'Ctrl-C ends it.'
+	@echo
 	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),$(DEMO_MODEL))" --served-model-name demo \
 	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
 
