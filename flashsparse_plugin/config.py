@@ -58,7 +58,7 @@ class FlashSparseConfig(BaseModel):
 
     quant_method: Literal["flashsparse"] = QUANT_METHOD
     format: str = "tiled_csl"
-    format_version: int = Field(default=1, ge=1)
+    format_version: int = 1
     dtype: Literal["float16", "bfloat16"] | None = None
     sparsity: float | None = Field(default=None, ge=0.0, le=1.0)
     pruning: Literal["none", "magnitude"] = "none"
@@ -89,6 +89,11 @@ class FlashSparseConfig(BaseModel):
                 f"flashsparse-plugin reads up to version {known.version}. Remedy: pip install -U "
                 f"flashsparse-plugin, to a release that knows {self.format} version "
                 f"{self.format_version}"
+            )
+        if self.format_version < 1:
+            raise ValueError(
+                f"this checkpoint calls itself {self.format} version {self.format_version}, and "
+                "versions start at 1. Remedy: convert the dense model with `flashsparse convert`"
             )
         if self.pruning != "none" and self.sparsity is None:
             raise ValueError(f'pruning="{self.pruning}" needs sparsity=, for example sparsity=0.5')

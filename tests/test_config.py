@@ -53,7 +53,7 @@ def test_reads_the_ignore_lists_of_other_methods(name):
         ({"sparsity": 1.5}, "less than or equal to 1"),
         ({"dtype": "float32"}, "float16.*bfloat16"),
         ({"quant_method": "gptq"}, "flashsparse"),
-        ({"format_version": 0}, "greater than or equal to 1"),
+        ({"format_version": 0}, r"version 0.*start at 1.*flashsparse convert"),
     ],
 )
 def test_refuses_by_name(settings, message):

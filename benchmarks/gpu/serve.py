@@ -268,13 +268,17 @@ def run_apart(
     command = [sys.executable, __file__, "--measure", str(path), method, str(answer)]
     command += ["--rounds", str(arguments.rounds), "--batches", *map(str, arguments.batches)]
     command += ["--eager"] if arguments.eager else []
+    environment = os.environ | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "PYTHONSAFEPATH": "1",  # or the processes of vLLM's take the sources here for the package
+    }
     with log.open("w") as file:
         try:
             end = subprocess.run(
                 command,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+                env=environment,
                 timeout=seconds,
                 check=False,
             ).returncode

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn import functional as F
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 
 from flashsparse_plugin.config import FlashSparseConfig
@@ -18,9 +19,12 @@ from flashsparse_plugin.packed import WEIGHT_DTYPES, Format, FormatError, Packed
 from .loading import LayerLoader
 from .summary import Summary
 
-# Packed streams are padded to a multiple of this share of the weight's elements. torch.compile has
-# the lengths of parameters in its graphs: with exact lengths no two layers would share one.
+# Packed streams are padded to an odd multiple of half this share of the weight's elements.
+# torch.compile has the lengths of parameters in its graphs: with exact lengths no two layers would
+# share one. Densities are mostly whole percents, give or take: a bucket ends between two of them.
 _BUCKET = 0.01
+
+_LENGTHS = "flashsparse_streams"  # in additional_config
 
 
 class SparseLinearMethod(LinearMethodBase):
@@ -63,9 +67,13 @@ class SparseLinearMethod(LinearMethodBase):
         **extra: Any,
     ) -> None:
         device = torch.empty(0).device  # vLLM creates a model under the device it will run on
+        vllm_config = get_current_vllm_config()
 
         def finish(weight: Tensor) -> None:
             self._finish(layer, weight, params_dtype, device)
+            if self.form is not None and self.form.stream is not None:
+                length = len(getattr(layer, self.form.stream))
+                _count_into_cache_key(vllm_config, self.name, length)
 
         self.loader = LayerLoader(
             layer,
@@ -173,11 +181,25 @@ class _DenseAfterAll(UnquantizedLinearMethod):
         self.summary.finish_layer()
 
 
+def _count_into_cache_key(vllm_config: VllmConfig, name: str, length: int) -> None:
+    """Has vLLM's compile cache tell models apart by the lengths of their streams, too.
+
+    Compiled graphs hold the lengths, and the cache goes by the configuration alone: a model that
+    was pruned anew and saved in the same place would be run by the graphs of the old one. The
+    configuration is this process's own, and its key is asked for once the weights are there.
+    """
+    config = vllm_config.additional_config
+    if isinstance(config, dict):
+        lengths = {**config.get(_LENGTHS, {}), name: length}
+        vllm_config.additional_config = {**config, _LENGTHS: lengths}
+
+
 def _padded(packed: PackedWeight) -> dict[str, Tensor]:
     """The tensors of a weight, with its stream padded to a bucket; kernels go by the offsets."""
     tensors = dict(packed.tensors)
     stream = packed.format.stream
     if stream is not None:
-        bucket = max(1, int(_BUCKET * packed.shape[0] * packed.shape[1]))
-        tensors[stream] = F.pad(tensors[stream], (0, -len(tensors[stream]) % bucket))
+        bucket = max(2, int(_BUCKET * packed.shape[0] * packed.shape[1]))
+        padding = (bucket // 2 - len(tensors[stream])) % bucket
+        tensors[stream] = F.pad(tensors[stream], (0, padding))
     return tensors

@@ -36,9 +36,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """The environment of a process that runs vLLM, with a compile cache of its own."""
-    cache = str(tmp_path_factory.mktemp("vllm-cache"))
-    return {**os.environ, **ENVIRONMENT, "VLLM_CACHE_ROOT": cache}
+    """The environment of a process that runs vLLM, with compile caches of its own."""
+    caches = {
+        name: str(tmp_path_factory.mktemp(name.lower()))
+        for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
+    }
+    return {**os.environ, **ENVIRONMENT, **caches}
 
 
 @pytest.fixture(scope="session")

@@ -19,11 +19,12 @@ ARCHITECTURES += ["bloom"]
 REORDERED = {("bloom", "packed")}
 if version("vllm") < "0.27":
     REORDERED |= {("gpt_neox", "packed")}
+UNEVEN_LAYERS = 5
 SPARSE, DENSE = "SparseLinearMethod", "UnquantizedLinearMethod"
 
 
-def job(model, lora=None, **options) -> dict:
-    return {
+def job(model, lora=None, extra=None, **options) -> dict:
+    return (extra or {}) | {
         "model": str(model),
         "prompts": PROMPTS,
         "max_tokens": MAX_TOKENS,
@@ -79,6 +80,9 @@ def models(tmp_path_factory):
     """Per architecture the dense and the packed directory."""
     folder = tmp_path_factory.mktemp("models")
     made = {name: checkpoints.make(name, folder) for name in ARCHITECTURES}
+    made["uneven"] = checkpoints.make_uneven(folder / "uneven", UNEVEN_LAYERS), None
+    anew = checkpoints.make_uneven(folder / "uneven-anew", UNEVEN_LAYERS, sparsity=0.6)
+    made["uneven anew"] = anew, None
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
     return made
 
@@ -101,6 +105,10 @@ def jobs(models, tmp_path_factory):
     lora = {"enable_lora": True, "max_lora_rank": 8}
     adapted = adapter(folder / "adapter", dense)
     qkv = ["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"]
+    experts = checkpoints.make_experts(folder / "experts")
+    uneven = models["uneven"][0], models["uneven anew"][0]
+    place, pieces = folder / "place", {"piecewise": True}
+    compiled = {"enforce_eager": False, "sparse_method": "tiled_csl"}
     todo |= {
         # Ways to ask.
         "sparse_method": job(dense, sparse_method="tiled_csl"),
@@ -112,6 +120,9 @@ def jobs(models, tmp_path_factory):
         "none": job(dense, sparse_method="none"),
         "none packed": job(packed, sparse_method="none"),
         "compiled": job(packed, enforce_eager=False),
+        "pieces": job(place, extra=pieces | {"link": str(uneven[0])}, **compiled),
+        "pieces again": job(place, extra=pieces | {"link": str(uneven[0])}, **compiled),
+        "pieces pruned anew": job(place, extra=pieces | {"link": str(uneven[1])}, **compiled),
         "bfloat16": job(packed, dtype="bfloat16"),
         # Layers that stay dense, by their own names and by vLLM's.
         "ignore": job(dense, additional_config={"flashsparse": {"ignore": [*qkv, "layers.1.mlp"]}}),
@@ -126,6 +137,9 @@ def jobs(models, tmp_path_factory):
         "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
         "no sparsity": job(dense, additional_config={"flashsparse": {"pruning": "magnitude"}}),
         "two methods": job(dense, sparse_method="tiled_csl", quantization="fp8"),
+        "older": job(with_config(packed, folder / "older", format_version=0)),
+        "experts": job(experts, sparse_method="tiled_csl"),
+        "packed experts": job(experts, hf_overrides={"quantization_config": override}),
         "newer": job(with_config(packed, folder / "newer", format_version=9)),
         "mixed": job(partly_dense(packed, dense, folder / "mixed")),
         "compressed": job(with_config(packed, folder / "compressed", sparsity_config={})),
@@ -230,6 +244,9 @@ def test_lora_works_on_sparse_layers(results, expected):
         ("unknown key", ["sparsty", "sparsity"]),
         ("no sparsity", ["magnitude", "sparsity=0.5"]),
         ("two methods", ["tiled_csl", "fp8"]),
+        ("older", ["version 0", "versions start at 1", "flashsparse convert"]),
+        ("experts", ["layers.0", "mixture of experts", "--sparse-method none"]),
+        ("packed experts", ["layers.0", "mixture of experts", "--sparse-method none"]),
         ("newer", ["version 9", "version 1", "pip install -U"]),
         ("compressed", ["sparsity_config", "flashsparse convert"]),
     ],
@@ -239,11 +256,27 @@ def test_what_cannot_be_meant_is_refused(results, name, words):
     assert [word for word in words if word not in error] == [], error
 
 
-def test_streams_are_padded_to_share_compiled_graphs(results):
-    streams = results["compiled"]["streams"]
-    assert len(streams) == 12
-    for elements, length in streams.values():
-        assert length % int(0.01 * elements) == 0
+def test_layers_share_compiled_graphs(results, expected, models):
+    """No two layers have as many nonzeros, and yet what lies between the attention of two layers is
+    compiled once: beside it there are the beginning and the end of the model."""
+    weights = load_file(models["uneven"][0] / "model.safetensors")
+    nonzeros = [int(w.count_nonzero()) for name, w in weights.items() if "down_proj" in name]
+    assert len(set(nonzeros)) == UNEVEN_LAYERS
+    result = results["pieces"]
+    assert "error" not in result, result["error"]
+    assert result["tokens"] == expected["uneven"]
+    assert result["compiled"] == {"pieces": UNEVEN_LAYERS + 1, "different": 3, "from_cache": 0}
+
+
+def test_compiled_graphs_are_those_of_the_weights(results, expected):
+    """vLLM keeps compiled graphs by configuration: a model that is pruned anew and saved in the
+    same place has the same one, and other lengths of streams."""
+    again, anew = results["pieces again"], results["pieces pruned anew"]
+    assert again["compiled"]["different"] == 0 and again["compiled"]["from_cache"] > 0
+    assert again["tokens"] == expected["uneven"]
+    assert "error" not in anew, anew["error"]
+    assert anew["compiled"]["from_cache"] == 0
+    assert anew["tokens"] == expected["uneven anew"]
 
 
 def test_the_log_tells_each_kernel_once_and_the_sum(results):

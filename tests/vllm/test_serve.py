@@ -47,8 +47,8 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed_server(smollm2, logs, environment):
-    """A packed checkpoint needs no option. Compiled, as is the default."""
-    arguments = ("--max-model-len", "512", "--max-num-seqs", "32")
+    """A packed checkpoint needs no option. Compiled, as is the default; two API servers."""
+    arguments = ("--max-model-len", "512", "--max-num-seqs", "32", "--api-server-count", "2")
     with Server(smollm2[1], logs / "packed.log", environment, *arguments) as server:
         yield server
 
@@ -63,37 +63,40 @@ def dense_server(smollm2, logs, environment):
         yield server
 
 
-@pytest.mark.parametrize("name", ["packed_server", "dense_server"])
-def test_completions_equal_transformers(smollm2, name, request):
+@pytest.fixture(params=["packed_server", "dense_server"], scope="module")
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_completions_equal_transformers(smollm2, server):
     *_, prompts, expected = smollm2
-    server = request.getfixturevalue(name)
     assert [server.complete(prompt, TOKENS) for prompt in prompts] == expected
     assert "120 layers packed" in server.log.read_text()
 
 
-def test_streaming_gives_the_same(packed_server, smollm2):
+def test_streaming_gives_the_same(server, smollm2):
     *_, prompts, expected = smollm2
-    assert packed_server.complete(prompts[1], TOKENS, stream=True) == expected[1]
+    assert server.complete(prompts[1], TOKENS, stream=True) == expected[1]
 
 
-def test_chat_equals_transformers(packed_server, smollm2):
+def test_chat_equals_transformers(server, smollm2):
     dense, _, tokenizer, _, _ = smollm2
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     (expected,) = checkpoints.greedy(dense, [ids["input_ids"]], TOKENS)
     body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    answer = packed_server.post("/v1/chat/completions", **body, return_token_ids=True)
+    answer = server.post("/v1/chat/completions", **body, return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == expected
-    parts = packed_server.post("/v1/chat/completions", **body, stream=True)
+    parts = server.post("/v1/chat/completions", **body, stream=True)
     text = "".join(part["choices"][0]["delta"].get("content") or "" for part in parts)
     assert text == answer["choices"][0]["message"]["content"]
 
 
-def test_many_at_once_give_what_one_by_one_gives(packed_server, smollm2):
+def test_many_at_once_give_what_one_by_one_gives(server, smollm2):
     *_, prompts, _ = smollm2
     requests = [(prompts[i % 8][: 1 + i % 5], 4 + i % 17) for i in range(32)]
-    together = packed_server.complete_all(requests)
-    assert together == [packed_server.complete(*request) for request in requests]
+    together = server.complete_all(requests)
+    assert together == [server.complete(*request) for request in requests]
 
 
 @pytest.fixture(scope="module")

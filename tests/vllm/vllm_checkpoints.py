@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tiny_causal_lms import CONFIGS, VOCAB, character_tokenizer
-from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MixtralConfig
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.pruning import prune
@@ -20,12 +20,39 @@ OWN_CONFIGS = CONFIGS | {"bloom": lambda: BloomConfig(n_head=4, pad_token_id=0)}
 
 
 def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Path, Path]:
-    """Writes a tiny random pruned model; returns its dense directory and its packed one.
+    """Writes a tiny random pruned model; returns its dense directory and its packed one."""
+    model = _random_model(OWN_CONFIGS[name](), **changes)
+    if sparsity:
+        prune(model, method="magnitude", sparsity=sparsity, progress=False)
+    dense, packed = folder / f"{name}-dense", folder / f"{name}-packed"
+    _save(model, dense)
+    convert_checkpoint(dense, packed, pack_all=True)
+    return dense, packed
 
-    Heads are of 32 elements: the least that vLLM's attention on a CPU works with.
-    """
+
+def make_uneven(folder: Path, layers: int, sparsity: float = 0.8) -> Path:
+    """Writes a dense pruned Llama in which no two layers have the same number of zeros."""
+    model = _random_model(OWN_CONFIGS["llama"](), num_hidden_layers=layers, hidden_size=256)
+    with torch.no_grad():
+        for i, layer in enumerate(model.model.layers):
+            for linear in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
+                zeros = int((sparsity + 4e-3 * (i / layers - 0.5)) * linear.weight.numel())
+                order = torch.randperm(linear.weight.numel())
+                linear.weight.view(-1)[order[:zeros]] = 0
+    _save(model, folder)
+    return folder
+
+
+def make_experts(folder: Path) -> Path:
+    """Writes a dense mixture of experts."""
+    config = MixtralConfig(num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
+    _save(_random_model(config), folder)
+    return folder
+
+
+def _random_model(config, **changes):
+    """Heads are of 32 elements: the least that vLLM's attention on a CPU works with."""
     torch.manual_seed(0)
-    config = OWN_CONFIGS[name]()
     sizes = {"hidden_size": 128, "intermediate_size": 160, "ffn_dim": 160, "vocab_size": VOCAB}
     sizes |= {"num_hidden_layers": 3, "head_dim": 32} | changes
     for key, value in sizes.items():
@@ -36,13 +63,12 @@ def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Pat
         for parameter in model.parameters():
             if parameter.dim() == 2:  # large enough for the logits to be far apart
                 parameter.normal_(0, 0.25)
-    if sparsity:
-        prune(model, method="magnitude", sparsity=sparsity, progress=False)
-    dense, packed = folder / f"{name}-dense", folder / f"{name}-packed"
-    model.save_pretrained(dense)
-    character_tokenizer().save_pretrained(dense)
-    convert_checkpoint(dense, packed, pack_all=True)
-    return dense, packed
+    return model
+
+
+def _save(model, folder: Path) -> None:
+    model.save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
 
 
 def make_large(folder: Path, layers: int = 9, sparsity: float = 0.8) -> Path:

@@ -2,11 +2,12 @@
 """Runs several models through vLLM's Python API in one process, which has to import vLLM once.
 
 `python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
-"max_tokens": n, "options": {...}, "lora": path or null}; its result {"tokens": [[...]], "layers":
-{name: kind of method}, "streams": {name: [elements, length]}, "peak": bytes, "log": [...]} or
-{"error": text}.
+"max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
+to, "piecewise": true; its result {"tokens": [[...]], "layers": {name: kind of method}, "streams":
+{name: [elements, length]}, "compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -57,6 +58,36 @@ def _streams(worker) -> dict[str, list[int]]:
     }
 
 
+@contextlib.contextmanager
+def _compiled(piecewise: bool):
+    """Counts what vLLM compiles, and on request has it done as on a GPU: in pieces, between the
+    attention of one layer and the next, with a check of every size. On CPUs vLLM compiles a model
+    whole."""
+    from vllm.compilation.counter import compilation_counter
+    from vllm.config import CompilationMode
+    from vllm.platforms.cpu import CpuPlatform
+
+    def settle(config):
+        inner(config)
+        config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+        config.compilation_config.compile_sizes = []
+        config.compilation_config.inductor_compile_config["size_asserts"] = True
+
+    inner, before, counts = CpuPlatform.check_and_update_config, compilation_counter.clone(), {}
+    if piecewise:
+        CpuPlatform.check_and_update_config = staticmethod(settle)
+    try:
+        yield counts
+    finally:
+        CpuPlatform.check_and_update_config = inner
+        for name, key in {
+            "pieces": "num_piecewise_capturable_graphs_seen",
+            "different": "num_compiled_artifacts_saved",
+            "from_cache": "num_compiled_artifacts_loaded",
+        }.items():
+            counts[name] = getattr(compilation_counter, key) - getattr(before, key)
+
+
 def _peak() -> int:
     """Most memory that this process ever had resident, in bytes."""
     status = Path("/proc/self/status").read_text().splitlines()
@@ -75,20 +106,25 @@ def run(job: dict) -> dict:
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.lora.request import LoRARequest
 
+    if "link" in job:
+        Path(job["model"]).unlink(missing_ok=True)
+        Path(job["model"]).symlink_to(job["link"])
     collector = _Collector()
     logging.getLogger("vllm.flashsparse").addHandler(collector)
     try:
-        llm = LLM(job["model"], **options)
-        outputs = llm.generate(
-            [{"prompt_token_ids": ids} for ids in job["prompts"]],
-            SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True),
-            lora_request=LoRARequest("adapter", 1, job["lora"]) if job.get("lora") else None,
-            use_tqdm=False,
-        )
+        with _compiled(job.get("piecewise", False)) as compiled:
+            llm = LLM(job["model"], **options)
+            outputs = llm.generate(
+                [{"prompt_token_ids": ids} for ids in job["prompts"]],
+                SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True),
+                lora_request=LoRARequest("adapter", 1, job["lora"]) if job.get("lora") else None,
+                use_tqdm=False,
+            )
         result = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
+            "compiled": compiled,
             "peak": _peak(),
         }
         del llm, outputs

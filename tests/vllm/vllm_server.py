@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 VLLM = Path(sys.executable).with_name("vllm")
+REFUSAL_TIMEOUT = 60  # seconds; what is promised to users
 TIMEOUT = 300  # seconds until a server has to answer; a busy machine takes its time
 
 
@@ -72,9 +73,9 @@ class Server:
                 continue
 
     def wait_for_refusal(self) -> int:
-        """Returns the exit code of a server that must not start."""
+        """Returns the exit code of a server that must not start, and must say so in time."""
         try:
-            return self.process.wait(timeout=TIMEOUT)
+            return self.process.wait(timeout=REFUSAL_TIMEOUT)
         finally:
             self.close()
 
