@@ -116,6 +116,7 @@ def test_products(driver, cases):
     assert_exact(driver("linear_driver", "plain"), MATRIX[cases]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_products_under_sanitizers(driver, sanitizer):
     """Each compiled shape with several blocks at once; what the host plans at awkward sizes."""
@@ -185,7 +186,7 @@ SMALL_SHAPES = ("8, true, 4, 2, 8, 1", "16, false, 2, 4, 4, 1", "16, false, 1, 8
 
 
 def small_cases() -> list[Case]:
-    """Full tiles before sparse ones in every team; rows of one block, and one that shares two rows."""
+    """Full tiles before sparse ones in every team; of three blocks one shares two rows."""
     cases = []
     for shape, blocks, seed in product(range(len(SMALL_SHAPES)), (1, 3), SEEDS):
         weight = uneven_weight(2, 5, BFLOAT16, seed)
@@ -194,7 +195,7 @@ def small_cases() -> list[Case]:
 
 
 def with_small_shapes(include: Path) -> None:
-    """Hides linear_plan.h by one with SMALL_SHAPES: a driver that is compiled and run in no time."""
+    """Hides linear_plan.h by one with SMALL_SHAPES: a driver that is soon compiled and run."""
     header = KERNELS / "cuda" / "linear_plan.h"
     shapes = "".join(f" \\\n  X({shape})" for shape in SMALL_SHAPES)
     text, replaced = re.subn(
@@ -223,6 +224,7 @@ def is_caught(include: Path, cases: list[Case]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed(tmp_path):
     cases = small_cases()
     (tmp_path / "whole").mkdir()
@@ -242,6 +244,6 @@ def test_every_barrier_is_needed(tmp_path):
 
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 def test_ptxas_leaves_wgmma_asynchronous(tmp_path):
-    """It says so where it does not, but as no warning: C7510 and after, `serialized`, `injected`."""
+    """Where it serializes them or injects waits it says so (C7510 to C7519), but does not warn."""
     _, said = compile_cuda(KERNELS / "cuda" / "tiled_csl_linear.cu", "sm_90a", tmp_path)
     assert not re.search(r"C75\d\d|serialized|injected", said), said
