@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,9 +55,11 @@ class Case:
         )
 
 
-def run(binary: Path, cases: list[Case]) -> subprocess.CompletedProcess:
+def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
     fed = b"".join(case.encode() for case in cases)
-    return subprocess.run([str(binary)], input=fed, capture_output=True, timeout=600)
+    return subprocess.run(
+        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
+    )
 
 
 def answers(binary: Path, cases: list[Case]) -> list[Tensor]:

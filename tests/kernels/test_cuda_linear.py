@@ -212,7 +212,7 @@ def is_caught(include: Path, cases: list[Case]) -> bool:
     """By the thread sanitizer, by the emulator itself, or by a wrong result."""
     with_small_shapes(include)
     binary = compile_driver("linear_driver", "thread", include, include=include)
-    ran = run(binary, cases)
+    ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1")
     if ran.returncode != 0:
         assert ran.stderr, "ends without a word"
         return True
