@@ -31,12 +31,13 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // adding up costs was measured on an H200 (benchmarks/results): one and a half.
 int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int teams) {
   const int64_t tiles = tile_rows * tile_cols;
-  const int64_t even = std::min(slots, tiles);
+  const int64_t even = std::min(std::max(slots, ceil_div(tiles, kMaxPiece)), tiles);
   const int64_t parts = std::min(slots / tile_rows, tile_cols);
   if (parts == 0) return even;
   const double even_cost = static_cast<double>(ceil_div(tiles, even)) / teams + 1.5;
   const double whole_cost = static_cast<double>(ceil_div(tile_cols, parts)) / teams;
-  return whole_cost <= even_cost ? tile_rows * parts : even;
+  return whole_cost <= even_cost && ceil_div(tile_cols, parts) <= kMaxPiece ? tile_rows * parts
+                                                                            : even;
 }
 
 }  // namespace

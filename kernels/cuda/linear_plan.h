@@ -52,6 +52,9 @@ struct Gpu {
   bool hopper;  // compute capability 9.0, which has wgmma
 };
 
+// Tiles of one block: their offsets lie in its shared memory.
+inline constexpr int kMaxPiece = 1024;
+
 // Of one launch. (The registers of mma hold sums for no more than 32 tokens.)
 constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 64 : 32; }
 
