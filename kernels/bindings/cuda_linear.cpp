@@ -18,7 +18,7 @@ using tiled_csl::LinearPlan;
 
 // From here on the dense product is faster: each launch, for 64 or 32 tokens, reads the packed
 // weight again.
-constexpr int64_t kDenseTokens = 257;
+constexpr int64_t kDenseTokens = 193;
 // The dense product goes by panels of rows, so that no layer needs more than this beside itself.
 constexpr int64_t kWorkspaceBytes = 256 << 20;
 
