@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kernels.md")
+DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kernels.md", "docs/vllm.md")
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
 
 Result = dict[str, Any]
@@ -74,34 +74,137 @@ def pack(result: Result) -> str:
     return markdown(header, cells) + conditions(result["about"])
 
 
-def spmm(result: Result, models: Sequence[str]) -> str:
+def gpu_conditions(about: Result) -> str:
+    parts = [
+        about["gpu"],
+        about.get("dtype"),
+        f"reads {about['read_gb_s']:,.0f} GB/s" if "read_gb_s" in about else None,
+        f"driver {about['driver_version']}" if "driver_version" in about else None,
+        f"torch {about['torch']}",
+        about["date"][:10],
+    ]
+    return f"\n{', '.join(part for part in parts if part)}.\n"
+
+
+def mean_of(rows: Sequence[Result], figure: str) -> str:
+    """Geometric mean of what is there."""
+    values = [row[figure] for row in rows if row[figure]]
+    return f"{statistics.geometric_mean(values):.2f}" if values else ""
+
+
+def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
     """Dense time / time, geometric means over the layers of some models: zeros down."""
-    rows = [row for row in result["rows"] if row["model"] in models and not row["config"]]
+    rows = [row for row in result["rows"] if row["model"] in models]
     tokens = sorted({row["tokens"] for row in rows})
 
-    def mean(figure: str, found: Sequence[Result]) -> str:
-        values = [row[figure] for row in found if row[figure]]
-        return f"{statistics.geometric_mean(values):.2f}" if values else ""
-
     def by_tokens(figure: str, found: Sequence[Result]) -> list[str]:
-        return [mean(figure, [r for r in found if r["tokens"] == count]) for count in tokens]
+        return [mean_of([r for r in found if r["tokens"] == count], figure) for count in tokens]
 
     cells = []
     for sparsity in sorted({row["sparsity"] for row in rows}):
         own = [row for row in rows if row["sparsity"] == sparsity]
-        name = f"{sparsity}% zeros"
-        cells.append([f"**{name}**", mean("ratio_bound", own), *by_tokens("ratio", own)])
-    cells.append(["fp8", "2.00", *by_tokens("fp8_ratio", rows)])
+        first = [f"**{sparsity}% zeros**", mean_of(own, "ratio_bound"), f"{goals.get(sparsity, '')}"]
+        cells.append([*first, *by_tokens("ratio", own)])
+    cells.append(["fp8, dense", "2.00", "", *by_tokens("fp8_ratio", rows)])
     layers = len({row["shape"] for row in rows})
+    header = [f"{layers} layers, tokens:", "bound", "goal", *map(str, tokens)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def shares(result: Result) -> str:
+    """Memory bound / time, mean over all layers."""
+    rows = result["rows"]
+    tokens = sorted({row["tokens"] for row in rows})
+    cells = []
+    for sparsity in sorted({row["sparsity"] for row in rows}):
+        line = [f"{sparsity}% zeros"]
+        for count in tokens:
+            own = [r for r in rows if (r["sparsity"], r["tokens"]) == (sparsity, count)]
+            line.append(f"{statistics.fmean(r['of_bound'] for r in own):.0%}" if own else "")
+        cells.append(line)
+    return markdown(["tokens:", *map(str, tokens)], cells) + gpu_conditions(result["about"])
+
+
+def missed(result: Result) -> str:
+    """The goals that were set for OPT's layers, and what came of each."""
+    cells = []
+    for sparsity, goal in OPT_GOALS.items():
+        rows = [r for r in result["rows"] if r["model"] in OPT and r["sparsity"] == sparsity]
+        means = [mean_of([r for r in rows if r["tokens"] == n], "ratio") for n in GOAL_TOKENS]
+        reached = [f"{mean} ({float(mean) / goal:.0%})" if mean else "" for mean in means]
+        cells.append([f"{sparsity}% zeros, 12 layers of OPT", f"{goal}", *reached])
+    few = [r for r in result["rows"] if r["sparsity"] > 55 and r["tokens"] <= 64]
+    by_tokens = [[r for r in few if r["tokens"] == n] for n in GOAL_TOKENS]
+    slower = [f"{sum(r['ratio'] < 1 for r in own)} of {len(own)}" for own in by_tokens]
+    cells.append(["points slower than dense above 55% zeros, all layers", "0", *slower])
+    return markdown(["", "goal", *(f"{n} tokens" for n in GOAL_TOKENS)], cells)
+
+
+def cycles(result: Result) -> str:
+    """What a tile costs a multiprocessor, in clocks, and what it would cost memory alone."""
     about = result["about"]
-    return markdown([f"{layers} layers, tokens:", "at most", *map(str, tokens)], cells) + (
-        f"\n{about['gpu']}, {about['dtype']}, reads {about['read_gb_s']} GB/s, driver "
-        f"{about.get('driver_version', 'unknown')}, torch {about['torch']}, {about['date'][:10]}.\n"
+    clock = float(str(about["clocks.sm"]).split()[0]) * 1e6
+    cells = []
+    for row in result["rows"]:
+        if row["shape"] != "28672x7168" or row["tokens"] != 8:
+            continue
+        rows, cols = map(int, row["shape"].split("x"))
+        tiles = rows * cols / (128 * 64)
+        each = row["us"] * 1e-6 * clock * about["multiprocessors"] / tiles
+        words = row["us"] * row["packed_gb_s"] * 1e3 / 4 / tiles
+        figures = (f"{words:.0f}", f"{4 * words:,.0f}", f"{each * row['of_bound']:.0f}")
+        cells.append((row["sparsity"], [f"{row['sparsity']}%", *figures, f"{each:.0f}"]))
+    header = ["zeros", "words", "bytes", "clocks at the memory bound", "clocks measured"]
+    return markdown(header, [line for _, line in sorted(cells)]) + (
+        f"\n28672x7168, 8 tokens, {about['clocks.sm']}, {about['multiprocessors']} multiprocessors."
+        + gpu_conditions(about)
     )
+
+
+def gpu_pack(result: Result) -> str:
+    """Gigabytes of dense weight a second."""
+    cells = []
+    for row in result["rows"]:
+        speeds = (f"{row[name]:,.0f}" for name in ("pack_gb_s", "unpack_gb_s", "validate_gb_s"))
+        cells.append([f"{row['layer']}, {row['shape']}", f"{row['zeros']:.0%}", *speeds])
+    header = ["GB of dense weight a second", "zeros", "pack", "unpack", "validate"]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def serve(result: Result) -> str:
+    """Tokens a second and GPU in vLLM, by batch."""
+    dense, sparse = result["results"]["none"], result["results"]["tiled_csl"]
+    by_batch = [{row["batch"]: row for row in each["rows"]} for each in (dense, sparse)]
+    cells = []
+    for batch in sorted(by_batch[0].keys() & by_batch[1].keys()):
+        a, b = (rows[batch] for rows in by_batch)
+        speeds = [each["tokens_per_gpu_s"] for each in (a, b)]
+        times = [f"{each['ms_per_token']:.2f}" for each in (a, b)]
+        cells.append(
+            [str(batch), *(f"{s:,.0f}" for s in speeds), f"{speeds[1] / speeds[0]:.2f}", *times]
+        )
+    header = ["batch", "tokens/s dense", "sparse", "ratio", "ms a token dense", "sparse"]
+    text = markdown(header, cells)
+    weights = [f"{each['weight_bytes'] / 1e9:.1f} GB" for each in (dense, sparse)]
+    versions = ", ".join(f"{name} {version}" for name, version in sparse["versions"].items())
+    text += f"\nWeights {weights[0]} dense, {weights[1]} sparse. {sparse['device']}, {versions}.\n"
+    agreement = result["agreement"]
+    if agreement:
+        same, compared = agreement["same_tokens"], agreement["compared_tokens"]
+        rounding = "is" if agreement["explained_by_rounding"] else "is NOT"
+        text += (
+            f"Greedy tokens equal before the first difference: {same} of {compared} (dense against "
+            f"dense, batched and one by one: {agreement['same_tokens_dense_one_by_one']}); what "
+            f"parts them {rounding} within rounding.\n"
+        )
+    return text
 
 
 OPT = ("OPT-30B", "OPT-66B", "OPT-175B")
 LLAMA = ("Llama-3-8B", "Llama-3-70B")
+# Of the geometric means over OPT's layers, at each of these numbers of tokens.
+OPT_GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
+GOAL_TOKENS = (8, 16, 32)
 
 NAMES = {
     "dense prepacked": "oneDNN, bf16 weights reordered beforehand",
@@ -114,8 +217,13 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "linear_avx2": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 32)),
     "busy": busy,
     "pack": pack,
-    "spmm_opt": lambda result: spmm(result, OPT),
-    "spmm_llama": lambda result: spmm(result, LLAMA),
+    "spmm_opt": lambda result: spmm(result, OPT, OPT_GOALS),
+    "spmm_llama": lambda result: spmm(result, LLAMA, {}),
+    "spmm_shares": shares,
+    "spmm_goals": missed,
+    "spmm_cycles": cycles,
+    "gpu_pack": gpu_pack,
+    "serve": serve,
 }
 
 

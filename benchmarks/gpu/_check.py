@@ -11,6 +11,12 @@ How large an error may be. Products of 16-bit numbers are exact in float32, so a
 
 Both are checked: ||y - y64|| / ||y64|| tells of many small errors, and the single element, which a
 lost weight moves by far more than its bound, of one large error.
+
+More than LIBRARY_TOKENS tokens are multiplied by torch's own library, which by default may add up
+in 16 bits what it split over K. It is told not to (`_full_precision`), but on an H200 some elements
+of products with a bias, those that nearly cancel, were still off by 100 bounds: as if rounded before
+the bias. So an element there may be as far off as F.linear's with the dense weight is, and no
+further; the bound of the norm holds in any case.
 """
 
 from __future__ import annotations
@@ -18,12 +24,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from _device import Budget, configured
+import torch.nn.functional as F
+from _device import Budget
 from _layers import TILE_COLS, TILE_ROWS, Layer, assembled, random_weight
+from _plans import plans
 from torch import Tensor
 
 from flashsparse_plugin.ops import ops
@@ -34,6 +42,7 @@ SPARSITIES = (1.0, 0.99, 0.8, 0.5, 0.49, 0.01, 0.0)
 DTYPES = (torch.float16, torch.bfloat16)
 REAL = ((4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096), (7168, 7168))
 MANY_TOKENS = 65536
+LIBRARY_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Case:
     tokens: tuple[int, ...]
     activations: torch.dtype | None = None  # where they differ from the weight
     skewed: bool = False
-    config: str = ""
+    planned: bool = False  # by every compiled shape that takes so many tokens, too
 
     def __str__(self) -> str:
         parts = [
@@ -55,20 +64,22 @@ class Case:
             str(self.dtype).removeprefix("torch."),
             *(["skewed rows"] if self.skewed else []),
             *([f"x {self.activations}".replace("torch.", "")] if self.activations else []),
-            *([f"config {self.config}"] if self.config else []),
         ]
         return ", ".join(parts)
 
 
-def cases(configs: Sequence[str] = ("",)) -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     """Everything, the most telling first."""
-    for config, dtype, shape in itertools.product(configs, DTYPES, REAL):
+    for dtype, shape in itertools.product(DTYPES, REAL):
         for sparsity in (0.5, 0.8):
-            yield Case(shape, sparsity, dtype, TOKENS, config=config)
-    for config, dtype in itertools.product(configs, DTYPES):
-        yield Case((300, 129), 0.8, dtype, (MANY_TOKENS,), config=config)
+            yield Case(shape, sparsity, dtype, TOKENS)
+    for dtype, sparsity in itertools.product(DTYPES, (0.0, 0.5, 0.8, 0.9)):
+        for shape in ((300, 300), (200, 1100), (1920, 192)):
+            yield Case(shape, sparsity, dtype, (1, 8, 13, 16, 32, 61), planned=True)
+    for dtype in DTYPES:
+        yield Case((300, 129), 0.8, dtype, (MANY_TOKENS,))
         for shape, sparsity in itertools.product(((129, 65), (300, 300), (64, 128)), SPARSITIES):
-            yield Case(shape, sparsity, dtype, TOKENS, config=config)
+            yield Case(shape, sparsity, dtype, TOKENS)
     for dtype, shape in itertools.product(DTYPES, ((300, 300), (128, 4096), (4096, 128))):
         yield Case(shape, 0.8, dtype, TOKENS, skewed=True)
         yield Case(shape, 0.8, dtype, (1, 8, 100), activations=torch.float32)
@@ -78,17 +89,17 @@ def cases(configs: Sequence[str] = ("",)) -> Iterator[Case]:
             yield Case(shape, sparsity, dtype, TOKENS)
 
 
-def small_cases(configs: Sequence[str] = ("",)) -> Iterator[Case]:
+def small_cases() -> Iterator[Case]:
     """A few, for tools that make every access a hundred times as long, and for a CPU.
 
     None of them needs a kernel of another library, in which a tool might find something of its own.
     """
-    for config, dtype in itertools.product(configs, DTYPES):
-        yield Case((129, 200), 0.8, dtype, (1, 8, 17), config=config)
-        yield Case((300, 256), 0.5, dtype, (16, 33), config=config)
-        yield Case((64, 65), 0.0, dtype, (3, 64), config=config)
-        yield Case((200, 130), 1.0, dtype, (8,), config=config)
-        yield Case((256, 1024), 0.8, dtype, (16, 100), skewed=True, config=config)
+    for dtype in DTYPES:
+        yield Case((129, 200), 0.8, dtype, (1, 8, 17))
+        yield Case((300, 256), 0.5, dtype, (16, 33))
+        yield Case((64, 65), 0.0, dtype, (3, 64))
+        yield Case((200, 130), 1.0, dtype, (8,))
+        yield Case((256, 1024), 0.8, dtype, (16, 100), skewed=True)
 
 
 @dataclass
@@ -137,8 +148,7 @@ class Checker:
                     self.tally.out_of_time = True
                     break
                 try:
-                    with configured(case.config):
-                        self._check(case, number)
+                    self._check(case, number)
                 except RuntimeError as error:
                     self.tally.add("ran", False, f"{case}: {error}")
                     if "CUDA error" in str(error):  # the context is lost: nothing runs after it
@@ -164,19 +174,31 @@ class Checker:
             y = ops.tiled_csl_linear(x, *arguments)
             repeated = [ops.tiled_csl_linear(x, *arguments) for _ in range(2)]
             same = all(torch.equal(y, z) for z in repeated)
-            found.append((tokens, *_errors(y, x, exact, bias, self._reference), same))
+            where = f"{case}, {tokens} tokens"
+            norm, element = _errors(y, x, exact, bias, self._reference)
+            limit = torch.ones(())
+            if tokens > LIBRARY_TOKENS and x.dtype == weight.dtype:
+                library = F.linear(x, weight, bias)
+                limit = _errors(library, x, exact, bias, self._reference)[1].clamp(min=1)
+            found.append((where, norm, element, limit, same))
+            if case.planned:
+                for plan in plans(case.shape, tokens, self._device):
+                    planned = [
+                        ops.tiled_csl_linear_planned(x, *arguments, plan.shape.index, plan.blocks)
+                        for _ in range(2)
+                    ]
+                    errors = _errors(planned[0], x, exact, bias, self._reference)
+                    found.append((f"{where}, {plan}", *errors, limit, torch.equal(*planned)))
             if self._device.type == "cuda" and index == number % len(case.tokens):
-                where = f"{case}, {tokens} tokens"
                 self._check_stream(x, arguments, y, where)
                 if self._graphs:
                     self._check_graph(x, arguments, y, where)
-        for tokens, norm, element, same in found:
-            where = f"{case}, {tokens} tokens"
+        for where, norm, element, limit, same in found:
             self.tally.worst = max(self.tally.worst, float(norm))
             error = f"{where}: {float(norm):.3g} of its bound"
             self.tally.add("exact in the norm", float(norm) <= 1, error)
             error = f"{where}: {float(element):.3g} of its bound"
-            self.tally.add("exact in each element", float(element) <= 1, error)
+            self.tally.add("exact in each element", float(element) <= float(limit), error)
             self.tally.add("the same again", same, where)
 
     def _packed(self, case: Case, number: int) -> tuple[Tensor, Tensor, Tensor]:

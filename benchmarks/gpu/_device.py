@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 import _measure
 
-CONFIG_VARIABLE = "FLASHSPARSE_LINEAR_CONFIG"  # read by the kernel's launcher at each call
 SMI_FIELDS = (
     "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,"
     "clocks_event_reasons.active"
@@ -125,17 +123,6 @@ def bandwidth(device: torch.device, stopwatch: Stopwatch) -> dict[str, float]:
     copied = stopwatch(lambda: target.copy_(source)).microseconds
     read = stopwatch(lambda: source.view(-1, 1 << 14).sum(1)).microseconds
     return {"copy": 2 * size / copied * 1e6, "read": size / read * 1e6}
-
-
-@contextlib.contextmanager
-def configured(config: str) -> Iterator[None]:
-    """Makes the linear kernel run in a configuration by name; "" leaves the choice to it."""
-    if config:
-        os.environ[CONFIG_VARIABLE] = config
-    try:
-        yield
-    finally:
-        os.environ.pop(CONFIG_VARIABLE, None)
 
 
 class Budget:

@@ -14,6 +14,7 @@ Beside it, each over cold weights and from a CUDA graph:
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _device import Budget, Stopwatch, Time, _measure, cold_bytes, configured
+from _device import Budget, Stopwatch, Time, _measure, cold_bytes
 from _layers import LLAMA, OPT, Layer, PackedLayer, assembled
+from _plans import Plan, plans
 from torch import Tensor
 
 from flashsparse_plugin.ops import ops
@@ -148,12 +150,12 @@ class Speed:
         dtype: torch.dtype,
         stopwatch: Stopwatch,
         bandwidth: float,
-        configs: Sequence[str] = ("",),
+        shapes: bool = False,
     ):
+        """`shapes`: measure every plan that the kernel could have, beside its own choice."""
         self.rows: list[Row] = []
-        self.refused: dict[tuple[str, int], str] = {}  # configurations that cannot do so many
         self._device, self._dtype, self._stopwatch = device, dtype, stopwatch
-        self._bandwidth, self._configs = bandwidth, configs
+        self._bandwidth, self._shapes = bandwidth, shapes
         self._dense: dict[tuple[Layer, int], Row] = {}
 
     def run(self, stages: Sequence[Stage], budget: Budget) -> Iterator[Layer]:
@@ -188,8 +190,9 @@ class Speed:
                 cold_bytes(self._device),
             )
             for count in stage.tokens:
-                for config in self._configs:
-                    self._add(layer, sparsity, count, config, packed, copies)
+                self._add(layer, sparsity, count, None, packed, copies)
+                for plan in plans(layer.shape, count, self._device) if self._shapes else ():
+                    self._add(layer, sparsity, count, plan, packed, copies)
 
     def _prove(self, packed: PackedLayer, layer: Layer) -> None:
         tensors = (packed.weight_packed, packed.tile_offsets)
@@ -202,23 +205,19 @@ class Speed:
         layer: Layer,
         sparsity: int,
         tokens: int,
-        config: str,
+        plan: Plan | None,
         packed: PackedLayer,
         copies: _measure.Rotation,
     ) -> None:
         x = activations(tokens, layer, self._dtype, self._device)
 
-        def call() -> Tensor:
-            return ops.tiled_csl_linear(x, *copies(), layer.out_features, self._dtype, None)
+        op = ops.tiled_csl_linear if plan is None else ops.tiled_csl_linear_planned
+        chosen = () if plan is None else (plan.shape.index, plan.blocks)
 
-        try:
-            with configured(config):
-                time = self._stopwatch(call, len(copies))
-        except RuntimeError as error:
-            if not config or "CUDA error" in str(error):
-                raise
-            self.refused[config, tokens] = str(error).splitlines()[0]
-            return
+        def call() -> Tensor:
+            return op(x, *copies(), layer.out_features, self._dtype, None, *chosen)
+
+        time = self._stopwatch(call, len(copies))
         moved = packed.nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
         dense = self._dense[layer, tokens]
         dense_bytes = layer.out_features * layer.in_features * x.element_size()
@@ -229,7 +228,7 @@ class Speed:
                 "shape": str(layer),
                 "tokens": tokens,
                 "sparsity": sparsity,
-                "config": config,
+                **({"plan": str(plan or "its own choice")} if self._shapes else {}),
                 "us": round(time.microseconds, 2),
                 "spread": round(time.spread, 3),
                 "packed_gb_s": round(packed.nbytes / time.microseconds / 1e3, 1),
@@ -245,9 +244,11 @@ class Speed:
 
     def _add_csr(self, layer: Layer, sparsity: int, tokens: Sequence[int], dense: Tensor) -> None:
         """Adds cuSPARSE's time to the rows of the same point."""
-        wide = dense.to_sparse_csr()
-        parts = (wide.crow_indices().int(), wide.col_indices().int(), wide.values())
-        csr = torch.sparse_csr_tensor(*parts, size=layer.shape, check_invariants=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            wide = dense.to_sparse_csr()
+            parts = (wide.crow_indices().int(), wide.col_indices().int(), wide.values())
+            csr = torch.sparse_csr_tensor(*parts, size=layer.shape, check_invariants=False)
         for count in tokens:
             x = activations(count, layer, self._dtype, self._device).T.contiguous()
             try:

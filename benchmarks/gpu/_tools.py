@@ -80,7 +80,7 @@ def _run(
             process.wait()
 
 
-def sanitize(out: Path, budget: Budget, arguments: Sequence[str] = ()) -> bool:
+def sanitize(out: Path, budget: Budget) -> bool:
     """Runs a few small checks under compute-sanitizer and prints what came of it.
 
     Returns:
@@ -97,7 +97,6 @@ def sanitize(out: Path, budget: Budget, arguments: Sequence[str] = ()) -> bool:
         start, log = time.monotonic(), out / f"sanitize-{tool}.log"
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(FAILED)]
         command += [sys.executable, str(PROGRAM), "--check", "--small", "--out", str(out / "small")]
-        command += arguments
         code = _run(command, log, budget.left / (len(SANITIZERS) - index), environment)
         text = log.read_text(errors="replace")
         summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY:.*)", text)

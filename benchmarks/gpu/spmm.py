@@ -6,8 +6,8 @@
     python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
     python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS
     python benchmarks/gpu/spmm.py --profile          three launches under Nsight Compute
-    python benchmarks/gpu/spmm.py --speed --configs a,b --layers 28672x7168 --tokens 16
-                                                     configurations of the kernel against each other
+    python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16
+                                                     the kernel's shapes against its own choice
     python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
 
 Needs the package with its CUDA object and nothing else. Results are saved after each layer; when
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from _check import Checker, cases, small_cases
-from _device import Budget, Stopwatch, _measure, bandwidth, configured, machine
+from _device import Budget, Stopwatch, _measure, bandwidth, machine
 from _layers import LLAMA, OPT, Layer, assembled, layer
 from _speed import STAGES, Speed, Stage, activations
 from _tools import profile, profile_summary, sanitize
@@ -50,7 +50,7 @@ def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     reference = torch.device("cpu") if arguments.small else device
     todo = small_cases if arguments.small or device.type == "cpu" else cases
     checker = Checker(device, reference, graphs=not arguments.small)
-    tally = checker.run(todo(arguments.configs), budget)
+    tally = checker.run(todo(), budget)
     print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
     for failure in tally.failures[:40]:
         print(f"  FAILED {failure}")
@@ -63,6 +63,7 @@ def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    name = "spmm_shapes" if arguments.shapes else "spmm"
     start = time.monotonic()
     stopwatch = Stopwatch(device, arguments.replays)
     found = bandwidth(device, stopwatch)
@@ -71,24 +72,22 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     about |= {"dtype": arguments.dtype, "minutes": arguments.minutes}
     print(f"speed: copies {found['copy'] / 1e9:,.0f} GB/s, reads {found['read'] / 1e9:,.0f} GB/s")
     measured = Speed(
-        device, DTYPES[arguments.dtype], stopwatch, max(found.values()), arguments.configs
+        device, DTYPES[arguments.dtype], stopwatch, max(found.values()), arguments.shapes
     )
     stages = _stages(arguments, device)
     try:
         for each in measured.run(stages, budget):
-            _measure.write("spmm", about, measured.rows, arguments.out)
+            _measure.write(name, about, measured.rows, arguments.out)
             print(f"  {each} measured, {budget.left:.0f} s left", flush=True)
     finally:
         about["seconds"] = round(time.monotonic() - start)
-        path = _measure.write("spmm", about, measured.rows, arguments.out)
-        show(measured.rows, about)
+        path = _measure.write(name, about, measured.rows, arguments.out)
+        (show_shapes if arguments.shapes else show)(measured.rows, about)
         print(f"written to {path}.csv and .json")
     wanted = sum(len(s.layers) * len(s.sparsities) * len(s.tokens) for s in stages if not s.csr)
-    wanted *= len(arguments.configs)
-    for (config, tokens), reason in measured.refused.items():
-        print(f"speed: {config} refused {tokens} tokens: {reason}")
-    if len(measured.rows) < wanted:
-        print(f"speed: time was over after {len(measured.rows)} of {wanted} points")
+    points = {(row["shape"], row["sparsity"], row["tokens"]) for row in measured.rows}
+    if len(points) < wanted:
+        print(f"speed: time was over after {len(points)} of {wanted} points")
     return bool(measured.rows)
 
 
@@ -108,12 +107,9 @@ def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
     other = {row["shape"] for row in rows} - set().union(*families.values())
     for family, shapes in (families | {"other": other}).items():
         own = [row for row in rows if row["shape"] in shapes]
-        if len({row["config"] for row in own}) > 1:
-            console.print(_sweep(family, own))
-        elif own:
-            console.print(_table(family, own))
-    if len({row["config"] for row in rows}) > 1:
-        return  # the rest is about what a user gets
+        if own:
+            console.print(_ratios(family, own))
+            console.print(_shares(own))
     slower = [row for row in rows if row["sparsity"] > 55 and row["tokens"] <= 64]
     slower = [row for row in slower if row["ratio"] < 1]
     if rows:
@@ -146,65 +142,74 @@ def _point(row: dict[str, Any]) -> str:
     )
 
 
-def _sweep(family: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Configurations down, points across; the best of a column in green."""
-    columns: dict[tuple[int, int], dict[str, float]] = {}
-    for point in sorted({(row["sparsity"], row["tokens"]) for row in rows}):
-        ratios: dict[str, list[float]] = {}
-        for row in rows:
-            if (row["sparsity"], row["tokens"]) == point:
-                ratios.setdefault(row["config"], []).append(row["ratio"])
-        columns[point] = {name: statistics.geometric_mean(own) for name, own in ratios.items()}
-    table = Table(title=f"{family}: dense time / time, by zeros and tokens", box=box.SIMPLE_HEAD)
-    table.add_column("configuration", no_wrap=True)
-    for sparsity, tokens in columns:
-        table.add_column(f"{sparsity}% {tokens}", justify="right", no_wrap=True)
-    for config in dict.fromkeys(row["config"] for row in rows):
-        cells = []
-        for means in columns.values():
-            text = f"{means[config]:.2f}" if config in means else ""
-            best = config in means and means[config] == max(means.values())
-            cells.append(f"[green]{text}[/]" if best else text)
-        table.add_row(config or "its own choice", *cells)
-    return table
+def show_shapes(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Microseconds of each plan, layers and zeros across; the best of a column in green."""
+    console = _measure.console(width=110)
+    for shape, tokens in sorted({(row["shape"], row["tokens"]) for row in rows}):
+        own = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]
+        times = {(row["plan"], row["sparsity"]): row["us"] for row in own}
+        zeros = sorted({row["sparsity"] for row in own})
+        best = {each: min(us for (_, s), us in times.items() if s == each) for each in zeros}
+        table = Table(title=f"{shape}, {tokens} tokens: µs by zeros", box=box.SIMPLE_HEAD)
+        table.add_column("plan", no_wrap=True)
+        for each in zeros:
+            table.add_column(f"{each}%", justify="right", no_wrap=True)
+        for plan in dict.fromkeys(row["plan"] for row in own):
+            cells = []
+            for each in zeros:
+                us = times.get((plan, each))
+                text = "" if us is None else f"{us:.1f}"
+                cells.append(f"[green]{text}[/]" if us == best[each] else text)
+            table.add_row(plan, *cells)
+        console.print(table)
+    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
 
 
-def _table(family: str, rows: Sequence[dict[str, Any]]) -> Table:
+def _ratios(family: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Dense time / time. Where there is a goal the figure has a ✓ or a ✗."""
     tokens = sorted({row["tokens"] for row in rows})
     table = Table(
         title=f"{family}: dense time / time, by tokens",
-        caption="geometric means over the layers, in brackets the share of the memory bound",
+        caption="geometric means over the layers",
         box=box.SIMPLE_HEAD,
     )
-    for column in ("zeros", "layers", "at most", *map(str, tokens)):
+    for column in ("zeros", "layers", "bound", "goal", *map(str, tokens)):
         table.add_column(column, justify="right", no_wrap=True)
     for sparsity in sorted({row["sparsity"] for row in rows}):
         own = [row for row in rows if row["sparsity"] == sparsity]
+        goal = GOALS.get(sparsity) if family == "OPT" else None
         cells = []
         for count in tokens:
-            here = [row for row in own if row["tokens"] == count]
-            goal = GOALS.get(sparsity) if family == "OPT" and count in GOAL_TOKENS else None
-            cells.append(_cell(here, goal))
+            here = [row["ratio"] for row in own if row["tokens"] == count]
+            text = f"{statistics.geometric_mean(here):.2f}" if here else ""
+            if here and goal and count in GOAL_TOKENS:
+                good = statistics.geometric_mean(here) >= goal
+                text = f"[green]✓ {text}[/]" if good else f"[red]✗ {text}[/]"
+            cells.append(text)
         bound = statistics.geometric_mean(row["ratio_bound"] for row in own)
         layers = len({row["shape"] for row in own})
-        table.add_row(f"{sparsity}%", str(layers), f"{bound:.2f}", *cells)
+        table.add_row(f"{sparsity}%", str(layers), f"{bound:.2f}", f"{goal or ''}", *cells)
     fp8 = []
     for count in tokens:
         found = [row["fp8_ratio"] for row in rows if row["tokens"] == count and row["fp8_ratio"]]
         fp8.append(f"{statistics.geometric_mean(found):.2f}" if found else "")
     if any(fp8):
-        table.add_row("fp8", "", "2.00", *fp8)
+        table.add_row("fp8", "", "2.00", "", *fp8)
     return table
 
 
-def _cell(rows: Sequence[dict[str, Any]], goal: float | None) -> str:
-    if not rows:
-        return ""
-    mean = statistics.geometric_mean(row["ratio"] for row in rows)
-    text = f"{mean:.2f} ({statistics.fmean(row['of_bound'] for row in rows):.0%})"
-    if goal is None:
-        return text
-    return f"[green]✓{text}[/]" if mean >= goal else f"[red]✗{text} < {goal}[/]"
+def _shares(rows: Sequence[dict[str, Any]]) -> Table:
+    tokens = sorted({row["tokens"] for row in rows})
+    table = Table(title="share of the bound", box=box.SIMPLE_HEAD)
+    for column in ("zeros", *map(str, tokens)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for sparsity in sorted({row["sparsity"] for row in rows}):
+        cells = []
+        for count in tokens:
+            here = [r for r in rows if (r["sparsity"], r["tokens"]) == (sparsity, count)]
+            cells.append(f"{statistics.fmean(r['of_bound'] for r in here):.0%}" if here else "")
+        table.add_row(f"{sparsity}%", *cells)
+    return table
 
 
 def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -215,19 +220,18 @@ def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Bu
     return bool(rows)
 
 
-def one(shape: str, tokens: str, sparsity: str, dtype: torch.dtype, config: str) -> None:
+def one(shape: str, tokens: str, sparsity: str, dtype: torch.dtype) -> None:
     """A single call, for ncu: what comes before it is not profiled."""
     device = torch.device("cuda")
     packed = assembled(layer(shape), int(sparsity) / 100, dtype, device)
     x = activations(int(tokens), layer(shape), dtype, device)
     arguments = (packed.weight_packed, packed.tile_offsets, packed.dense.shape[0], dtype, None)
-    with configured(config):
-        ops.tiled_csl_linear(x, *arguments)
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
-        ops.tiled_csl_linear(x, *arguments)
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+    ops.tiled_csl_linear(x, *arguments)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    ops.tiled_csl_linear(x, *arguments)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
 
 
 def numbers(text: str) -> list[int]:
@@ -245,7 +249,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", choices=DTYPES)
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
-    parser.add_argument("--configs", type=lambda text: text.split(","), default=[""])
+    parser.add_argument("--shapes", action="store_true", help="every shape of the kernel, in turn")
     parser.add_argument("--layers", type=lambda text: [layer(p) for p in text.split(",")])
     parser.add_argument("--tokens", type=numbers)
     parser.add_argument("--sparsity", type=numbers, help="percent of zeros")
@@ -259,13 +263,13 @@ def main() -> None:
         if not STATUS["_C_cuda"].loaded:
             raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
     if arguments.one:
-        one(*arguments.one, DTYPES[arguments.dtype], arguments.configs[0])
+        one(*arguments.one, DTYPES[arguments.dtype])
         return
     name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
     arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
     arguments.out.mkdir(parents=True, exist_ok=True)
 
-    asked = [arguments.check, arguments.speed, arguments.profile, arguments.sanitize]
+    asked = [arguments.check, arguments.speed or arguments.shapes, arguments.profile, arguments.sanitize]
     if not any(asked):
         asked = [True, True, device.type == "cuda", device.type == "cuda"]
     budget = Budget(60 * arguments.minutes)
@@ -277,7 +281,7 @@ def main() -> None:
             lambda: check(arguments, device, budget.at_most(CHECK_SECONDS) if asked[1] else budget),
             lambda: speed(arguments, device, budget.keep(later)),
             lambda: show_profile(arguments, device, budget.keep(SANITIZE_SECONDS * asked[3])),
-            lambda: sanitize(arguments.out, budget, ["--configs", ",".join(arguments.configs)]),
+            lambda: sanitize(arguments.out, budget),
         ),
         strict=True,
     ):

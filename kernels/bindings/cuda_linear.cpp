@@ -18,7 +18,7 @@ using tiled_csl::LinearPlan;
 
 // From here on the dense product is faster: each launch, for 64 or 32 tokens, reads the packed
 // weight again.
-constexpr int64_t kDenseTokens = 257;
+constexpr int64_t kDenseTokens = 193;
 // The dense product goes by panels of rows, so that no layer needs more than this beside itself.
 constexpr int64_t kWorkspaceBytes = 256 << 20;
 
@@ -188,7 +188,8 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
                   " is for 1 to ", info.tokens, " tokens");
   STD_TORCH_CHECK(!info.wgmma || gpu_of(words).hopper, "shape ", shape, " is for Hopper GPUs");
   const int64_t tile_rows = tiled_csl::tile_rows(rows);
-  STD_TORCH_CHECK(blocks >= 1 && blocks <= tile_rows * tiled_csl::tile_cols(problem.cols),
+  const int64_t tiles = tile_rows * tiled_csl::tile_cols(problem.cols);
+  STD_TORCH_CHECK(blocks <= tiles && blocks * tiled_csl::kMaxPiece >= tiles,
                   "too few or too many blocks");
   STD_TORCH_CHECK(tile_rows <= cuda::kMaxArrivals, "too many rows");
   const torch::stable::accelerator::DeviceGuard guard(words.get_device_index());

@@ -37,6 +37,13 @@ __device__ __forceinline__ void fence_for_wgmma() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Keeps what was written to `d` before this point: the compiler must not move it past wgmma_begin.
+template <int count>
+__device__ __forceinline__ void wgmma_hold(float (&d)[count]) {
+  FS_UNROLL
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 // Before the first wgmma of a batch: orders it after what the warps did to its registers.
 __device__ __forceinline__ void wgmma_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -49,8 +56,7 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int count>
 __device__ __forceinline__ void wgmma_wait(float (&d)[count]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  FS_UNROLL
-  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  wgmma_hold(d);
 }
 
 // d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Of the 64 rows warp w of the
@@ -110,6 +116,9 @@ inline uint64_t wgmma_moved(uint64_t operand, uint32_t bytes,
 
 // A store is seen once a fence and then a barrier follow it in the thread that stored.
 inline void fence_for_wgmma() { simt::current->fenced = simt::Stores::now; }
+
+template <int count>
+void wgmma_hold(float (&)[count]) {}
 
 inline void wgmma_begin() { simt::current->products.begun = true; }
 

@@ -28,15 +28,17 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Equal pieces keep every multiprocessor busy, but most of them begin and end inside a row, and the
 // sums of two rows have to be added up. Whole shares of a row (every row cut into the same number of
 // parts) add up once, and leave some multiprocessors without work. Counted in tiles a team; what
-// adding up costs was measured on an H200 (benchmarks/results): one and a half.
+// adding up costs was measured on an H200 (docs/kernels.md).
 int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int teams) {
   const int64_t tiles = tile_rows * tile_cols;
-  const int64_t even = std::min(slots, tiles);
+  const int64_t even = std::min(std::max(slots, ceil_div(tiles, kMaxPiece)), tiles);
   const int64_t parts = std::min(slots / tile_rows, tile_cols);
   if (parts == 0) return even;
-  const double even_cost = static_cast<double>(ceil_div(tiles, even)) / teams + 1.5;
+  constexpr double kAddUp = 1.2;  // tiles a team
+  const double even_cost = static_cast<double>(tiles) / even / teams + kAddUp;
   const double whole_cost = static_cast<double>(ceil_div(tile_cols, parts)) / teams;
-  return whole_cost <= even_cost ? tile_rows * parts : even;
+  const bool whole = whole_cost <= even_cost && ceil_div(tile_cols, parts) <= kMaxPiece;
+  return whole ? tile_rows * parts : even;
 }
 
 }  // namespace

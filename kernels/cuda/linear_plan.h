@@ -12,22 +12,23 @@ namespace flashsparse::tiled_csl {
 // multiprocessor). tiled_csl_linear.cuh explains each; docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X) \
   X(8, true, 4, 7, 16, 2) \
-  X(8, true, 4, 14, 24, 1) \
+  X(8, true, 4, 14, 12, 2) \
   X(8, true, 4, 19, 12, 2) \
-  X(8, true, 4, 27, 16, 1) \
+  X(8, true, 4, 27, 20, 1) \
   X(8, true, 4, 34, 16, 1) \
-  X(16, true, 4, 7, 16, 2) \
+  X(16, true, 4, 7, 32, 1) \
   X(16, true, 4, 14, 24, 1) \
-  X(16, true, 4, 19, 12, 2) \
-  X(16, true, 4, 27, 16, 1) \
+  X(16, true, 4, 19, 24, 1) \
+  X(16, true, 4, 27, 20, 1) \
   X(16, true, 4, 34, 16, 1) \
   X(32, true, 4, 7, 16, 1) \
   X(32, true, 4, 14, 16, 1) \
-  X(32, true, 4, 20, 16, 1) \
-  X(32, true, 4, 34, 12, 1) \
-  X(64, true, 4, 7, 12, 1) \
-  X(64, true, 4, 14, 12, 1) \
-  X(64, true, 4, 20, 12, 1) \
+  X(32, true, 4, 19, 16, 1) \
+  X(32, true, 4, 27, 16, 1) \
+  X(32, true, 4, 34, 16, 1) \
+  X(64, true, 4, 7, 16, 1) \
+  X(64, true, 4, 14, 16, 1) \
+  X(64, true, 4, 19, 12, 1) \
   X(64, true, 4, 34, 12, 1) \
   X(16, false, 2, 24, 4, 2) \
   X(16, false, 2, 64, 4, 2) \
@@ -51,6 +52,9 @@ struct Gpu {
   int multiprocessors;
   bool hopper;  // compute capability 9.0, which has wgmma
 };
+
+// Tiles of one block: their offsets lie in its shared memory.
+inline constexpr int kMaxPiece = 1024;
 
 // Of one launch. (The registers of mma hold sums for no more than 32 tokens.)
 constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 64 : 32; }

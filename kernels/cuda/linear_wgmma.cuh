@@ -16,10 +16,12 @@ class WgmmaMultiplier {
   __device__ __forceinline__ WgmmaMultiplier(const LinearArguments& a, uint32_t tile, uint32_t x)
       : a_(a),
         tile_(tile),
-        x_(x),
+        thread_(threadIdx.x % 128),
+        token_(once(thread_ / 8)),
+        x_place_(once(x + token_ * 128 + (thread_ % 8 ^ token_ % 8) * 16)),
+        x_offset_(once(token_ * a.x_stride + thread_ % 8 * 8)),
         tile_operand_(wgmma_operand(tile)),
-        x_operand_(wgmma_operand(x)),
-        thread_(threadIdx.x % 128) {}
+        x_operand_(wgmma_operand(x)) {}
 
   __device__ __forceinline__ void clear() {
     FS_UNROLL
@@ -32,15 +34,13 @@ class WgmmaMultiplier {
   // Starts the copies of x of the next tile, a row of 128 bytes a token, zero past the last token.
   __device__ __forceinline__ void load_x(int column) {
     turn_ ^= 1;
-    const uint32_t to = x_ + turn_ * Shape::kXBytes;
-    const uint16_t* const chunks = a_.x + column * kTileCols;
+    const uint32_t to = x_place_ + turn_ * Shape::kXBytes;
+    const uint16_t* const from = a_.x + (column * kTileCols + x_offset_);
     FS_UNROLL
-    for (int i = 0; i < kTokens * 8; i += 128) {
-      const int token = (i + thread_) / 8, chunk = thread_ % 8;
-      if (token < kTokens) {
-        const bool there = token < a_.tokens;
-        copy_async<16>(to + token * 128 + (chunk ^ token % 8) * 16,
-                       chunks + (there ? token * a_.x_stride : 0) + chunk * 8, there);
+    for (int i = 0; i < kTokens; i += 16) {  // the warpgroup's threads are 16 tokens of 8 chunks
+      if (kTokens % 16 == 0 || token_ < kTokens) {
+        const bool there = token_ + i < a_.tokens;
+        copy_async<16>(to + i * 128, there ? from + i * a_.x_stride : a_.x, there);
       }
     }
     copy_async_commit();
@@ -54,6 +54,8 @@ class WgmmaMultiplier {
 
   __device__ __forceinline__ void multiply() {
     const uint64_t x = wgmma_moved(x_operand_, turn_ * Shape::kXBytes);
+    wgmma_hold(sums_[0]);
+    wgmma_hold(sums_[1]);
     wgmma_begin();
     FS_UNROLL
     for (int k = 0; k < kTileCols * 2; k += 32) {  // bytes of 16 columns
@@ -90,9 +92,19 @@ class WgmmaMultiplier {
   static constexpr int kTokens = Shape::kTokens;
 
   const LinearArguments& a_;
-  const uint32_t tile_, x_;
+  // The value itself, by a way that the compiler does not see through: what is worked out once stays
+  // in a register instead of being worked out again for every tile.
+  template <class T>
+  static __device__ __forceinline__ T once(T value) {
+    return __shfl_sync(~0u, value, threadIdx.x % 32);
+  }
+
+  const uint32_t tile_;
+  const int thread_;         // of the warpgroup
+  const int token_;          // whose x it copies, and of the 16th token from there and so on
+  const uint32_t x_place_;   // to where,
+  const int x_offset_;       // from where
   const uint64_t tile_operand_, x_operand_;
-  const int thread_;   // of the warpgroup
   uint32_t turn_ = 0;  // which half of x_ is the next tile's
   float sums_[2][kTokens / 2];
 };

@@ -26,6 +26,7 @@
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "common/warp.cuh"
+#include "cuda/linear_plan.h"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse::tiled_csl {
@@ -60,7 +61,10 @@ struct LinearShape {
   static constexpr uint32_t kTileBytes = kTileElements * sizeof(uint16_t);
   // wgmma reads x, too, from shared memory: of this tile and of the next.
   static constexpr uint32_t kXBytes = kWgmma ? kTokens * kTileCols * sizeof(uint16_t) : 0;
-  static constexpr uint32_t kSharedBytes = kTeams * (kTileBytes + 2 * kXBytes) + 16;
+  // Then the offsets of the block's tiles, and a flag.
+  static constexpr uint32_t kOffsets = kTeams * (kTileBytes + 2 * kXBytes);
+  static constexpr uint32_t kFlag = kOffsets + (kMaxPiece + 1) * sizeof(int32_t);
+  static constexpr uint32_t kSharedBytes = kFlag + sizeof(uint32_t);
   // Sums of this many tokens fit the team's buffer at a time when a row ends.
   static constexpr int kRoundTokens = kTokens < 32 ? kTokens : 32;
   static_assert(kWarps % kTeamWarps == 0 && (!kWgmma || kTeamWarps == 4));
@@ -100,23 +104,29 @@ class LinearBlock {
 
   __device__ __forceinline__ void run() {
     const int tiles = a_.tile_rows * a_.tile_cols;
-    int tile = first_tile(tiles, blockIdx.x, gridDim.x);
+    const int begin = first_tile(tiles, blockIdx.x, gridDim.x);
     const int end = first_tile(tiles, blockIdx.x + 1, gridDim.x);
-    const int first_row = tile / a_.tile_cols, last_row = (end - 1) / a_.tile_cols;
+    const int first_row = begin / a_.tile_cols, last_row = (end - 1) / a_.tile_cols;
 
-    next_row_begin_ = tile;
-    piece_end_ = end;
+    for (int i = threadIdx.x; i <= end - begin; i += Shape::kThreads) {
+      const uint32_t offset = static_cast<uint32_t>(load_readonly(a_.offsets + begin + i));
+      store_shared(shared_ + Shape::kOffsets + i * uint32_t{sizeof offset}, offset);
+    }
     zero_tile();
-    enter_row();
-    look_up();
+    __syncthreads();
+    next_ = team_;
+    piece_ = end - begin;
+    next_column_ = begin - first_row * a_.tile_cols + team_;
     load_next();
     if (count_ >= 0) multiplier_.load_x(column_);
-    while (tile < end) {
+    for (int tile = begin; tile < end;) {
       const int row = tile / a_.tile_cols, row_begin = row * a_.tile_cols;
       const int stop = min(row_begin + a_.tile_cols, end);
       const bool whole = tile == row_begin && stop == row_begin + a_.tile_cols;
       multiplier_.clear();
-      for (int n = of_this_team(stop - tile); n > 0; --n) multiply_tile();
+      for (int n = of_this_team(stop - begin) - of_this_team(tile - begin); n > 0; --n) {
+        multiply_tile();
+      }
       finish_row(row, row == first_row, whole, stop == end);
       tile = stop;
     }
@@ -134,47 +144,28 @@ class LinearBlock {
 
   // ---- one tile -------------------------------------------------------------------------------
 
-  // How many of that many tiles of a row are this team's: every kTeams-th.
+  // How many of the piece's first `tiles` are this team's: every kTeams-th.
   __device__ __forceinline__ int of_this_team(int tiles) const {
-    return max(tiles - team_ + Shape::kTeams - 1, 0) / Shape::kTeams;
+    return (tiles + Shape::kTeams - 1 - team_) / Shape::kTeams;
   }
 
-  // Comes to the first tile that the team has from next_row_begin_ on.
-  __device__ __forceinline__ void enter_row() {
-    tiles_ = 0;
-    while (tiles_ == 0 && next_row_begin_ < piece_end_) {
-      const int row_begin = next_row_begin_ / a_.tile_cols * a_.tile_cols;
-      const int stop = min(row_begin + a_.tile_cols, piece_end_);
-      tiles_ = of_this_team(stop - next_row_begin_);
-      up_tile_ = next_row_begin_ + team_;
-      up_row_begin_ = row_begin;
-      next_row_begin_ = stop;
-    }
-  }
-
-  // Looks up where the words of a tile are, one tile ahead of loading them, and goes on to the
-  // tile after it.
-  __device__ __forceinline__ void look_up() {
-    begin_ = 0;
-    end_ = -1;
-    if (tiles_ == 0) return;
-    begin_ = load_readonly(a_.offsets + up_tile_);
-    end_ = load_readonly(a_.offsets + up_tile_ + 1);
-    looked_up_column_ = up_tile_ - up_row_begin_;
-    up_tile_ += Shape::kTeams;
-    if (--tiles_ == 0) enter_row();
-  }
-
-  // Starts the loads of the words of the tile that was looked up, and looks up the one after it.
+  // Starts the loads of the words of the team's next tile.
   //
   // A team loads words by chunks of 128, kRows rows, a lane one word of each row. What is left after
   // the whole chunks, the tail, is one more chunk, padded by repeating the last word as the format
   // itself does. So a chunk is there or it is not: one predicate for all its loads, and later for
   // its stores.
   __device__ __forceinline__ void load_next() {
-    column_ = looked_up_column_;
-    count_ = end_ - begin_;
-    tile_words_ = a_.words + begin_;
+    count_ = -1;
+    if (next_ >= piece_) return;
+    const uint32_t place = shared_ + Shape::kOffsets + next_ * uint32_t{sizeof(uint32_t)};
+    const uint32_t begin = load_shared<uint32_t>(place);
+    count_ = static_cast<int>(load_shared<uint32_t>(place + sizeof(uint32_t)) - begin);
+    while (next_column_ >= a_.tile_cols) next_column_ -= a_.tile_cols;
+    column_ = next_column_;
+    next_ += Shape::kTeams;
+    next_column_ += Shape::kTeams;
+    tile_words_ = a_.words + begin;
     const uint32_t* const mine = tile_words_ + lane_in_team_;
     const int chunks = count_ / kChunk;
     load_chunks(mine, chunks, std::make_integer_sequence<int, Shape::kHeld>());
@@ -183,7 +174,6 @@ class LinearBlock {
       const int word = min(chunks * kChunk + r * kStride + lane_in_team_, count_ - 1);
       load_streaming_if<0>(chunks * kChunk < count_, tile_words_ + word, tail_[r]);
     }
-    look_up();
   }
   template <int... i>
   __device__ __forceinline__ void load_chunks(const uint32_t* mine, int chunks,
@@ -307,7 +297,7 @@ class LinearBlock {
     const int first = block_of_tile(tiles, begin, gridDim.x);
     const int last = block_of_tile(tiles, begin + a_.tile_cols - 1, gridDim.x);
     if (first == last) return;
-    const uint32_t flag = shared_ + Shape::kSharedBytes - 16;
+    const uint32_t flag = shared_ + Shape::kFlag;
     if (threadIdx.x == 0) store_shared(flag, is_first ? arrived_first_ : arrived_last_);
     __syncthreads();
     const uint32_t arrived = load_shared<uint32_t>(flag);
@@ -392,12 +382,9 @@ class LinearBlock {
   const int lane_in_team_, team_;
   const uint32_t tile_;  // the team's buffer
 
-  // The walk over the team's tiles. A tile is first looked up, then loaded, then multiplied:
-  int next_row_begin_, piece_end_;             // rows still to come
-  int tiles_, up_tile_ = 0, up_row_begin_;     // of this row: tiles to look up, and the first
-  int looked_up_column_ = 0, begin_, end_;     // the tile looked up: its column and words
-  int column_, count_;                         // the tile whose words are loaded or on their way,
-                                               // -1 words after the last tile
+  int piece_;                // tiles of the block
+  int next_, next_column_;   // of the piece: the team's tile after the one
+  int column_, count_;       // whose words are loaded or on their way; -1 words after the last tile
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
 

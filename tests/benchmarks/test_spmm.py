@@ -17,6 +17,7 @@ import torch
 from _check import Case, Checker, small_cases
 from _device import Budget, Stopwatch
 from _layers import LLAMA, OPT, Layer, assembled, layer
+from _plans import HEADER, compiled_shapes, plans
 from _speed import STAGES, Speed, Stage
 from _tools import emulated_wavefronts, profile_summary, raw_metrics
 
@@ -170,16 +171,62 @@ def test_layers():
     assert len(points) == 20 * 5 * 7  # every layer, sparsity and number of tokens
 
 
+def test_every_compiled_shape_is_planned(monkeypatch):
+    hopper = SimpleNamespace(major=9, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
+    shapes = compiled_shapes()
+    text = HEADER.read_text()
+    assert len(shapes) == text[text.index("#define FS_LINEAR_SHAPES") :].count("  X(") > 0
+    cuda = torch.device("cuda")
+    for tokens in (1, 9, 32, 64):
+        found = list(plans((4096, 4096), tokens, cuda))
+        assert {plan.shape for plan in found} == {s for s in shapes if s.tokens >= tokens}
+    tall = list(plans((128 * 1000, 64), 1, cuda))  # more tile rows than blocks run at once
+    assert all(plan.even and plan.blocks == 132 * plan.shape.blocks for plan in tall)
+    whole = [plan for plan in plans((4096, 4096), 8, cuda) if not plan.even]
+    assert whole and all(plan.blocks % 32 == 0 for plan in whole)
+    hopper.major = 10
+    assert not any(plan.shape.wgmma for plan in plans((4096, 4096), 1, cuda))
+    assert list(plans((4096, 4096), 1, CPU)) == []
+
+
+def test_many_tokens_may_be_as_wrong_as_the_library_and_no_more(monkeypatch):
+    case = Case((300, 256), 0.5, torch.bfloat16, (257,))
+
+    def rounded(x, weight, bias):  # before the bias is added
+        return torch.mm(x, weight.T) + bias
+
+    def off(x, words, offsets, out_features, dtype, bias):
+        weight = ops.tiled_csl_unpack(words, offsets, out_features, x.shape[1], dtype)
+        return torch.mm(x, weight.T) if bias is None else rounded(x, weight, bias)
+
+    fake = SimpleNamespace(
+        tiled_csl_pack=ops.tiled_csl_pack,
+        tiled_csl_unpack=ops.tiled_csl_unpack,
+        tiled_csl_linear=off,
+    )
+    monkeypatch.setattr(_check, "ops", fake)
+
+    def failures():
+        todo = iter([Case((1, 1), 0.0, torch.bfloat16, (1,)), case])  # the second has a bias
+        return Checker(CPU, CPU, graphs=False).run(todo, Budget(60)).failures
+
+    (failure,) = failures()
+    assert "each element" in failure and "257 tokens" in failure
+    monkeypatch.setattr(_check, "F", SimpleNamespace(linear=rounded))
+    assert failures() == []
+
+
 def test_the_table_for_the_documents():
-    row = {"model": "OPT-30B", "shape": "a", "config": "", "sparsity": 80, "tokens": 8}
-    row |= {"ratio": 2.0, "ratio_bound": 2.5, "fp8_ratio": None}
+    row = {"model": "OPT-30B", "shape": "a", "sparsity": 80, "tokens": 8}
+    row |= {"ratio": 2.0, "ratio_bound": 2.5, "of_bound": 0.5, "fp8_ratio": None}
     rows = [row, row | {"shape": "b", "ratio": 4.5}, row | {"model": "Llama-3-8B", "ratio": 9.0}]
-    rows += [row | {"config": "other", "ratio": 9.0}]
     about = {"gpu": "GPU", "dtype": "float16", "read_gb_s": 1, "driver_version": "1"}
     about |= {"torch": "2", "date": "2026-11-20T00:00"}
     table = tables.TABLES["spmm_opt"]({"rows": rows, "about": about})
-    assert "| 2 layers, tokens: | at most | 8 |" in table
-    assert "| **80% zeros** | 2.50 | 3.00 |" in table
+    assert "| 2 layers, tokens: | bound | goal | 8 |" in table
+    assert "| **80% zeros** | 2.50 | 2.1 | 3.00 |" in table
+    assert "| 80% zeros | 50% |" in tables.TABLES["spmm_shares"]({"rows": rows, "about": about})
 
 
 NCU_COLUMNS = (

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes that the linear kernel is compiled in, and the launches that each can make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from _layers import TILE_COLS, TILE_ROWS
+
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "linear_plan.h"
+SHAPE = re.compile(r"^  X\((\d+), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
+
+
+class Shape(NamedTuple):
+    """One X(...) of FS_LINEAR_SHAPES; its index is what the op takes."""
+
+    index: int
+    tokens: int
+    wgmma: bool
+    team_warps: int
+    held: int  # words a lane
+    warps: int  # a block
+    blocks: int  # a multiprocessor
+
+    def __str__(self) -> str:
+        instruction = "wgmma" if self.wgmma else "mma"
+        return f"{self.index}: {instruction} {self.tokens}, {self.held} words a lane, " + (
+            f"{self.blocks}x{self.warps} warps"
+        )
+
+
+class Plan(NamedTuple):
+    """A launch of a shape. `even`: every block takes as many tiles as any other; otherwise every
+    tile row is cut into the same number of parts."""
+
+    shape: Shape
+    blocks: int
+    even: bool
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {'even pieces' if self.even else 'whole parts'}"
+
+
+def compiled_shapes() -> list[Shape]:
+    found = SHAPE.findall(HEADER.read_text())
+    return [
+        Shape(index, int(tokens), wgmma == "true", *map(int, rest))
+        for index, (tokens, wgmma, *rest) in enumerate(found)
+    ]
+
+
+def plans(weight: tuple[int, int], tokens: int, device: torch.device) -> Iterator[Plan]:
+    """Every launch of a compiled shape that this GPU can make for a weight and so many tokens."""
+    if device.type != "cuda":
+        return
+    properties = torch.cuda.get_device_properties(device)
+    down, across = -(-weight[0] // TILE_ROWS), -(-weight[1] // TILE_COLS)
+    for shape in compiled_shapes():
+        if shape.tokens < tokens or (shape.wgmma and properties.major != 9):
+            continue
+        slots = properties.multi_processor_count * shape.blocks
+        yield Plan(shape, min(slots, down * across), even=True)
+        parts = min(slots // down, across)
+        if parts >= 1:
+            yield Plan(shape, down * parts, even=False)
