@@ -156,7 +156,8 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
 def linear_shared(tokens: int, wgmma: bool, team_warps: int, warps: int) -> int:
     """kSharedBytes of a LinearShape in cuda/tiled_csl_linear.cuh."""
     tile, x = 128 * 64 * 2, tokens * 64 * 2 if wgmma else 0
-    return warps // team_warps * (tile + 2 * x) + 16
+    offsets, flag = (1024 + 1) * 4, 4
+    return warps // team_warps * (tile + 2 * x) + offsets + flag
 
 
 def dynamic_shared(kernel: str) -> int:
