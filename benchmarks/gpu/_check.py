@@ -14,8 +14,8 @@ lost weight moves by far more than its bound, of one large error.
 
 More than LIBRARY_TOKENS tokens are multiplied by torch's own library, which by default may add up
 in 16 bits what it split over K. It is told not to (`_full_precision`), but on an H200 some elements
-of products with a bias, those that nearly cancel, were still off by 100 bounds: as if rounded before
-the bias. So an element there may be as far off as F.linear's with the dense weight is, and no
+of products with a bias, those that nearly cancel, were still off by 100 bounds, as if rounded
+before it. So an element there may be as far off as F.linear's with the dense weight is, and no
 further; the bound of the norm holds in any case.
 """
 
