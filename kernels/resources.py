@@ -9,7 +9,8 @@ and how often instructions of interest stand in the machine code. A figure worse
 resources.csv is an error until the file is written anew, on purpose; local memory (a spill, or an
 array that registers cannot hold) always is.
 
-Dynamic shared memory is chosen at the launch and stands in no object: dynamic_shared.csv has it.
+Dynamic shared memory is chosen at the launch and stands in no object: dynamic_shared.csv has it, or
+the template arguments of a kernel tell it. A kernel that is empty on an architecture has no row.
 Figures are of one ptxas; an object made by another is only checked for local memory.
 """
 
@@ -38,6 +39,8 @@ KEPT_ARCHS = ("sm_80", "sm_90a")  # in the file; the others follow them
 REWRITE = "python kernels/resources.py --write"
 # Matrix products, loads of matrices and of words, asynchronous copies, stores to shared memory.
 COUNTED = ("HMMA", "HGMMA", "LDSM", "LDGSTS", "LDG", "LDS", "STS")
+# Code of a kernel that is empty on an architecture which it is not for. No other is as short.
+EMPTY_INSTRUCTIONS = 4
 RESERVED_SHARED = 1024  # bytes of each block that CUDA keeps for itself since sm_80
 
 
@@ -146,12 +149,22 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
         name = re.sub(r"^void |flashsparse::|\(anonymous namespace\)::|\((int|bool)\)", "", name)
         depths = accumulate((letter == "<") - (letter == ">") for letter in name)
         arguments = [i for i, depth in enumerate(depths) if depth == 0 and name[i] == "("]
-        names[symbol] = name[: arguments[0]] if arguments else name
+        names[symbol] = (name[: arguments[0]] if arguments else name).replace("> >", ">>")
     return names
 
 
+def linear_shared(tokens: int, wgmma: bool, team_warps: int, warps: int) -> int:
+    """kSharedBytes of a LinearShape in cuda/tiled_csl_linear.cuh."""
+    tile, x = 128 * 64 * 2, tokens * 64 * 2 if wgmma else 0
+    offsets, flag = (1024 + 1) * 4, 4
+    return warps // team_warps * (tile + 2 * x) + offsets + flag
+
+
 def dynamic_shared(kernel: str) -> int:
-    """Bytes that a kernel is launched with, from dynamic_shared.csv."""
+    """Bytes that a kernel is launched with."""
+    if shape := re.search(r"LinearShape<(\d+), (true|false), (\d+), \d+, (\d+), \d+>", kernel):
+        tokens, team_warps, warps = (int(shape[i]) for i in (1, 3, 4))
+        return linear_shared(tokens, shape[2] == "true", team_warps, warps)
     with DYNAMIC_SHARED.open() as file:
         for row in csv.DictReader(file):
             if fnmatch.fnmatchcase(kernel, row["kernel"]):
@@ -168,7 +181,7 @@ def ptxas_version(path: Path) -> str:
 
 
 def read(path: Path) -> list[Kernel]:
-    """All kernels of a compiled object, for all its architectures."""
+    """All kernels of a compiled object, for all its architectures that they do something on."""
     usage, threads, counts = {}, {}, {}
     for arch, text in _dump("-res-usage", path):
         for symbol, *numbers in re.findall(
@@ -189,13 +202,16 @@ def read(path: Path) -> list[Kernel]:
     names = _short(sorted({symbol for _, symbol in usage}))
     kernels = []
     for (arch, symbol), (registers, stack, shared, local) in sorted(usage.items()):
-        name = names[symbol]
+        name, found = names[symbol], counts[arch, symbol]
+        instructions = sum(found.values()) - found["NOP"]
+        if instructions <= EMPTY_INSTRUCTIONS:
+            continue
         if (arch, symbol) not in threads:
             raise SystemExit(f"{name} has no __launch_bounds__: how many threads is unknown")
         # For sm_90 and newer the object counts what CUDA reserves, of kernels that use any.
         reserved = 0 if arch in ("sm_80", "sm_86", "sm_89") else RESERVED_SHARED
         static = max(shared - reserved, 0)
-        found, dynamic = counts[arch, symbol], dynamic_shared(name)
+        dynamic = dynamic_shared(name)
         kernels.append(
             Kernel(
                 kernel=name,
@@ -205,7 +221,7 @@ def read(path: Path) -> list[Kernel]:
                 static_shared=static,
                 dynamic_shared=dynamic,
                 warps=resident_warps(arch, threads[arch, symbol], registers, static + dynamic),
-                instructions=sum(found.values()) - found["NOP"],
+                instructions=instructions,
                 **{name: found[name] for name in COUNTED},
                 local=stack + local + found["LDL"] + found["STL"],
             )

@@ -33,6 +33,8 @@ def check_registrations() -> str:
     for op in ("pack", "unpack", "validate", "linear"):
         op = f"tiled_csl_{op}"
         assert registered(op, "CPU") and registered(op, "CUDA"), op
+    assert registered("tiled_csl_linear_planned", "CUDA")
+    assert not registered("tiled_csl_linear_planned", "CPU")
     assert not registered("interleaved_bitmap_linear", "CUDA")
     return "CUDA has its ops and no others"
 
@@ -52,12 +54,16 @@ def check_fakes() -> str:
         x = torch.empty(5, 128, dtype=torch.float16, device="cuda")
         y = ops.tiled_csl_linear(x, words, offsets, 300, torch.float16)
         assert y.shape == (5, 300) and y.device.type == "cuda"
+        y = ops.tiled_csl_linear_planned(x, words, offsets, 300, torch.float16, None, 0, 1)
+        assert y.shape == (5, 300) and y.device.type == "cuda"
     return "fake tensors on cuda pass through"
 
 
 def check_binding() -> str:
     """The CUDA entries themselves run: they are the ones to refuse tensors of the CPU."""
     weight, words, offsets = packed()
+    out_features, in_features = weight.shape
+    x = torch.zeros(5, in_features, dtype=weight.dtype)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     calls = {
         ops.tiled_csl_pack: ((weight,), "must be on a CUDA device"),
@@ -67,6 +73,14 @@ def check_binding() -> str:
         ),
         ops.tiled_csl_validate: (
             (words, offsets, *weight.shape),
+            "must be on the CUDA device of weight_packed",
+        ),
+        ops.tiled_csl_linear: (
+            (x, words, offsets, out_features, weight.dtype, None),
+            "must be on the CUDA device of weight_packed",
+        ),
+        ops.tiled_csl_linear_planned: (
+            (x, words, offsets, out_features, weight.dtype, None, 0, 1),
             "must be on the CUDA device of weight_packed",
         ),
     }

@@ -15,6 +15,8 @@ SANITIZERS = {
     "thread": ["-fsanitize=thread"],
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
+# What a driver needs beside its own source: code of the host.
+HOST_SOURCES = {"linear_driver": ["cuda/linear_plan.cpp"]}
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3
 RACE_EXIT_CODE = 66  # of the thread sanitizer
@@ -25,8 +27,9 @@ def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None
     binary = folder / f"{name}_{sanitizer}"
     paths = [f"-I{path}" for path in (include, KERNELS) if path]
     options = ["-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
-    source = KERNELS / "emulator" / f"{name}.cpp"
-    command = ["g++", *options, *SANITIZERS[sanitizer], *paths, str(source), "-o", str(binary)]
+    sources = [f"emulator/{name}.cpp", *HOST_SOURCES.get(name, [])]
+    command = ["g++", *options, *SANITIZERS[sanitizer], *paths]
+    command += [*(str(KERNELS / source) for source in sources), "-o", str(binary)]
     subprocess.run(command, check=True)
     return binary
 
@@ -52,16 +55,19 @@ def compile_cuda(source: Path, architecture: str, folder: Path) -> tuple[str, st
     return (folder / f"{source.stem}.ptx").read_text(), ran.stdout
 
 
-def without_each_barrier(kernel: Path, folder: Path) -> Iterator[Path]:
-    """Writes the source of a kernel once for each `__syncthreads`, without that one.
+def without_each_barrier(
+    kernel: Path, folder: Path, barrier: str = r"__syncthreads\(\);"
+) -> Iterator[Path]:
+    """Writes the source of a kernel once for each `barrier`, without that one.
 
     Yields:
         Folders that hide the kernel's header from `compile_driver`.
     """
     source = kernel.read_text()
-    for number, barrier in enumerate(re.finditer(r"__syncthreads\(\);", source)):
-        include = folder / str(number)
+    for found in re.finditer(barrier, source):
+        line = source.count("\n", 0, found.start()) + 1
+        include = folder / f"{kernel.name}:{line}"
         mutant = include / kernel.relative_to(KERNELS)
         mutant.parent.mkdir(parents=True)
-        mutant.write_text(source[: barrier.start()] + source[barrier.end() :])
+        mutant.write_text(source[: found.start()] + ";" + source[found.end() :])
         yield include

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from weights import sparse_weight
 
@@ -32,6 +33,7 @@ SAMPLES = {
         (x(), *STORED, OUT, torch.bfloat16),
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias()),
     ],
+    "tiled_csl_linear_planned": [],  # CUDA only
     "interleaved_bitmap_pack": [(WEIGHT,)],
     "interleaved_bitmap_unpack": [(*RUNNING, OUT, IN, torch.bfloat16)],
     "interleaved_bitmap_linear": [
@@ -57,6 +59,15 @@ def test_every_op_has_a_sample():
 )
 def test_opcheck(name, args):
     opcheck(getattr(ops, name).default, args)
+
+
+def test_the_planned_linear_is_fake_without_a_gpu():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tokens = torch.empty(2, 3, IN, dtype=torch.bfloat16)
+        y = ops.tiled_csl_linear_planned(tokens, *STORED, OUT, torch.bfloat16, None, 0, 1)
+    assert (y.shape, y.dtype) == ((2, 3, OUT), torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="'CPU' backend"):
+        ops.tiled_csl_linear_planned(WEIGHT, *STORED, OUT, torch.bfloat16, None, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,14 @@ class _Wrong(Exception):
 
 
 def op_names() -> list[str]:
-    """Names of the ops that are registered in `torch.ops.flashsparse`, sorted."""
+    """Names of the ops that are registered in `torch.ops.flashsparse`, sorted.
+
+    Without `<format>_linear_planned`, a door for benchmarks to the kernel of `<format>_linear`: it
+    takes a plan that is right for one GPU only.
+    """
     schemas = torch._C._jit_get_all_schemas()
-    return sorted({s.name.split("::")[1] for s in schemas if s.name.startswith("flashsparse::")})
+    names = {s.name.split("::")[1] for s in schemas if s.name.startswith("flashsparse::")}
+    return sorted(name for name in names if not name.endswith("_planned"))
 
 
 def kernel_path() -> str | None:

@@ -7,40 +7,38 @@
 //           of 64]; uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "cuda/linear_kernel.cuh"
+#include "emulator/driver.h"
 
 namespace {
 
 using namespace flashsparse;
 using namespace flashsparse::tiled_csl;
 
-// As torch's allocator gives it: aligned, and of exactly this size. Filled with what is NaN in
-// every float type.
+// Memory that nothing has been written to: NaN in every float type.
 template <class T>
-std::unique_ptr<T[], decltype(&std::free)> device_array(size_t count) {
-  void* place = nullptr;
-  if (posix_memalign(&place, 64, count * sizeof(T)) != 0) std::abort();
-  std::memset(place, 0xff, count * sizeof(T));
-  return {static_cast<T*>(place), &std::free};
+auto unwritten(size_t count) {
+  auto array = driver::device_array<T>(count);
+  std::memset(array.get(), 0xff, count * sizeof(T));
+  return array;
 }
 
 template <class T>
 auto read(size_t count) {
-  auto array = device_array<T>(count);
-  if (std::fread(array.get(), sizeof(T), count, stdin) != count) std::abort();
+  auto array = driver::device_array<T>(count);
+  driver::read(array.get(), count);
   return array;
 }
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const driver::Counting counting(argc, argv);
   int64_t header[9];
-  while (std::fread(header, sizeof header, 1, stdin) == 1) {
+  while (driver::read_header(header)) {
     const auto [rows, cols, tokens, num_words, bfloat16, shape, blocks, has_bias, seed] = header;
     LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks)};
     if (shape < 0) {
@@ -53,9 +51,9 @@ int main() {
     const auto words = read<uint32_t>(num_words);
     const auto x = read<uint16_t>(tokens * x_stride);
     const auto bias = read<uint16_t>(has_bias ? rows : 0);
-    const auto y = device_array<uint16_t>(tokens * rows);
-    const auto partials = device_array<float>(plan.partial_floats());
-    const auto arrivals = device_array<uint32_t>(tile_rows(rows));
+    const auto y = unwritten<uint16_t>(tokens * rows);
+    const auto partials = unwritten<float>(plan.partial_floats());
+    const auto arrivals = driver::device_array<uint32_t>(tile_rows(rows));
     std::memset(arrivals.get(), 0, tile_rows(rows) * sizeof(uint32_t));
 
     LinearArguments arguments;
@@ -72,12 +70,12 @@ int main() {
     arguments.tokens = static_cast<int>(tokens);
     arguments.tile_rows = static_cast<int>(tile_rows(rows));
     arguments.tile_cols = static_cast<int>(tile_cols(cols));
-      const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+    const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     simt::launch(plan.blocks, compiled.threads, compiled.shared_bytes, seed,
                  [&] { kernel(arguments); });
     for (int64_t i = 0; i < tile_rows(rows); ++i) {
       if (arrivals[i] != 0) std::abort();  // they must be left as they were found
     }
-    std::fwrite(y.get(), sizeof(uint16_t), tokens * rows, stdout);
+    driver::write(y.get(), tokens * rows);
   }
 }

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from emulated_linear import Case
 from emulation import KERNELS
 from kernel_weights import random_weight
 
@@ -66,7 +67,25 @@ def unpack_rows(driver, folder: Path) -> Rows:
     return rows
 
 
-KERNEL_ROWS = (unpack_rows,)
+def linear_rows(driver, folder: Path) -> Rows:
+    """Two tile rows, one of each of two blocks, as planned for a Hopper GPU and for others."""
+    rows: Rows = {}
+    plans = {"wgmma": -1, "mma": -2}
+    cases = [(zeros, 8, "wgmma") for zeros in (50, 70, 80, 90)]
+    cases += [(80, tokens, "wgmma") for tokens in (16, 32, 64)]
+    cases += [(zeros, 16, "mma") for zeros in (50, 80)] + [(80, 32, "mma")]
+    for zeros, tokens, multiplier in cases:
+        weight = random_weight((256, 1024), zeros / 100, torch.bfloat16, seed=0)
+        x = torch.ones(tokens, 1024, dtype=torch.bfloat16)
+        case = Case(weight, x, shape=plans[multiplier], blocks=2)
+        counts = count(driver("linear_driver", "plain"), case.encode(), folder)
+        for name, row in accesses(counts).items():
+            told = f"256x1024 {zeros}% {tokens} tokens {multiplier}"
+            rows["tiled_csl::linear_kernel", told, name] = row
+    return rows
+
+
+KERNEL_ROWS = (linear_rows, unpack_rows)
 
 
 def read_committed() -> Rows:

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from emulation import SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
 from flashsparse_plugin.ops import ops, reference
-
-SEEDS = (0, 1, 7)  # threads, warps and blocks run in rising, falling and shuffled order
 
 
 @dataclass
@@ -55,9 +55,11 @@ class Case:
         )
 
 
-def run(binary: Path, cases: list[Case]) -> subprocess.CompletedProcess:
+def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
     fed = b"".join(case.encode() for case in cases)
-    return subprocess.run([str(binary)], input=fed, capture_output=True, timeout=600)
+    return subprocess.run(
+        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
+    )
 
 
 def answers(binary: Path, cases: list[Case]) -> list[Tensor]:
@@ -83,15 +85,15 @@ def require_exact(case: Case, y: Tensor) -> None:
     assert not wrong.any(), f"{case}: {int(wrong.sum())} of {wrong.numel()} elements are wrong"
 
 
-def random_case(rows: int, cols: int, tokens: int, density: float, seed: int = 0, **rest) -> Case:
+def random_case(rows: int, cols: int, tokens: int, density: float, number: int = 0, **rest) -> Case:
     """Normal values at a density; both dtypes and bias by turns."""
-    generator = torch.Generator().manual_seed(seed)
-    dtype = torch.bfloat16 if seed % 2 else torch.float16
+    generator = torch.Generator().manual_seed(number)
+    dtype = torch.bfloat16 if number % 2 else torch.float16
 
     def normal(*size):
         return torch.randn(*size, generator=generator).to(dtype)
 
     weight = normal(rows, cols)
     weight[torch.rand(rows, cols, generator=generator) >= density] = 0
-    bias = normal(rows) if seed % 3 else None
+    bias = normal(rows) if number % 3 else None
     return Case(weight, normal(tokens, cols), bias, **rest)
