@@ -36,13 +36,13 @@ from torch import Tensor
 
 from flashsparse_plugin.ops import ops
 
-TOKENS = (1, 3, 8, 16, 17, 32, 64, 100, 256, 300, 1024)
+TOKENS = (1, 3, 8, 16, 17, 32, 64, 100, 192, 256, 300, 1024)
 SIDES = (1, 63, 64, 65, 127, 128, 129, 300)
 SPARSITIES = (1.0, 0.99, 0.8, 0.5, 0.49, 0.01, 0.0)
 DTYPES = (torch.float16, torch.bfloat16)
 REAL = ((4096, 4096), (6144, 4096), (4096, 14336), (28672, 4096), (7168, 7168))
 MANY_TOKENS = 65536
-LIBRARY_TOKENS = 256
+LIBRARY_TOKENS = 192
 
 
 @dataclass(frozen=True)
