@@ -15,7 +15,8 @@ def test_the_tables_are_those_of_the_results():
     command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "<!-- table: " in (ROOT / "README.md").read_text()
+    for name in ("README.md", "docs/cpu.md", "docs/kernels.md", "docs/vllm.md"):
+        assert "<!-- table: " in (ROOT / name).read_text()
 
 
 def test_links_between_documents_lead_somewhere():
@@ -29,6 +30,21 @@ def test_links_between_documents_lead_somewhere():
     assert links
     for document, target in links:
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_links_to_a_section_lead_to_one():
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = [
+        (document, path, section)
+        for document in documents
+        for path, section in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    ]
+    assert links
+    for document, path, section in links:
+        target = document.parent / path if path else document
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert section in slugs, f"{document.name} links to {path}#{section}"
 
 
 def test_the_version_is_one():

@@ -27,10 +27,9 @@ class Shape(NamedTuple):
     blocks: int  # a multiprocessor
 
     def __str__(self) -> str:
-        instruction = "wgmma" if self.wgmma else "mma"
-        return f"{self.index}: {instruction} {self.tokens}, {self.held} words a lane, " + (
-            f"{self.blocks}x{self.warps} warps"
-        )
+        kind = "wgmma" if self.wgmma else "mma"
+        size = f"{self.held} words a lane, {self.blocks}x{self.warps} warps"
+        return f"{self.index}: {kind} {self.tokens}, {size}"
 
 
 class Plan(NamedTuple):

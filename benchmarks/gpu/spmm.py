@@ -269,7 +269,8 @@ def main() -> None:
     arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
     arguments.out.mkdir(parents=True, exist_ok=True)
 
-    asked = [arguments.check, arguments.speed or arguments.shapes, arguments.profile, arguments.sanitize]
+    arguments.speed |= arguments.shapes
+    asked = [arguments.check, arguments.speed, arguments.profile, arguments.sanitize]
     if not any(asked):
         asked = [True, True, device.type == "cuda", device.type == "cuda"]
     budget = Budget(60 * arguments.minutes)

@@ -16,7 +16,9 @@ int choose_shape(int64_t tokens, double words_a_tile, bool hopper) {
     if (shape.wgmma != hopper || shape.tokens < tokens) continue;
     if (best >= 0 && shape.tokens > kLinearShapes[best].tokens) break;
     best = i;
-    if (words_a_tile <= 32.0 * shape.team_warps * shape.held) break;
+    // Beside the held words there is the tail, up to a chunk, and tiles of random weights differ by
+    // a few per cent.
+    if (1.04 * words_a_tile <= 32.0 * shape.team_warps * shape.held + kLinearChunk) break;
   }
   return best;
 }

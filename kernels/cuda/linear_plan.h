@@ -53,6 +53,9 @@ struct Gpu {
   bool hopper;  // compute capability 9.0, which has wgmma
 };
 
+// Words that a team loads, and stores, behind one predicate.
+inline constexpr int kLinearChunk = 128;
+
 // Tiles of one block: their offsets lie in its shared memory.
 inline constexpr int kMaxPiece = 1024;
 

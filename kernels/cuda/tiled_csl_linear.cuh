@@ -139,7 +139,7 @@ class LinearBlock {
 
  private:
   static constexpr int kStride = 32 * Shape::kTeamWarps;  // words that a team loads or stores at once
-  static constexpr int kChunk = 128, kRows = kChunk / kStride;
+  static constexpr int kChunk = kLinearChunk, kRows = kChunk / kStride;
   static_assert(Shape::kHeld % kRows == 0);
 
   // ---- one tile -------------------------------------------------------------------------------
