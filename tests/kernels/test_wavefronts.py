@@ -68,7 +68,7 @@ def unpack_rows(driver, folder: Path) -> Rows:
 
 
 def linear_rows(driver, folder: Path) -> Rows:
-    """Two tile rows, one of each of two blocks, as planned for a Hopper GPU and for others."""
+    """Two tile rows, as planned for a GPU of two multiprocessors, with wgmma and without."""
     rows: Rows = {}
     plans = {"wgmma": -1, "mma": -2}
     cases = [(zeros, 8, "wgmma") for zeros in (50, 70, 80, 90)]
