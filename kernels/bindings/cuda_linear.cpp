@@ -169,8 +169,10 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
                         ScalarType weight_dtype, const std::optional<Tensor>& bias) {
   Problem problem = make_problem(x, words, offsets, rows, weight_dtype, bias);
   const torch::stable::accelerator::DeviceGuard guard(words.get_device_index());
+  const int64_t tile_rows = tiled_csl::tile_rows(rows);
   const bool sparse = x.scalar_type() == weight_dtype && problem.tokens < kDenseTokens &&
-                      tiled_csl::tile_rows(rows) <= cuda::kMaxArrivals;
+                      tile_rows <= cuda::kMaxArrivals &&
+                      tile_rows * tiled_csl::tile_cols(problem.cols) <= tiled_csl::kMaxLinearTiles;
   if (problem.tokens > 0) sparse ? sparse_product(problem, nullptr) : dense_product(problem);
   return shaped(problem, x);
 }
@@ -189,6 +191,7 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
   STD_TORCH_CHECK(!info.wgmma || gpu_of(words).hopper, "shape ", shape, " is for Hopper GPUs");
   const int64_t tile_rows = tiled_csl::tile_rows(rows);
   const int64_t tiles = tile_rows * tiled_csl::tile_cols(problem.cols);
+  STD_TORCH_CHECK(tiles <= tiled_csl::kMaxLinearTiles, "too many tiles");
   STD_TORCH_CHECK(blocks <= tiles && blocks * tiled_csl::kMaxPiece >= tiles,
                   "too few or too many blocks");
   STD_TORCH_CHECK(tile_rows <= cuda::kMaxArrivals, "too many rows");

@@ -59,6 +59,10 @@ inline constexpr int kLinearChunk = 128;
 // Tiles of one block: their offsets lie in its shared memory.
 inline constexpr int kMaxPiece = 1024;
 
+// Tiles of one launch, 8 billion weights: tiles * (blocks + 1) stays below 2^32 while a block has
+// kMaxPiece tiles or a multiprocessor a few blocks.
+inline constexpr int64_t kMaxLinearTiles = 1 << 20;
+
 // Of one launch. (The registers of mma hold sums for no more than 32 tokens.)
 constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 64 : 32; }
 
