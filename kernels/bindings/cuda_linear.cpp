@@ -67,16 +67,15 @@ Problem make_problem(const Tensor& x, const Tensor& words, const Tensor& offsets
 tiled_csl::Gpu gpu_of(const Tensor& tensor) {
   const int device = tensor.get_device_index();
   int multiprocessors = 0, major = 0;
-  STD_CUDA_CHECK(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   return {multiprocessors, major == 9};
 }
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
 
-// The kernel reads x 16 bytes at a time, and whole tiles: rows are a multiple of 64 long, with zeros
-// at the end.
+// The kernel reads x 16 bytes at a time, and whole tiles: rows are a multiple of 64 long, with
+// zeros at the end.
 Tensor aligned_rows(const Tensor& x, int64_t cols) {
   constexpr int64_t kCols = tiled_csl::kTileCols;
   if (cols % kCols != 0) return torch::stable::pad(x, {0, kCols - cols % kCols});
@@ -119,8 +118,8 @@ void dense_linear(const Tensor& x, const Tensor& weight, const std::optional<Ten
                   Tensor& y) {
   using torch::stable::detail::from;
   std::array<StableIValue, 4> stack{from(x), from(weight), from(bias), from(y)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "out", stack.data(),
-                                               TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::linear", "out", stack.data(), TORCH_ABI_VERSION));
   (void)torch::stable::detail::to<Tensor>(stack[0]);
 }
 
@@ -138,8 +137,8 @@ void dense_product(Problem& problem) {
   std::optional<Tensor> bias;
   if (problem.bias) bias = torch::stable::to(*problem.bias, compute);
 
-  Tensor y = dtype == compute ? problem.y
-                              : torch::stable::new_empty(x, {problem.tokens, problem.rows});
+  Tensor y =
+      dtype == compute ? problem.y : torch::stable::new_empty(x, {problem.tokens, problem.rows});
   for (int64_t tile_row = 0; tile_row < tile_rows; tile_row += panel) {
     const int64_t begin = tile_row * tiled_csl::kTileRows;
     const int64_t rows = std::min(panel * tiled_csl::kTileRows, problem.rows - begin);

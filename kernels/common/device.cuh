@@ -15,7 +15,7 @@
 // An array in shared memory, aligned for 16-byte vectors.
 #define FS_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 // The block's dynamic shared memory, as large as the launch says: unsigned char* name.
-#define FS_DYNAMIC_SHARED(name)                                          \
+#define FS_DYNAMIC_SHARED(name)                                           \
   extern __shared__ __align__(1024) unsigned char flashsparse_dynamic_[]; \
   unsigned char* const name = flashsparse_dynamic_
 #define FS_UNROLL _Pragma("unroll")

@@ -60,19 +60,19 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[count]) {
 }
 
 // d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Of the 64 rows warp w of the
-// warpgroup holds 16 w to 16 w + 15: d[4 j + 2 r + c] of lane l is row 16 w + l / 4 + 8 r and column
-// 8 j + l % 4 * 2 + c. tokens is 8, 16, 32 or 64.
+// warpgroup holds 16 w to 16 w + 15: d[4 j + 2 r + c] of lane l is row 16 w + l / 4 + 8 r and
+// column 8 j + l % 4 * 2 + c. tokens is 8, 16, 32 or 64.
 template <class Type, int tokens>
 __device__ __forceinline__ void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b);
 
-#define FS_WGMMA(Type, name, tokens, list, a, b, ...)                                         \
-  template <>                                                                                \
-  __device__ __forceinline__ void wgmma<Type, tokens>(float (&d)[tokens / 2], uint64_t left, \
-                                                      uint64_t right) {                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32." name "." name        \
-                 " {" list "}, %" #a ", %" #b ", 1, 1, 1, 0, 0;"                              \
-                 : __VA_ARGS__                                                               \
-                 : "l"(left), "l"(right));                                                   \
+#define FS_WGMMA(Type, name, tokens, list, a, b, ...)                                           \
+  template <>                                                                                   \
+  __device__ __forceinline__ void wgmma<Type, tokens>(float (&d)[tokens / 2], uint64_t left,    \
+                                                      uint64_t right) {                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32." name "." name " {" list \
+                 "}, %" #a ", %" #b ", 1, 1, 1, 0, 0;"                                          \
+                 : __VA_ARGS__                                                                  \
+                 : "l"(left), "l"(right));                                                      \
   }
 #define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
@@ -80,10 +80,10 @@ __device__ __forceinline__ void wgmma(float (&d)[tokens / 2], uint64_t a, uint64
 #define FS_L16 FS_L8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FS_L32 \
   FS_L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FS_WGMMA_TYPE(Type, name)                                                   \
-  FS_WGMMA(Type, name, 8, "%0, %1, %2, %3", 4, 5, FS_D4(0))                          \
-  FS_WGMMA(Type, name, 16, FS_L8, 8, 9, FS_D4(0), FS_D4(4))                          \
-  FS_WGMMA(Type, name, 32, FS_L16, 16, 17, FS_D16(0))                                \
+#define FS_WGMMA_TYPE(Type, name)                           \
+  FS_WGMMA(Type, name, 8, "%0, %1, %2, %3", 4, 5, FS_D4(0)) \
+  FS_WGMMA(Type, name, 16, FS_L8, 8, 9, FS_D4(0), FS_D4(4)) \
+  FS_WGMMA(Type, name, 32, FS_L16, 16, 17, FS_D16(0))       \
   FS_WGMMA(Type, name, 64, FS_L32, 32, 33, FS_D16(0), FS_D16(16))
 FS_WGMMA_TYPE(Float16, "f16")
 FS_WGMMA_TYPE(BFloat16, "bf16")

@@ -29,10 +29,9 @@ struct CompiledLinear {
   uint32_t shared_bytes;
 };
 
-#define FS_COMPILED(...)                              \
-  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,  \
-   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, \
-   LinearShape<__VA_ARGS__>::kThreads,                \
+#define FS_COMPILED(...)                                                                  \
+  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,                                      \
+   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, LinearShape<__VA_ARGS__>::kThreads, \
    LinearShape<__VA_ARGS__>::kSharedBytes},
 // By the index of kLinearShapes.
 inline const CompiledLinear kCompiledLinear[] = {FS_LINEAR_SHAPES(FS_COMPILED)};

@@ -77,8 +77,7 @@ class MmaMultiplier {
       const uint32_t chunk = first + ((lane_ % 4 * 2 + step % 2) ^ row) * 16;
       FS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        w[step % 2][i] =
-            load_shared<uint4>(chunk + (step / 2 * kAtOnce + i) * 8 * kTileCols * 2);
+        w[step % 2][i] = load_shared<uint4>(chunk + (step / 2 * kAtOnce + i) * 8 * kTileCols * 2);
       }
     };
     load(0);

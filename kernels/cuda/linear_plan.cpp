@@ -28,8 +28,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // How many blocks share the tiles, of at most `slots` that run at once.
 //
 // Equal pieces keep every multiprocessor busy, but most of them begin and end inside a row, and the
-// sums of two rows have to be added up. Whole shares of a row (every row cut into the same number of
-// parts) add up once, and leave some multiprocessors without work. Counted in tiles a team; what
+// sums of two rows have to be added up. Whole shares of a row (every row cut into the same number
+// of parts) add up once, and leave some multiprocessors without work. Counted in tiles a team; what
 // adding up costs was measured on an H200 (docs/kernels.md).
 int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int teams) {
   const int64_t tiles = tile_rows * tile_cols;

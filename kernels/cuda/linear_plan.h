@@ -11,22 +11,22 @@ namespace flashsparse::tiled_csl {
 // The compiled shapes: X(tokens, wgmma, warps a team, words held a lane, warps a block, blocks a
 // multiprocessor). tiled_csl_linear.cuh explains each; docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X) \
-  X(8, true, 4, 7, 16, 2) \
-  X(8, true, 4, 14, 12, 2) \
-  X(8, true, 4, 19, 12, 2) \
-  X(8, true, 4, 27, 20, 1) \
-  X(8, true, 4, 34, 16, 1) \
-  X(16, true, 4, 7, 32, 1) \
+  X(8, true, 4, 7, 16, 2)   \
+  X(8, true, 4, 14, 12, 2)  \
+  X(8, true, 4, 19, 12, 2)  \
+  X(8, true, 4, 27, 20, 1)  \
+  X(8, true, 4, 34, 16, 1)  \
+  X(16, true, 4, 7, 32, 1)  \
   X(16, true, 4, 14, 24, 1) \
   X(16, true, 4, 19, 24, 1) \
   X(16, true, 4, 27, 20, 1) \
   X(16, true, 4, 34, 16, 1) \
-  X(32, true, 4, 7, 16, 1) \
+  X(32, true, 4, 7, 16, 1)  \
   X(32, true, 4, 14, 16, 1) \
   X(32, true, 4, 19, 16, 1) \
   X(32, true, 4, 27, 16, 1) \
   X(32, true, 4, 34, 16, 1) \
-  X(64, true, 4, 7, 16, 1) \
+  X(64, true, 4, 7, 16, 1)  \
   X(64, true, 4, 14, 16, 1) \
   X(64, true, 4, 19, 12, 1) \
   X(64, true, 4, 34, 12, 1) \

@@ -61,8 +61,7 @@ class WgmmaMultiplier {
     for (int k = 0; k < kTileCols * 2; k += 32) {  // bytes of 16 columns
       FS_UNROLL
       for (int m = 0; m < 2; ++m) {
-        wgmma<Type, kTokens>(sums_[m],
-                             wgmma_moved(tile_operand_, m * (Shape::kTileBytes / 2) + k),
+        wgmma<Type, kTokens>(sums_[m], wgmma_moved(tile_operand_, m * (Shape::kTileBytes / 2) + k),
                              wgmma_moved(x, k));
       }
     }
@@ -92,18 +91,18 @@ class WgmmaMultiplier {
   static constexpr int kTokens = Shape::kTokens;
 
   const LinearArguments& a_;
-  // The value itself, by a way that the compiler does not see through: what is worked out once stays
-  // in a register instead of being worked out again for every tile.
+  // The value itself, by a way that the compiler does not see through: what is worked out once
+  // stays in a register instead of being worked out again for every tile.
   template <class T>
   static __device__ __forceinline__ T once(T value) {
     return __shfl_sync(~0u, value, threadIdx.x % 32);
   }
 
   const uint32_t tile_;
-  const int thread_;         // of the warpgroup
-  const int token_;          // whose x it copies, and of the 16th token from there and so on
-  const uint32_t x_place_;   // to where,
-  const int x_offset_;       // from where
+  const int thread_;        // of the warpgroup
+  const int token_;         // whose x it copies, and of the 16th token from there and so on
+  const uint32_t x_place_;  // to where,
+  const int x_offset_;      // from where
   const uint64_t tile_operand_, x_operand_;
   uint32_t turn_ = 0;  // which half of x_ is the next tile's
   float sums_[2][kTokens / 2];

@@ -71,8 +71,8 @@ struct LinearShape {
   static_assert(kRoundTokens * kTileRows * sizeof(float) <= kTileBytes);
 };
 
-// The piece of the line that a block takes begins here. tiles * (blocks + 1) < 2^32, so that 32 bits
-// do.
+// The piece of the line that a block takes begins here. tiles * (blocks + 1) < 2^32, so that 32
+// bits do.
 __device__ __forceinline__ int first_tile(uint32_t tiles, uint32_t block, uint32_t blocks) {
   return tiles * block / blocks;
 }
@@ -81,14 +81,14 @@ __device__ __forceinline__ int block_of_tile(uint32_t tiles, uint32_t tile, uint
 }
 
 // When a row ends, sums lie in a team's buffer as [token][row], the rows swizzled so that the
-// stores (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows a lane, of one
-// token) spread over the banks.
+// stores (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows a lane, of
+// one token) spread over the banks.
 __device__ __forceinline__ uint32_t sum_place(int token, int row) {
   return (token * kTileRows + (row ^ token % 8 * 4)) * sizeof(float);
 }
 
-// One block of the launch. Multiplier is MmaMultiplier or WgmmaMultiplier: how a team multiplies the
-// tile in its buffer by x, and where it keeps the sums.
+// One block of the launch. Multiplier is MmaMultiplier or WgmmaMultiplier: how a team multiplies
+// the tile in its buffer by x, and where it keeps the sums.
 template <class Shape, class Multiplier>
 class LinearBlock {
  public:
@@ -138,7 +138,8 @@ class LinearBlock {
   }
 
  private:
-  static constexpr int kStride = 32 * Shape::kTeamWarps;  // words that a team loads or stores at once
+  static constexpr int kStride =
+      32 * Shape::kTeamWarps;  // words that a team loads or stores at once
   static constexpr int kChunk = kLinearChunk, kRows = kChunk / kStride;
   static_assert(Shape::kHeld % kRows == 0);
 
@@ -151,10 +152,10 @@ class LinearBlock {
 
   // Starts the loads of the words of the team's next tile.
   //
-  // A team loads words by chunks of 128, kRows rows, a lane one word of each row. What is left after
-  // the whole chunks, the tail, is one more chunk, padded by repeating the last word as the format
-  // itself does. So a chunk is there or it is not: one predicate for all its loads, and later for
-  // its stores.
+  // A team loads words by chunks of 128, kRows rows, a lane one word of each row. What is left
+  // after the whole chunks, the tail, is one more chunk, padded by repeating the last word as the
+  // format itself does. So a chunk is there or it is not: one predicate for all its loads, and
+  // later for its stores.
   __device__ __forceinline__ void load_next() {
     count_ = -1;
     if (next_ >= piece_) return;
@@ -353,10 +354,11 @@ class LinearBlock {
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
     uint16_t* const place = a_.y + (static_cast<int64_t>(quad / kQuads) * a_.rows + first);
     uint16_t values[4];
-      FS_UNROLL
+    FS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const bool inside = first + i < a_.rows;
-      const float bias = a_.bias && inside ? to_float<typename Multiplier::Type>(a_.bias[first + i]) : 0.0f;
+      const float bias =
+          a_.bias && inside ? to_float<typename Multiplier::Type>(a_.bias[first + i]) : 0.0f;
       values[i] = from_float<typename Multiplier::Type>(sums[i] + bias);
     }
     if (a_.rows % 4 == 0) {
@@ -382,9 +384,9 @@ class LinearBlock {
   const int lane_in_team_, team_;
   const uint32_t tile_;  // the team's buffer
 
-  int piece_;                // tiles of the block
-  int next_, next_column_;   // of the piece: the team's tile after the one
-  int column_, count_;       // whose words are loaded or on their way; -1 words after the last tile
+  int piece_;               // tiles of the block
+  int next_, next_column_;  // of the piece: the team's tile after the one
+  int column_, count_;      // whose words are loaded or on their way; -1 words after the last tile
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
 

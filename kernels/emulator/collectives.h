@@ -108,7 +108,8 @@ void warpgroup_collective(const char* name, Place place, Argument& argument, Mee
   const unsigned group = self.warp / kWarpgroup, first = group * kWarpgroup;
   if ((first + kWarpgroup) * kWarpSize > block.threads.size()) {
     fail("%s is for 128 threads, warps %u to %u, but the block ends with thread %u (%s:%d)", name,
-         first, first + kWarpgroup - 1, static_cast<unsigned>(block.threads.size() - 1), place.file_name(), place.line);
+         first, first + kWarpgroup - 1, static_cast<unsigned>(block.threads.size() - 1),
+         place.file_name(), place.line);
   }
   WarpgroupMeeting& meeting = block.warpgroups[group];
   if (meeting.arrived == 0) {
