@@ -3,7 +3,8 @@
 #
 #   make demo   prune a real model, pack it, and generate text from its sparse weights
 #   make serve  serve the demo's packed model with vLLM, on port 8000
-#   make test   run the tests (make test-vllm: only those of the vLLM plugin)
+#   make test   run the tests (make test-vllm: only those of the vLLM plugin; make test-cuda-load:
+#               whether the CUDA kernels load, on a machine without a GPU)
 #   make bench  measure the CPU kernels on this machine
 #   make lint   check style (make format mends it)
 #   make clean  remove .venv and build
@@ -22,9 +23,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env demo serve test test-vllm bench lint format clean
+.PHONY: help env demo serve test test-vllm test-cuda-load bench lint format clean
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -98,6 +99,15 @@ else
 test-vllm:
 	@echo "tests/vllm not run: they want vLLM's CPU build (in another clone: make test STACK=cpu)"
 endif
+
+# Do the objects load in a CUDA build of torch, and does it find their ops? Wants no GPU, but nvcc and
+# some GB for that torch.
+CUDA_LOAD := build/cuda-load
+test-cuda-load:
+	$(PYTHON) -m venv --clear $(CUDA_LOAD)
+	$(CUDA_LOAD)/bin/pip install --quiet -r requirements/torch-cuda.txt
+	FLASHSPARSE_CUDA=ON $(CUDA_LOAD)/bin/pip install --quiet .
+	cd $(CUDA_LOAD) && bin/python $(CURDIR)/tests/cuda_load_check.py
 
 bench: env
 	$(BIN)/python benchmarks/cpu_pack.py

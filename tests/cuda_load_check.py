@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that a wheel works in a CUDA build of torch, GPU or not.
 
-Run it with the Python of an environment that has such a torch and the wheel (several GB, so no part
-of the test suite), from any folder but the repository's:
-
-    python -m pip install torch && python -m pip install --no-deps flashsparse_plugin-*.whl
-    python path/to/tests/cuda_load_check.py
+`make test-cuda-load` runs it with the Python of an environment that has such a torch (several GB, so
+no part of the test suite), from another folder than the repository's.
 """
 
 from __future__ import annotations

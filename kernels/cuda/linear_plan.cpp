@@ -18,7 +18,7 @@ int choose_shape(int64_t tokens, double words_a_tile, bool hopper) {
     best = i;
     // Beside the held words there is the tail, up to a chunk, and tiles of random weights differ by
     // a few per cent.
-    if (1.04 * words_a_tile <= 32.0 * shape.team_warps * shape.held + kLinearChunk) break;
+    if (1.02 * words_a_tile <= 32.0 * shape.team_warps * shape.held + kLinearChunk) break;
   }
   return best;
 }
