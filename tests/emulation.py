@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 KERNELS = Path(__file__).parents[1] / "kernels"
 SANITIZERS = {
     "plain": [],
@@ -32,6 +34,19 @@ def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None
     command += [*(str(KERNELS / source) for source in sources), "-o", str(binary)]
     subprocess.run(command, check=True)
     return binary
+
+
+def run_packed_cases(binary: Path, cases, timeout: float) -> subprocess.CompletedProcess:
+    """Feeds (words, offsets, shape, seed) cases to a driver that reads them by read_packed_case.
+
+    Args:
+        timeout: Seconds for all cases together.
+    """
+    fed = bytearray()
+    for words, offsets, (rows, cols), seed in cases:
+        fed += np.array([rows, cols, len(words), seed], dtype=np.int64).tobytes()
+        fed += offsets.numpy().tobytes() + words.numpy().tobytes()
+    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=timeout)
 
 
 def find_nvcc() -> str | None:
