@@ -12,9 +12,8 @@ from emulation import (
     KERNELS,
     RACE_EXIT_CODE,
     SEEDS,
-    compile_driver,
     run_packed_cases,
-    without_each_barrier,
+    run_without_each_barrier,
 )
 
 from flashsparse_plugin.ops import ops, reference
@@ -115,11 +114,14 @@ def test_garbage_stays_in_bounds(driver):
 def test_every_barrier_is_needed(tmp_path):
     """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
     cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)], seeds=(0,))
-    mutants = list(without_each_barrier(UNPACK_KERNEL, tmp_path))
+    mutants = run_without_each_barrier(
+        UNPACK_KERNEL,
+        "unpack_driver",
+        tmp_path,
+        lambda binary: run_packed_cases(binary, cases, timeout=120),
+    )
     assert len(mutants) == 2
-    for folder in mutants:
-        binary = compile_driver("unpack_driver", "thread", folder, include=folder)
-        ran = run_packed_cases(binary, cases, timeout=120)
+    for ran in mutants:
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
         assert UNPACK_KERNEL.name.encode() in ran.stderr  # names the line of the kernel

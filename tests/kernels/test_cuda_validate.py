@@ -13,9 +13,8 @@ from emulation import (
     KERNELS,
     RACE_EXIT_CODE,
     SEEDS,
-    compile_driver,
     run_packed_cases,
-    without_each_barrier,
+    run_without_each_barrier,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -149,11 +148,14 @@ def test_every_barrier_is_needed(tmp_path):
     words, offsets, *_ = packed(random_weight(shape, 0.5, BFLOAT16, 4))
     words[5] = words[4] ^ (1 << 20)
     cases = [(words, offsets, shape, 7)]
-    mutants = list(without_each_barrier(VALIDATE_KERNEL, tmp_path))
+    mutants = run_without_each_barrier(
+        VALIDATE_KERNEL,
+        "validate_driver",
+        tmp_path,
+        lambda binary: run_packed_cases(binary, cases, timeout=300),
+    )
     assert len(mutants) == 3
-    for folder in mutants:
-        binary = compile_driver("validate_driver", "thread", folder, include=folder)
-        ran = run_packed_cases(binary, cases, timeout=300)
+    for ran in mutants:
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
         assert VALIDATE_KERNEL.name.encode() in ran.stderr  # names the line of the kernel
