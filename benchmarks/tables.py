@@ -143,8 +143,9 @@ def missed(result: Result) -> str:
 def cycles(result: Result) -> str:
     """What a tile costs a multiprocessor, in clocks, and what two resources alone would take.
 
-    Shared memory: every word is stored and cleared, 32 at once and some in turns, as the packer
-    counted; the tensor core reads the tile, 128 bytes a clock, and for each half of its rows x.
+    Shared memory: words are loaded 32 at once (by the same path), stored and cleared 32 at once and
+    some in turns, as the packer counted; the tile is read, 128 bytes a clock, and x written and, by
+    each of two warps, read.
     """
     about = result["about"]
     clock = float(str(about["clocks.sm"]).split()[0]) * 1e6
@@ -159,7 +160,8 @@ def cycles(result: Result) -> str:
         tiles = rows * cols / (128 * 64)
         each = row["us"] * 1e-6 * clock * about["multiprocessors"] / tiles
         words = row["us"] * row["packed_gb_s"] * 1e3 / 4 / tiles
-        shared = 2 * words / 32 * turns[zeros] + 128 * 64 * 2 / 128 + 3 * 8 * 64 * 2 / 128
+        of_words = (1 + 2 * turns[zeros]) * words / 32
+        shared = of_words + 128 * 64 * 2 / 128 + 3 * 8 * 64 * 2 / 128
         figures = (words, 4 * words, each * row["of_bound"], shared, each)
         cells.append((row["sparsity"], [zeros, *(f"{figure:,.0f}" for figure in figures)]))
     header = ["a tile with zeros", "words", "bytes", "clocks: memory", "shared memory", "measured"]

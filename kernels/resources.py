@@ -154,18 +154,18 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def linear_shared(tokens: int, wgmma: bool, team_warps: int, warps: int) -> int:
+def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
     """kSharedBytes of a LinearShape in cuda/tiled_csl_linear.cuh."""
-    tile, x = 128 * 64 * 2, tokens * 64 * 2 if wgmma else 0
-    offsets, flag = (1024 + 1) * 4, 4
-    return warps // team_warps * (tile + 2 * x) + offsets + flag
+    tile, x = 128 * 64 * 2, tokens * 64 * 2
+    offsets, flags = (1024 + 1) * 4, 2 * 4
+    return warps // team_warps * (tile + 2 * x) + offsets + flags
 
 
 def dynamic_shared(kernel: str) -> int:
     """Bytes that a kernel is launched with."""
-    if shape := re.search(r"LinearShape<(\d+), (true|false), (\d+), \d+, (\d+), \d+>", kernel):
-        tokens, team_warps, warps = (int(shape[i]) for i in (1, 3, 4))
-        return linear_shared(tokens, shape[2] == "true", team_warps, warps)
+    kind = r"LinearShape<(\d+), (?:true|false), (?:true|false), (\d+), \d+, (\d+), \d+>"
+    if shape := re.search(kind, kernel):
+        return linear_shared(*map(int, shape.groups()))
     with DYNAMIC_SHARED.open() as file:
         for row in csv.DictReader(file):
             if fnmatch.fnmatchcase(kernel, row["kernel"]):

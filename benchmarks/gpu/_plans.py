@@ -12,7 +12,7 @@ import torch
 from _layers import TILE_COLS, TILE_ROWS
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "linear_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
+SHAPE = re.compile(r"^  X\((\d+), (true|false), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
 
 
 class Shape(NamedTuple):
@@ -20,6 +20,7 @@ class Shape(NamedTuple):
 
     index: int
     tokens: int
+    hopper: bool
     wgmma: bool
     team_warps: int
     held: int  # words a lane
@@ -47,8 +48,8 @@ class Plan(NamedTuple):
 def compiled_shapes() -> list[Shape]:
     found = SHAPE.findall(HEADER.read_text())
     return [
-        Shape(index, int(tokens), wgmma == "true", *map(int, rest))
-        for index, (tokens, wgmma, *rest) in enumerate(found)
+        Shape(index, int(tokens), hopper == "true", wgmma == "true", *map(int, rest))
+        for index, (tokens, hopper, wgmma, *rest) in enumerate(found)
     ]
 
 
@@ -59,7 +60,7 @@ def plans(weight: tuple[int, int], tokens: int, device: torch.device) -> Iterato
     properties = torch.cuda.get_device_properties(device)
     down, across = -(-weight[0] // TILE_ROWS), -(-weight[1] // TILE_COLS)
     for shape in compiled_shapes():
-        if shape.tokens < tokens or (shape.wgmma and properties.major != 9):
+        if shape.tokens < tokens or (shape.hopper and properties.major != 9):
             continue
         slots = properties.multi_processor_count * shape.blocks
         yield Plan(shape, min(slots, down * across), even=True)

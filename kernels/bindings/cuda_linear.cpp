@@ -16,9 +16,6 @@ namespace {
 
 using tiled_csl::LinearPlan;
 
-// From here on the dense product is faster: each launch, for 64 or 32 tokens, reads the packed
-// weight again.
-constexpr int64_t kDenseTokens = 193;
 // The dense product goes by panels of rows, so that no layer needs more than this beside itself.
 constexpr int64_t kWorkspaceBytes = 256 << 20;
 
@@ -169,7 +166,8 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
   Problem problem = make_problem(x, words, offsets, rows, weight_dtype, bias);
   const torch::stable::accelerator::DeviceGuard guard(words.get_device_index());
   const int64_t tile_rows = tiled_csl::tile_rows(rows);
-  const bool sparse = x.scalar_type() == weight_dtype && problem.tokens < kDenseTokens &&
+  const bool sparse = x.scalar_type() == weight_dtype &&
+                      problem.tokens <= tiled_csl::max_sparse_tokens(gpu_of(words)) &&
                       tile_rows <= cuda::kMaxArrivals &&
                       tile_rows * tiled_csl::tile_cols(problem.cols) <= tiled_csl::kMaxLinearTiles;
   if (problem.tokens > 0) sparse ? sparse_product(problem, nullptr) : dense_product(problem);
@@ -187,7 +185,7 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
   const tiled_csl::LinearShapeInfo& info = tiled_csl::kLinearShapes[shape];
   STD_TORCH_CHECK(problem.tokens >= 1 && problem.tokens <= info.tokens, "shape ", shape,
                   " is for 1 to ", info.tokens, " tokens");
-  STD_TORCH_CHECK(!info.wgmma || gpu_of(words).hopper, "shape ", shape, " is for Hopper GPUs");
+  STD_TORCH_CHECK(!info.hopper || gpu_of(words).hopper, "shape ", shape, " is for Hopper GPUs");
   const int64_t tile_rows = tiled_csl::tile_rows(rows);
   const int64_t tiles = tile_rows * tiled_csl::tile_cols(problem.cols);
   STD_TORCH_CHECK(tiles <= tiled_csl::kMaxLinearTiles, "too many tiles");

@@ -134,7 +134,7 @@ __device__ __forceinline__ void store_shared_same_if(bool condition, uint32_t ad
       : "memory");
 }
 
-// Loads place[offset] where `condition` holds, else leaves `value` alone: a predicated load.
+// Loads place[offset] where `condition` holds: a predicated load. Else `value` is of no use.
 template <int offset>
 __device__ __forceinline__ void load_streaming_if(bool condition, const uint32_t* place,
                                                   uint32_t& value) {
@@ -144,7 +144,7 @@ __device__ __forceinline__ void load_streaming_if(bool condition, const uint32_t
       "setp.ne.u32 p, %1, 0;\n"
       "@p ld.global.L1::no_allocate.u32 %0, [%2 + %3];\n"
       "}"
-      : "+r"(value)
+      : "=r"(value)
       : "r"(static_cast<uint32_t>(condition)), "l"(place), "n"(offset * sizeof(uint32_t)));
 }
 

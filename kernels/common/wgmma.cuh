@@ -61,7 +61,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[count]) {
 
 // d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Of the 64 rows warp w of the
 // warpgroup holds 16 w to 16 w + 15: d[4 j + 2 r + c] of lane l is row 16 w + l / 4 + 8 r and
-// column 8 j + l % 4 * 2 + c. tokens is 8, 16, 32 or 64.
+// column 8 j + l % 4 * 2 + c. tokens is 8, 16, 32, 64 or 128.
 template <class Type, int tokens>
 __device__ __forceinline__ void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b);
 
@@ -80,14 +80,20 @@ __device__ __forceinline__ void wgmma(float (&d)[tokens / 2], uint64_t a, uint64
 #define FS_L16 FS_L8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FS_L32 \
   FS_L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FS_WGMMA_TYPE(Type, name)                           \
-  FS_WGMMA(Type, name, 8, "%0, %1, %2, %3", 4, 5, FS_D4(0)) \
-  FS_WGMMA(Type, name, 16, FS_L8, 8, 9, FS_D4(0), FS_D4(4)) \
-  FS_WGMMA(Type, name, 32, FS_L16, 16, 17, FS_D16(0))       \
-  FS_WGMMA(Type, name, 64, FS_L32, 32, 33, FS_D16(0), FS_D16(16))
+#define FS_L64                                                                                   \
+  FS_L32                                                                                         \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FS_WGMMA_TYPE(Type, name)                                 \
+  FS_WGMMA(Type, name, 8, "%0, %1, %2, %3", 4, 5, FS_D4(0))       \
+  FS_WGMMA(Type, name, 16, FS_L8, 8, 9, FS_D4(0), FS_D4(4))       \
+  FS_WGMMA(Type, name, 32, FS_L16, 16, 17, FS_D16(0))             \
+  FS_WGMMA(Type, name, 64, FS_L32, 32, 33, FS_D16(0), FS_D16(16)) \
+  FS_WGMMA(Type, name, 128, FS_L64, 64, 65, FS_D16(0), FS_D16(16), FS_D16(32), FS_D16(48))
 FS_WGMMA_TYPE(Float16, "f16")
 FS_WGMMA_TYPE(BFloat16, "bf16")
 #undef FS_WGMMA_TYPE
+#undef FS_L64
 #undef FS_L32
 #undef FS_L16
 #undef FS_L8
@@ -294,7 +300,8 @@ void wgmma_wait(float (&d)[count], simt::Place place = simt::Place::here()) {
 template <class Type, int tokens>
 void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b,
            simt::Place place = simt::Place::here()) {
-  static_assert(tokens == 8 || tokens == 16 || tokens == 32 || tokens == 64, "as for the GPU");
+  static_assert(tokens == 8 || tokens == 16 || tokens == 32 || tokens == 64 || tokens == 128,
+                "as for the GPU");
   static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
   detail::issue_wgmma(d, tokens, detail::kFloats<Type>.data(), a, b, place);
 }

@@ -1,24 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear kernel in all the shapes that it is compiled for.
 #pragma once
+#include <type_traits>
+
 #include "cuda/linear_mma.cuh"
 #include "cuda/linear_plan.h"
 #include "cuda/linear_wgmma.cuh"
 
 namespace flashsparse::tiled_csl {
 
-// Launch with any number of blocks up to the number of units, Shape::kThreads threads and
-// Shape::kSharedBytes of dynamic shared memory. Shapes with wgmma are empty but on sm_90a.
+template <class Type, class Shape>
+using Multiplier =
+    std::conditional_t<Shape::kWgmma, WgmmaMultiplier<Type, Shape>, MmaMultiplier<Type, Shape>>;
+
+// Launch with any number of blocks up to the number of tiles, Shape::kThreads threads and
+// Shape::kSharedBytes of dynamic shared memory. Shapes for Hopper are empty but on sm_90a.
 template <class Type, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     linear_kernel(const LinearArguments arguments) {
-  FS_DYNAMIC_SHARED(shared);
-  if constexpr (!Shape::kWgmma) {
-    LinearBlock<Shape, MmaMultiplier<Type, Shape>>(arguments, shared_address(shared)).run();
-  } else {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    LinearBlock<Shape, WgmmaMultiplier<Type, Shape>>(arguments, shared_address(shared)).run();
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kRuns = !Shape::kHopper;
+#else
+  constexpr bool kRuns = true;
 #endif
+  if constexpr (kRuns) {
+    FS_DYNAMIC_SHARED(shared);
+    LinearBlock<Shape, Multiplier<Type, Shape>>(arguments, shared_address(shared)).run();
   }
 }
 

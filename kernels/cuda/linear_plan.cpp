@@ -13,7 +13,7 @@ int choose_shape(int64_t tokens, double words_a_tile, bool hopper) {
   int best = -1;
   for (int i = 0; i < kLinearShapeCount; ++i) {
     const LinearShapeInfo& shape = kLinearShapes[i];
-    if (shape.wgmma != hopper || shape.tokens < tokens) continue;
+    if (shape.hopper != hopper || shape.tokens < tokens) continue;
     if (best >= 0 && shape.tokens > kLinearShapes[best].tokens) break;
     best = i;
     // Beside the held words there is the tail, up to a chunk, and tiles of random weights differ by
@@ -29,18 +29,17 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 //
 // Equal pieces keep every multiprocessor busy, but most of them begin and end inside a row, and the
 // sums of two rows have to be added up. Whole shares of a row (every row cut into the same number
-// of parts) add up once, and leave some multiprocessors without work. Counted in tiles a team; what
-// adding up costs was measured on an H200 (docs/kernels.md).
-int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int teams) {
+// of parts) add up one, and leave some multiprocessors without work. Counted in tiles of a block;
+// what the second row costs was measured on an H200 (docs/kernels.md).
+int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int tokens) {
   const int64_t tiles = tile_rows * tile_cols;
   const int64_t even = std::min(std::max(slots, ceil_div(tiles, kMaxPiece)), tiles);
   const int64_t parts = std::min(slots / tile_rows, tile_cols);
   if (parts == 0) return even;
-  constexpr double kAddUp = 1.2;  // tiles a team
-  const double even_cost = static_cast<double>(tiles) / even / teams + kAddUp;
-  const double whole_cost = static_cast<double>(ceil_div(tile_cols, parts)) / teams;
-  const bool whole = whole_cost <= even_cost && ceil_div(tile_cols, parts) <= kMaxPiece;
-  return whole ? tile_rows * parts : even;
+  const double second_row = 8 + tokens / 8.0;  // tiles of a block
+  const double even_cost = static_cast<double>(tiles) / even + second_row;
+  const int64_t whole_cost = ceil_div(tile_cols, parts);
+  return whole_cost <= even_cost && whole_cost <= kMaxPiece ? tile_rows * parts : even;
 }
 
 }  // namespace
@@ -51,7 +50,7 @@ LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_w
   plan.shape = choose_shape(tokens, static_cast<double>(num_words) / (down * across), gpu.hopper);
   const LinearShapeInfo& shape = kLinearShapes[plan.shape];
   const int64_t slots = int64_t{gpu.multiprocessors} * shape.blocks;
-  plan.blocks = static_cast<int>(choose_blocks(down, across, slots, shape.teams()));
+  plan.blocks = static_cast<int>(choose_blocks(down, across, slots, shape.tokens));
   return plan;
 }
 

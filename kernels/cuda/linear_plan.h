@@ -8,36 +8,43 @@
 
 namespace flashsparse::tiled_csl {
 
-// The compiled shapes: X(tokens, wgmma, warps a team, words held a lane, warps a block, blocks a
-// multiprocessor). tiled_csl_linear.cuh explains each; docs/kernels.md says how they were chosen.
-#define FS_LINEAR_SHAPES(X) \
-  X(8, true, 4, 7, 16, 2)   \
-  X(8, true, 4, 14, 12, 2)  \
-  X(8, true, 4, 19, 12, 2)  \
-  X(8, true, 4, 27, 20, 1)  \
-  X(8, true, 4, 34, 16, 1)  \
-  X(16, true, 4, 7, 32, 1)  \
-  X(16, true, 4, 14, 24, 1) \
-  X(16, true, 4, 19, 24, 1) \
-  X(16, true, 4, 27, 20, 1) \
-  X(16, true, 4, 34, 16, 1) \
-  X(32, true, 4, 7, 16, 1)  \
-  X(32, true, 4, 14, 16, 1) \
-  X(32, true, 4, 19, 16, 1) \
-  X(32, true, 4, 27, 16, 1) \
-  X(32, true, 4, 34, 16, 1) \
-  X(64, true, 4, 7, 16, 1)  \
-  X(64, true, 4, 14, 16, 1) \
-  X(64, true, 4, 19, 12, 1) \
-  X(64, true, 4, 34, 12, 1) \
-  X(16, false, 2, 24, 4, 2) \
-  X(16, false, 2, 64, 4, 2) \
-  X(32, false, 2, 24, 4, 2) \
-  X(32, false, 4, 32, 4, 2)
+// The compiled shapes: X(tokens, for Hopper, wgmma, warps a team, words held a lane, warps a block,
+// blocks a multiprocessor). tiled_csl_linear.cuh explains each; docs/kernels.md says how they were
+// chosen.
+#define FS_LINEAR_SHAPES(X)         \
+  X(8, true, false, 2, 12, 16, 1)   \
+  X(8, true, false, 2, 26, 16, 1)   \
+  X(8, true, false, 2, 38, 14, 1)   \
+  X(8, true, false, 4, 26, 16, 1)   \
+  X(8, true, true, 4, 33, 16, 1)    \
+  X(16, true, false, 2, 12, 16, 1)  \
+  X(16, true, false, 2, 26, 12, 1)  \
+  X(16, true, false, 2, 38, 12, 1)  \
+  X(16, true, true, 4, 26, 20, 1)   \
+  X(16, true, true, 4, 33, 16, 1)   \
+  X(32, true, true, 4, 6, 20, 1)    \
+  X(32, true, true, 4, 13, 16, 1)   \
+  X(32, true, true, 4, 19, 16, 1)   \
+  X(32, true, true, 4, 26, 16, 1)   \
+  X(32, true, true, 4, 33, 16, 1)   \
+  X(64, true, true, 4, 6, 16, 1)    \
+  X(64, true, true, 4, 13, 16, 1)   \
+  X(64, true, true, 4, 19, 16, 1)   \
+  X(64, true, true, 4, 33, 12, 1)   \
+  X(128, true, true, 4, 6, 8, 1)    \
+  X(128, true, true, 4, 13, 8, 1)   \
+  X(128, true, true, 4, 19, 8, 1)   \
+  X(128, true, true, 4, 33, 8, 1)   \
+  X(8, false, false, 2, 26, 8, 2)   \
+  X(8, false, false, 2, 64, 8, 1)   \
+  X(16, false, false, 2, 26, 8, 1)  \
+  X(16, false, false, 2, 64, 8, 1)  \
+  X(32, false, false, 4, 13, 12, 1) \
+  X(32, false, false, 4, 32, 12, 1)
 
 struct LinearShapeInfo {
   int tokens;
-  bool wgmma;
+  bool hopper, wgmma;
   int team_warps, held, warps, blocks;
 
   constexpr int teams() const { return warps / team_warps; }
@@ -64,14 +71,18 @@ inline constexpr int kMaxPiece = 1024;
 inline constexpr int64_t kMaxLinearTiles = 1 << 20;
 
 // Of one launch. (The registers of mma hold sums for no more than 32 tokens.)
-constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 64 : 32; }
+constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 128 : 32; }
+
+// Of several, each of which reads the weight: for more it is faster to unpack the weight once.
+constexpr int max_sparse_tokens(Gpu gpu) { return gpu.hopper ? 256 : 192; }
 
 struct LinearPlan {
   int shape;  // index into kLinearShapes
   int blocks;
 
   int64_t partial_floats() const {
-    return int64_t{2} * blocks * kLinearShapes[shape].tokens * kTileRows;
+    const LinearShapeInfo& info = kLinearShapes[shape];
+    return int64_t{blocks} * (2 + info.teams()) * info.tokens * kTileRows;
   }
 };
 

@@ -3,7 +3,7 @@
 // tile and x from shared memory itself. A Tiled-CSL tile is swizzled just as it wants.
 #pragma once
 #include "common/wgmma.cuh"
-#include "cuda/tiled_csl_linear.cuh"
+#include "cuda/linear_x.cuh"
 
 namespace flashsparse::tiled_csl {
 
@@ -12,16 +12,8 @@ class WgmmaMultiplier {
  public:
   using Type = Type_;
 
-  // `x` is room for the team's x of two tiles, by turns.
   __device__ __forceinline__ WgmmaMultiplier(const LinearArguments& a, uint32_t tile, uint32_t x)
-      : a_(a),
-        tile_(tile),
-        thread_(threadIdx.x % 128),
-        token_(once(thread_ / 8)),
-        x_place_(once(x + token_ * 128 + (thread_ % 8 ^ token_ % 8) * 16)),
-        x_offset_(once(token_ * a.x_stride + thread_ % 8 * 8)),
-        tile_operand_(wgmma_operand(tile)),
-        x_operand_(wgmma_operand(x)) {}
+      : tile_(tile), tile_operand_(wgmma_operand(tile)), x_operand_(wgmma_operand(x)), x_(a, x) {}
 
   __device__ __forceinline__ void clear() {
     FS_UNROLL
@@ -31,29 +23,16 @@ class WgmmaMultiplier {
     }
   }
 
-  // Starts the copies of x of the next tile, a row of 128 bytes a token, zero past the last token.
-  __device__ __forceinline__ void load_x(int column) {
-    turn_ ^= 1;
-    const uint32_t to = x_place_ + turn_ * Shape::kXBytes;
-    const uint16_t* const from = a_.x + (column * kTileCols + x_offset_);
-    FS_UNROLL
-    for (int i = 0; i < kTokens; i += 16) {  // the warpgroup's threads are 16 tokens of 8 chunks
-      if (kTokens % 16 == 0 || token_ < kTokens) {
-        const bool there = token_ + i < a_.tokens;
-        copy_async<16>(to + i * 128, there ? from + i * a_.x_stride : a_.x, there);
-      }
-    }
-    copy_async_commit();
-  }
+  __device__ __forceinline__ void load_x(int column) { x_.load(column); }
 
   // Before the barrier that makes the tile and x everyone's.
   __device__ __forceinline__ void x_is_there() {
-    copy_async_wait<0>();
+    x_.wait();
     fence_for_wgmma();
   }
 
   __device__ __forceinline__ void multiply() {
-    const uint64_t x = wgmma_moved(x_operand_, turn_ * Shape::kXBytes);
+    const uint64_t x = wgmma_moved(x_operand_, x_.offset());
     wgmma_hold(sums_[0]);
     wgmma_hold(sums_[1]);
     wgmma_begin();
@@ -74,7 +53,7 @@ class WgmmaMultiplier {
 
   // Leaves the sums of a round's tokens in the team's buffer.
   __device__ __forceinline__ void store_sums(int round) {
-    const int lane = threadIdx.x % 32, warp = thread_ / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     FS_UNROLL
     for (int m = 0; m < 2; ++m) {
       FS_UNROLL
@@ -90,21 +69,9 @@ class WgmmaMultiplier {
  private:
   static constexpr int kTokens = Shape::kTokens;
 
-  const LinearArguments& a_;
-  // The value itself, by a way that the compiler does not see through: what is worked out once
-  // stays in a register instead of being worked out again for every tile.
-  template <class T>
-  static __device__ __forceinline__ T once(T value) {
-    return __shfl_sync(~0u, value, threadIdx.x % 32);
-  }
-
   const uint32_t tile_;
-  const int thread_;        // of the warpgroup
-  const int token_;         // whose x it copies, and of the 16th token from there and so on
-  const uint32_t x_place_;  // to where,
-  const int x_offset_;      // from where
   const uint64_t tile_operand_, x_operand_;
-  uint32_t turn_ = 0;  // which half of x_ is the next tile's
+  TeamX<Shape> x_;
   float sums_[2][kTokens / 2];
 };
 

@@ -14,10 +14,11 @@
 // and no barrier wider than the team while it works.
 //
 // Work is cut evenly whatever the shape (stream-K, Osama et al., PPoPP 2023): the tiles, tile row
-// after tile row, are one long line, and every block takes an equal piece. Its teams take the tiles
-// of a row by turns and add up their sums when the row, or the block's share of it, ends. Where a
-// row is shared by blocks, each leaves its sums in fp32 in `partials`, and the block that arrives
-// last adds them in the order of blocks: one launch, and the same bits every time.
+// after tile row, are one long line. Every block takes an equal piece of it, and of that every team
+// an equal run, which it goes through without waiting for anyone. When all runs have ended the
+// teams' sums are added up. Where a row is shared by blocks, each leaves its sums in fp32 in
+// `partials`, and the block that arrives last adds them in the order of blocks: one launch, and the
+// same bits every time.
 #pragma once
 #include <utility>
 
@@ -39,35 +40,38 @@ struct LinearArguments {
   int x_stride;
   const uint16_t* bias;  // [rows], or null
   uint16_t* y;           // [tokens, rows]
-  float* partials;       // [blocks][2][tokens of the shape][128]
+  float* partials;       // [blocks][Shape::kSlots][tokens of the shape][128]
   uint32_t* arrivals;    // [tile_rows], all zero before and after
   int rows, cols, tokens;
   int tile_rows, tile_cols;
 };
 
 // What a kernel is compiled for; which one runs is decided in linear_plan.h.
-//   kTokens     of y at most: 8, 16, 32 or 64 (with mma 16 or 32)
+//   kTokens     of y at most: 8, 16, 32, 64 or 128
+//   kHopper     for that architecture, or for all others
 //   kWgmma      Hopper's wgmma (teams of 4 warps) or the mma of every architecture
 //   kTeamWarps  warps that share a tile: 1, 2 or 4
 //   kHeld       words that a lane holds in registers; tiles with more are right, and slower
 //   kWarps      warps a block
 //   kBlocks     blocks a multiprocessor, which bounds the registers
-template <int kTokens_, bool kWgmma_, int kTeamWarps_, int kHeld_, int kWarps_, int kBlocks_>
+template <int kTokens_, bool kHopper_, bool kWgmma_, int kTeamWarps_, int kHeld_, int kWarps_,
+          int kBlocks_>
 struct LinearShape {
   static constexpr int kTokens = kTokens_, kTeamWarps = kTeamWarps_, kHeld = kHeld_;
   static constexpr int kWarps = kWarps_, kBlocks = kBlocks_;
-  static constexpr bool kWgmma = kWgmma_;
+  static constexpr bool kHopper = kHopper_, kWgmma = kWgmma_;
   static constexpr int kThreads = kWarps * 32, kTeams = kWarps / kTeamWarps;
   static constexpr uint32_t kTileBytes = kTileElements * sizeof(uint16_t);
-  // wgmma reads x, too, from shared memory: of this tile and of the next.
-  static constexpr uint32_t kXBytes = kWgmma ? kTokens * kTileCols * sizeof(uint16_t) : 0;
-  // Then the offsets of the block's tiles, and a flag.
+  // x of a tile; there is room for this tile's and the next's.
+  static constexpr uint32_t kXBytes = kTokens * kTileCols * sizeof(uint16_t);
+  // Then the offsets of the block's tiles, and two flags.
   static constexpr uint32_t kOffsets = kTeams * (kTileBytes + 2 * kXBytes);
-  static constexpr uint32_t kFlag = kOffsets + (kMaxPiece + 1) * sizeof(int32_t);
-  static constexpr uint32_t kSharedBytes = kFlag + sizeof(uint32_t);
+  static constexpr uint32_t kFlags = kOffsets + (kMaxPiece + 1) * sizeof(int32_t);
+  static constexpr uint32_t kSharedBytes = kFlags + 2 * sizeof(uint32_t);
+  static constexpr int kSlots = 2 + kTeams;  // of `partials`, a block
   // Sums of this many tokens fit the team's buffer at a time when a row ends.
   static constexpr int kRoundTokens = kTokens < 32 ? kTokens : 32;
-  static_assert(kWarps % kTeamWarps == 0 && (!kWgmma || kTeamWarps == 4));
+  static_assert(kWarps % kTeamWarps == 0 && (!kWgmma || (kHopper && kTeamWarps == 4)));
   static_assert(kRoundTokens * kTileRows * sizeof(float) <= kTileBytes);
 };
 
@@ -104,37 +108,34 @@ class LinearBlock {
 
   __device__ __forceinline__ void run() {
     const int tiles = a_.tile_rows * a_.tile_cols;
-    const int begin = first_tile(tiles, blockIdx.x, gridDim.x);
-    const int end = first_tile(tiles, blockIdx.x + 1, gridDim.x);
-    const int first_row = begin / a_.tile_cols, last_row = (end - 1) / a_.tile_cols;
-
-    for (int i = threadIdx.x; i <= end - begin; i += Shape::kThreads) {
-      const uint32_t offset = static_cast<uint32_t>(load_readonly(a_.offsets + begin + i));
+    begin_ = first_tile(tiles, blockIdx.x, gridDim.x);
+    piece_ = first_tile(tiles, blockIdx.x + 1, gridDim.x) - begin_;
+    for (int i = threadIdx.x; i <= piece_; i += Shape::kThreads) {
+      const uint32_t offset = static_cast<uint32_t>(load_readonly(a_.offsets + begin_ + i));
       store_shared(shared_ + Shape::kOffsets + i * uint32_t{sizeof offset}, offset);
     }
     zero_tile();
     __syncthreads();
-    next_ = team_;
-    piece_ = end - begin;
-    next_column_ = begin - first_row * a_.tile_cols + team_;
+
+    int tile = run_begin(team_), row = (begin_ + tile) / a_.tile_cols;
+    next_ = tile;
+    run_end_ = run_begin(team_ + 1);
+    next_column_ = begin_ + tile - row * a_.tile_cols;
     load_next();
     if (count_ >= 0) multiplier_.load_x(column_);
-    for (int tile = begin; tile < end;) {
-      const int row = tile / a_.tile_cols, row_begin = row * a_.tile_cols;
-      const int stop = min(row_begin + a_.tile_cols, end);
-      const bool whole = tile == row_begin && stop == row_begin + a_.tile_cols;
-      multiplier_.clear();
-      for (int n = of_this_team(stop - begin) - of_this_team(tile - begin); n > 0; --n) {
-        multiply_tile();
+    multiplier_.clear();
+    while (tile < run_end_) {
+      const int row_end = (row + 1) * a_.tile_cols - begin_, stop = min(row_end, run_end_);
+      const bool whole = tile == row_end - a_.tile_cols;
+      for (; tile < stop; ++tile) multiply_tile();
+      if (stop < run_end_) {
+        leave_row(row, whole);
+        multiplier_.clear();
+        ++row;
       }
-      finish_row(row, row == first_row, whole, stop == end);
-      tile = stop;
     }
-    // Not before everything else is done, so that no one waits for an arrival in between.
-    FS_NO_UNROLL
-    for (int row = first_row; row <= last_row; row += max(last_row - first_row, 1)) {
-      add_blocks(row, row == first_row, tiles);
-    }
+    add_teams();
+    add_blocks(tiles);
   }
 
  private:
@@ -145,11 +146,6 @@ class LinearBlock {
 
   // ---- one tile -------------------------------------------------------------------------------
 
-  // How many of the piece's first `tiles` are this team's: every kTeams-th.
-  __device__ __forceinline__ int of_this_team(int tiles) const {
-    return (tiles + Shape::kTeams - 1 - team_) / Shape::kTeams;
-  }
-
   // Starts the loads of the words of the team's next tile.
   //
   // A team loads words by chunks of 128, kRows rows, a lane one word of each row. What is left
@@ -158,14 +154,13 @@ class LinearBlock {
   // later for its stores.
   __device__ __forceinline__ void load_next() {
     count_ = -1;
-    if (next_ >= piece_) return;
+    if (next_ >= run_end_) return;
     const uint32_t place = shared_ + Shape::kOffsets + next_ * uint32_t{sizeof(uint32_t)};
     const uint32_t begin = load_shared<uint32_t>(place);
     count_ = static_cast<int>(load_shared<uint32_t>(place + sizeof(uint32_t)) - begin);
-    while (next_column_ >= a_.tile_cols) next_column_ -= a_.tile_cols;
     column_ = next_column_;
-    next_ += Shape::kTeams;
-    next_column_ += Shape::kTeams;
+    ++next_;
+    next_column_ = column_ + 1 < a_.tile_cols ? column_ + 1 : 0;
     tile_words_ = a_.words + begin;
     const uint32_t* const mine = tile_words_ + lane_in_team_;
     const int chunks = count_ / kChunk;
@@ -257,52 +252,101 @@ class LinearBlock {
     }
   }
 
-  // ---- the end of a row -----------------------------------------------------------------------
+  // ---- sums -----------------------------------------------------------------------------------
 
-  // Adds up the sums of the teams.
-  __device__ __forceinline__ void finish_row(int row, bool is_first, bool whole, bool final) {
-    constexpr int kRounds = Shape::kTokens / Shape::kRoundTokens;
+  // A team's run begins at this tile of the piece: equal runs, one after the other.
+  __device__ __forceinline__ int run_begin(int team) const { return piece_ * team / Shape::kTeams; }
+
+  // A row ends, and the team's run does not: the sums go to y where all of them are the team's,
+  // else aside until the end, which happens once at most, in the row that the run begins in.
+  __device__ __forceinline__ void leave_row(int row, bool whole) {
+    FS_UNROLL
+    for (int round = 0; round < kRounds; ++round) {
+      multiplier_.store_sums(round);
+      sync_team();
+      FS_NO_UNROLL
+      for (int i = lane_in_team_; i < quads_of(round); i += kStride) {
+        const float4 sum = load_shared<float4>(tile_ + quad_place(i));
+        const int quad = round * kRoundQuads + i;
+        if (whole) {
+          store_y(row, quad, sum);
+        } else {
+          store_global(aside(team_) + quad, sum);
+        }
+      }
+      sync_team();
+    }
+    zero_tile();
+  }
+
+  // All runs have ended. Adds up the sums of the teams, row after row of the piece.
+  __device__ __forceinline__ void add_teams() {
+    const int first = begin_ / a_.tile_cols, last = (begin_ + piece_ - 1) / a_.tile_cols;
     FS_UNROLL
     for (int round = 0; round < kRounds; ++round) {
       multiplier_.store_sums(round);
       __syncthreads();
-      float4* const left = partials(blockIdx.x, is_first);
-      const int from = round * Shape::kRoundTokens;
-      const int tokens = min(a_.tokens - from, Shape::kRoundTokens);
       FS_NO_UNROLL
-      for (int i = threadIdx.x; i < tokens * kQuads; i += Shape::kThreads) {
-        const int place = sum_place(i / kQuads, i % kQuads * 4);
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (int team = 0; team < Shape::kTeams; ++team) {  // in their order
-          sum = add(sum, load_shared<float4>(shared_ + team * Shape::kTileBytes + place));
-        }
-        const int quad = from * kQuads + i;
-        if (whole) {
-          store_y(row, quad, sum);
-        } else {
-          store_global(left + quad, sum);
+      for (int row = first; row <= last; ++row) {
+        const int row_begin = row * a_.tile_cols - begin_, row_end = row_begin + a_.tile_cols;
+        // In the teams' buffers are the sums of those whose runs end in this row; the next team's
+        // may have begun in it. (A run without tiles is zero.)
+        int from = 0;
+        while (run_begin(from + 1) <= row_begin) ++from;
+        int to = from;
+        while (to < Shape::kTeams && run_begin(to + 1) <= row_end) ++to;
+        const bool has_aside = to < Shape::kTeams && run_begin(to) < row_end;
+        if (has_aside && run_begin(to) <= row_begin) continue;  // that team stored all of y
+
+        float4* const left = partials(blockIdx.x, row == first);
+        const bool whole = row_begin >= 0 && row_end <= piece_;
+        FS_NO_UNROLL
+        for (int i = threadIdx.x; i < quads_of(round); i += Shape::kThreads) {
+          const int quad = round * kRoundQuads + i;
+          float4 sum = make_float4(0, 0, 0, 0);
+          for (int team = from; team < to; ++team) {  // in their order
+            const uint32_t buffer = shared_ + team * Shape::kTileBytes;
+            sum = add(sum, load_shared<float4>(buffer + quad_place(i)));
+          }
+          if (has_aside) sum = add(sum, load_l2(aside(to) + quad));
+          if (whole) {
+            store_y(row, quad, sum);
+          } else {
+            store_global(left + quad, sum);
+          }
         }
       }
       __syncthreads();
-      if (!final || round + 1 < kRounds) zero_tile();
-    }
-    // The barrier that each round ended with put every thread's stores before this arrival.
-    if (!whole && threadIdx.x == 0) {
-      (is_first ? arrived_first_ : arrived_last_) = arrive(a_.arrivals + row);
     }
   }
 
-  // Of the blocks that share a row, the last one to arrive adds up what they have left.
-  __device__ __forceinline__ void add_blocks(int row, bool is_first, int tiles) {
+  // Of the blocks that share a row, the last one to arrive adds up what they have left. A block
+  // shares the first row of its piece, or the last, or both. The barrier that add_teams ends with
+  // put every thread's stores before the arrivals.
+  __device__ __forceinline__ void add_blocks(int tiles) {
+    const int first = begin_ / a_.tile_cols, last = (begin_ + piece_ - 1) / a_.tile_cols;
+    const uint32_t flags = shared_ + Shape::kFlags;
+    if (threadIdx.x < 2) {
+      const int row = threadIdx.x == 0 ? first : last;
+      const int row_begin = row * a_.tile_cols - begin_;
+      const bool shared = row_begin < 0 || row_begin + a_.tile_cols > piece_;
+      const bool counts = shared && (threadIdx.x == 0 || first < last);
+      store_shared(flags + threadIdx.x * uint32_t{sizeof(uint32_t)},
+                   counts ? arrive(a_.arrivals + row) : kNotShared);
+    }
+    __syncthreads();
+    FS_NO_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t arrived = load_shared<uint32_t>(flags + i * uint32_t{sizeof(uint32_t)});
+      if (arrived != kNotShared) add_row(i == 0 ? first : last, arrived, tiles);
+    }
+  }
+
+  // The block is one of those that share the row, and `arrived` arrived before it.
+  __device__ __forceinline__ void add_row(int row, uint32_t arrived, int tiles) {
     const int begin = row * a_.tile_cols;
     const int first = block_of_tile(tiles, begin, gridDim.x);
     const int last = block_of_tile(tiles, begin + a_.tile_cols - 1, gridDim.x);
-    if (first == last) return;
-    const uint32_t flag = shared_ + Shape::kFlag;
-    if (threadIdx.x == 0) store_shared(flag, is_first ? arrived_first_ : arrived_last_);
-    __syncthreads();
-    const uint32_t arrived = load_shared<uint32_t>(flag);
-    __syncthreads();
     if (arrived != static_cast<uint32_t>(last - first)) return;
     if (threadIdx.x == 0) a_.arrivals[row] = 0;
 
@@ -340,14 +384,30 @@ class LinearBlock {
     }
   }
 
-  // The sums of a tile row are numbered by quads, four rows of a token.
+  // The sums of a tile row are numbered by quads, four rows of a token, and go through shared
+  // memory in rounds of kRoundTokens tokens.
   static constexpr int kQuads = kTileRows / 4;
+  static constexpr int kRounds = Shape::kTokens / Shape::kRoundTokens;
+  static constexpr int kRoundQuads = Shape::kRoundTokens * kQuads;
+  static constexpr uint32_t kNotShared = ~0u;
 
-  // A block shares at most two rows with others: the first and the last of its piece.
-  __device__ __forceinline__ float4* partials(int block, bool is_first) const {
-    const int slot = block * 2 + !is_first;
-    return reinterpret_cast<float4*>(a_.partials) + int64_t{slot} * (Shape::kTokens * kQuads);
+  __device__ __forceinline__ int quads_of(int round) const {
+    return min(a_.tokens - round * Shape::kRoundTokens, Shape::kRoundTokens) * kQuads;
   }
+  static __device__ __forceinline__ uint32_t quad_place(int quad_of_round) {
+    return sum_place(quad_of_round / kQuads, quad_of_round % kQuads * 4);
+  }
+
+  // A block has a slot of `partials` for each row that it may share, the first and the last of its
+  // piece, and one for what each team puts aside.
+  __device__ __forceinline__ float4* slot(int block, int number) const {
+    const int64_t slots = int64_t{block} * Shape::kSlots + number;
+    return reinterpret_cast<float4*>(a_.partials) + slots * (Shape::kTokens * kQuads);
+  }
+  __device__ __forceinline__ float4* partials(int block, bool is_first) const {
+    return slot(block, !is_first);
+  }
+  __device__ __forceinline__ float4* aside(int team) const { return slot(blockIdx.x, 2 + team); }
 
   __device__ __forceinline__ void store_y(int tile_row, int quad, const float4& sum) const {
     const int first = tile_row * kTileRows + quad % kQuads * 4;
@@ -384,16 +444,13 @@ class LinearBlock {
   const int lane_in_team_, team_;
   const uint32_t tile_;  // the team's buffer
 
-  int piece_;               // tiles of the block
-  int next_, next_column_;  // of the piece: the team's tile after the one
-  int column_, count_;      // whose words are loaded or on their way; -1 words after the last tile
+  int begin_, piece_;                 // the block's tiles
+  int next_, next_column_, run_end_;  // of the piece: the team's tile after the one
+  int column_, count_;  // whose words are loaded or on their way; -1 words after the last tile
   const uint32_t* tile_words_;
   uint32_t words_[Shape::kHeld] = {}, tail_[kRows] = {};
 
   Multiplier multiplier_;
-  // How many blocks had arrived before this one at the first and at the last group of its piece;
-  // known to thread 0.
-  uint32_t arrived_first_ = 0, arrived_last_ = 0;
 };
 
 }  // namespace flashsparse::tiled_csl

@@ -26,13 +26,6 @@ auto unwritten(size_t count) {
   return array;
 }
 
-template <class T>
-auto read(size_t count) {
-  auto array = driver::device_array<T>(count);
-  driver::read(array.get(), count);
-  return array;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -47,10 +40,10 @@ int main(int argc, char** argv) {
     }
     const CompiledLinear& compiled = kCompiledLinear[plan.shape];
     const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = tile_cols(cols) * kTileCols;
-    const auto offsets = read<int32_t>(tiles + 1);
-    const auto words = read<uint32_t>(num_words);
-    const auto x = read<uint16_t>(tokens * x_stride);
-    const auto bias = read<uint16_t>(has_bias ? rows : 0);
+    const auto offsets = driver::read<int32_t>(tiles + 1);
+    const auto words = driver::read<uint32_t>(num_words);
+    const auto x = driver::read<uint16_t>(tokens * x_stride);
+    const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
     const auto y = unwritten<uint16_t>(tokens * rows);
     const auto partials = unwritten<float>(plan.partial_floats());
     const auto arrivals = driver::device_array<uint32_t>(tile_rows(rows));

@@ -186,6 +186,7 @@ bool run_tokens(int tokens, int seeds, char** seed) {
   if (tokens == 16) return run_case<Type, 16>(seeds, seed), true;
   if (tokens == 32) return run_case<Type, 32>(seeds, seed), true;
   if (tokens == 64) return run_case<Type, 64>(seeds, seed), true;
+  if (tokens == 128) return run_case<Type, 128>(seeds, seed), true;
   return false;
 }
 

@@ -186,7 +186,7 @@ def test_every_compiled_shape_is_planned(monkeypatch):
     whole = [plan for plan in plans((4096, 4096), 8, cuda) if not plan.even]
     assert whole and all(plan.blocks % 32 == 0 for plan in whole)
     hopper.major = 10
-    assert not any(plan.shape.wgmma for plan in plans((4096, 4096), 1, cuda))
+    assert not any(plan.shape.hopper for plan in plans((4096, 4096), 1, cuda))
     assert list(plans((4096, 4096), 1, CPU)) == []
 
 

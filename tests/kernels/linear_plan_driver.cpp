@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells what the linear kernel is compiled for and how its work is cut; test_cuda_linear_plan.py
 // asks. Without arguments, a line for each compiled shape:
-//   tokens wgmma team_warps held warps blocks, threads, bytes of shared memory
+//   tokens hopper wgmma team_warps held warps blocks, threads, bytes of shared memory
 // With rows, cols, tokens, words, multiprocessors and hopper, the plan, and what comes of it:
 //   shape, blocks, tiles whose block is not the one that has them, the first tile of each piece,
 //   and the number of tiles
@@ -17,8 +17,8 @@ namespace {
 
 template <class Shape>
 void print_shape(const LinearShapeInfo& info) {
-  std::printf("%d %d %d %d %d %d %d %u\n", info.tokens, info.wgmma, info.team_warps, info.held,
-              info.warps, info.blocks, Shape::kThreads, Shape::kSharedBytes);
+  std::printf("%d %d %d %d %d %d %d %d %u\n", info.tokens, info.hopper, info.wgmma, info.team_warps,
+              info.held, info.warps, info.blocks, Shape::kThreads, Shape::kSharedBytes);
 }
 
 void print_shapes() {

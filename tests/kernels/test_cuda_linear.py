@@ -25,14 +25,16 @@ from emulation import (
 from kernel_weights import every_bit_pattern, skewed_weight
 
 SIZES = (1, 63, 64, 65, 127, 128, 129, 300)
-TOKENS = (1, 3, 8, 16, 17, 32, 64)
+TOKENS = (1, 3, 8, 16, 17, 32, 64, 100)
 DENSITIES = (0, 0.01, 0.2, 0.5, 0.51, 0.99, 1)
 BLOCKS = (1, 2, 3, 5, 7)
 HOPPER, OTHER = -1, -2  # what Case.shape may be besides an index
-SHAPES = [
-    (int(tokens), wgmma == "true")
-    for tokens, wgmma in re.findall(
-        r"^  X\((\d+), (true|false), ", (KERNELS / "cuda" / "linear_plan.h").read_text(), re.M
+SHAPES = [  # tokens, for Hopper, wgmma
+    (int(tokens), hopper == "true", wgmma == "true")
+    for tokens, hopper, wgmma in re.findall(
+        r"^  X\((\d+), (true|false), (true|false), ",
+        (KERNELS / "cuda" / "linear_plan.h").read_text(),
+        re.M,
     )
 ]
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -73,7 +75,7 @@ def compiled_cases() -> list[Case]:
     """Every compiled shape: one tile row and several, cut into few pieces and into many."""
     seeds = count()
     cases = []
-    for shape, (tokens, _) in enumerate(SHAPES):
+    for shape, (tokens, *_) in enumerate(SHAPES):
         for blocks, used in zip(BLOCKS, cycle((tokens, 1, tokens - 3)), strict=False):
             seed = next(seeds)
             dtype = (FLOAT16, BFLOAT16)[seed % 2]
@@ -100,7 +102,7 @@ def split_cases() -> list[Case]:
 def long_cases() -> list[Case]:
     """A block with as many tiles as it may have: of one row, of 32 rows, and of 1024."""
     sizes = ((1, 1024 * 64), (32 * 128, 32 * 64), (1024 * 128, 1))
-    shapes = (SHAPES.index((8, True)), SHAPES.index((32, False)))
+    shapes = (SHAPES.index((8, True, False)), SHAPES.index((32, False, False)))
     return [
         random_case(*size, 3, 0.01, number, shape=shape, blocks=1)
         for number, (size, shape) in enumerate(product(sizes, shapes))
@@ -128,7 +130,8 @@ def assert_exact(binary: Path, cases: list[Case]) -> None:
 
 
 def test_the_compiled_shapes_are_known():
-    assert len(SHAPES) >= 2 and {wgmma for _, wgmma in SHAPES} == {True, False}
+    kinds = {(hopper, wgmma) for _, hopper, wgmma in SHAPES}
+    assert kinds == {(True, True), (True, False), (False, False)}
 
 
 @pytest.mark.parametrize("cases", MATRIX)
@@ -139,11 +142,12 @@ def test_products(driver, cases):
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_products_under_sanitizers(driver, sanitizer):
-    """Each compiled shape with several blocks at once; what the host plans at awkward sizes."""
+    """Each kind of shape with several blocks at once; what the host plans at awkward sizes."""
+    kinds = [SHAPES.index(shape) for shape in dict.fromkeys(SHAPES)]
     cases = [
-        product_of(uneven_weight(2, 3, (FLOAT16, BFLOAT16)[shape % 2], shape), tokens, shape,
-                   shape=shape, blocks=4, seed=7)
-        for shape, (tokens, _) in enumerate(SHAPES)
+        product_of(uneven_weight(2, 3, (FLOAT16, BFLOAT16)[shape % 2], shape), SHAPES[shape][0],
+                   shape, shape=shape, blocks=4, seed=7)
+        for shape in kinds
     ]  # fmt: skip
     for gpu in (HOPPER, OTHER):
         cases += [
@@ -160,7 +164,7 @@ def test_products_under_sanitizers(driver, sanitizer):
 def test_what_is_not_finite_stays_with_its_token(driver, value):
     binary = driver("linear_driver", "plain")
     cases = []
-    for shape, (tokens, _) in enumerate(SHAPES):
+    for shape, (tokens, *_) in enumerate(SHAPES):
         weight = uneven_weight(2, 3, (FLOAT16, BFLOAT16)[shape % 2], shape)
         cases.append(product_of(weight, tokens, shape, shape=shape, blocks=4))
     clean = answers(binary, cases)
@@ -179,7 +183,7 @@ def test_what_is_not_finite_stays_with_its_token(driver, value):
 def test_weights_of_every_bit_pattern(driver):
     """NaN and infinities in a row of the weight stay in that feature; the rest is a product."""
     cases = []
-    for shape, (tokens, _) in enumerate(SHAPES):
+    for shape, (tokens, *_) in enumerate(SHAPES):
         dtype = (FLOAT16, BFLOAT16)[shape % 2]
         weight = uneven_weight(2, 3, dtype, shape)
         weight[5::9] = every_bit_pattern(tuple(weight[5::9].shape), dtype, shape)
@@ -202,7 +206,11 @@ ORDER = (
 )
 # Small blocks, few words in registers, and teams of every size: of one warp, too, which no shape
 # that is compiled has.
-SMALL_SHAPES = ("8, true, 4, 2, 8, 1", "16, false, 2, 4, 4, 1", "16, false, 1, 8, 2, 1")
+SMALL_SHAPES = (
+    "8, true, true, 4, 2, 8, 1",
+    "16, false, false, 2, 4, 4, 1",
+    "16, false, false, 1, 8, 2, 1",
+)
 
 
 def small_cases() -> list[Case]:
@@ -250,7 +258,7 @@ def test_every_barrier_is_needed(tmp_path):
     (tmp_path / "whole").mkdir()
     assert not is_caught(tmp_path / "whole", cases)
     mutants = []
-    for name in ("tiled_csl_linear.cuh", "linear_mma.cuh", "linear_wgmma.cuh"):
+    for name in ("tiled_csl_linear.cuh", "linear_x.cuh", "linear_mma.cuh", "linear_wgmma.cuh"):
         mutants += without_each_barrier(KERNELS / "cuda" / name, tmp_path, ORDER)
     assert len(mutants) >= 15
     with ThreadPoolExecutor(2) as pool:

@@ -16,13 +16,14 @@ from resources_program import resources
 
 MAX_PIECE = 1024  # tiles of one block
 TAIL = 128  # words at most that a team holds beside its lanes' `held`
-MOST_TOKENS = {True: 64, False: 32}  # of a launch, by whether the GPU has wgmma
+MOST_TOKENS = {True: 128, False: 32}  # of a launch, by whether the GPU is a Hopper
 MULTIPROCESSORS = {"H200": (132, True), "A100": (108, False), "RTX 4060": (24, False)}
 
 
 @dataclass(frozen=True)
 class Shape:
     tokens: int
+    hopper: bool
     wgmma: bool
     team_warps: int
     held: int
@@ -59,7 +60,10 @@ class Program:
 
     @cached_property
     def shapes(self) -> list[Shape]:
-        return [Shape(first, bool(wgmma), *rest) for first, wgmma, *rest in self.ask()]
+        return [
+            Shape(first, bool(hopper), bool(wgmma), *rest)
+            for first, hopper, wgmma, *rest in self.ask()
+        ]
 
     def plan(self, rows, cols, tokens, words, multiprocessors, hopper) -> Plan:
         ((shape, blocks, misplaced, *bounds, tiles),) = self.ask(
@@ -87,7 +91,7 @@ def problems(draw):
 @settings(max_examples=200)
 @given(problems())
 @example((1, 1, 1, 0, 132, True))
-@example((1, 40000, 64, 0, 1, True))
+@example((1, 40000, 128, 0, 1, True))
 @example((40000, 1, 32, 40000, 200, False))
 def test_every_tile_is_in_one_piece(program, problem):
     """No block is without work, and pieces differ by a tile at most."""
@@ -103,8 +107,8 @@ def test_every_tile_is_in_one_piece(program, problem):
     assert plan.misplaced == 0
 
     shape = plan.shape
-    assert shape.wgmma == hopper and shape.tokens >= tokens
-    same = [each for each in program.shapes if each.wgmma == hopper]
+    assert shape.hopper == hopper and shape.tokens >= tokens
+    same = [each for each in program.shapes if each.hopper == hopper]
     assert shape.tokens == min(each.tokens for each in same if each.tokens >= tokens)
     # The ordinary tile's words fit its registers, if they fit those of any such shape.
     same = [each for each in same if each.tokens == shape.tokens]
@@ -112,10 +116,10 @@ def test_every_tile_is_in_one_piece(program, problem):
     assert room[shape] >= min(words / plan.tiles, max(room.values()))
 
 
-@pytest.mark.parametrize(("gpu", "most"), [((132, True), 64), ((108, False), 32)])
+@pytest.mark.parametrize(("gpu", "most"), [((132, True), 128), ((108, False), 32)])
 def test_shapes_for_every_number_of_tokens(program, gpu, most):
     """Shapes of a kind are listed by tokens, then by words held: plan_linear relies on it."""
-    kind = [shape for shape in program.shapes if shape.wgmma == gpu[1]]
+    kind = [shape for shape in program.shapes if shape.hopper == gpu[1]]
     assert max(shape.tokens for shape in kind) == most
     order = [(shape.tokens, shape.held * shape.team_warps) for shape in kind]
     assert order == sorted(order)
@@ -126,21 +130,22 @@ def test_shapes_for_every_number_of_tokens(program, gpu, most):
 def test_shapes_fit_their_gpus(program):
     """Threads, shared memory and named barriers, of which a block has 16 and __syncthreads one."""
     for shape in program.shapes:
-        arch = "sm_90a" if shape.wgmma else "sm_80"
+        arch = "sm_90a" if shape.hopper else "sm_80"
         limits = resources.LIMITS[arch]
         assert shape.threads == 32 * shape.warps <= 1024
         assert shape.warps // shape.team_warps + 1 <= 16
         block = shape.shared_bytes + resources.RESERVED_SHARED
         assert block * shape.blocks <= limits.shared, shape
-    smallest = resources.LIMITS["sm_86"]  # other GPUs than Hopper run the shapes without wgmma
+    smallest = resources.LIMITS["sm_86"]
     for shape in program.shapes:
-        assert shape.wgmma or shape.shared_bytes + resources.RESERVED_SHARED <= smallest.shared
+        assert shape.hopper or shape.shared_bytes + resources.RESERVED_SHARED <= smallest.shared
 
 
 def test_dynamic_shared_memory_is_known(program):
     """resources.py reads from the template arguments what the launcher asks for."""
     assert program.shapes
     for shape in program.shapes:
-        arguments = f"{shape.tokens}, {str(shape.wgmma).lower()}, {shape.team_warps}, {shape.held}"
-        name = f"LinearShape<{arguments}, {shape.warps}, {shape.blocks}>"
+        flags = f"{str(shape.hopper).lower()}, {str(shape.wgmma).lower()}"
+        rest = f"{shape.team_warps}, {shape.held}, {shape.warps}, {shape.blocks}"
+        name = f"LinearShape<{shape.tokens}, {flags}, {rest}>"
         assert resources.dynamic_shared(f"linear_kernel<Float16, {name}>") == shape.shared_bytes

@@ -68,19 +68,19 @@ def unpack_rows(driver, folder: Path) -> Rows:
 
 
 def linear_rows(driver, folder: Path) -> Rows:
-    """Two tile rows, as planned for a GPU of two multiprocessors, with wgmma and without."""
+    """Two tile rows, as planned for a GPU of two multiprocessors."""
     rows: Rows = {}
-    plans = {"wgmma": -1, "mma": -2}
-    cases = [(zeros, 8, "wgmma") for zeros in (50, 70, 80, 90)]
-    cases += [(80, tokens, "wgmma") for tokens in (16, 32, 64)]
-    cases += [(zeros, 16, "mma") for zeros in (50, 80)] + [(80, 32, "mma")]
-    for zeros, tokens, multiplier in cases:
+    plans = {"Hopper": -1, "other": -2}
+    cases = [(zeros, 8, "Hopper") for zeros in (50, 70, 80, 90)]
+    cases += [(80, tokens, "Hopper") for tokens in (16, 32, 64)]
+    cases += [(zeros, 16, "other") for zeros in (50, 80)] + [(80, 32, "other")]
+    for zeros, tokens, gpu in cases:
         weight = random_weight((256, 1024), zeros / 100, torch.bfloat16, seed=0)
         x = torch.ones(tokens, 1024, dtype=torch.bfloat16)
-        case = Case(weight, x, shape=plans[multiplier], blocks=2)
+        case = Case(weight, x, shape=plans[gpu], blocks=2)
         counts = count(driver("linear_driver", "plain"), case.encode(), folder)
         for name, row in accesses(counts).items():
-            told = f"256x1024 {zeros}% {tokens} tokens {multiplier}"
+            told = f"256x1024 {zeros}% {tokens} tokens {gpu}"
             rows["tiled_csl::linear_kernel", told, name] = row
     return rows
 

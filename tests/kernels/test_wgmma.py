@@ -63,7 +63,7 @@ def wgmma(driver):
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_products(wgmma, dtype, tokens, sanitizer):
     """Every element where the fragment has it, on every schedule; no sanitizer objects."""
@@ -149,7 +149,7 @@ def test_compiles_to_the_meant_instructions(tmp_path):
     assert "serialized" not in said and "injected" not in said
     for instruction in (
         *(f"wgmma.mma_async.sync.aligned.m64n{tokens}k16.f32.{name}.{name}"
-          for tokens in (8, 16, 32, 64) for name in ("f16", "bf16")),
+          for tokens in (8, 16, 32, 64, 128) for name in ("f16", "bf16")),
         "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned",
         "wgmma.wait_group.sync.aligned 0", "fence.proxy.async.shared::cta",
     ):  # fmt: skip
