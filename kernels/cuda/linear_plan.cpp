@@ -36,7 +36,7 @@ int64_t choose_blocks(int64_t tile_rows, int64_t tile_cols, int64_t slots, int t
   const int64_t even = std::min(std::max(slots, ceil_div(tiles, kMaxPiece)), tiles);
   const int64_t parts = std::min(slots / tile_rows, tile_cols);
   if (parts == 0) return even;
-  const double second_row = 8 + tokens / 8.0;  // tiles of a block
+  const double second_row = 5 + tokens / 8.0;  // tiles of a block
   const double even_cost = static_cast<double>(tiles) / even + second_row;
   const int64_t whole_cost = ceil_div(tile_cols, parts);
   return whole_cost <= even_cost && whole_cost <= kMaxPiece ? tile_rows * parts : even;
