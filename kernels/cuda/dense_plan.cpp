@@ -15,25 +15,31 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // FlashDecoding++ (section 4) weighs the width of a block: a wide one reads x less often, a narrow
 // one makes more blocks, and a small layer has too few. Cutting K makes blocks, too, and costs the
 // sums that they leave. So all of it is counted: the turns that the multiprocessors take, the bytes
-// of a turn, and what a turn and a cut cost besides. The two constants are estimates, of a GPU that
+// of a turn, and what a turn and a cut cost besides. The constants are estimates, of a GPU that
 // reads 30 bytes a nanosecond and multiprocessor.
 double cost(const FlatShapeInfo& shape, int64_t rows, int64_t cols, int64_t tokens, int split,
             int multiprocessors) {
   constexpr double kTurn = 16 << 10;  // half a microsecond: a block's first load to its first mma
   constexpr double kJoin = 40 << 10;  // arriving, and the last block's loads from L2
-  constexpr double kFromL2 = 0.75;    // of a byte's price is paid where it comes from L2, as x does
+  constexpr double kFromL2 = 0.75;    // the price of a byte that comes from L2, as x does
+  constexpr double kUnderWay = 40 << 10;  // loads of a multiprocessor that keep the memory busy
   const int64_t blocks = ceil_div(rows, shape.rows()) * split;
   const int64_t steps = ceil_div(ceil_div(cols, kFlatStepCols), split);
   const double step_bytes = 2.0 * kFlatStepCols * (shape.rows() + kFromL2 * tokens);
   const double sums = split == 1 ? 0 : 2 * sizeof(float) * kFromL2 * tokens * shape.rows();
-  const double block_bytes = steps * step_bytes + sums;
-  // Blocks that share a multiprocessor share its bandwidth. A few turns end together, of many the
-  // last is half empty on average.
-  const double turns = static_cast<double>(blocks) / multiprocessors;
-  const double whole_turns = blocks <= int64_t{4} * multiprocessors * shape.blocks
-                                 ? static_cast<double>(ceil_div(blocks, multiprocessors))
-                                 : turns + 0.5;
-  return whole_turns * (block_bytes + kTurn / shape.blocks) + (split > 1 ? kJoin : 0);
+
+  // A multiprocessor takes one block after the other; those that it holds at a time share its
+  // bandwidth and hide each other's beginnings. A few turns end together, of many the last one is
+  // half empty on average.
+  const int64_t turns = ceil_div(blocks, multiprocessors);
+  const auto resident = static_cast<double>(std::min<int64_t>(turns, shape.blocks));
+  const double counted = turns <= int64_t{4} * shape.blocks
+                             ? static_cast<double>(turns)
+                             : static_cast<double>(blocks) / multiprocessors + 0.5;
+  const double loads = resident * 32 * 16 * shape.warps() * shape.row_blocks * shape.stages;
+  const double busy = std::min(1.0, loads / kUnderWay);
+  return counted * ((steps * step_bytes + sums) / busy + kTurn / resident) +
+         (split > 1 ? kJoin : 0);
 }
 
 // The parts of K that cost least.

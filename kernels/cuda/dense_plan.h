@@ -23,6 +23,7 @@ struct FlatShapeInfo {
   int tokens, row_blocks, warps_n, warps_k, stages, blocks;
 
   constexpr int rows() const { return 8 * row_blocks * warps_n; }  // of a block
+  constexpr int warps() const { return warps_n * warps_k; }
 };
 
 // The compiled shapes of gemv: X(tokens, rows a warp, warps along the rows, warps along K, loads of
