@@ -140,8 +140,8 @@ def _(x, weight, bias, shape, split):
 def _(x, weight, bias=None):
     """gemv(x, weight, bias=None) -> y [..., out_features]
 
-    The same product for 1 to 8 tokens, without tensor cores; made for 1 to 4. On a CPU it is torch's
-    own linear, for the same reason.
+    The same product for 1 to 8 tokens, without tensor cores; made for 1 to 4. On a CPU it is
+    torch's own linear, for the same reason.
 
     Source: FlashDecoding++, section 5 (ImplA, after FastGEMV).
     """
