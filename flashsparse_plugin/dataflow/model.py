@@ -151,9 +151,9 @@ def _own(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
     out_features, in_features = weight.shape
     chunks = out_features * in_features / CHUNK
     if implementation == "gemv":
-        rows, instructions, join = 4, 15 + 11 * tokens, JOIN_WARPS
+        rows, instructions, join = 4, 16 + 12 * tokens, JOIN_WARPS
     else:
-        rows, instructions = FLAT_ROWS, 10 if tokens <= 8 else 4 + 10 * -(-tokens // 16)
+        rows, instructions = FLAT_ROWS, 12 + 10 * -(-tokens // 16)
         join = JOIN_BLOCKS if out_features < FLAT_ROWS * gpu.multiprocessors else JOIN_WARPS
     # Warps of a block share x in L1, on average two at a time.
     x_bytes = ITEMSIZE * tokens * in_features * out_features / rows / 2

@@ -42,15 +42,54 @@ __device__ __forceinline__ uint4 load_elements(const uint16_t* place, int column
                     bits[6] | bits[7] << 16);
 }
 
-// The same of whole chunks, at once where rows lie on 16 bytes.
+// Starts the copy of eight elements of a row to shared memory, for this thread alone: see Ring.
 template <bool kAligned>
-__device__ __forceinline__ uint4 load_chunk(const uint16_t* place, int column, int cols) {
+__device__ __forceinline__ void start_chunk(uint32_t to, const uint16_t* place, int column,
+                                            int cols) {
   if constexpr (kAligned) {
-    return load_streaming(reinterpret_cast<const uint4*>(place));
+    copy_async<16>(to, place, true);
   } else {
-    return load_elements(place, column, cols);
+    store_shared(to, load_elements(place, column, cols));
   }
 }
+
+// Weights on their way: a warp's next kStages - 1 steps of kRows chunks a lane. They wait in shared
+// memory, but every lane reads what it has copied itself, so that no thread waits for another; and
+// unlike loads to registers these cannot be put off by the compiler until they are needed.
+template <int kRows, int kStages>
+class Ring {
+ public:
+  static constexpr int kWarpBytes = kStages * kRows * 32 * 16;
+
+  // `shared`: kWarpBytes for each warp of the block.
+  __device__ __forceinline__ Ring(uint32_t shared, int warp)
+      : first_(shared + warp * kWarpBytes + threadIdx.x % 32 * 16), now_(first_), free_(first_) {}
+
+  // Where the copy of a chunk of the next step goes.
+  __device__ __forceinline__ uint32_t to(int row) const { return free_ + row * kRowBytes; }
+  // Ends a step's copies, of which there may be none.
+  __device__ __forceinline__ void commit() {
+    copy_async_commit();
+    free_ = after(free_);
+  }
+  // Waits for the copies of the oldest step.
+  __device__ __forceinline__ void wait() const { copy_async_wait<kStages - 1>(); }
+  __device__ __forceinline__ uint4 chunk(int row) const {
+    return load_shared<uint4>(now_ + row * kRowBytes);
+  }
+  // Done with the oldest step.
+  __device__ __forceinline__ void advance() { now_ = after(now_); }
+
+ private:
+  static constexpr uint32_t kRowBytes = 32 * 16, kStageBytes = kRows * kRowBytes;
+
+  __device__ __forceinline__ uint32_t after(uint32_t stage) const {
+    return stage == first_ + (kStages - 1) * kStageBytes ? first_ : stage + kStageBytes;
+  }
+
+  const uint32_t first_;
+  uint32_t now_, free_;
+};
 
 // From lane 0, so that the compiler knows it for the same in every lane of a warp.
 __device__ __forceinline__ int warp_of_block() {

@@ -36,7 +36,7 @@ double cost(const FlatShapeInfo& shape, int64_t rows, int64_t cols, int64_t toke
   const double counted = turns <= int64_t{4} * shape.blocks
                              ? static_cast<double>(turns)
                              : static_cast<double>(blocks) / multiprocessors + 0.5;
-  const double loads = resident * 32 * 16 * shape.warps() * shape.row_blocks * shape.stages;
+  const double loads = resident * 32 * 16 * shape.warps() * shape.row_blocks * (shape.stages - 1);
   const double busy = std::min(1.0, loads / kUnderWay);
   return counted * ((steps * step_bytes + sums) / busy + kTurn / resident) +
          (split > 1 ? kJoin : 0);

@@ -7,17 +7,17 @@
 namespace flashsparse::dense {
 
 // The compiled shapes of flat_gemm: X(tokens, blocks of 8 rows a warp, warps along the rows, warps
-// along K, loads of a row block under way, blocks a multiprocessor). flat_gemm.cuh explains each.
+// along K, steps in shared memory, blocks a multiprocessor). flat_gemm.cuh explains each.
 // For every number of tokens there is a narrow one, of 64 rows, and a wide one, of 128.
 #define FS_FLAT_SHAPES(X) \
   X(8, 4, 2, 4, 4, 2)     \
   X(8, 4, 4, 2, 4, 2)     \
-  X(16, 4, 2, 4, 3, 2)    \
-  X(16, 4, 4, 2, 3, 2)    \
-  X(32, 4, 2, 4, 2, 2)    \
-  X(32, 4, 4, 2, 2, 2)    \
-  X(64, 4, 2, 4, 2, 1)    \
-  X(64, 4, 4, 2, 2, 1)
+  X(16, 4, 2, 4, 4, 2)    \
+  X(16, 4, 4, 2, 4, 2)    \
+  X(32, 4, 2, 4, 4, 2)    \
+  X(32, 4, 4, 2, 4, 2)    \
+  X(64, 4, 2, 4, 5, 1)    \
+  X(64, 4, 4, 2, 5, 1)
 
 struct FlatShapeInfo {
   int tokens, row_blocks, warps_n, warps_k, stages, blocks;
@@ -26,17 +26,17 @@ struct FlatShapeInfo {
   constexpr int warps() const { return warps_n * warps_k; }
 };
 
-// The compiled shapes of gemv: X(tokens, rows a warp, warps along the rows, warps along K, loads of
-// a row under way, blocks a multiprocessor), by tokens and then by warps along K.
+// The compiled shapes of gemv: X(tokens, rows a warp, warps along the rows, warps along K, steps in
+// shared memory, blocks a multiprocessor), by tokens and then by warps along K.
 #define FS_GEMV_SHAPES(X) \
-  X(1, 4, 4, 2, 2, 2)     \
-  X(1, 4, 1, 8, 2, 2)     \
-  X(2, 4, 4, 2, 2, 2)     \
-  X(2, 4, 1, 8, 2, 2)     \
-  X(4, 4, 2, 2, 2, 3)     \
-  X(4, 4, 1, 4, 2, 3)     \
-  X(8, 4, 4, 2, 2, 1)     \
-  X(8, 4, 1, 8, 2, 1)
+  X(1, 4, 4, 2, 3, 3)     \
+  X(1, 4, 1, 8, 3, 3)     \
+  X(2, 4, 4, 2, 3, 3)     \
+  X(2, 4, 1, 8, 3, 3)     \
+  X(4, 4, 4, 2, 3, 2)     \
+  X(4, 4, 1, 8, 3, 2)     \
+  X(8, 4, 4, 2, 3, 1)     \
+  X(8, 4, 1, 8, 3, 1)
 
 struct GemvShapeInfo {
   int tokens, rows_a_warp, warps_n, warps_k, stages, blocks;

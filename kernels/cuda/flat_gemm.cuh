@@ -35,7 +35,7 @@ struct FlatArguments {
 //   kRowBlocks   of 8 rows, of a warp: they share the x that it loads
 //   kWarpsN      warps along the rows of W, which share x in L1
 //   kWarpsK      warps along K
-//   kStages      steps of W under way
+//   kStages      steps of W in shared memory: this one and those under way
 //   kBlocks      blocks a multiprocessor, which bounds the registers
 template <int kTokens_, int kRowBlocks_, int kWarpsN_, int kWarpsK_, int kStages_, int kBlocks_>
 struct FlatShape {
@@ -46,7 +46,11 @@ struct FlatShape {
   static constexpr int kFragments = (kTokens + 15) / 16;  // of 16 tokens
   // Sums of one fragment's tokens are added up at a time.
   static constexpr int kRoundTokens = kTokens < 16 ? kTokens : 16;
-  static constexpr int kSums = kWarpsK * kRoundTokens * kRows;  // floats of shared memory
+  using Weights = Ring<kRowBlocks, kStages>;
+  static constexpr uint32_t kRingBytes = kWarpsN * kWarpsK * Weights::kWarpBytes;
+  static constexpr uint32_t kSumBytes = kWarpsK * kRoundTokens * kRows * sizeof(float);
+  static constexpr uint32_t kSharedBytes = kRingBytes;  // and later the sums, and a flag
+  static_assert(kSumBytes + sizeof(uint32_t) <= kRingBytes);
   static_assert(kRows % 32 == 0, "for the swizzle of the sums");
 };
 
@@ -61,16 +65,16 @@ __device__ __forceinline__ uint32_t sum_place(int token, int row) {
 template <class Type, class Shape, bool kAligned>
 class FlatBlock {
  public:
-  __device__ __forceinline__ FlatBlock(const FlatArguments& a, uint32_t sums, uint32_t flag)
+  __device__ __forceinline__ FlatBlock(const FlatArguments& a, uint32_t shared)
       : a_(a.dense),
         weight_(a_.weight + static_cast<int64_t>(blockIdx.x) * Shape::kRows * a_.weight_stride),
         partials_(a.partials),
         arrivals_(a.arrivals),
-        sums_at_(sums),
-        flag_at_(flag),
+        shared_(shared),
         lane_(threadIdx.x % 32),
         warp_n_(warp_of_block() % Shape::kWarpsN),
-        warp_k_(warp_of_block() / Shape::kWarpsN) {}
+        warp_k_(warp_of_block() / Shape::kWarpsN),
+        ring_(shared, warp_of_block()) {}
 
   __device__ __forceinline__ void run() {
     const uint32_t steps = (a_.cols + kFlatStepCols - 1) / kFlatStepCols;
@@ -114,11 +118,11 @@ class FlatBlock {
     for (int r = 0; r < Shape::kRowBlocks; ++r) rows[r] = row_place(r);
 
     // Of the step so many after `column`.
-    const auto load_w = [&](int stage, int steps) {
+    const auto start_w = [&](int steps) {
       FS_UNROLL
       for (int r = 0; r < Shape::kRowBlocks; ++r) {
-        w_[stage][r] = load_chunk<kAligned>(weight_ + (rows[r] + column) + steps * kStride,
-                                            column + steps * kStride, a_.cols);
+        start_chunk<kAligned>(ring_.to(r), weight_ + (rows[r] + column) + steps * kStride,
+                              column + steps * kStride, a_.cols);
       }
     };
     const auto load_x = [&](int steps) {
@@ -133,33 +137,25 @@ class FlatBlock {
       }
     };
 
+    constexpr int kAhead = Shape::kStages - 1;
     FS_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) {
-      if (i < count) load_w(i, i);
+    for (int i = 0; i < kAhead; ++i) {
+      if (i < count) start_w(i);
+      ring_.commit();
     }
     if (count > 0) load_x(0);
-    int left = count;
     FS_NO_UNROLL
-    for (; left >= 2 * Shape::kStages; left -= Shape::kStages) {
+    for (int left = count; left > 0; --left) {
+      if (left > kAhead) start_w(kAhead);
+      ring_.commit();
+      ring_.wait();
+      take_x();
+      if (left > 1) load_x(1);
       FS_UNROLL
-      for (int i = 0; i < Shape::kStages; ++i) {
-        take_x();
-        load_x(i + 1);
-        multiply(i);
-        load_w(i, i + Shape::kStages);
-      }
-      column += Shape::kStages * kStride;
-    }
-    FS_NO_UNROLL
-    for (; left > 0; left -= Shape::kStages) {
-      FS_UNROLL
-      for (int i = 0; i < Shape::kStages; ++i) {
-        if (i < left) take_x();
-        if (i + 1 < left) load_x(i + 1);
-        if (i < left) multiply(i);
-        if (i + Shape::kStages < left) load_w(i, i + Shape::kStages);
-      }
-      column += Shape::kStages * kStride;
+      for (int r = 0; r < Shape::kRowBlocks; ++r) w_[r] = ring_.chunk(r);
+      multiply();
+      ring_.advance();
+      column += kStride;
     }
   }
 
@@ -168,7 +164,7 @@ class FlatBlock {
     const int column = step * kFlatStepCols + lane_ % 4 * kChunk;
     FS_UNROLL
     for (int r = 0; r < Shape::kRowBlocks; ++r) {
-      w_[0][r] = load_elements(weight_ + (row_place(r) + column), column, a_.cols);
+      w_[r] = load_elements(weight_ + (row_place(r) + column), column, a_.cols);
     }
     FS_UNROLL
     for (int f = 0; f < Shape::kFragments; ++f) {
@@ -181,7 +177,7 @@ class FlatBlock {
       }
     }
     take_x();
-    multiply(0);
+    multiply();
   }
 
   // mma wants its four registers of A side by side. A real instruction puts them there, once: of
@@ -201,19 +197,19 @@ class FlatBlock {
     }
   }
 
-  __device__ __forceinline__ void multiply(int stage) {
+  __device__ __forceinline__ void multiply() {
     FS_UNROLL
     for (int r = 0; r < Shape::kRowBlocks; ++r) {
       FS_UNROLL
       for (int f = 0; f < Shape::kFragments; ++f) {
-        mma_m16n8k16<Type>(sums_[r][f], operands_[f][0], w_[stage][r].x, w_[stage][r].y);
+        mma_m16n8k16<Type>(sums_[r][f], operands_[f][0], w_[r].x, w_[r].y);
       }
     }
     FS_UNROLL
     for (int r = 0; r < Shape::kRowBlocks; ++r) {
       FS_UNROLL
       for (int f = 0; f < Shape::kFragments; ++f) {
-        mma_m16n8k16<Type>(sums_[r][f], operands_[f][1], w_[stage][r].z, w_[stage][r].w);
+        mma_m16n8k16<Type>(sums_[r][f], operands_[f][1], w_[r].z, w_[r].w);
       }
     }
   }
@@ -225,10 +221,8 @@ class FlatBlock {
     constexpr uint32_t kWarpBytes = Shape::kRoundTokens * Shape::kRows * sizeof(float);
     FS_UNROLL
     for (int f = 0; f < Shape::kFragments; ++f) {
-      if (f > 0) {
-        __syncthreads();
-      }
-      const uint32_t mine = sums_at_ + warp_k_ * kWarpBytes;
+      __syncthreads();  // for f == 0: every warp has read its weights, which lie where the sums go
+      const uint32_t mine = shared_ + warp_k_ * kWarpBytes;
       FS_UNROLL
       for (int r = 0; r < Shape::kRowBlocks; ++r) {
         FS_UNROLL
@@ -242,7 +236,7 @@ class FlatBlock {
       const int tokens = min(a_.tokens - 16 * f, Shape::kRoundTokens);
       FS_NO_UNROLL
       for (int i = threadIdx.x; i < tokens * kQuads; i += Shape::kThreads) {
-        const uint32_t place = sums_at_ + sum_place<Shape>(i / kQuads, i % kQuads * 4);
+        const uint32_t place = shared_ + sum_place<Shape>(i / kQuads, i % kQuads * 4);
         float4 sum = load_shared<float4>(place);
         FS_UNROLL
         for (int k = 1; k < Shape::kWarpsK; ++k) {
@@ -261,9 +255,9 @@ class FlatBlock {
   // Of the blocks that share rows, the last one to arrive adds up what all of them have left.
   __device__ __forceinline__ void add_blocks() {
     __syncthreads();
-    if (threadIdx.x == 0) store_shared(flag_at_, arrive(arrivals_ + blockIdx.x));
+    if (threadIdx.x == 0) store_shared(shared_ + Shape::kSumBytes, arrive(arrivals_ + blockIdx.x));
     __syncthreads();
-    if (load_shared<uint32_t>(flag_at_) != gridDim.y - 1) return;
+    if (load_shared<uint32_t>(shared_ + Shape::kSumBytes) != gridDim.y - 1) return;
     if (threadIdx.x == 0) arrivals_[blockIdx.x] = 0;
 
     constexpr int kAhead = 4;  // many loads at once: each takes its time
@@ -326,35 +320,37 @@ class FlatBlock {
   const uint16_t* const weight_;  // the block's first row
   float* const partials_;
   uint32_t* const arrivals_;
-  const uint32_t sums_at_, flag_at_;
+  const uint32_t shared_;
   const int lane_, warp_n_, warp_k_;
+  typename Shape::Weights ring_;
 
-  uint4 w_[Shape::kStages][Shape::kRowBlocks] = {};
   uint4 x_[Shape::kFragments][kHalves] = {};         // of the next step
   uint32_t operands_[Shape::kFragments][2][4] = {};  // of this one, for its two mma
+  uint4 w_[Shape::kRowBlocks] = {};
   float sums_[Shape::kRowBlocks][Shape::kFragments][4] = {};
 };
 
-// Launch with ceil(rows / Shape::kRows) x split blocks of Shape::kThreads threads. Where kAligned,
-// every row of the weight lies on 16 bytes and cols is a multiple of 8.
+// Launch with ceil(rows / Shape::kRows) x split blocks of Shape::kThreads threads and
+// Shape::kSharedBytes of dynamic shared memory. Where kAligned, every row of the weight lies on 16
+// bytes and cols is a multiple of 8.
 template <class Type, class Shape, bool kAligned>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     flat_gemm_kernel(const FlatArguments arguments) {
-  FS_SHARED(float, sums, Shape::kSums);
-  FS_SHARED(uint32_t, flag, 1);
-  FlatBlock<Type, Shape, kAligned>(arguments, shared_address(sums), shared_address(flag)).run();
+  FS_DYNAMIC_SHARED(shared);
+  FlatBlock<Type, Shape, kAligned>(arguments, shared_address(shared)).run();
 }
 
 struct CompiledFlat {
   void (*float16)(FlatArguments);
   void (*bfloat16)(FlatArguments);
   int threads;
+  uint32_t shared_bytes;
 };
 
 template <bool kAligned, class Shape>
 constexpr CompiledFlat compiled_flat() {
   return {flat_gemm_kernel<Float16, Shape, kAligned>, flat_gemm_kernel<BFloat16, Shape, kAligned>,
-          Shape::kThreads};
+          Shape::kThreads, Shape::kSharedBytes};
 }
 #define FS_COMPILED(...) compiled_flat<true, FlatShape<__VA_ARGS__>>(),
 // By the index of kFlatShapes.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T + bias for a dense weight and a few tokens, without tensor cores. A warp has a few rows
-// of W and reads 512 bytes of each at a time, 16 a lane; a lane multiplies its columns by the same
-// columns of x and keeps a sum for each row and token. Beside flat_gemm.cuh it has no token to pad
-// and next to nothing to begin with; from some 4 tokens on the multiplications take longer than the
-// loads (FlashDecoding++, section 5, calls it ImplA).
+// of W and copies 512 bytes of each at a time, 16 a lane, several steps ahead; a lane multiplies
+// its columns by the same columns of x and keeps a sum for each row and token. Beside flat_gemm.cuh
+// it has no token to pad and next to nothing to begin with; from some 4 tokens on the
+// multiplications take longer than the loads (FlashDecoding++, section 5, calls it ImplA).
 #pragma once
 #include "cuda/dense.cuh"
 #include "cuda/dense_plan.h"
@@ -15,7 +15,7 @@ namespace flashsparse::dense {
 //   kRows     rows of a warp: they share the x that it loads and converts
 //   kWarpsN   warps along the rows of W
 //   kWarpsK   warps along K, which take its steps by turns
-//   kStages   steps under way
+//   kStages   steps of W in shared memory: this one and those under way
 //   kBlocks   blocks a multiprocessor, which bounds the registers
 template <int kTokens_, int kRows_, int kWarpsN_, int kWarpsK_, int kStages_, int kBlocks_>
 struct GemvShape {
@@ -23,6 +23,9 @@ struct GemvShape {
   static constexpr int kWarpsN = kWarpsN_, kWarpsK = kWarpsK_, kBlocks = kBlocks_;
   static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
   static constexpr int kSums = kTokens * kRows;  // of a warp, numbered token by token
+  using Weights = Ring<kRows, kStages>;
+  static constexpr uint32_t kSharedBytes =
+      kWarpsN * kWarpsK * Weights::kWarpBytes;  // then the sums
   static_assert(kSums <= 32 && (kSums & (kSums - 1)) == 0, "warp_sums");
 };
 
@@ -54,8 +57,9 @@ __device__ __forceinline__ float2 to_floats(const uint4& chunk, int pair) {
                      to_float<Type>(static_cast<uint16_t>(pairs[pair] >> 16)));
 }
 
-// Launch with ceil(rows / (kWarpsN * kRows)) blocks of Shape::kThreads threads. Where kAligned,
-// every row of the weight lies on 16 bytes and cols is a multiple of 8.
+// Launch with ceil(rows / (kWarpsN * kRows)) blocks of Shape::kThreads threads and
+// Shape::kSharedBytes of dynamic shared memory. Where kAligned, every row of the weight lies on 16
+// bytes and cols is a multiple of 8.
 template <class Type, class Shape, bool kAligned>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(const Arguments a) {
   constexpr int kStages = Shape::kStages, kRows = Shape::kRows, kTokens = Shape::kTokens;
@@ -66,32 +70,41 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
   int column = warp_k * kGemvStepCols + lane * kChunk;  // of the lane's next chunk
   const uint16_t* const weight = a.weight + static_cast<int64_t>(first_row) * a.weight_stride;
 
-  uint4 w_chunks[kStages][kRows], x_chunks[kStages][kTokens] = {};
-  const auto load = [&](int stage, int steps) {
+  FS_DYNAMIC_SHARED(shared);
+  const uint32_t shared_at = shared_address(shared);
+  typename Shape::Weights ring(shared_at, warp);
+  // Of the step so many after `column`.
+  const auto start_w = [&](int steps) {
     FS_UNROLL
     for (int r = 0; r < kRows; ++r) {  // beyond the last row another time the last one
       const int row = min(r, a.rows - 1 - first_row) * a.weight_stride;
-      w_chunks[stage][r] = load_chunk<kAligned>(weight + (row + column) + steps * kStride,
-                                                column + steps * kStride, a.cols);
+      start_chunk<kAligned>(ring.to(r), weight + (row + column) + steps * kStride,
+                            column + steps * kStride, a.cols);
     }
+  };
+  uint4 x_chunks[kTokens] = {};
+  const auto load_x = [&] {
     FS_UNROLL
     for (int t = 0; t < kTokens; ++t) {
       if (t < a.tokens) {
-        x_chunks[stage][t] = load_readonly(
-            reinterpret_cast<const uint4*>(a.x + (t * a.x_stride + column) + steps * kStride));
+        x_chunks[t] =
+            load_readonly(reinterpret_cast<const uint4*>(a.x + (t * a.x_stride + column)));
       }
     }
   };
   float sums[Shape::kSums] = {};
-  const auto multiply = [&](int stage) {
+  const auto multiply = [&] {
+    uint4 w_chunks[kRows];
+    FS_UNROLL
+    for (int r = 0; r < kRows; ++r) w_chunks[r] = ring.chunk(r);
     FS_UNROLL
     for (int pair = 0; pair < kChunk / 2; ++pair) {
       float2 x_pair[kTokens];
       FS_UNROLL
-      for (int t = 0; t < kTokens; ++t) x_pair[t] = to_floats<Type>(x_chunks[stage][t], pair);
+      for (int t = 0; t < kTokens; ++t) x_pair[t] = to_floats<Type>(x_chunks[t], pair);
       FS_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const float2 w_pair = to_floats<Type>(w_chunks[stage][r], pair);
+        const float2 w_pair = to_floats<Type>(w_chunks[r], pair);
         FS_UNROLL
         for (int t = 0; t < kTokens; ++t) {
           float& sum = sums[t * kRows + r];
@@ -101,40 +114,31 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
     }
   };
 
-  // Of this lane, and of the one with the fewest: K may end inside a step.
+  // Where K ends inside a step, some lanes have one step less than others.
+  constexpr int kAhead = kStages - 1;
   int left = a.cols > column ? (a.cols - column - 1) / kStride + 1 : 0;
-  const int last_lane = column + (31 - lane) * kChunk;
-  int common = a.cols > last_lane ? (a.cols - last_lane - 1) / kStride + 1 : 0;
   FS_UNROLL
-  for (int i = 0; i < kStages; ++i) {
-    if (i < left) load(i, i);
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < left) start_w(i);
+    ring.commit();
   }
   FS_NO_UNROLL
-  for (; common >= 2 * kStages; common -= kStages, left -= kStages) {
-    FS_UNROLL
-    for (int i = 0; i < kStages; ++i) {
-      multiply(i);
-      load(i, i + kStages);
-    }
-    column += kStages * kStride;
-  }
-  FS_NO_UNROLL
-  for (; left > 0; left -= kStages) {
-    FS_UNROLL
-    for (int i = 0; i < kStages; ++i) {
-      if (i < left) multiply(i);
-      if (i + kStages < left) load(i, i + kStages);
-    }
-    column += kStages * kStride;
+  for (; left > 0; --left) {
+    load_x();
+    if (left > kAhead) start_w(kAhead);
+    ring.commit();
+    ring.wait();
+    multiply();
+    ring.advance();
+    column += kStride;
   }
 
-  FS_SHARED(float, shared, Shape::kWarpsN* Shape::kWarpsK* Shape::kSums);
-  const uint32_t sums_at = shared_address(shared);
   const float sum = warp_sums<16>(sums);
   constexpr int kLanes = 32 / Shape::kSums;  // that have the same sum
+  __syncthreads();                           // every warp has read its weights, which lie there
   if (lane % kLanes == 0) {
     const int place = (warp_k * Shape::kWarpsN + warp_n) * Shape::kSums + lane / kLanes;
-    store_shared(sums_at + place * uint32_t{sizeof(float)}, sum);
+    store_shared(shared_at + place * uint32_t{sizeof(float)}, sum);
   }
   __syncthreads();
   FS_NO_UNROLL
@@ -146,7 +150,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
     FS_UNROLL
     for (int k = 0; k < Shape::kWarpsK; ++k) {  // in their order
       const int place = k * Shape::kWarpsN * Shape::kSums + i;
-      total += load_shared<float>(sums_at + place * uint32_t{sizeof(float)});
+      total += load_shared<float>(shared_at + place * uint32_t{sizeof(float)});
     }
     store_global(a.y + (static_cast<int64_t>(token) * a.rows + row), from_float<Type>(total));
   }
@@ -156,12 +160,13 @@ struct CompiledGemv {
   void (*float16)(Arguments);
   void (*bfloat16)(Arguments);
   int threads;
+  uint32_t shared_bytes;
 };
 
 template <bool kAligned, class Shape>
 constexpr CompiledGemv compiled_gemv() {
   return {gemv_kernel<Float16, Shape, kAligned>, gemv_kernel<BFloat16, Shape, kAligned>,
-          Shape::kThreads};
+          Shape::kThreads, Shape::kSharedBytes};
 }
 #define FS_COMPILED(...) compiled_gemv<true, GemvShape<__VA_ARGS__>>(),
 // By the index of kGemvShapes.

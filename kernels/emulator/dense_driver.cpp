@@ -44,7 +44,7 @@ void run_flat(const Arguments& dense, FlatPlan plan, bool bfloat16, int64_t seed
   const FlatArguments arguments{dense, partials.get(), arrivals.get()};
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const simt::dim3 grid(static_cast<unsigned>(row_blocks), plan.split);
-  simt::launch(grid, compiled.threads, seed, [&] { kernel(arguments); });
+  simt::launch(grid, compiled.threads, compiled.shared_bytes, seed, [&] { kernel(arguments); });
   for (int64_t i = 0; i < row_blocks; ++i) {
     if (arrivals[i] != 0) std::abort();  // they must be left as they were found
   }
@@ -54,7 +54,7 @@ void run_gemv(const Arguments& arguments, int shape, bool bfloat16, int64_t seed
   const CompiledGemv& compiled = kCompiledGemv[shape];
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const int rows = kGemvShapes[shape].rows();
-  simt::launch((arguments.rows + rows - 1) / rows, compiled.threads, seed,
+  simt::launch((arguments.rows + rows - 1) / rows, compiled.threads, compiled.shared_bytes, seed,
                [&] { kernel(arguments); });
 }
 
