@@ -270,9 +270,7 @@ def _draw(entries: Sequence[Entry], device: str, path: Path) -> None:
 
     columns = min(len(entries), 4)
     rows = -(-len(entries) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False
-    )
+    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False)
     for axis, entry in zip(axes.flat, entries, strict=False):
         _draw_entry(axis, entry)
     for axis in axes.flat[len(entries) :]:
