@@ -116,8 +116,8 @@ def tune(
 def _shapes(target: str) -> list[tuple[int, int]]:
     if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", target):
         found = [tuple(map(int, part.split("x"))) for part in target.split(",")]
-        if any(not 1 <= side < 1 << 24 for shape in found for side in shape):
-            raise usage("a layer has between 1 and 2^24 - 1 rows and as many columns", "SHAPES")
+        if any(not 1 <= side <= 1 << 23 for shape in found for side in shape):
+            raise usage("a layer has between 1 and 2^23 rows and as many columns", "SHAPES")
         return list(dict.fromkeys((o, i) for o, i in found))
     return _model_shapes(model_directory(target))
 

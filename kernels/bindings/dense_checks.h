@@ -19,7 +19,7 @@ struct DenseSizes {
 // 16-bit dtype, on one device. Also refuses sizes that the kernels' 32-bit arithmetic cannot hold.
 inline DenseSizes check_dense(const char* op, int64_t max_tokens, const Tensor& x,
                               const Tensor& weight, const std::optional<Tensor>& bias) {
-  constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxStride = int64_t{1} << 24;
+  constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxStride = int64_t{1} << 23;
   STD_TORCH_CHECK(weight.dim() == 2, op, ": weight must be [out_features, in_features], has ",
                   weight.dim(), " dimensions");
   const int64_t rows = weight.size(0), cols = weight.size(1);
