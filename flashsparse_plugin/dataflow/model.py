@@ -31,6 +31,11 @@ BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 38
 ITEMSIZE = 2  # bytes of float16 and bfloat16
 
 
+def implementations_of(format: str) -> Mapping[str, int | None]:
+    """DENSE or PACKED."""
+    return DENSE if format == "dense" else PACKED
+
+
 @dataclass(frozen=True)
 class Weight:
     """What a decision depends on.
@@ -39,7 +44,10 @@ class Weight:
         shape: (out_features, in_features).
         format: Of a packed weight, or "dense".
         density: Share of the elements that are kept.
-        nbytes: That it takes as it is held.
+        nbytes: That it takes as it is held; of a dense weight it follows from the shape.
+
+    Raises:
+        ValueError: Where `nbytes` of a packed weight are missing.
     """
 
     shape: tuple[int, int]
@@ -50,6 +58,10 @@ class Weight:
     def __post_init__(self) -> None:
         if self.format == "dense":
             object.__setattr__(self, "nbytes", self.dense_nbytes)
+        elif self.nbytes < 1:
+            raise ValueError(
+                f"{self}: the bytes of a packed weight must be given; Weight.of(packed) counts them"
+            )
 
     @classmethod
     def of(cls, packed: PackedWeight) -> Weight:
@@ -61,7 +73,7 @@ class Weight:
 
     @property
     def implementations(self) -> Mapping[str, int | None]:
-        return DENSE if self.format == "dense" else PACKED
+        return implementations_of(self.format)
 
     def __str__(self) -> str:
         text = f"{self.shape[0]}x{self.shape[1]}"

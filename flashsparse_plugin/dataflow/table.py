@@ -15,7 +15,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -93,7 +93,7 @@ class Entry(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Entry:
-        known = Weight(self.shape, self.format).implementations
+        known = model.implementations_of(self.format)
         where = f"{self.shape[0]}x{self.shape[1]} {self.format}"
         ends = [each.max_tokens for each in self.ranges]
         if ends[-1] is not None or None in ends[:-1]:
@@ -227,8 +227,11 @@ class Dataflow:
 
     def implementation(self, tokens: int) -> str:
         """The name of the implementation for a number of tokens."""
-        ends = [each.max_tokens for each in self.ranges[:-1]]
-        return self.ranges[bisect.bisect_left(ends, tokens)].implementation
+        return self.ranges[bisect.bisect_left(self._ends, tokens)].implementation
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [each.max_tokens for each in self.ranges[:-1]]
 
 
 def ranges_of(

@@ -89,21 +89,21 @@ def require_gpu() -> torch.device:
 
 def packed_weight(shape: tuple[int, int], format: str, density: float) -> Weight:
     """A layer's weight in a format, whose bytes are those of a random sample, scaled."""
-    sample = Weight((512, 512), format, density)
-    packed = pack(random_weight(sample, torch.bfloat16, torch.device("cpu")), format)
-    nbytes = packed.nbytes * shape[0] * shape[1] // (512 * 512)
+    sample = random_weight((512, 512), density, torch.bfloat16, torch.device("cpu"))
+    nbytes = pack(sample, format).nbytes * shape[0] * shape[1] // sample.numel()
     return Weight(shape, format, density, nbytes)
 
 
-def random_weight(weight: Weight, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Normal values, of which `weight.density` are kept; products stay near 1."""
+def random_weight(
+    shape: tuple[int, int], density: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Normal values, of which a share `density` is kept; products stay near 1."""
     generator = torch.Generator(device).manual_seed(0)
-    dense = torch.randn(weight.shape, generator=generator, device=device, dtype=dtype)
-    dense *= weight.shape[1] ** -0.5
-    if weight.density < 1:
-        kept = torch.rand(weight.shape, generator=generator, device=device) < weight.density
-        dense *= kept
-    return dense
+    weight = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    weight *= shape[1] ** -0.5
+    if density < 1:
+        weight *= torch.rand(shape, generator=generator, device=device) < density
+    return weight
 
 
 class _Layer:
@@ -111,7 +111,7 @@ class _Layer:
 
     def __init__(self, weight: Weight, dtype: torch.dtype, device: torch.device, cold_bytes: int):
         self._weight, self._dtype, self._device = weight, dtype, device
-        dense = random_weight(weight, dtype, device)
+        dense = random_weight(weight.shape, weight.density, dtype, device)
         made: Tensor | PackedWeight = dense
         nbytes = dense.nbytes
         if weight.format != "dense":

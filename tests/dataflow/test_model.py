@@ -96,5 +96,7 @@ def test_weights():
     assert (found.shape, found.format, found.density) == ((256, 128), "tiled_csl", 0.25)
     assert found.nbytes == packed.nbytes
     assert Weight((256, 128)).nbytes == weight.nbytes
+    with pytest.raises(ValueError, match="bytes of a packed weight must be given"):
+        Weight((256, 128), "tiled_csl", 0.25)
     assumed = packed_weight((2560, 1280), "tiled_csl", 0.25)
     assert abs(assumed.nbytes / (100 * found.nbytes) - 1) < 0.02

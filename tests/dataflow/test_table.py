@@ -66,8 +66,8 @@ def test_what_was_measured_decides(h200):
 @pytest.mark.parametrize(
     ("weight", "dtype", "source"),
     [
-        (Weight((4096, 4096), "tiled_csl", 0.34), torch.bfloat16, "table"),
-        (Weight((4096, 4096), "tiled_csl", 0.36), torch.bfloat16, "model"),  # density
+        (Weight((4096, 4096), "tiled_csl", 0.34, 1 << 24), torch.bfloat16, "table"),
+        (Weight((4096, 4096), "tiled_csl", 0.36, 1 << 24), torch.bfloat16, "model"),  # density
         (Weight((4096, 4097)), torch.bfloat16, "model"),
         (Weight((4096, 4096)), torch.float16, "model"),
     ],
@@ -78,7 +78,7 @@ def test_the_nearest_density_of_the_same_shape_and_dtype(h200, weight, dtype, so
 
 
 def test_of_two_densities_the_nearer():
-    near = Table.model_validate(GOOD).find(Weight((4096, 4096), "tiled_csl", 0.24))
+    near = Table.model_validate(GOOD).find(Weight((4096, 4096), "tiled_csl", 0.24, 1 << 24))
     assert near.density == 0.2
 
 

@@ -56,7 +56,7 @@ def test_all_implementations_compute_the_product(monkeypatch, format):
         (multiply(first := next(turns)), first)))  # fmt: skip
     weight = Weight((48, 64)) if format == "dense" else packed_weight((48, 64), format, 0.5)
     measure(weight, torch.float16, CPU, Pretending(*[1] * 3), 0, (3,))
-    dense = tuner.random_weight(weight, torch.float16, CPU)
+    dense = tuner.random_weight(weight.shape, weight.density, torch.float16, CPU)
     generator = torch.Generator().manual_seed(3)
     x = torch.randn((3, 64), generator=generator).half()
     assert len(results) == 2 * len(weight.implementations)
@@ -67,9 +67,9 @@ def test_all_implementations_compute_the_product(monkeypatch, format):
 
 
 def test_random_weights_are_as_dense_as_said():
-    weight = tuner.random_weight(Weight((200, 300), "tiled_csl", 0.2), torch.float16, CPU)
+    weight = tuner.random_weight((200, 300), 0.2, torch.float16, CPU)
     assert abs(float((weight != 0).double().mean()) - 0.2) < 0.01
-    assert bool(tuner.random_weight(Weight((20, 30)), torch.float16, CPU).all())
+    assert bool(tuner.random_weight((20, 30), 1.0, torch.float16, CPU).all())
 
 
 def test_without_a_gpu_it_says_what_it_needs():
