@@ -28,13 +28,6 @@ auto unwritten(size_t count) {
   return array;
 }
 
-template <class T>
-auto read(size_t count) {
-  auto array = driver::device_array<T>(count);
-  driver::read(array.get(), count);
-  return array;
-}
-
 void run_flat(const Arguments& dense, FlatPlan plan, bool bfloat16, int64_t seed) {
   const CompiledFlat& compiled = kCompiledFlat[plan.shape];
   const auto partials = unwritten<float>(plan.partial_floats(dense.rows));
@@ -67,9 +60,9 @@ int main(int argc, char** argv) {
     const auto [gemv, rows, cols, tokens, bfloat16, shape, split, has_bias, offset, stride, seed] =
         header;
     const int64_t x_stride = (cols + kChunk - 1) / kChunk * kChunk;
-    const auto weight = read<uint16_t>(offset + (rows - 1) * stride + cols);
-    const auto x = read<uint16_t>(tokens * x_stride);
-    const auto bias = read<uint16_t>(has_bias ? rows : 0);
+    const auto weight = driver::read<uint16_t>(offset + (rows - 1) * stride + cols);
+    const auto x = driver::read<uint16_t>(tokens * x_stride);
+    const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
     const auto y = unwritten<uint16_t>(tokens * rows);
 
     Arguments arguments;

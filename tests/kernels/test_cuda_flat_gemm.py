@@ -189,7 +189,7 @@ def test_products_under_sanitizers(tmp_path, sanitizer):
 def is_caught(include: Path) -> bool:
     """By the thread sanitizer, by the emulator itself, or by a wrong result."""
     shapes = [shape for shape in with_small_shapes(include, SMALL_FLAT[1:]) if shape.aligned]
-    binary = compile_driver("dense_driver", "thread", include, include, optimize=False)
+    binary = compile_driver("dense_driver", "thread quickly", include, include)
     cases = [
         random_case(40, 600, shape.tokens, number, gemv=shape.gemv, shape=shape.index,
                     split=split, seed=seed)
