@@ -78,9 +78,9 @@ def tune(
 ) -> None:
     """Measure which kernel is fastest for each layer and number of tokens.
 
-    Needs a GPU, and takes a few seconds a layer. What is found goes to a table in FLASHSPARSE_CACHE
-    (default ~/.cache/flashsparse), one for each GPU and dtype, where models look it up when they
-    are loaded.
+    Needs a GPU. What is found goes to a table, one for each GPU and dtype, in
+    FLASHSPARSE_CACHE (default: ~/.cache/flashsparse), where
+    flashsparse_plugin.dataflow.resolve looks it up.
 
     \b
     [bold]Examples[/bold]
