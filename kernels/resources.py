@@ -161,8 +161,15 @@ def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
     return warps // team_warps * (tile + 2 * x) + offsets + flags
 
 
+def ring_bytes(rows: int, warps_n: int, warps_k: int, stages: int) -> int:
+    """kSharedBytes of a FlatShape or a GemvShape in cuda/: 16 bytes a lane, row and stage."""
+    return warps_n * warps_k * stages * rows * 32 * 16
+
+
 def dynamic_shared(kernel: str) -> int:
     """Bytes that a kernel is launched with."""
+    if shape := re.search(r"(?:Flat|Gemv)Shape<\d+, (\d+), (\d+), (\d+), (\d+), \d+>", kernel):
+        return ring_bytes(*map(int, shape.groups()))
     kind = r"LinearShape<(\d+), (?:true|false), (?:true|false), (\d+), \d+, (\d+), \d+>"
     if shape := re.search(kind, kernel):
         return linear_shared(*map(int, shape.groups()))

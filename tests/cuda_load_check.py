@@ -30,8 +30,10 @@ def check_registrations() -> str:
     for op in ("pack", "unpack", "validate", "linear"):
         op = f"tiled_csl_{op}"
         assert registered(op, "CPU") and registered(op, "CUDA"), op
-    assert registered("tiled_csl_linear_planned", "CUDA")
-    assert not registered("tiled_csl_linear_planned", "CPU")
+    for op in ("flat_gemm", "gemv"):
+        assert registered(op, "CPU") and registered(op, "CUDA"), op
+    for op in ("tiled_csl_linear_planned", "flat_gemm_planned", "gemv_planned"):
+        assert registered(op, "CUDA") and not registered(op, "CPU"), op
     assert not registered("interleaved_bitmap_linear", "CUDA")
     return "CUDA has its ops and no others"
 
@@ -80,6 +82,8 @@ def check_binding() -> str:
             (x, words, offsets, out_features, weight.dtype, None, 0, 1),
             "must be on the CUDA device of weight_packed",
         ),
+        ops.flat_gemm: ((x, weight, None), "must be on a CUDA device here"),
+        ops.gemv: ((x, weight, None), "must be on a CUDA device here"),
     }
     for op, (arguments, message) in calls.items():
         try:
@@ -104,7 +108,11 @@ def check_gpu() -> str:
     x = torch.randn(5, weight.shape[1], device="cuda")
     y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
     torch.testing.assert_close(y.cpu(), x.cpu() @ weight.float().T)
-    return f"pack, validate, unpack and linear agree with the CPU on {torch.cuda.get_device_name()}"
+    x = x.to(weight.dtype)
+    for op in (ops.flat_gemm, ops.gemv):
+        y = op(x, weight.cuda())
+        torch.testing.assert_close(y.cpu(), op(x.cpu(), weight))
+    return f"all ops agree with the CPU on {torch.cuda.get_device_name()}"
 
 
 def packed():

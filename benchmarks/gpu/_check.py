@@ -13,7 +13,7 @@ Both are checked: ||y - y64|| / ||y64|| tells of many small errors, and the sing
 lost weight moves by far more than its bound, of one large error.
 
 More than LIBRARY_TOKENS tokens are multiplied by torch's own library, which by default may add up
-in 16 bits what it split over K. It is told not to (`_full_precision`), but on an H200 some elements
+in 16 bits what it split over K. It is told not to (`full_precision`), but on an H200 some elements
 of products with a bias, those that nearly cancel, were still off by 100 bounds, as if rounded
 before it. So an element there may be as far off as F.linear's with the dense weight is, and no
 further; the bound of the norm holds in any case.
@@ -142,7 +142,7 @@ class Checker:
 
     def run(self, todo: Iterator[Case], budget: Budget) -> Tally:
         """Checks until all is done or the time is over."""
-        with _poisoned_memory(self._device), _full_precision():
+        with poisoned_memory(self._device), full_precision():
             for number, case in enumerate(todo):
                 if budget.left < 0:
                     self.tally.out_of_time = True
@@ -175,11 +175,11 @@ class Checker:
             repeated = [ops.tiled_csl_linear(x, *arguments) for _ in range(2)]
             same = all(torch.equal(y, z) for z in repeated)
             where = f"{case}, {tokens} tokens"
-            norm, element = _errors(y, x, exact, bias, self._reference)
+            norm, element = errors_of(y, x, exact, bias, self._reference)
             limit = torch.ones(())
             if tokens > LIBRARY_TOKENS and x.dtype == weight.dtype:
                 library = F.linear(x, weight, bias)
-                limit = _errors(library, x, exact, bias, self._reference)[1].clamp(min=1)
+                limit = errors_of(library, x, exact, bias, self._reference)[1].clamp(min=1)
             found.append((where, norm, element, limit, same))
             if case.planned:
                 for plan in plans(case.shape, tokens, self._device):
@@ -187,7 +187,7 @@ class Checker:
                         ops.tiled_csl_linear_planned(x, *arguments, plan.shape.index, plan.blocks)
                         for _ in range(2)
                     ]
-                    errors = _errors(planned[0], x, exact, bias, self._reference)
+                    errors = errors_of(planned[0], x, exact, bias, self._reference)
                     found.append((f"{where}, {plan}", *errors, limit, torch.equal(*planned)))
             if self._device.type == "cuda" and index == number % len(case.tokens):
                 self._check_stream(x, arguments, y, where)
@@ -257,7 +257,7 @@ class Checker:
             self.tally.add("replayed from a graph", torch.equal(y, wanted), where)
 
 
-def _errors(
+def errors_of(
     y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, reference: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Errors of y as shares of their bounds: in the norm, and the largest of an element."""
@@ -278,7 +278,7 @@ def _errors(
 
 
 @contextlib.contextmanager
-def _poisoned_memory(device: torch.device) -> Iterator[None]:
+def poisoned_memory(device: torch.device) -> Iterator[None]:
     """Fresh memory is NaN, so that an output that was not written shows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
@@ -293,7 +293,7 @@ def _poisoned_memory(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """The library's products, where many tokens use them, keep their sums in float32 here."""
     matmul = torch.backends.cuda.matmul
     flags = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16")]

@@ -29,23 +29,27 @@ class Layer:
         return f"{self.out_features}x{self.in_features}"
 
 
-def _model(model: str, **layers: tuple[int, int]) -> list[Layer]:
+def model_layers(model: str, **layers: tuple[int, int]) -> list[Layer]:
     return [Layer(model, name, *shape) for name, shape in layers.items()]
 
 
 # The 12 shapes of Flash-LLM, section 6.2, and Llama 3's as vLLM merges them.
 OPT = [
-    *_model("OPT-30B", qkv=(21504, 7168), out=(7168, 7168), fc1=(28672, 7168), fc2=(7168, 28672)),
-    *_model("OPT-66B", qkv=(27648, 9216), out=(9216, 9216), fc1=(36864, 9216), fc2=(9216, 36864)),
-    *_model(
+    *model_layers(
+        "OPT-30B", qkv=(21504, 7168), out=(7168, 7168), fc1=(28672, 7168), fc2=(7168, 28672)
+    ),
+    *model_layers(
+        "OPT-66B", qkv=(27648, 9216), out=(9216, 9216), fc1=(36864, 9216), fc2=(9216, 36864)
+    ),
+    *model_layers(
         "OPT-175B", qkv=(36864, 12288), out=(12288, 12288), fc1=(49152, 12288), fc2=(12288, 49152)
     ),
 ]
 LLAMA = [
-    *_model(
+    *model_layers(
         "Llama-3-8B", qkv=(6144, 4096), o=(4096, 4096), gate_up=(28672, 4096), down=(4096, 14336)
     ),
-    *_model(
+    *model_layers(
         "Llama-3-70B", qkv=(10240, 8192), o=(8192, 8192), gate_up=(57344, 8192), down=(8192, 28672)
     ),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""spmm.py under NVIDIA's tools: compute-sanitizer and Nsight Compute (ncu)."""
+"""The programs here under NVIDIA's tools: compute-sanitizer and Nsight Compute (ncu)."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def _run(
             process.wait()
 
 
-def sanitize(out: Path, budget: Budget) -> bool:
-    """Runs a few small checks under compute-sanitizer and prints what came of it.
+def sanitize(out: Path, budget: Budget, program: Path = PROGRAM) -> bool:
+    """Runs a few small checks of a program under compute-sanitizer and prints what came of it.
 
     Returns:
         Whether each tool ran to its end and found nothing.
@@ -96,7 +96,7 @@ def sanitize(out: Path, budget: Budget) -> bool:
     for index, tool in enumerate(SANITIZERS):
         start, log = time.monotonic(), out / f"sanitize-{tool}.log"
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(FAILED)]
-        command += [sys.executable, str(PROGRAM), "--check", "--small", "--out", str(out / "small")]
+        command += [sys.executable, str(program), "--check", "--small", "--out", str(out / "small")]
         code = _run(command, log, budget.left / (len(SANITIZERS) - index), environment)
         text = log.read_text(errors="replace")
         summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY:.*)", text)

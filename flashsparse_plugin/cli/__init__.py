@@ -19,6 +19,7 @@ from .doctor import doctor
 from .generate import generate
 from .inspect import inspect
 from .prune import prune
+from .tune import tune
 
 app = typer.Typer(
     name="flashsparse",
@@ -49,7 +50,7 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
-for command in (prune, convert, inspect, generate, doctor):
+for command in (prune, convert, inspect, generate, tune, doctor):
     app.command()(reported(command))
 
 

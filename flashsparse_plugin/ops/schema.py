@@ -106,6 +106,54 @@ def _(x, values, masks, panel_offsets, out_features, weight_dtype, bias=None):
     return x.new_empty(*x.shape[:-1], out_features)
 
 
+@register_fake("flashsparse::flat_gemm")
+def _(x, weight, bias=None):
+    """flat_gemm(x, weight, bias=None) -> y [..., out_features]
+
+    Computes x [..., in_features] times the transposed weight [out_features, in_features], plus bias
+    [out_features], for 1 to 64 tokens, on tensor cores, padded to 8 tokens only. float16 or
+    bfloat16, one dtype for all; sums are kept in float32 and added in the same order every time.
+    Any sizes; rows of the weight may lie any distance apart. Fast where each of them begins on 16
+    bytes and in_features is a multiple of 8.
+
+    More tokens, other dtypes and elements of a row that do not lie side by side raise.
+
+    On a CPU it is torch's own linear: the library behind that reads a dense weight at the bandwidth
+    of the memory for any number of tokens, so there is nothing to gain.
+
+    Source: FlashDecoding++, section 4 (flat GEMM with double buffering); ImplB of section 5.
+    """
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@register_fake("flashsparse::flat_gemm_planned")
+def _(x, weight, bias, shape, split):
+    """flat_gemm by one CUDA kernel, planned by the caller; for benchmarks and tuning.
+
+    shape is an index into the compiled shapes of kernels/cuda/dense_plan.h, split the number of
+    parts that in_features is cut into. More tokens than the shape has take several launches.
+    """
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@register_fake("flashsparse::gemv")
+def _(x, weight, bias=None):
+    """gemv(x, weight, bias=None) -> y [..., out_features]
+
+    The same product for 1 to 8 tokens, without tensor cores; made for 1 to 4. On a CPU it is
+    torch's own linear, for the same reason.
+
+    Source: FlashDecoding++, section 5 (ImplA, after FastGEMV).
+    """
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@register_fake("flashsparse::gemv_planned")
+def _(x, weight, bias, shape):
+    """gemv by one CUDA kernel of the caller's choice; for benchmarks and tuning."""
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
     """Gives `op(x, *packed, out_features, weight_dtype, bias)` a gradient for x and bias.
 
@@ -138,3 +186,26 @@ def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
 
 _register_linear_autograd("tiled_csl_linear", ops.tiled_csl_unpack, tensors=2)
 _register_linear_autograd("interleaved_bitmap_linear", ops.interleaved_bitmap_unpack, tensors=3)
+
+
+def _register_dense_autograd(op: str) -> None:
+    """Gives `op(x, weight, bias)` the gradients of a dense linear layer."""
+
+    def setup(ctx, inputs, output):
+        x, weight, bias = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        flat = dy.reshape(-1, dy.shape[-1])
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        dweight = flat.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        dbias = flat.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return dx, dweight, dbias
+
+    register_autograd(f"flashsparse::{op}", backward, setup_context=setup)
+
+
+_register_dense_autograd("flat_gemm")
+_register_dense_autograd("gemv")

@@ -55,8 +55,8 @@ class _Wrong(Exception):
 def op_names() -> list[str]:
     """Names of the ops that are registered in `torch.ops.flashsparse`, sorted.
 
-    Without `<format>_linear_planned`, a door for benchmarks to the kernel of `<format>_linear`: it
-    takes a plan that is right for one GPU only.
+    Without `<op>_planned`, a door for benchmarks to the kernels of `<op>`: it takes a plan that is
+    right for one GPU only.
     """
     schemas = torch._C._jit_get_all_schemas()
     names = {s.name.split("::")[1] for s in schemas if s.name.startswith("flashsparse::")}
@@ -98,6 +98,8 @@ def check(op: str, device: str = "cpu") -> SelfTest:
 def _find(op: str) -> Callable[[Tensor, str], float] | None:
     if op == "cpu_capability":
         return _capability
+    if op in _DENSE_TOKENS:
+        return lambda weight, device: _dense(op, weight, device)
     if "_to_" in op:
         source, target = op.split("_to_")
         return lambda weight, device: _transcode(op, source, target, weight, device)
@@ -183,29 +185,58 @@ def _transcode(op: str, source: str, target: str, weight: Tensor, device: str) -
 
 
 def _linear(name: str, weight: Tensor, device: str) -> float:
-    """The error of each element in units of sum |x||w|: that of its rounding and its sum."""
     tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
     generator = torch.Generator().manual_seed(1)
-    out_features, in_features = weight.shape
     worst = 0.0
     for dtype in _X_DTYPES:
-        limit = torch.finfo(dtype).eps / 2 + in_features * 2.0**-24
         for tokens in _TOKENS:
-            x = torch.randn(tokens, in_features, generator=generator).to(dtype)
-            bias = torch.randn(out_features, generator=generator).to(dtype)
+            x, bias = _activations(tokens, weight, dtype, generator)
             y = _op(f"{name}_linear")(
-                x.to(device), *tensors, out_features, weight.dtype, bias.to(device)
-            ).cpu()
-            expected = reference.linear(x, weight, bias)
-            scale = reference.linear(x.abs(), weight.abs(), bias.abs())
-            error = float(((y.double() - expected).abs() / scale).nan_to_num(torch.inf).max())
-            if not error <= limit or y.dtype != dtype:
-                raise _Wrong(
-                    f"error {error:.1e} above {limit:.1e} at {tokens} tokens, x "
-                    f"{dtype}, weight {weight.dtype}".replace("torch.", "")
-                )
-            worst = max(worst, error)
+                x.to(device), *tensors, len(weight), weight.dtype, bias.to(device)
+            )
+            worst = max(worst, _error(y, x, weight, bias))
     return worst
+
+
+def _dense(op: str, weight: Tensor, device: str) -> float:
+    """Of rows that are whole chunks of 8 elements and of rows that are not, each apart."""
+    generator = torch.Generator().manual_seed(1)
+    whole = weight.shape[1] // 8 * 8
+    worst = 0.0
+    for columns in (whole, weight.shape[1]):
+        own = weight.new_zeros(len(weight), whole + 16)[:, :columns].copy_(weight[:, :columns])
+        for tokens in _DENSE_TOKENS[op]:
+            x, bias = _activations(tokens, own, weight.dtype, generator)
+            y = _op(op)(x.to(device), _apart(own, device), bias.to(device))
+            worst = max(worst, _error(y, x, own, bias))
+    return worst
+
+
+def _apart(weight: Tensor, device: str) -> Tensor:
+    """On a device, the rows as far apart as they were."""
+    moved = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device=device)
+    return moved.copy_(weight)
+
+
+def _activations(
+    tokens: int, weight: Tensor, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    x = torch.randn(tokens, weight.shape[1], generator=generator).to(dtype)
+    return x, torch.randn(len(weight), generator=generator).to(dtype)
+
+
+def _error(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> float:
+    """The largest error of an element in units of sum |x||w|: that of its rounding and its sum."""
+    limit = torch.finfo(x.dtype).eps / 2 + weight.shape[1] * 2.0**-24
+    expected = reference.linear(x, weight, bias)
+    scale = reference.linear(x.abs(), weight.abs(), bias.abs())
+    error = float(((y.cpu().double() - expected).abs() / scale).nan_to_num(torch.inf).max())
+    if not error <= limit or y.dtype != x.dtype:
+        raise _Wrong(
+            f"error {error:.1e} above {limit:.1e} at {len(x)} tokens, {weight.shape[1]} columns, "
+            f"x {x.dtype}, weight {weight.dtype}".replace("torch.", "")
+        )
+    return error
 
 
 def _capability(weight: Tensor, device: str) -> float:
@@ -214,4 +245,5 @@ def _capability(weight: Tensor, device: str) -> float:
     return 0.0
 
 
+_DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8)}
 _PROMISES = {"_pack": _pack, "_unpack": _unpack, "_validate": _validate, "_linear": _linear}

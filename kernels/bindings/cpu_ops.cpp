@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schemas of every op, and their CPU implementations: argument checks, allocation, one kernel call.
-// What each op means is said in flashsparse_plugin/ops/schema.py.
+// Schemas of every op, and CPU implementations of those of the formats: argument checks,
+// allocation, one kernel call. Those of dense layers are in cpu_dense.cpp. What each op means is
+// said in flashsparse_plugin/ops/schema.py.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -41,6 +42,10 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
   m.def(
       "interleaved_bitmap_linear(Tensor x, Tensor values, Tensor masks, Tensor panel_offsets, "
       "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+  m.def("flat_gemm(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("flat_gemm_planned(Tensor x, Tensor weight, Tensor? bias, int shape, int split) -> Tensor");
+  m.def("gemv(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("gemv_planned(Tensor x, Tensor weight, Tensor? bias, int shape) -> Tensor");
   m.def("cpu_capability() -> str");
 }
 

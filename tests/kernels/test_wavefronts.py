@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from emulated_dense import Case as DenseCase
 from emulated_linear import Case
 from emulation import KERNELS
 from kernel_weights import random_weight
@@ -85,7 +86,24 @@ def linear_rows(driver, folder: Path) -> Rows:
     return rows
 
 
-KERNEL_ROWS = (linear_rows, unpack_rows)
+def dense_rows(driver, folder: Path) -> Rows:
+    """A weight that is cut along K, by kernels of their narrowest shapes."""
+    rows: Rows = {}
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(128, 2048, generator=generator).bfloat16()
+    for name, tokens, rest in (
+        ("flat_gemm", 8, {"shape": 0}),
+        ("flat_gemm", 64, {"shape": 6}),
+        ("gemv", 2, {"gemv": True, "shape": 3}),
+    ):
+        case = DenseCase(weight, torch.ones(tokens, 2048).bfloat16(), split=2, **rest)
+        counts = count(driver("dense_driver", "plain"), case.encode(), folder)
+        for access, row in accesses(counts).items():
+            rows[f"dense::{name}_kernel", f"128x2048 {tokens} tokens", access] = row
+    return rows
+
+
+KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows)
 
 
 def read_committed() -> Rows:

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops of dense layers: the layers to measure, the kernels' configurations, and their checks.
+
+A product is held against float64 as `_check` does it, in each configuration that the kernels are
+compiled in. Some weights are slices of larger tensors full of NaN: a load beyond a row shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from _check import DTYPES, Tally, errors_of, poisoned_memory
+from _device import Budget
+from _layers import Layer, model_layers, random_weight
+from torch import Tensor
+
+from flashsparse_plugin.dataflow import DENSE
+from flashsparse_plugin.ops import ops
+
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "dense_plan.h"
+OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each
+
+# FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers.
+LAYERS = [
+    *model_layers(
+        "Llama2-7B", qkv=(12288, 4096), o=(4096, 4096), ffn1=(11008, 4096), ffn2=(4096, 11008),
+        gate_up=(22016, 4096),
+    ),
+    *model_layers("OPT-6.7B", fc1=(16384, 4096), fc2=(4096, 16384)),
+    *model_layers("ChatGLM2-6B", qkv=(4608, 4096), ffn1=(27392, 4096), ffn2=(4096, 13696)),
+    *model_layers("Llama-3-8B", qkv=(6144, 4096), gate_up=(28672, 4096), down=(4096, 14336)),
+]  # fmt: skip
+TOKENS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64)
+
+
+class Configuration(NamedTuple):
+    """One kernel of one op, and how it cuts the work: what the op's _planned form takes."""
+
+    op: str
+    tokens: int
+    arguments: tuple[int, ...]
+    aligned: bool
+
+    def __str__(self) -> str:
+        return f"{self.op}{self.arguments} of {self.tokens} tokens"
+
+
+def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Configuration]:
+    """Every compiled kernel, flat_gemm's with K cut into 1, 2, 3, ... parts."""
+    text = HEADER.read_text()
+    for op, name in (("flat_gemm", "FLAT"), ("gemv", "GEMV")):
+        listed = re.search(rf"#define FS_{name}_SHAPES\(X\)((?: *\\\n +X\(.*?\))+)", text)[1]
+        lines = re.findall(r"X\((.*?)\)", listed)
+        lines += re.findall(rf"#define FS_UNALIGNED_{name}_SHAPE (.*)", text)
+        for index, line in enumerate(lines):
+            tokens, rows, warps_n, warps_k, *_ = map(int, line.split(","))
+            aligned = index < len(lines) - 1
+            if op == "gemv":
+                yield Configuration(op, tokens, (index,), aligned)
+                continue
+            # A part for every warp along K, and a counter for every block of rows that is cut.
+            parts = max(-(-shape[1] // 32) // warps_k, 1)
+            most = min(parts, most_split) if -(-shape[0] // (8 * rows * warps_n)) <= 4096 else 1
+            for split in range(1, most + 1):
+                yield Configuration(op, tokens, (index, split), aligned)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A weight, and the numbers of tokens to multiply it with.
+
+    Its rows lie `gap` elements further apart than they must, and the first one `offset` elements
+    from where torch's allocator begins.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    tokens: tuple[int, ...]
+    offset: int = 0
+    gap: int = 0
+
+    @property
+    def aligned(self) -> bool:
+        stride = self.shape[1] + self.gap
+        return self.offset % 8 == 0 and stride % 8 == 0 and self.shape[1] % 8 == 0
+
+    def __str__(self) -> str:
+        text = f"{self.shape[0]}x{self.shape[1]}, {self.dtype}".replace("torch.", "")
+        apart = f", offset {self.offset}, gap {self.gap}" if self.offset or self.gap else ""
+        return text + apart
+
+
+def cases() -> Iterator[Case]:
+    """Everything, the most telling first."""
+    for dtype in DTYPES:
+        for shape in ((4096, 4096), (4096, 11008), (300, 4096), (130, 1000)):
+            yield Case(shape, dtype, (1, 3, 8, 13, 16, 30, 64))
+        yield Case((300, 1016), dtype, (1, 8, 17, 64), gap=72)
+        for offset, gap in ((1, 0), (0, 3), (4, 4), (8, 8)):
+            yield Case((200, 520), dtype, (2, 7, 16, 40), offset, gap)
+    for dtype, rows in itertools.product(DTYPES, (1, 7, 64, 65, 129)):
+        for cols in (1, 7, 8, 31, 32, 33, 40, 255, 256, 257, 264, 600):
+            yield Case((rows, cols), dtype, (1, 2, 5, 8, 33))
+    yield Case((40000, 64), torch.float16, (1, 8, 64))
+    yield Case((64, 40000), torch.bfloat16, (1, 8, 64))
+    yield Case((270000, 72), torch.bfloat16, (1, 16))  # more row blocks than counters
+
+
+def small_cases() -> Iterator[Case]:
+    """A few, for tools that make every access a hundred times as long, and for a CPU."""
+    for dtype in DTYPES:
+        yield Case((129, 200), dtype, (1, 8, 17))
+        yield Case((70, 1000), dtype, (3, 64))
+        yield Case((30, 77), dtype, (2, 9), offset=3, gap=5)
+
+
+class DenseChecker:
+    """Runs cases. `reference` is where float64 is computed: the card, or a CPU beside a tool."""
+
+    def __init__(self, device: torch.device, reference: torch.device, graphs: bool):
+        self.tally = Tally()
+        self._device, self._reference = device, reference
+        self._graphs = graphs and device.type == "cuda"
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def run(self, todo: Iterator[Case], budget: Budget) -> Tally:
+        """Checks until all is done or the time is over."""
+        with poisoned_memory(self._device):
+            for number, case in enumerate(todo):
+                if budget.left < 0:
+                    self.tally.out_of_time = True
+                    break
+                try:
+                    self._check(case, number)
+                except RuntimeError as error:
+                    self.tally.add("ran", False, f"{case}: {error}")
+                    if "CUDA error" in str(error):  # the context is lost: nothing runs after it
+                        break
+        return self.tally
+
+    def _check(self, case: Case, number: int) -> None:
+        weight = self._weight(case, number)
+        exact = weight.to(self._reference).double().T
+        for index, tokens in enumerate(case.tokens):
+            x = self._random((tokens, case.shape[1]), case.dtype)
+            if (number + index) % 4 == 3:  # views of larger tensors start anywhere
+                x = self._random((x.numel() + 1,), case.dtype)[1:].view_as(x)
+            bias = self._random((case.shape[0],), case.dtype) if (number + index) % 2 else None
+            for op, most in OPS.items():
+                if tokens > most:
+                    continue
+                call = getattr(ops, op)
+                y = self._judge(call, (x, weight, bias), exact, f"{case}, {tokens} tokens, {op}")
+                if self._graphs and index == number % len(case.tokens):
+                    self._check_graph(call, x, weight, bias, y, f"{case}, {tokens} tokens, {op}")
+            for plan in configurations(case.shape) if self._device.type == "cuda" else ():
+                # The kernel for any alignment takes aligned weights as well.
+                if tokens > OPS[plan.op] or (plan.aligned and not case.aligned):
+                    continue
+                call = getattr(ops, f"{plan.op}_planned")
+                where = f"{case}, {tokens} tokens, {plan}"
+                self._judge(call, (x, weight, bias, *plan.arguments), exact, where)
+
+    def _judge(self, call, arguments: tuple, exact: Tensor, where: str) -> Tensor:
+        """Two calls: right, in the norm and in each element, and the same bit for bit."""
+        if self._device.type == "cuda":  # what the allocator gives next
+            torch.full((8 << 20,), torch.nan, device=self._device)
+        y = call(*arguments)
+        same = torch.equal(y, call(*arguments))
+        x, _, bias = arguments[:3]
+        norm, element = (float(e) for e in errors_of(y, x, exact, bias, self._reference))
+        self.tally.worst = max(self.tally.worst, norm)
+        self.tally.add("exact in the norm", norm <= 1, f"{where}: {norm:.3g} of its bound")
+        self.tally.add("exact in each element", element <= 1, f"{where}: {element:.3g} of it")
+        self.tally.add("the same again", same, where)
+        return y
+
+    def _check_graph(
+        self, call, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, where: str
+    ) -> None:
+        """On a stream of its own where x is there late, and replayed from a graph."""
+        stream, still = torch.cuda.Stream(), torch.full_like(x, torch.nan)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000)  # cycles: whoever does not wait for x sees NaN
+            still.copy_(x)
+            y = call(still, weight, bias)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.tally.add("on another stream", torch.equal(y, wanted), where)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = call(still, weight, bias)
+        for _ in range(2):
+            y.fill_(torch.nan)
+            graph.replay()
+            self.tally.add("replayed from a graph", torch.equal(y, wanted), where)
+
+    def _weight(self, case: Case, number: int) -> Tensor:
+        rows, cols = case.shape
+        stride = cols + case.gap
+        around = torch.full((case.offset + rows * stride,), torch.nan, dtype=case.dtype)
+        around = around.to(self._device)
+        weight = around[case.offset :].view(rows, stride)[:, :cols]
+        return weight.copy_(random_weight(case.shape, 0.0, case.dtype, seed=number))
+
+    def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=self._generator, device=self._device).to(dtype)
+
+
+def layers_once() -> list[Layer]:
+    """LAYERS without those whose shape another model has, too."""
+    return list({layer.shape: layer for layer in reversed(LAYERS)}.values())[::-1]

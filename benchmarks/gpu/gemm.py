@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are the ops of dense layers right on this GPU, and how fast are they beside cuBLAS?
+
+    python benchmarks/gpu/gemm.py                both, in 4 minutes at most
+    python benchmarks/gpu/gemm.py --check        every configuration, against float64
+    python benchmarks/gpu/gemm.py --sanitize     a few checks under compute-sanitizer
+    python benchmarks/gpu/gemm.py --speed        layers of Llama2-7B, OPT-6.7B, ChatGLM2-6B and
+                                                 Llama-3-8B, at 1 to 64 tokens
+    python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8
+                                                 every configuration against the op's own choice
+    python benchmarks/gpu/gemm.py --device cpu   a toy run that shows that this program works
+
+Beside gemv and flat_gemm stands the fastest of three ways to call cuBLAS (`_speed.Dense`), all over
+cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes are over,
+what is missing is left out and said. The card's clocks are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _dense import (
+    LAYERS,
+    OPS,
+    TOKENS,
+    Configuration,
+    DenseChecker,
+    cases,
+    configurations,
+    layers_once,
+    small_cases,
+)
+from _device import Budget, Stopwatch, _measure, bandwidth, cold_bytes, machine
+from _layers import Layer, layer, random_weight
+from _speed import Dense, activations
+from _tools import sanitize
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from flashsparse_plugin.dataflow import DENSE, Dataflow
+from flashsparse_plugin.dataflow.table import ranges_of
+from flashsparse_plugin.ops import STATUS, ops
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # where more than one is asked
+TOY = [Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)]
+GOAL_SHAPE, GOAL_TOKENS, GOAL = "4096x4096", 8, 1.3  # against cuBLAS, at so many tokens or fewer
+Row = dict[str, Any]
+
+
+def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    start = time.monotonic()
+    # Beside a tool the card should run our kernels and little else.
+    reference = torch.device("cpu") if arguments.small else device
+    todo = small_cases if arguments.small or device.type == "cpu" else cases
+    tally = DenseChecker(device, reference, graphs=not arguments.small).run(todo(), budget)
+    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
+    for failure in tally.failures[:40]:
+        print(f"  FAILED {failure}")
+    (arguments.out / "gemm_check.txt").write_text(
+        "\n".join([tally.summary(), *tally.failures]) + "\n"
+    )
+    return bool(tally.checks) and not tally.failures and not tally.out_of_time
+
+
+class Speed:
+    """Measures layer by layer; `rows` always holds all that was measured so far."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, read: float):
+        """`read`: bytes a second that this card reads."""
+        self.rows: list[Row] = []
+        self._device, self._dtype, self._stopwatch, self._read = device, dtype, stopwatch, read
+
+    def run(
+        self, layers: Sequence[Layer], tokens: Sequence[int], every: bool, budget: Budget
+    ) -> Iterator[Layer]:
+        """Yields after each layer, so that the rows can be saved; ends when the time does.
+
+        `every`: each configuration of the kernels, too.
+        """
+        for each in layers:
+            if budget.left < 0:
+                return
+            dense = Dense(each, self._dtype, self._device).time(tokens, self._stopwatch)
+            weight = random_weight(each.shape, 0.0, self._dtype, seed=0, device=self._device)
+            copies = _measure.Rotation(weight.clone, weight.nbytes, cold_bytes(self._device))
+            for count in tokens:
+                x = activations(count, each, self._dtype, self._device)
+                for op, most in OPS.items():
+                    if count <= most:
+                        self._add(each, x, copies, dense[count], op)
+                for plan in configurations(each.shape) if every else ():
+                    if count <= plan.tokens and plan.aligned:
+                        self._add(each, x, copies, dense[count], plan.op, plan)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            yield each
+
+    def _add(
+        self,
+        each: Layer,
+        x: Tensor,
+        copies: _measure.Rotation,
+        dense: Row,
+        op: str,
+        plan: Configuration | None = None,
+    ) -> None:
+        if plan is None:
+            call = partial(_call, getattr(ops, op), x, copies)
+        else:
+            call = partial(_call, getattr(ops, f"{op}_planned"), x, copies, None, *plan.arguments)
+        found = self._stopwatch(call, len(copies))
+        moved = 2 * (each.out_features * each.in_features + len(x) * sum(each.shape))
+        self.rows.append(
+            {
+                "model": each.model,
+                "layer": each.name,
+                "shape": str(each),
+                "tokens": len(x),
+                "op": op,
+                "plan": str(plan or "its own choice"),
+                "us": round(found.microseconds, 2),
+                "spread": round(found.spread, 3),
+                "of_bound": round(moved / self._read * 1e6 / found.microseconds, 3),
+                "dense_us": dense["dense_us"],
+                "dense_by": dense["dense_by"],
+                "ratio": round(dense["dense_us"] / found.microseconds, 3),
+            }
+        )
+
+
+def _call(op, x: Tensor, copies: _measure.Rotation, *rest: object) -> Tensor:
+    return op(x, copies(), *rest)
+
+
+def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    name = "gemm_shapes" if arguments.shapes else "gemm"
+    start = time.monotonic()
+    stopwatch = Stopwatch(device, arguments.replays)
+    found = bandwidth(device, stopwatch)
+    about = machine(device)  # the clocks of a card at work
+    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
+    about |= {"dtype": arguments.dtype, "minutes": arguments.minutes}
+    print(f"speed: copies {found['copy'] / 1e9:,.0f} GB/s, reads {found['read'] / 1e9:,.0f} GB/s")
+    measured = Speed(device, DTYPES[arguments.dtype], stopwatch, max(found.values()))
+    layers = arguments.layers or (layers_once() if device.type == "cuda" else TOY)
+    tokens = arguments.tokens or (TOKENS if device.type == "cuda" else (1, 16))
+    every = arguments.shapes and device.type == "cuda"
+    try:
+        for each in measured.run(layers, tokens, every, budget):
+            _measure.write(name, about, measured.rows, arguments.out)
+            print(f"  {each} measured, {budget.left:.0f} s left", flush=True)
+    finally:
+        about["seconds"] = round(time.monotonic() - start)
+        path = _measure.write(name, about, measured.rows, arguments.out)
+        (show_shapes if arguments.shapes else show)(measured.rows, about)
+        print(f"written to {path}.csv and .json")
+    if len({row["shape"] for row in measured.rows}) < len(layers):
+        print(f"speed: time was over before all of {len(layers)} layers were measured")
+    return bool(measured.rows)
+
+
+def dataflow_of(rows: Sequence[Row]) -> tuple[Dataflow, dict[int, dict[str, float]]]:
+    """What a table of these measurements of one layer would choose, and the times."""
+    times: dict[int, dict[str, float]] = {}
+    for row in rows:
+        by_op = times.setdefault(row["tokens"], {"library": row["dense_us"]})
+        by_op[row["op"]] = row["us"]
+    return Dataflow(tuple(ranges_of(times, DENSE)), "table", "measured here"), times
+
+
+def show(rows: Sequence[Row], about: dict[str, Any]) -> None:
+    """cuBLAS's time / time, layer by layer; what the dispatcher would choose; the goals."""
+    console = _measure.console(width=110)
+    tokens = sorted({row["tokens"] for row in rows})
+    table = Table(title="cuBLAS's time / time, by tokens", box=box.SIMPLE_HEAD)
+    table.add_column("layer", no_wrap=True)
+    for column in ("", *map(str, tokens), "changes at"):
+        table.add_column(column, justify="right", no_wrap=True)
+    best, goals = [], []
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        own = [row for row in rows if row["shape"] == shape]
+        flow, times = dataflow_of(own)
+        label = f"{own[0]['model']} {own[0]['layer']} {shape}"
+        for op in OPS:
+            here = {row["tokens"]: row["ratio"] for row in own if row["op"] == op}
+            cells = [_ratio(here.get(count)) for count in tokens]
+            changes = ", ".join(str(each.max_tokens + 1) for each in flow.ranges[:-1])
+            table.add_row(
+                label if op == "gemv" else "", op, *cells, changes if op == "gemv" else ""
+            )
+        for count in tokens:
+            ratio = times[count]["library"] / times[count][flow.implementation(count)]
+            best.append(ratio)
+            if shape == GOAL_SHAPE and count <= GOAL_TOKENS:
+                goals.append(ratio)
+    console.print(table)
+    if best:
+        console.print(
+            f"The dispatcher: {statistics.geometric_mean(best):.2f}x cuBLAS (geometric mean of "
+            f"{len(best)} points), {min(best):.2f}x at its worst (goal 1)"
+        )
+    if goals:
+        mark = "[green]✓[/]" if min(goals) >= GOAL else "[red]✗[/]"
+        console.print(
+            f"{GOAL_SHAPE}, up to {GOAL_TOKENS} tokens: {min(goals):.2f}x or more "
+            f"(goal {GOAL}) {mark}"
+        )
+    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"[green]{ratio:.2f}[/]" if ratio >= 1 else f"[red]{ratio:.2f}[/]"
+
+
+def show_shapes(rows: Sequence[Row], about: dict[str, Any]) -> None:
+    """Microseconds of the five best configurations of each op, and of its own choice."""
+    console = _measure.console(width=110)
+    for shape, tokens in dict.fromkeys((row["shape"], row["tokens"]) for row in rows):
+        own = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]
+        table = Table(title=f"{shape}, {tokens} tokens: µs", box=box.SIMPLE_HEAD)
+        for column in ("op", "configuration"):
+            table.add_column(column, no_wrap=True)
+        table.add_column("µs", justify="right")
+        table.add_row("cuBLAS", own[0]["dense_by"], f"{own[0]['dense_us']:.2f}")
+        for op in OPS:
+            mine = sorted((row for row in own if row["op"] == op), key=lambda row: row["us"])
+            for row in [r for r in mine if r["plan"] == "its own choice"] + mine[:5]:
+                table.add_row(op, row["plan"], f"{row['us']:.2f}")
+        console.print(table)
+    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def known_layer(text: str) -> Layer:
+    return next((each for each in LAYERS if str(each) == text), None) or layer(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("check", "sanitize", "speed"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", default="float16", choices=DTYPES)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
+    parser.add_argument("--shapes", action="store_true", help="every configuration, in turn")
+    parser.add_argument("--layers", type=lambda text: [known_layer(p) for p in text.split(",")])
+    parser.add_argument("--tokens", type=numbers)
+    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("no GPU here: --device cpu makes a toy run")
+        if not STATUS["_C_cuda"].loaded:
+            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
+    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
+    arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    arguments.speed |= arguments.shapes
+    asked = [arguments.check, arguments.speed, arguments.sanitize]
+    if not any(asked):
+        asked = [True, True, False]
+    budget = Budget(60 * arguments.minutes)
+    parts = (
+        lambda: check(arguments, device, budget.at_most(CHECK_SECONDS) if asked[1] else budget),
+        lambda: speed(arguments, device, budget.keep(SANITIZE_SECONDS * asked[2])),
+        lambda: sanitize(arguments.out, budget, Path(__file__)),
+    )
+    good = True
+    for wanted, part in zip(asked, parts, strict=True):
+        if not wanted:
+            continue
+        try:
+            good &= part()
+        except Exception:  # the other parts are worth their time all the same
+            traceback.print_exc()
+            good = False
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

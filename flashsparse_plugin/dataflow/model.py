@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long each implementation should take, from bytes and latencies: a model, not a measurement.
+
+It decides where no table was measured. A product of few tokens takes the longest of
+
+    the weight's bytes from memory, all bytes from L2 (x comes from there, once a block of rows),
+    the instructions that a kernel issues, and for the library its arithmetic,
+
+and beside that a launch and the joining of sums. Instructions are counted in the machine code of
+kernels/cuda; what a sparse kernel takes for a tile was fitted to measurements on an H200
+(docs/kernels.md, "What binds it"); efficiencies and latencies are estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..packed import PackedWeight
+
+DENSE: Mapping[str, int | None] = {"gemv": 8, "flat_gemm": 64, "library": None}
+"""Implementations of a dense layer and the most tokens that each takes, in the order in which they
+become best as tokens grow: ops.gemv, ops.flat_gemm, torch's own linear."""
+PACKED: Mapping[str, int | None] = {"sparse": None, "library": None}
+"""The same of a packed layer: the format's own kernel; unpacking and torch's own linear."""
+
+BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+"""Numbers of tokens that are looked at."""
+
+ITEMSIZE = 2  # bytes of float16 and bfloat16
+
+
+def implementations_of(format: str) -> Mapping[str, int | None]:
+    """DENSE or PACKED."""
+    return DENSE if format == "dense" else PACKED
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What a decision depends on.
+
+    Attributes:
+        shape: (out_features, in_features).
+        format: Of a packed weight, or "dense".
+        density: Share of the elements that are kept.
+        nbytes: That it takes as it is held; of a dense weight it follows from the shape.
+
+    Raises:
+        ValueError: Where `nbytes` of a packed weight are missing.
+    """
+
+    shape: tuple[int, int]
+    format: str = "dense"
+    density: float = 1.0
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format == "dense":
+            object.__setattr__(self, "nbytes", self.dense_nbytes)
+        elif self.nbytes < 1:
+            raise ValueError(
+                f"{self}: the bytes of a packed weight must be given; Weight.of(packed) counts them"
+            )
+
+    @classmethod
+    def of(cls, packed: PackedWeight) -> Weight:
+        return cls(packed.shape, packed.format.name, packed.density, packed.nbytes)
+
+    @property
+    def dense_nbytes(self) -> int:
+        return self.shape[0] * self.shape[1] * ITEMSIZE
+
+    @property
+    def implementations(self) -> Mapping[str, int | None]:
+        return implementations_of(self.format)
+
+    def __str__(self) -> str:
+        text = f"{self.shape[0]}x{self.shape[1]}"
+        return text if self.format == "dense" else f"{text} {self.format} {self.density:.0%} kept"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Constants of the model for one class of GPUs: seconds, bytes and operations of seconds.
+
+    Attributes:
+        memory: Bytes a second that a kernel reads from memory.
+        l2: The same from L2.
+        clock: Hertz under load.
+        arithmetic: Operations a second that the library reaches on 16-bit products.
+        multiprocessors: Of the GPU.
+    """
+
+    name: str
+    memory: float
+    l2: float
+    clock: float
+    arithmetic: float
+    multiprocessors: int
+
+
+# Of the H200 memory, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all other
+# constants are estimates from data sheets.
+GPUS = (
+    Gpu("H200", 4.3e12, 5.5e12, 1.98e9, 800e12, 132),
+    Gpu("H100", 3.0e12, 5.5e12, 1.75e9, 700e12, 132),
+    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108),
+)
+
+# Seconds. Measured on an H200: a launch in a CUDA graph, and all that the library takes beside its
+# bytes. Estimated: from the launch to the first sum, and the joining of sums in a block and between
+# blocks.
+LAUNCH, LIBRARY_FIXED = 2.1e-6, 4.0e-6
+BEGIN, JOIN_WARPS, JOIN_BLOCKS = 0.8e-6, 0.3e-6, 1.5e-6
+ISSUE = 4 * 0.72  # instructions a clock and multiprocessor
+LIBRARY_ROWS, LIBRARY_TOKENS = 128, 64  # of a tile
+FLAT_ROWS = 128  # of a block; kernels/cuda/dense_plan.h
+CHUNK = 32 * 8  # elements of a warp's 16-byte load
+
+# Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
+# the share that each further token of a launch adds: fitted to Tiled-CSL on an H200.
+TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 390, 0.031, 0.0075
+SPARSE_TOKENS = 64  # of a launch
+UNPACK_MEMORY = 0.65  # share of the bandwidth that unpacking reaches, over what it reads and writes
+
+
+def find_gpu(name: str, capability: tuple[int, int]) -> Gpu:
+    """The constants for a GPU, by its name or else by its generation."""
+    for gpu in GPUS:
+        if gpu.name.lower() in name.lower():
+            return gpu
+    wanted = "H100" if capability >= (9, 0) else "A100"
+    return next(gpu for gpu in GPUS if gpu.name == wanted)
+
+
+def seconds(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
+    """Estimated time of one call; infinite where the implementation takes fewer tokens.
+
+    Args:
+        implementation: A key of `weight.implementations`.
+        weight: What is multiplied.
+        tokens: At least 1.
+        gpu: One of GPUS.
+    """
+    most = weight.implementations[implementation]
+    if most is not None and tokens > most:
+        return math.inf
+    activations = ITEMSIZE * tokens * sum(weight.shape) / gpu.memory
+    if implementation == "sparse":
+        return activations + _sparse(weight, tokens, gpu)
+    if implementation == "library":
+        unpack = 0.0
+        if weight.format != "dense":
+            moved = weight.nbytes + weight.dense_nbytes
+            unpack = moved / (UNPACK_MEMORY * gpu.memory) + LAUNCH
+        return activations + unpack + _library(weight, tokens, gpu)
+    return activations + _own(implementation, weight, tokens, gpu)
+
+
+def _own(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
+    """gemv and flat_gemm: instructions for each 16 bytes of weight a lane, as they were counted."""
+    out_features, in_features = weight.shape
+    chunks = out_features * in_features / CHUNK
+    if implementation == "gemv":
+        rows, instructions, join = 4, 16 + 12 * tokens, JOIN_WARPS
+    else:
+        rows, instructions = FLAT_ROWS, 12 + 10 * -(-tokens // 16)
+        join = JOIN_BLOCKS if out_features < FLAT_ROWS * gpu.multiprocessors else JOIN_WARPS
+    # Warps of a block share x in L1, on average two at a time.
+    x_bytes = ITEMSIZE * tokens * in_features * out_features / rows / 2
+    return (
+        LAUNCH
+        + BEGIN
+        + join
+        + max(
+            weight.nbytes / gpu.memory,
+            (weight.nbytes + x_bytes) / gpu.l2,
+            chunks * instructions / (gpu.multiprocessors * ISSUE * gpu.clock),
+        )
+    )
+
+
+def _library(weight: Weight, tokens: int, gpu: Gpu) -> float:
+    out_features, in_features = weight.shape
+    padded = LIBRARY_TOKENS * -(-tokens // LIBRARY_TOKENS)
+    x_bytes = ITEMSIZE * padded * in_features * out_features / LIBRARY_ROWS / 4
+    memory = max(weight.dense_nbytes / gpu.memory, (weight.dense_nbytes + x_bytes) / gpu.l2)
+    arithmetic = 2.0 * padded * in_features * out_features / gpu.arithmetic
+    return LIBRARY_FIXED + max(memory, arithmetic)
+
+
+def _sparse(weight: Weight, tokens: int, gpu: Gpu) -> float:
+    tiles = weight.shape[0] * weight.shape[1] / TILE
+    clocks = TILE_CLOCKS + TILE_CLOCKS_A_BYTE * weight.nbytes / tiles
+    spread = tiles / (gpu.multiprocessors * gpu.clock)
+    total = 0.0
+    for begin in range(0, tokens, SPARSE_TOKENS):
+        more = max(0, min(SPARSE_TOKENS, tokens - begin) - 8)
+        busy = clocks * spread * (1 + TILE_TOKEN * more)
+        total += LAUNCH + BEGIN + JOIN_BLOCKS + max(weight.nbytes / gpu.memory, busy)
+    return total
+
+
+def times(
+    weight: Weight, gpu: Gpu, buckets: Sequence[int] = BUCKETS
+) -> dict[int, dict[str, float]]:
+    """Estimated seconds of every implementation, by tokens."""
+    return {
+        tokens: {name: seconds(name, weight, tokens, gpu) for name in weight.implementations}
+        for tokens in buckets
+    }
+
+
+def inflections(found: Mapping[int, Mapping[str, float]], order: Sequence[str]) -> list[int]:
+    """Where, as tokens grow, one implementation gives way to the next: M1 and M2 of the paper.
+
+    The paper walks up from one token until the next implementation is faster once; a measurement
+    that is noisy by a per cent would stop it anywhere. So the cuts are those whose product of times
+    over all numbers of tokens is smallest.
+
+    Args:
+        found: Seconds of the implementations, by tokens; infinite or missing where one takes fewer.
+        order: The implementations as they follow one another.
+
+    Returns:
+        For each of `order` but the first, the number of tokens from which on it is used: a key of
+        `found`, or one beyond the last of them where it never is.
+    """
+    tokens = sorted(found)
+    # best[i]: the least sum of logarithms over the first i numbers of tokens with the
+    # implementations so far, and where each of them begins.
+    best: list[tuple[float, list[int]]] = [(0.0, []), *[(math.inf, [])] * len(tokens)]
+    for name in order:
+        logs = [math.log(found[count].get(name, math.inf)) for count in tokens]
+        following = []
+        for end in range(len(tokens) + 1):
+            options = [
+                (cost + sum(logs[begin:end]), [*begins, begin])
+                for begin, (cost, begins) in enumerate(best[: end + 1])
+            ]
+            following.append(min(options))
+        best = following
+    beyond = tokens[-1] + 1
+    return [tokens[begin] if begin < len(tokens) else beyond for begin in best[-1][1][1:]]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the implementations of a layer on this machine's GPU, offline.
+
+The decision flow of FlashDecoding++, section 5. Each call is timed among many of its kind in a CUDA
+graph, whose replays' median counts. Copies of the weight take turns, four times the L2 cache in
+all, so that each call reads its weight from memory as a model does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..formats import pack
+from ..ops import STATUS, ops
+from ..packed import PackedWeight
+from .model import BUCKETS, SPARSE_TOKENS, Weight
+from .table import Entry, Measurement, ranges_of
+
+Call = Callable[[], object]
+
+
+class Timer(Protocol):
+    """Seconds of one call, which takes turns over so many copies of its weight."""
+
+    def __call__(self, call: Call, copies: int) -> float: ...
+
+
+class GraphTimer:
+    """Replays CUDA graphs of calls; the median of the replays."""
+
+    CALLS, SECONDS, REPLAYS = 40, 0.002, 11
+
+    def __call__(self, call: Call, copies: int) -> float:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # workspaces and modules are made outside of the graph
+            once = _elapsed(call, stream)
+        torch.cuda.current_stream().wait_stream(stream)
+        calls = max(copies, 3, min(self.CALLS, math.ceil(self.SECONDS / once)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+        with torch.cuda.stream(stream):
+            graph.replay()
+            samples = [_elapsed(graph.replay, stream) / calls for _ in range(self.REPLAYS)]
+        torch.cuda.current_stream().wait_stream(stream)
+        return statistics.median(samples)
+
+
+def _elapsed(call: Call, stream: torch.cuda.Stream) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record(stream)
+    call()
+    end.record(stream)
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def require_gpu() -> torch.device:
+    """The GPU to measure on.
+
+    Raises:
+        RuntimeError: Where there is none, or no kernels for it.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "tuning measures kernels on an NVIDIA GPU, and torch sees none here. Run it on the "
+            "machine that will serve the model; `--estimate H200` shows what bytes and latencies "
+            "let expect without one"
+        )
+    if not STATUS["_C_cuda"].loaded:
+        raise RuntimeError(
+            f"tuning measures the CUDA kernels, and _C_cuda.so is {STATUS['_C_cuda'].reason}. "
+            "`flashsparse doctor` tells more"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def packed_weight(shape: tuple[int, int], format: str, density: float) -> Weight:
+    """A layer's weight in a format, whose bytes are those of a random sample, scaled."""
+    sample = random_weight((512, 512), density, torch.bfloat16, torch.device("cpu"))
+    nbytes = pack(sample, format).nbytes * shape[0] * shape[1] // sample.numel()
+    return Weight(shape, format, density, nbytes)
+
+
+def random_weight(
+    shape: tuple[int, int], density: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Normal values, of which a share `density` is kept; products stay near 1."""
+    generator = torch.Generator(device).manual_seed(0)
+    weight = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    weight *= shape[1] ** -0.5
+    if density < 1:
+        weight *= torch.rand(shape, generator=generator, device=device) < density
+    return weight
+
+
+class _Layer:
+    """Copies of one weight, and the calls that multiply them by turns."""
+
+    def __init__(self, weight: Weight, dtype: torch.dtype, device: torch.device, cold_bytes: int):
+        self._weight, self._dtype, self._device = weight, dtype, device
+        dense = random_weight(weight.shape, weight.density, dtype, device)
+        made: Tensor | PackedWeight = dense
+        nbytes = dense.nbytes
+        if weight.format != "dense":
+            made = pack(dense, weight.format).prepare(device)
+            nbytes = made.nbytes
+        count = max(2, cold_bytes // nbytes + 1)
+        self.copies = [made, *(_copy(made) for _ in range(count - 1))]
+
+    def calls(self, tokens: int) -> Iterator[tuple[str, Call, int]]:
+        generator = torch.Generator(self._device).manual_seed(tokens)
+        size = (tokens, self._weight.shape[1])
+        x = torch.randn(size, generator=generator, device=self._device).to(self._dtype)
+        implementations = _dense_calls(x) if self._weight.format == "dense" else _packed_calls(x)
+        for name, multiply in implementations.items():
+            most = self._weight.implementations[name]
+            if most is None or tokens <= most:
+                yield name, partial(_next, multiply, itertools.cycle(self.copies)), len(self.copies)
+
+
+def _next(multiply: Callable[[Any], object], turns: Iterator[Any]) -> None:
+    multiply(next(turns))
+
+
+def _copy(weight: Tensor | PackedWeight) -> Tensor | PackedWeight:
+    if isinstance(weight, Tensor):
+        return weight.clone()
+    tensors = {name: tensor.clone() for name, tensor in weight.tensors.items()}
+    return PackedWeight(weight.format, tensors, weight.shape, weight.dtype, weight.options)
+
+
+def _dense_calls(x: Tensor) -> dict[str, Callable[[Tensor], object]]:
+    return {
+        "gemv": lambda weight: ops.gemv(x, weight),
+        "flat_gemm": lambda weight: ops.flat_gemm(x, weight),
+        "library": lambda weight: F.linear(x, weight),
+    }
+
+
+def _packed_calls(x: Tensor) -> dict[str, Callable[[PackedWeight], object]]:
+    parts = x.split(SPARSE_TOKENS)  # as many as the kernel multiplies at a time
+    return {
+        "sparse": lambda weight: [weight.linear(part) for part in parts],
+        "library": lambda weight: F.linear(x, weight.unpack()),
+    }
+
+
+def measure(
+    weight: Weight,
+    dtype: torch.dtype,
+    device: torch.device,
+    timer: Timer,
+    cold_bytes: int,
+    buckets: Sequence[int] = BUCKETS,
+    on_measured: Callable[[int], None] = lambda tokens: None,
+) -> Entry:
+    """Times every implementation of one layer and draws the inflection points.
+
+    Args:
+        weight: Shape, format and density of the layer; its values are random.
+        dtype: float16 or bfloat16.
+        device: Where to measure.
+        timer: `GraphTimer()`.
+        cold_bytes: Of the copies of the weight in all.
+        buckets: Numbers of tokens.
+        on_measured: Called with each of them when it is done.
+    """
+    layer = _Layer(weight, dtype, device, cold_bytes)
+    found: dict[int, dict[str, float]] = {}
+    for tokens in sorted(buckets):
+        found[tokens] = {name: timer(call, copies) for name, call, copies in layer.calls(tokens)}
+        on_measured(tokens)
+    return entry_of(weight, found)
+
+
+def entry_of(weight: Weight, found: Mapping[int, Mapping[str, float]]) -> Entry:
+    """The entry that follows from the seconds of implementations, by tokens."""
+    return Entry(
+        shape=weight.shape,
+        format=weight.format,
+        density=weight.density,
+        ranges=ranges_of(found, weight.implementations),
+        measurements=[
+            Measurement(
+                tokens=tokens,
+                microseconds={
+                    name: round(value * 1e6, 3)
+                    for name, value in named.items()
+                    if math.isfinite(value)
+                },
+            )
+            for tokens, named in found.items()
+        ],
+    )
+
+
+def cold_bytes_of(device: torch.device) -> int:
+    """Copies of so much in all take turns, and none is found in a cache."""
+    return 4 * torch.cuda.get_device_properties(device).L2_cache_size

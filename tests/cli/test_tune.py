@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse tune`: estimates on any machine, measurements (pretended here) kept in the cache."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flashsparse_plugin.cli import app
+from flashsparse_plugin.dataflow import DeviceKey, Weight, model, table, tuner
+from flashsparse_plugin.dataflow.table import read_table, table_path
+
+GPU = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
+
+
+def tune(*arguments):
+    return CliRunner().invoke(app, ["tune", *map(str, arguments)])
+
+
+def entries(result):
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)["entries"]
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch, tmp_path):
+    """A GPU whose implementations take what the model says; nothing is run."""
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuner, "require_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(DeviceKey, "of", lambda device: GPU)
+    monkeypatch.setattr(tuner, "cold_bytes_of", lambda device: 0)
+
+    def measure(weight, dtype, device, timer, cold_bytes, on_measured):
+        on_measured(1)
+        return tuner.entry_of(weight, model.times(weight, model.GPUS[0]))
+
+    monkeypatch.setattr(tuner, "measure", measure)
+    table._cached.cache_clear()
+    yield table_path(GPU, "bfloat16")
+    table._cached.cache_clear()
+
+
+def test_without_a_gpu_it_says_clearly_what_it_needs():
+    result = tune("4096x4096")
+    assert result.exit_code == 1
+    assert "on an NVIDIA GPU" in result.stderr and "--estimate H200" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_estimate_is_shown_and_marked_as_one():
+    result = tune("12288x4096,4096x4096", "--estimate", "A100", "--sparsity", "0.7")
+    assert result.exit_code == 0
+    assert "A100, estimated and not measured" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if "x4096" in line]
+    assert len(lines) == 4 and sum("tiled_csl 70%" in line for line in lines) == 2
+    assert "gemv: CUDA cores" in result.stdout and "Written" not in result.stdout
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+
+
+def test_an_estimate_is_that_of_the_model():
+    found = entries(tune("4096x4096", "--estimate", "H200", "--json"))
+    expected = tuner.entry_of(
+        Weight((4096, 4096)), model.times(Weight((4096, 4096)), model.GPUS[0])
+    )
+    assert found == [expected.model_dump(mode="json")]
+
+
+def test_measurements_are_kept_and_added_to(pretended_gpu):
+    first = tune("4096x4096")
+    assert first.exit_code == 0 and f"Written to {pretended_gpu}" in first.stdout
+    assert "NVIDIA H200" in first.stdout and "estimated" not in first.stdout
+    assert len(entries(tune("1024x4096", "--sparsity", "0.8", "--json"))) == 2
+    assert [e.shape for e in read_table(pretended_gpu).entries] == [
+        (4096, 4096),
+        (1024, 4096),
+        (1024, 4096),
+    ]
+
+
+def test_a_table_that_cannot_be_read_is_not_overwritten(pretended_gpu):
+    pretended_gpu.write_text("{}")
+    result = tune("4096x4096")
+    assert result.exit_code == 1 and "is no valid table" in result.stderr
+    assert pretended_gpu.read_text() == "{}"
+
+
+def test_a_model_gives_its_layers_and_those_that_engines_merge(model_dir):
+    found = {
+        tuple(entry["shape"]) for entry in entries(tune(model_dir, "--estimate", "H200", "--json"))
+    }
+    config = json.loads((model_dir / "config.json").read_text())
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    qkv = head * (config["num_attention_heads"] + 2 * config["num_key_value_heads"])
+    assert {(hidden, wide), (wide, hidden), (2 * wide, hidden), (qkv, hidden)} <= found
+
+
+def test_a_packed_model_brings_its_sparsity(model_dir, tmp_path):
+    packed = tmp_path / "packed"
+    shutil.copytree(model_dir, packed)
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "flashsparse", "sparsity": 0.75}
+    (packed / "config.json").write_text(json.dumps(config))
+    found = entries(tune(packed, "--estimate", "H200", "--json"))
+    assert {entry["density"] for entry in found if entry["format"] == "tiled_csl"} == {0.25}
+
+
+def test_a_plot(tmp_path):
+    path = tmp_path / "times.png"
+    result = tune("4096x4096,11008x4096", "--estimate", "H200", "--plot", path)
+    assert result.exit_code == 0 and path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_plot_without_matplotlib_tells_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = tune("8x8", "--estimate", "H200", "--plot", tmp_path / "times.png")
+    assert result.exit_code == 1 and "pip install matplotlib" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no/such/model"], "is no directory"),
+        (["0x4096"], "between 1 and"),
+        (["4096x99999999999"], "between 1 and"),
+        (["4096x4096", "--format", "zip"], "'zip' is no format; there are tiled_csl"),
+        (["4096x4096", "--sparsity", "1.5"], "--sparsity"),
+        (["4096x4096", "--estimate", "TPU"], "--estimate"),
+    ],
+)
+def test_wrong_usage(arguments, message):
+    result = tune(*arguments)
+    assert result.exit_code == 2 and message in result.stderr

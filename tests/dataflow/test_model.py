@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of bytes and latencies, held against what was measured; where the inflections lie."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow import BUCKETS, DENSE, Weight, model
+from flashsparse_plugin.dataflow.tuner import packed_weight
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200" / "spmm.json"
+H200 = model.find_gpu("NVIDIA H200", (9, 0))
+LLAMA2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
+
+
+def shares() -> dict[str, list[float]]:
+    """Estimated time / measured time, by implementation, of all that the H200's results hold."""
+    found: dict[str, list[float]] = {"dense": [], "sparse": [], "unpack": []}
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        shape = tuple(map(int, row["shape"].split("x")))
+        nbytes = round(row["packed_gb_s"] * row["us"] * 1e3)
+        packed = Weight(shape, "tiled_csl", 1 - row["sparsity"] / 100, nbytes)
+        tokens = row["tokens"]
+        dense = model.seconds("library", Weight(shape), tokens, H200)
+        found["dense"].append(dense * 1e6 / row["dense_us"])
+        name = "sparse" if tokens <= 192 else "library"  # as kernels/bindings/cuda_linear.cpp
+        own = model.seconds(name, packed, tokens, H200) * 1e6 / row["us"]
+        found["sparse" if name == "sparse" else "unpack"].append(own)
+    return found
+
+
+def test_it_agrees_with_what_was_measured():
+    for name, ratios in shares().items():
+        assert len(ratios) > 100
+        assert 0.93 < statistics.geometric_mean(ratios) < 1.1, name
+        assert min(ratios) > 0.65 and max(ratios) < 1.25, name
+
+
+def test_gpus():
+    assert H200.name == "H200"
+    assert model.find_gpu("NVIDIA A100-SXM4-80GB", (8, 0)).name == "A100"
+    assert model.find_gpu("NVIDIA RTX 9999", (12, 0)).name == "H100"
+    assert model.find_gpu("NVIDIA RTX 4090", (8, 9)).name == "A100"
+
+
+@pytest.mark.parametrize("shape", LLAMA2_7B)
+@pytest.mark.parametrize("gpu", model.GPUS, ids=lambda gpu: gpu.name)
+def test_more_tokens_never_take_less(gpu, shape):
+    for weight in (Weight(shape), packed_weight(shape, "tiled_csl", 0.3)):
+        for name, most in weight.implementations.items():
+            found = [model.seconds(name, weight, tokens, gpu) for tokens in BUCKETS]
+            assert found == sorted(found)
+            for tokens, each in zip(BUCKETS, found, strict=True):
+                assert math.isinf(each) == (most is not None and tokens > most)
+        # And what reads the weight takes at least as long as its bytes do.
+        floor = weight.nbytes / gpu.memory
+        assert min(model.seconds(name, weight, 1, gpu) for name in weight.implementations) > floor
+
+
+def test_where_implementations_change():
+    assert model.inflections(times(gemv=[1, 2, 4, 8], flat_gemm=[3, 3, 3, 3]), DENSE) == [4, 9]
+    assert model.inflections(times(gemv=[9] * 4, flat_gemm=[9] * 4, library=[1] * 4), DENSE) == [
+        1,
+        1,
+    ]
+    # What takes no more tokens is not chosen for them, however fast it was.
+    limited = times(gemv=[1, 1, math.inf, math.inf], flat_gemm=[2, 2, 2, math.inf])
+    assert model.inflections(limited, DENSE) == [4, 8]
+
+
+def test_a_noisy_measurement_does_not_end_the_walk():
+    """The paper's flow would stop at the first number of tokens where the next one is faster."""
+    noisy = times(gemv=[1, 2.01, 1.2, 8], flat_gemm=[2, 2, 2, 2])
+    assert model.inflections(noisy, DENSE) == [8, 9]
+
+
+def times(**found):
+    """Of 1, 2, 4 and 8 tokens; the library takes long where nothing is said."""
+    found = {"library": [100] * 4} | found
+    return {
+        tokens: {name: each[index] for name, each in found.items()}
+        for index, tokens in enumerate((1, 2, 4, 8))
+    }
+
+
+def test_weights():
+    weight = torch.zeros(256, 128, dtype=torch.float16)
+    weight[:64] = 1
+    packed = fs.pack(weight)
+    found = Weight.of(packed)
+    assert (found.shape, found.format, found.density) == ((256, 128), "tiled_csl", 0.25)
+    assert found.nbytes == packed.nbytes
+    assert Weight((256, 128)).nbytes == weight.nbytes
+    with pytest.raises(ValueError, match="bytes of a packed weight must be given"):
+        Weight((256, 128), "tiled_csl", 0.25)
+    assumed = packed_weight((2560, 1280), "tiled_csl", 0.25)
+    assert abs(assumed.nbytes / (100 * found.nbytes) - 1) < 0.02

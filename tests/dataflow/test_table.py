@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: what is found in them, what is refused, and what decides where there is none."""
+
+import copy
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, resolve, table
+from flashsparse_plugin.dataflow.table import Entry, Table, read_table, table_path, write_table
+
+GPU = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
+DENSE_RANGES = [
+    {"max_tokens": 2, "implementation": "gemv"},
+    {"max_tokens": 48, "implementation": "flat_gemm"},
+    {"max_tokens": None, "implementation": "library"},
+]
+PACKED_RANGES = [
+    {"max_tokens": 200, "implementation": "sparse"},
+    {"max_tokens": None, "implementation": "library"},
+]
+GOOD = {
+    "version": 1,
+    "device": GPU.model_dump(mode="json"),
+    "dtype": "bfloat16",
+    "entries": [
+        {
+            "shape": [4096, 4096],
+            "ranges": DENSE_RANGES,
+            "measurements": [{"tokens": 1, "microseconds": {"gemv": 9.5, "library": 13}}],
+        },
+        {"shape": [4096, 4096], "format": "tiled_csl", "density": 0.3, "ranges": PACKED_RANGES},
+        {"shape": [4096, 4096], "format": "tiled_csl", "density": 0.2, "ranges": PACKED_RANGES},
+    ],
+}
+
+
+@pytest.fixture
+def h200(monkeypatch, tmp_path):
+    """A GPU as torch would tell of it, an empty cache, and nothing told yet."""
+    found = SimpleNamespace(name=GPU.name, major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))
+    monkeypatch.setattr(table, "_told", set())
+    table._cached.cache_clear()
+    yield
+    table._cached.cache_clear()
+
+
+def written(data, path):
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_what_was_measured_decides(h200):
+    write_table(Table.model_validate(GOOD), table_path(GPU, "bfloat16"))
+    found = resolve(Weight((4096, 4096)), torch.bfloat16, "cuda")
+    assert found.source == "table" and "measured" in found.reason
+    chosen = [found.implementation(tokens) for tokens in (1, 2, 3, 48, 49, 10**6)]
+    assert chosen == ["gemv", "gemv", "flat_gemm", "flat_gemm", "library", "library"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "dtype", "source"),
+    [
+        (Weight((4096, 4096), "tiled_csl", 0.34, 1 << 24), torch.bfloat16, "table"),
+        (Weight((4096, 4096), "tiled_csl", 0.36, 1 << 24), torch.bfloat16, "model"),  # density
+        (Weight((4096, 4097)), torch.bfloat16, "model"),
+        (Weight((4096, 4096)), torch.float16, "model"),
+    ],
+)
+def test_the_nearest_density_of_the_same_shape_and_dtype(h200, weight, dtype, source):
+    write_table(Table.model_validate(GOOD), table_path(GPU, "bfloat16"))
+    assert resolve(weight, dtype, "cuda").source == source
+
+
+def test_of_two_densities_the_nearer():
+    near = Table.model_validate(GOOD).find(Weight((4096, 4096), "tiled_csl", 0.24, 1 << 24))
+    assert near.density == 0.2
+
+
+def test_without_a_table_the_model_decides_and_says_so_once(h200, caplog):
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        found = resolve(Weight((4096, 4096)), torch.bfloat16, "cuda")
+    assert found.source == "model" and found.implementation(4096) == "library"
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "estimated by the model of an H200" in told and "flashsparse tune" in told
+    assert resolve(Weight((5, 5)), torch.bfloat16, "cuda").implementation(1) in ("gemv", "library")
+
+
+def test_on_a_cpu_there_is_nothing_to_choose(h200):
+    dense = resolve(Weight((10, 10)), torch.bfloat16, "cpu")
+    packed = resolve(Weight((10, 10), "tiled_csl", 0.5, 300), torch.bfloat16, "cpu")
+    assert (dense.implementation(1), packed.implementation(1000)) == ("library", "sparse")
+    assert dense.source == "device"
+
+
+def test_a_table_of_another_gpu_is_not_believed(h200):
+    other = copy.deepcopy(GOOD)
+    other["device"]["multiprocessors"] = 78
+    write_table(Table.model_validate(other), table_path(GPU, "bfloat16"))
+    assert resolve(Weight((4096, 4096)), torch.bfloat16, "cuda").source == "model"
+
+
+def test_writing_keeps_what_else_was_measured(tmp_path):
+    before = Table.model_validate(GOOD)
+    again = Entry(shape=(4096, 4096), ranges=[{"max_tokens": None, "implementation": "library"}])
+    new = Entry(shape=(1, 2), ranges=[{"max_tokens": None, "implementation": "library"}])
+    write_table(before.with_entries([again, new]), tmp_path / "deep" / "table.json")
+    found = read_table(tmp_path / "deep" / "table.json")
+    assert len(found.entries) == 4 and again in found.entries and new in found.entries
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["table.json"]
+
+
+def damaged(damage):
+    data = copy.deepcopy(GOOD)
+    damage(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: d.update(version=2), "version 2; .* pip install -U"),
+        (lambda d: d.pop("version") and d.update(version=0), "version"),
+        (lambda d: d.update(surprise=1), "surprise: Extra inputs"),
+        (lambda d: d.update(dtype="int8"), "dtype"),
+        (lambda d: d["device"].update(multiprocessors=-1), "device.multiprocessors"),
+        (lambda d: d["entries"].append(d["entries"][0]), "two entries for"),
+        (lambda d: d["entries"][0].update(shape=[4096]), "entries.0.shape"),
+        (lambda d: d["entries"][0].update(shape=[4096, 1 << 40]), "entries.0.shape.1"),
+        (lambda d: d["entries"][1].update(density=1.5), "entries.1.density"),
+        (lambda d: d["entries"][1].update(density=float("nan")), "entries.1.density"),
+        (lambda d: d["entries"][0].update(ranges=[]), "entries.0.ranges"),
+        (lambda d: d["entries"][0]["ranges"].pop(), "the last range, and no other"),
+        (lambda d: d["entries"][0]["ranges"].insert(0, d["entries"][0]["ranges"][-1]), "no other"),
+        (lambda d: d["entries"][0]["ranges"][1].update(max_tokens=2), "must rise"),
+        (lambda d: d["entries"][0]["ranges"][0].update(max_tokens=0), "max_tokens"),
+        (lambda d: d["entries"][0]["ranges"][1].update(max_tokens=65), "takes up to 64 tokens"),
+        (lambda d: d["entries"][0]["ranges"][0].update(implementation="os.system"), "is none of"),
+        (lambda d: d["entries"][0]["ranges"][2].update(implementation="gemv"), "up to 8 tokens"),
+        (lambda d: d["entries"][1]["ranges"][0].update(implementation="gemv"), "is none of"),
+        (lambda d: d["entries"][0]["measurements"][0]["microseconds"].update(gemv=-1), "gemv"),
+    ],
+)
+def test_each_broken_rule_is_told_with_the_file_and_the_remedy(h200, tmp_path, damage, message):
+    path = written(damaged(damage), table_path(GPU, "bfloat16"))
+    with pytest.raises(TableError, match=message) as error:
+        read_table(path)
+    assert str(path) in str(error.value) and "emove" in str(error.value)
+    with pytest.raises(TableError):  # nothing falls back in silence
+        resolve(Weight((4096, 4096)), torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b"[1, 2]", b"null", b'"a"'],
+    ids=["empty", "cut", "not text", "deep", "long number", "list", "null", "string"],
+)
+def test_what_is_no_table_at_all(tmp_path, text):
+    path = tmp_path / "table.json"
+    path.write_bytes(text)
+    with pytest.raises(TableError, match="flashsparse tune"):
+        read_table(path)
+
+
+def test_a_file_of_any_size_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "MAX_BYTES", 100)
+    with pytest.raises(TableError, match="larger than any table"):
+        read_table(written(GOOD, tmp_path / "table.json"))
+
+
+def test_where_tables_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path / "mine"))
+    name = "dataflow-sm90-132-nvidia-h200-float16.json"
+    assert table_path(GPU, "float16") == tmp_path / "mine" / name
+    monkeypatch.delenv("FLASHSPARSE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert table_path(GPU, "float16").parent == tmp_path / "flashsparse"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring: every implementation is called as it is, on the CPU here, by a timer that pretends."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flashsparse_plugin.dataflow import Weight, tuner
+from flashsparse_plugin.dataflow.tuner import measure, packed_weight
+
+CPU = torch.device("cpu")
+
+
+class Pretending:
+    """Runs each call once for every copy and tells the times that it was given, in turn."""
+
+    def __init__(self, *seconds):
+        self.seconds, self.copies = list(seconds), []
+
+    def __call__(self, call, copies):
+        for _ in range(copies):
+            call()
+        self.copies.append(copies)
+        return self.seconds.pop(0)
+
+
+def test_a_dense_layer():
+    weight = Weight((48, 64))
+    seen = []
+    #   tokens: 1: gemv, flat_gemm, library; 8: the same; 9: flat_gemm, library; 65: library
+    timer = Pretending(1, 2, 3, 3, 2, 3, 2, 3, 3)
+    entry = measure(
+        weight, torch.bfloat16, CPU, timer, 4 * weight.nbytes, (65, 1, 8, 9), seen.append
+    )
+    assert seen == [1, 8, 9, 65] and timer.seconds == []
+    assert set(timer.copies) == {5}
+    found = [(each.max_tokens, each.implementation) for each in entry.ranges]
+    assert found == [(7, "gemv"), (64, "flat_gemm"), (None, "library")]
+    assert entry.measurements[0].microseconds == {"gemv": 1e6, "flat_gemm": 2e6, "library": 3e6}
+    assert list(entry.measurements[-1].microseconds) == ["library"]
+
+
+def test_a_packed_layer():
+    weight = packed_weight((48, 64), "tiled_csl", 0.3)
+    entry = measure(weight, torch.float16, CPU, Pretending(1, 2, 4, 3), 0, (1, 100))
+    found = [(each.max_tokens, each.implementation) for each in entry.ranges]
+    assert found == [(99, "sparse"), (None, "library")]
+    assert (entry.format, entry.density) == ("tiled_csl", 0.3)
+
+
+@pytest.mark.parametrize("format", ["dense", "tiled_csl"])
+def test_all_implementations_compute_the_product(monkeypatch, format):
+    """What is timed is the product of the layer, and every copy takes its turn."""
+    results = []
+    monkeypatch.setattr(tuner, "_next", lambda multiply, turns: results.append(
+        (multiply(first := next(turns)), first)))  # fmt: skip
+    weight = Weight((48, 64)) if format == "dense" else packed_weight((48, 64), format, 0.5)
+    measure(weight, torch.float16, CPU, Pretending(*[1] * 3), 0, (3,))
+    dense = tuner.random_weight(weight.shape, weight.density, torch.float16, CPU)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn((3, 64), generator=generator).half()
+    assert len(results) == 2 * len(weight.implementations)
+    for result, _ in results:
+        y = torch.cat(result) if isinstance(result, list) else result
+        torch.testing.assert_close(y, F.linear(x, dense), atol=2e-3, rtol=2e-3)
+    assert len({id(copy) for _, copy in results}) == 2
+
+
+def test_random_weights_are_as_dense_as_said():
+    weight = tuner.random_weight((200, 300), 0.2, torch.float16, CPU)
+    assert abs(float((weight != 0).double().mean()) - 0.2) < 0.01
+    assert bool(tuner.random_weight((20, 30), 1.0, torch.float16, CPU).all())
+
+
+def test_without_a_gpu_it_says_what_it_needs():
+    if torch.cuda.is_available():
+        pytest.fail("this test is about machines without a GPU")
+    with pytest.raises(RuntimeError, match="needs|on an NVIDIA GPU.*--estimate H200"):
+        tuner.require_gpu()
