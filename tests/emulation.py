@@ -16,7 +16,10 @@ SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 # What a driver needs beside its own source: code of the host.
-HOST_SOURCES = {"linear_driver": ["cuda/linear_plan.cpp"]}
+HOST_SOURCES = {
+    "linear_driver": ["cuda/linear_plan.cpp"],
+    "decode_driver": ["cuda/unified_max_plan.cpp"],
+}
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3
 RACE_EXIT_CODE = 66  # of the thread sanitizer

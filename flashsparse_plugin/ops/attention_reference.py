@@ -73,7 +73,8 @@ def decode(
     """
     sequences, kv_heads, positions, _ = key.shape
     inputs = scores(query, key, lengths, mask, scale=scale, softcap=softcap, window=window)
-    weights = torch.softmax(inputs, -1).nan_to_num(0.0)  # NaN: a row without positions
+    nothing = (inputs == -torch.inf).all(-1, keepdim=True)
+    weights = torch.softmax(inputs.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
     allowed = attended(positions, lengths, mask, window, sequences)[:, None, :, None]
     known = torch.where(allowed, value.double(), 0.0)
     known = known.repeat_interleave(query.shape[1] // kv_heads, 1)
@@ -81,6 +82,10 @@ def decode(
 
 
 def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
-    """A paged cache [blocks, block_size, kv_heads, head_dim] as [sequences, kv_heads, T, head_dim]."""
-    pages = cache[block_table.long()]  # [sequences, blocks of one, block_size, kv_heads, head_dim]
-    return pages.flatten(1, 2).transpose(1, 2)
+    """Makes [sequences, kv_heads, positions, head_dim] of a paged cache.
+
+    Args:
+        cache: [blocks, block_size, kv_heads, head_dim].
+        block_table: [sequences, blocks of one sequence].
+    """
+    return cache[block_table.long()].flatten(1, 2).transpose(1, 2)

@@ -7,6 +7,7 @@
 //   wgmma.cuh    tensor cores of Hopper, fed from shared memory
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products
+//   float32.cuh  exponential and reciprocal
 #pragma once
 #include <cstdint>
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the decode kernel is given, all of it device memory.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse::unified_max {
+
+struct Strides {  // in elements
+  int64_t page, head, position;
+};
+
+struct DecodeArguments {
+  const uint16_t* query;               // on 4 bytes: element d of a head at
+  int64_t query_sequence, query_head;  // sequence * query_sequence + head * query_head + d
+
+  // Position p of a sequence lies in its page p / (16 * page_tiles), number `table` says; without a
+  // table a sequence is one page, that of its own number. Rows are on 16 bytes.
+  const uint16_t *key, *value;
+  Strides key_strides, value_strides;
+  const int32_t* table;  // [sequences, table_width], or null
+  int table_width, pages, page_tiles;
+
+  const int32_t* lengths;  // [sequences], or null: all are as long as `positions`
+  int positions;           // that there is room for: no length counts for more
+  const uint8_t* mask;     // [sequences, mask_stride], zero where not to look, or null
+  int64_t mask_stride;
+  int window;  // look at the last so many positions only; 0: at all
+
+  int kv_heads, group;   // group: query heads of a kv head
+  float scale, softcap;  // softcap 0: none
+  const float* phi;      // [kv_heads * group], or null: online softmax
+  float low, high;       // of a warp's sum, where it counts as sound
+
+  uint16_t* out;        // [sequences, kv_heads * group, head dim], on 8 bytes
+  int32_t* recomputed;  // [sequences, kv_heads * group]: parts of warps done again
+  float* partials;      // DecodePlan::partial_floats() of any content, on 16 bytes
+  uint32_t* arrivals;   // [sequences * gridDim.y], all zero before and after
+};
+
+}  // namespace flashsparse::unified_max

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of one new token a sequence over its cached keys and values, with a unified maximum
+// (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; here is its plot.
+//
+// A block takes one split of a sequence's positions for up to 8 query heads that share a kv head.
+// Its warps take tiles of 16 positions by turns, each through a ring of its own in shared memory,
+// and meet nobody until their tiles are done:
+//   load        the tile after next starts on its way (cp.async)
+//   multiply    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
+//   exponentiate P = 2^(S - reference), rounded to 16 bits, transposed in registers
+//   multiply    O^T [head_dim, 8 heads] += V^T P, and the sums of P as one more row, of ones
+// Positions are the 16-row side of mma and heads the 8-column side: the other way round half of the
+// rows would be padding.
+//
+// The reference is phi, the same everywhere, so that splits have nothing to tell each other and
+// their sums simply add up. When a warp is done, one comparison a head says whether that was right:
+// all terms are positive, so the sum bounds each of them, infinity and NaN stay in it, and a sum
+// too small says that terms were lost. If it was not, the warp does its own tiles again with the
+// online softmax and its own reference, which weighs its sums when they are joined. Without phi it
+// is the online softmax from the start, whose reference moves only when a score is more than 2^8
+// above it.
+//
+// The splits of a row leave their sums in `partials`, and the block that arrives last adds them up
+// in the order of splits: one launch, and the same bits every time.
+#pragma once
+#include "common/device.cuh"
+#include "common/float32.cuh"
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "cuda/unified_max_arguments.h"
+#include "cuda/unified_max_join.cuh"
+#include "cuda/unified_max_plan.h"
+
+namespace flashsparse::unified_max {
+
+// Launch with a grid of (splits, kv_heads * head tiles, sequences), whole warps, kMaxWarps at most,
+// and ring_bytes for each warp.
+template <class Type, int kHeadDim>
+class DecodeBlock {
+ public:
+  __device__ __forceinline__ DecodeBlock(const DecodeArguments& a, uint32_t shared)
+      : a_(a),
+        shared_(shared),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32),
+        warps_(blockDim.x / 32),
+        sequence_(blockIdx.z),
+        kv_head_(blockIdx.y % a.kv_heads),
+        row_(blockIdx.z * gridDim.y + blockIdx.y),
+        first_head_(kv_head_ * a.group + blockIdx.y / a.kv_heads * kHeads),
+        heads_(min(kv_head_ * a.group + a.group - first_head_, kHeads)),
+        factor_(a.scale * kLog2e),
+        ring_(shared + warp_ * kRingBytes) {}
+
+  __device__ __forceinline__ void run() {
+    if (!find_split()) return;
+    load_query();
+    FS_NO_UNROLL
+    for (bool online = a_.phi == nullptr;; online = true) {
+      attend(online);
+      if (online || !left_the_range()) break;
+    }
+    leave_sums();
+    __syncthreads();
+    join_warps();
+    if (splits_ > 1) join_splits();
+  }
+
+ private:
+  static constexpr float kLog2e = 1.4426950408889634f;
+  static constexpr float kHeadroom = 8;         // log2 of what a term may be before rescaling
+  static constexpr uint32_t kAll = 0xffff;      // of a tile's positions, a bit each
+  static constexpr int kSteps = kHeadDim / 16;  // mma steps along the head
+  static constexpr int kStages = stages(kHeadDim);
+  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
+  static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
+  // Rows that a warp copies at once, 16 bytes a lane.
+  static constexpr int kChunks = kHeadDim / 8, kRows = 32 / kChunks;
+
+  // ---- which positions are this warp's ----------------------------------------------------------
+
+  // False where the sequence has too few positions for this split. Split 0 there always is.
+  __device__ __forceinline__ bool find_split() {
+    length_ = a_.positions;
+    if (a_.lengths) length_ = max(min(load_readonly(a_.lengths + sequence_), a_.positions), 0);
+    start_ = a_.window > 0 ? max(length_ - a_.window, 0) : 0;
+    const int first = start_ / kTile, tiles = (length_ + kTile - 1) / kTile - first;
+    const int launched = gridDim.x, split = blockIdx.x;
+    const int share = max((tiles + launched - 1) / launched, kLeastTiles);
+    splits_ = max((tiles + share - 1) / share, 1);
+    begin_ = first + split * share + warp_;
+    end_ = first + min((split + 1) * share, tiles);
+    return split < splits_;
+  }
+
+  // Which positions of the tile `next_` to look at.
+  __device__ __forceinline__ uint32_t looked_at() const {
+    const int first = next_ * kTile, beyond = first + kTile - length_;
+    uint32_t bits = kAll;
+    if (first < start_) bits &= kAll << (start_ - first);
+    if (beyond > 0) bits &= kAll >> beyond;
+    if (a_.mask) bits &= __ballot_sync(~0u, allowed_);
+    return bits;
+  }
+
+  // Looks up what loading the tile `next_` will need: well before, as it is a load itself.
+  __device__ __forceinline__ void look_up() {
+    if (next_ >= end_) return;
+    if (a_.table) {
+      const int64_t entry = static_cast<int64_t>(sequence_) * a_.table_width + page_number_;
+      page_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)),
+                  static_cast<uint32_t>(a_.pages - 1));
+    }
+    if (a_.mask) {
+      const int position = next_ * kTile + lane_ % kTile;
+      allowed_ = position < length_ &&
+                 load_readonly(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
+    }
+  }
+
+  // ---- loading ----------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void start_loading() {
+    next_ = begin_;
+    page_ = sequence_;
+    page_number_ = next_ / a_.page_tiles;
+    tile_in_page_ = next_ % a_.page_tiles;
+    looked_at_ = 0;
+    look_up();
+  }
+
+  // Starts the copies of the tile `next_`, or of none after the last one.
+  __device__ __forceinline__ void load_next(uint32_t slot) {
+    const uint32_t here = next_ < end_ ? looked_at() : 0;
+    looked_at_ = looked_at_ << kTile | here;
+    const int row = lane_ / kChunks, chunk = lane_ % kChunks;
+    if (here != 0 && row < kRows) {
+      const int64_t position = static_cast<int64_t>(tile_in_page_) * kTile + row;
+      const auto* key = place_of(a_.key, a_.key_strides, position) + chunk * 8;
+      const auto* value = place_of(a_.value, a_.value_strides, position) + chunk * 8;
+      uint32_t to = ring_ + slot + row * kRowBytes + chunk * 16;
+      const int64_t key_step = kRows * a_.key_strides.position;
+      const int64_t value_step = kRows * a_.value_strides.position;
+      if (here == kAll) {
+        FS_UNROLL
+        for (int r = 0; r < kTile; r += kRows) {
+          if (kTile % kRows == 0 || row + r < kTile) {
+            copy_async<16>(to + r * kRowBytes, key, true);
+            copy_async<16>(to + r * kRowBytes + kValues, value, true);
+          }
+          key += key_step;
+          value += value_step;
+        }
+      } else {
+        FS_NO_UNROLL
+        for (int r = row; r < kTile; r += kRows) {  // the others are zero, whatever lies there
+          copy_async<16>(to, key, here >> r & 1);
+          copy_async<16>(to + kValues, value, here >> r & 1);
+          to += kRows * kRowBytes;
+          key += key_step;
+          value += value_step;
+        }
+      }
+    }
+    copy_async_commit();
+    next_ += warps_;
+    tile_in_page_ += warps_;
+    while (tile_in_page_ >= a_.page_tiles) {
+      tile_in_page_ -= a_.page_tiles;
+      ++page_number_;
+    }
+    look_up();
+  }
+
+  __device__ __forceinline__ const uint16_t* place_of(const uint16_t* cache, const Strides& strides,
+                                                      int64_t position) const {
+    return cache + (page_ * strides.page + kv_head_ * strides.head + position * strides.position);
+  }
+
+  // Q^T is mma's B operand: row d, column head. Heads that are not there are zero.
+  __device__ __forceinline__ void load_query() {
+    const int head = lane_ / 4;
+    const uint16_t* const mine = a_.query + (sequence_ * a_.query_sequence +
+                                             (first_head_ + head) * a_.query_head + lane_ % 4 * 2);
+    FS_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      FS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + i * 8);
+        query_[k][i] = head < heads_ ? load_readonly(two) : 0;
+      }
+    }
+  }
+
+  // ---- the warp's tiles -------------------------------------------------------------------------
+
+  // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for these two heads.
+  __device__ __forceinline__ int head_of(int i) const { return lane_ % 4 * 2 + i; }
+
+  __device__ __forceinline__ void attend(bool online) {
+    seen_ = 0;
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const bool fixed = !online && head_of(i) < heads_;
+      reference_[i] = fixed ? load_readonly(a_.phi + first_head_ + head_of(i)) * kLog2e : 0;
+      if (online) reference_[i] = kNoScore;
+      limit_[i] = kNoScore;
+    }
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      norm_[i] = 0;
+      FS_UNROLL
+      for (int k = 0; k < kSteps; ++k) sums_[k][i] = 0;
+    }
+    start_loading();
+    FS_UNROLL
+    for (int i = 0; i < kStages - 1; ++i) load_next(i * kTileBytes);
+    uint32_t slot = 0;
+    FS_NO_UNROLL
+    for (int tile = begin_; tile < end_; tile += warps_) {
+      copy_async_wait<kStages - 2>();
+      __syncwarp();  // this tile is there, and the one before it has been read
+      load_next(slot == 0 ? (kStages - 1) * kTileBytes : slot - kTileBytes);
+      const uint32_t here = looked_at_ >> (kStages - 1) * kTile & kAll;
+      if (here != 0) multiply(ring_ + slot, here, online);
+      slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
+    }
+    copy_async_wait<0>();
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void multiply(uint32_t tile, uint32_t here, bool online) {
+    seen_ = 1;
+    float scores[4] = {};
+    const uint32_t keys = tile + lane_ % 16 * kRowBytes + lane_ / 16 * 16;
+    FS_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t key[4];
+      ldmatrix_x4(key, keys + k * 32);
+      mma_m16n8k16<Type>(scores, key, query_[k][0], query_[k][1]);
+    }
+    if (a_.softcap > 0) {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) scores[i] = capped(scores[i]);
+    }
+    if (here != kAll) {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (!(here >> (lane_ / 4 + i / 2 * 8) & 1)) scores[i] = -INFINITY;
+      }
+    }
+    if (online) {
+      const float top[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
+      if (__any_sync(~0u, top[0] > limit_[0] || top[1] > limit_[1])) raise_references(top);
+    }
+    float terms[4];
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      terms[i] = exp2_approx(fmaf(scores[i], factor_, -reference_[i % 2]));
+    }
+    // From positions by heads, as they come out of mma, to the B operand: heads by positions.
+    const uint32_t b0 = transpose_8x8(from_floats<Type>(terms[0], terms[1]));
+    const uint32_t b1 = transpose_8x8(from_floats<Type>(terms[2], terms[3]));
+    constexpr uint32_t kOnes = ones();
+    mma_m16n8k16<Type>(norm_, {kOnes, kOnes, kOnes, kOnes}, b0, b1);  // of what was rounded
+    const uint32_t values =
+        tile + kValues + (lane_ % 8 + lane_ / 16 * 8) * kRowBytes + lane_ / 8 % 2 * 16;
+    FS_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t value[4];
+      ldmatrix_x4<true>(value, values + k * 32);
+      mma_m16n8k16<Type>(sums_[k], value, b0, b1);
+    }
+  }
+
+  static __device__ constexpr uint32_t ones() {
+    return std::is_same_v<Type, Float16> ? 0x3c003c00 : 0x3f803f80;
+  }
+
+  // A score, not yet scaled, such that scaled it is softcap * tanh(score * scale / softcap).
+  // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
+  __device__ __forceinline__ float capped(float score) const {
+    const float e = exp2_approx(score * (2 * factor_ / a_.softcap));
+    return (1 - 2 * reciprocal_approx(e + 1)) * (a_.softcap / a_.scale);
+  }
+
+  // The reference of each head becomes its highest score; what was summed up is scaled to it.
+  __device__ __forceinline__ void raise_references(const float (&top)[2]) {
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float highest = top[i];
+      FS_UNROLL
+      for (int lanes = 4; lanes < 32; lanes *= 2) {
+        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
+      }
+      const float raised = fmaxf(reference_[i], highest * factor_);
+      const float shrink = exp2_approx(reference_[i] - raised);
+      reference_[i] = raised;
+      limit_[i] = (raised + kHeadroom) / factor_;
+      FS_UNROLL
+      for (int half = 0; half < 4; half += 2) {
+        norm_[i + half] *= shrink;
+        FS_UNROLL
+        for (int k = 0; k < kSteps; ++k) sums_[k][i + half] *= shrink;
+      }
+    }
+  }
+
+  // Whether the reference was wrong for a head of this warp. Every lane has its heads' whole sums.
+  __device__ __forceinline__ bool left_the_range() {
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const bool sound = norm_[i] >= a_.low && norm_[i] < a_.high;  // false for NaN, too
+      redone_[i] = seen_ && head_of(i) < heads_ && !sound;
+    }
+    return __any_sync(~0u, redone_[0] || redone_[1]);
+  }
+
+  // ---- joining ----------------------------------------------------------------------------------
+
+  // What is joined: of each head head_dim sums, then (reference, norm, parts done again).
+  static constexpr int kRecord = kHeadDim + 4;  // floats
+  static constexpr int kQuads = kHeadDim / 4;   // four sums, what a thread joins at a time
+  static_assert(kHeads * kRecord * sizeof(float) <= kRingBytes);
+  static_assert((kMaxSplits * kHeads + 1) * sizeof(float4) <= kRingBytes);
+
+  __device__ __forceinline__ uint32_t record(int warp, int head) const {
+    return shared_ + warp * kRingBytes + head * kRecord * uint32_t{sizeof(float)};
+  }
+  __device__ __forceinline__ float* partial(int split, int head) const {
+    const int64_t number = (static_cast<int64_t>(row_) * gridDim.x + split) * kHeads + head;
+    return a_.partials + number * kRecord;
+  }
+
+  // Into the warp's own ring, which nobody else reads or writes.
+  __device__ __forceinline__ void leave_sums() {
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t to = record(warp_, head_of(i)) + lane_ / 4 * uint32_t{sizeof(float)};
+      FS_UNROLL
+      for (int k = 0; k < kSteps; ++k) {
+        store_shared(to + k * 64, sums_[k][i]);
+        store_shared(to + k * 64 + 32, sums_[k][i + 2]);
+      }
+      if (lane_ / 4 == 0) {
+        store_shared(to + kHeadDim * uint32_t{sizeof(float)},
+                     make_float4(seen_ ? reference_[i] : kNoScore, norm_[i], redone_[i], 0));
+      }
+    }
+  }
+
+  // The result where this is the only split, else what the last block will join.
+  __device__ __forceinline__ void join_warps() {
+    FS_NO_UNROLL
+    for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
+      const int head = i / kQuads, quad = i % kQuads;
+      const Joined joined = join(
+          warps_,
+          [&](int warp) {
+            return load_shared<float4>(record(warp, head) + kHeadDim * uint32_t{sizeof(float)});
+          },
+          [&](int warp) { return load_shared<float4>(record(warp, head) + quad * 16); });
+      if (splits_ == 1) {
+        store_result(head, quad, joined);
+      } else {
+        float4* const to = reinterpret_cast<float4*>(partial(blockIdx.x, head));
+        store_global(to + quad, joined.sums);
+        if (quad == 0) {
+          store_global(to + kQuads, make_float4(joined.reference, joined.norm, joined.redone, 0));
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void join_splits() {
+    __syncthreads();  // every thread's stores before the arrival
+    if (threadIdx.x == 0) store_shared(shared_, arrive(a_.arrivals + row_));
+    __syncthreads();
+    const bool last = load_shared<uint32_t>(shared_) == static_cast<uint32_t>(splits_ - 1);
+    if (!last) return;
+    if (threadIdx.x == 0) a_.arrivals[row_] = 0;
+    // What is known about the parts, all at once.
+    const uint32_t about = shared_ + sizeof(float4);
+    for (int i = threadIdx.x; i < splits_ * heads_; i += blockDim.x) {
+      const float* const from = partial(i / heads_, i % heads_) + kHeadDim;
+      store_shared(about + i * uint32_t{sizeof(float4)},
+                   load_l2(reinterpret_cast<const float4*>(from)));
+    }
+    __syncthreads();
+    FS_NO_UNROLL
+    for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
+      const int head = i / kQuads, quad = i % kQuads;
+      const Joined joined = join(
+          splits_,
+          [&](int split) {
+            return load_shared<float4>(about + (split * heads_ + head) * uint32_t{sizeof(float4)});
+          },
+          [&](int split) {
+            return load_l2(reinterpret_cast<const float4*>(partial(split, head)) + quad);
+          });
+      store_result(head, quad, joined);
+    }
+  }
+
+  __device__ __forceinline__ void store_result(int head, int quad, const Joined& joined) const {
+    const int64_t row =
+        static_cast<int64_t>(sequence_) * a_.kv_heads * a_.group + first_head_ + head;
+    const float inverse = joined.norm == 0 ? 0.0f : 1.0f / joined.norm;  // no positions: zero
+    const float4& sums = joined.sums;
+    store_global(reinterpret_cast<uint2*>(a_.out + (row * kHeadDim + quad * 4)),
+                 make_uint2(from_floats<Type>(sums.x * inverse, sums.y * inverse),
+                            from_floats<Type>(sums.z * inverse, sums.w * inverse)));
+    if (quad == 0) store_global(a_.recomputed + row, static_cast<int32_t>(joined.redone));
+  }
+
+  const DecodeArguments& a_;
+  const uint32_t shared_;
+  const int lane_, warp_, warps_;
+  const int sequence_, kv_head_, row_, first_head_, heads_;
+  const float factor_;   // from q . k to log2 of a term
+  const uint32_t ring_;  // the warp's
+
+  int length_, start_, splits_;  // of the sequence
+  int begin_, end_;              // the warp's tiles: every warps_-th
+
+  // The tile whose loading starts next, and what is known about it.
+  int next_, page_number_, tile_in_page_;
+  int64_t page_;
+  bool allowed_ = false;  // position next_ * 16 + lane % 16
+  uint64_t looked_at_;    // positions of the last four tiles, 16 bits each, the latest lowest
+
+  uint32_t query_[kSteps][2];
+  float sums_[kSteps][4], norm_[4];
+  float reference_[2], limit_[2];  // log2; not scaled, where the reference has to move
+  bool redone_[2] = {};
+  int seen_;  // whether there was a position to look at
+};
+
+template <class Type, int kHeadDim>
+__global__ void __launch_bounds__(kMaxWarps * 32, resident_blocks(kHeadDim))
+    decode_kernel(const DecodeArguments arguments) {
+  FS_DYNAMIC_SHARED(shared);
+  DecodeBlock<Type, kHeadDim>(arguments, shared_address(shared)).run();
+}
+
+// The kernel for a head dim that is_head_dim, and the dtype.
+inline auto compiled_decode(int head_dim, bool bfloat16) -> void (*)(DecodeArguments) {
+  switch (head_dim) {
+#define FS_HEAD_DIM(dim) \
+  case dim:              \
+    return bfloat16 ? decode_kernel<BFloat16, dim> : decode_kernel<Float16, dim>;
+    FS_HEAD_DIM(64)
+    FS_HEAD_DIM(80)
+    FS_HEAD_DIM(96)
+    FS_HEAD_DIM(128)
+    FS_HEAD_DIM(256)
+#undef FS_HEAD_DIM
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace flashsparse::unified_max

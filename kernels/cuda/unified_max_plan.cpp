@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/unified_max_plan.h"
+
+#include <algorithm>
+
+namespace flashsparse::unified_max {
+
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The share of the slots that have work while rows * splits blocks run through them.
+double occupancy(int64_t rows, int64_t splits, int64_t slots) {
+  const int64_t blocks = rows * splits;
+  return static_cast<double>(blocks) / (ceil_div(blocks, slots) * slots);
+}
+
+}  // namespace
+
+// As FlashAttention-2 does (Dao, 2023; num_splits_heuristic): the fewest splits that keep the GPU
+// nearly as busy as the best number would.
+DecodePlan plan_decode(const Problem& problem, const Gpu& gpu) {
+  DecodePlan plan;
+  plan.warps = static_cast<int>(
+      std::clamp<int64_t>(gpu.shared_bytes / ring_bytes(problem.head_dim), 1, kMaxWarps));
+  plan.splits = 1;
+  const int64_t rows = problem.rows();
+  const int64_t slots = int64_t{gpu.multiprocessors} * resident_blocks(problem.head_dim);
+  if (rows == 0 || 5 * rows >= 4 * slots) return plan;
+  const int64_t tiles = ceil_div(problem.positions, kTile);
+  const int64_t most =
+      std::clamp<int64_t>(ceil_div(tiles, kLeastTiles), 1, std::min<int64_t>(kMaxSplits, slots));
+  double best = 0;
+  for (int64_t n = 1; n <= most; ++n) best = std::max(best, occupancy(rows, n, slots));
+  while (occupancy(rows, plan.splits, slots) < 0.85 * best) ++plan.splits;
+  return plan;
+}
+
+}  // namespace flashsparse::unified_max
