@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schemas of every op, and their CPU implementations: argument checks, allocation, one kernel call.
-// What each op means is said in flashsparse_plugin/ops/schema.py.
+// Schemas of every op, and CPU implementations of those on weights: argument checks, allocation,
+// one kernel call. What each op means is said in flashsparse_plugin/ops/schema.py.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -41,6 +41,14 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
   m.def(
       "interleaved_bitmap_linear(Tensor x, Tensor values, Tensor masks, Tensor panel_offsets, "
       "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+  m.def(
+      "unified_max_decode(Tensor query, Tensor key, Tensor value, Tensor? lengths=None, "
+      "Tensor? mask=None, *, float scale, Tensor? phi=None, float? low=None, float? high=None, "
+      "float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
+  m.def(
+      "unified_max_paged_decode(Tensor query, Tensor key_cache, Tensor value_cache, "
+      "Tensor block_table, Tensor lengths, *, float scale, Tensor? phi=None, float? low=None, "
+      "float? high=None, float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
   m.def("cpu_capability() -> str");
 }
 

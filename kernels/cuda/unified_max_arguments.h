@@ -17,8 +17,8 @@ struct DecodeArguments {
   // table a sequence is one page, that of its own number. Rows are on 16 bytes.
   const uint16_t *key, *value;
   Strides key_strides, value_strides;
-  const int32_t* table;  // [sequences, table_width], or null
-  int table_width, pages, page_tiles;
+  const int32_t* table;  // rows table_stride apart, or null
+  int table_stride, pages, page_tiles;
 
   const int32_t* lengths;  // [sequences], or null: all are as long as `positions`
   int positions;           // that there is room for: no length counts for more

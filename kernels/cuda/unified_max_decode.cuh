@@ -107,7 +107,7 @@ class DecodeBlock {
   __device__ __forceinline__ void look_up() {
     if (next_ >= end_) return;
     if (a_.table) {
-      const int64_t entry = static_cast<int64_t>(sequence_) * a_.table_width + page_number_;
+      const int64_t entry = static_cast<int64_t>(sequence_) * a_.table_stride + page_number_;
       page_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)),
                   static_cast<uint32_t>(a_.pages - 1));
     }

@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
     arguments.key_strides = {key_page, key_head, key_position};
     arguments.value_strides = {value_page, value_head, value_position};
     arguments.table = table_width ? table.get() : nullptr;
-    arguments.table_width = static_cast<int>(table_width);
+    arguments.table_stride = static_cast<int>(table_width);
     arguments.pages = static_cast<int>(pages);
     arguments.page_tiles = table_width ? static_cast<int>(page_tiles) : INT_MAX;
     arguments.lengths = has_lengths ? lengths.get() : nullptr;
