@@ -127,7 +127,11 @@ class Decode:
 def run(binary: Path, cases: list[Decode], **environment: str) -> subprocess.CompletedProcess:
     fed = b"".join(case.encode() for case in cases)
     return subprocess.run(
-        [str(binary)], input=fed, capture_output=True, timeout=300, env={**os.environ, **environment}
+        [str(binary)],
+        input=fed,
+        capture_output=True,
+        timeout=300,
+        env={**os.environ, **environment},
     )
 
 
@@ -135,16 +139,21 @@ def answers(binary: Path, cases: list[Decode]) -> list[tuple[Tensor, Tensor]]:
     """(out, recomputed) of each case."""
     ran = run(binary, cases)
     assert ran.returncode == 0, ran.stderr.decode()
+    return split(ran.stdout, cases)
+
+
+def split(written: bytes, cases: list[Decode]) -> list[tuple[Tensor, Tensor]]:
+    """What the driver wrote, as `answers` gives it."""
     results, place = [], 0
     for case in cases:
         sequences, heads, _ = case.query.shape
-        values = np.frombuffer(ran.stdout, np.int16, case.query.numel(), place)
+        values = np.frombuffer(written, np.int16, case.query.numel(), place)
         place += values.nbytes
-        counts = np.frombuffer(ran.stdout, np.int32, sequences * heads, place)
+        counts = np.frombuffer(written, np.int32, sequences * heads, place)
         place += counts.nbytes
         out = torch.from_numpy(values.copy()).view(case.query.dtype).view_as(case.query)
         results.append((out, torch.from_numpy(counts.copy()).view(sequences, heads)))
-    assert place == len(ran.stdout)
+    assert place == len(written)
     return results
 
 
@@ -186,7 +195,13 @@ def require_exact(case: Decode, out: Tensor, rounded_terms: bool = True) -> None
 
 
 def random_decode(
-    sequences: int, kv_heads: int, group: int, head_dim: int, positions: int, number: int = 0, **rest
+    sequences: int,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    positions: int,
+    number: int = 0,
+    **rest,
 ) -> Decode:
     """Normal values, both dtypes by turns."""
     generator = torch.Generator().manual_seed(number)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -74,3 +75,32 @@ def without_each_barrier(
         mutant.parent.mkdir(parents=True)
         mutant.write_text(source[: found.start()] + ";" + source[found.end() :])
         yield include
+
+
+def with_switched_barriers(kernel: Path, include: Path, barrier: str) -> int:
+    """Writes the source of a kernel such that a program can leave out one `barrier`.
+
+    The number that the environment variable WITHOUT holds: one program stands for all mutants that
+    `without_each_barrier` would write.
+
+    Args:
+        kernel: A header in KERNELS.
+        include: A folder for `compile_driver`, which hides the header by the one written.
+        barrier: What a barrier looks like.
+
+    Returns:
+        How many there are.
+    """
+    numbers = count()
+    source = re.sub(
+        barrier,
+        lambda found: f"{{ if (without != {next(numbers)}) {found[0]} }}",
+        kernel.read_text(),
+    )
+    switch = 'inline const int without = getenv("WITHOUT") ? atoi(getenv("WITHOUT")) : -1;'
+    mutant = include / kernel.relative_to(KERNELS)
+    mutant.parent.mkdir(parents=True, exist_ok=True)
+    line = source.index("#pragma once") + len("#pragma once")
+    mutant.write_text(f"{source[:line]} // with barriers to switch off\n#include <cstdlib>\n"
+                      f"{switch}{source[line:]}")  # fmt: skip
+    return next(numbers)

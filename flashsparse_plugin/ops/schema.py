@@ -116,12 +116,12 @@ def _(query, key, value, lengths=None, mask=None, *, scale, **options):
     without such positions gives zeros. Whatever lies at other positions, NaN included, is not used.
     No gradient; nothing waits for the device, so that a CUDA graph can hold it.
 
-    With phi it is the asynchronized softmax of FlashDecoding++ (Hong et al., 2023, section 3): terms
-    are e^(score - phi), the same phi for all parts of a sequence, which need no maximum of one
-    another. A part (on CUDA some positions of a warp, on the CPU a whole sequence) whose sum of
-    terms leaves [e^low, e^high) is computed again with the online softmax, inside the same launch:
-    a wrong phi costs time and changes nothing else. Without phi it is the online softmax from the
-    start, on CUDA with a lazy reference (8 in log2 units).
+    With phi it is the asynchronized softmax of FlashDecoding++ (Hong et al., 2023, section 3):
+    terms are e^(score - phi), with the same phi for all parts of a sequence, so that no part needs
+    the maximum of another. A part (on CUDA a warp's positions of a split, on the CPU the whole
+    sequence) whose sum of terms leaves [e^low, e^high) is computed again with the online softmax,
+    inside the same launch: a wrong phi costs time and changes nothing else. Without phi it is the
+    online softmax from the start, on CUDA with a lazy reference (8 in log2 units).
 
     Args:
         query: float16 or bfloat16, on the CPU also float32: [sequences, heads, head_dim], the last

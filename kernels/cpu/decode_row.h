@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of the query heads of one kv head over its rows, in fp32, on vectors of 16 that the
-// compiler maps to what the instruction set has. Each folder includes it once, with its own flags:
-// everything has internal linkage (README.md says why).
+// Attention of the query heads of one kv head over its rows, in fp32, on vectors as wide as those
+// of the instruction set, which the compiler's own vector types stand for. Each folder includes it
+// once, with its own flags: everything has internal linkage (README.md says why).
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,14 @@ namespace {
 using flashsparse::Dtype;
 using flashsparse::cpu::DecodeRow;
 
-constexpr int kLanes = 16, kBlock = flashsparse::cpu::kDecodeBlock;
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kBlock = flashsparse::cpu::kDecodeBlock;
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));

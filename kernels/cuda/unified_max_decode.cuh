@@ -225,8 +225,7 @@ class DecodeBlock {
       if (here != 0) multiply(ring_ + slot, here, online);
       slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
     }
-    copy_async_wait<0>();
-    __syncwarp();
+    __syncwarp();  // the last one has been read, too; every copy has landed
   }
 
   __device__ __forceinline__ void multiply(uint32_t tile, uint32_t here, bool online) {
@@ -443,21 +442,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, resident_blocks(kHeadDim))
   DecodeBlock<Type, kHeadDim>(arguments, shared_address(shared)).run();
 }
 
-// The kernel for a head dim that is_head_dim, and the dtype.
+// Null for another head dim.
 inline auto compiled_decode(int head_dim, bool bfloat16) -> void (*)(DecodeArguments) {
-  switch (head_dim) {
-#define FS_HEAD_DIM(dim) \
-  case dim:              \
-    return bfloat16 ? decode_kernel<BFloat16, dim> : decode_kernel<Float16, dim>;
-    FS_HEAD_DIM(64)
-    FS_HEAD_DIM(80)
-    FS_HEAD_DIM(96)
-    FS_HEAD_DIM(128)
-    FS_HEAD_DIM(256)
-#undef FS_HEAD_DIM
-    default:
-      return nullptr;
-  }
+#define FS_DECODE_KERNEL(dim) \
+  if (head_dim == dim) return bfloat16 ? decode_kernel<BFloat16, dim> : decode_kernel<Float16, dim>;
+  FS_HEAD_DIMS(FS_DECODE_KERNEL)
+#undef FS_DECODE_KERNEL
+  return nullptr;
 }
 
 }  // namespace flashsparse::unified_max

@@ -13,13 +13,8 @@ inline constexpr int kMaxWarps = 4;     // of a block
 inline constexpr int kMaxSplits = 64;   // of a sequence
 inline constexpr int kLeastTiles = 16;  // of a split: below, joining costs more than is gained
 
-inline constexpr int kHeadDims[] = {64, 80, 96, 128, 256};
-constexpr bool is_head_dim(int64_t head_dim) {
-  for (const int known : kHeadDims) {
-    if (head_dim == known) return true;
-  }
-  return false;
-}
+// What the kernel is compiled for.
+#define FS_HEAD_DIMS(X) X(64) X(80) X(96) X(128) X(256)
 
 // A tile's keys, then its values, a row a position. The distance of rows is an odd number of
 // 16-byte chunks, so that the eight rows of an ldmatrix lie in different banks.
