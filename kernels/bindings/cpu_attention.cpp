@@ -29,7 +29,7 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   Tensor recomputed =
       torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads}, ScalarType::Int);
   const auto strides = [&](const Tensor& t) -> cpu::DecodeCall::Strides {
-    return {t.stride(inputs.page_dim), t.stride(inputs.head_axis), t.stride(inputs.position_dim)};
+    return {t.stride(inputs.page_axis), t.stride(inputs.head_axis), t.stride(inputs.position_axis)};
   };
   cpu::DecodeCall call;
   call.sequences = inputs.sequences;

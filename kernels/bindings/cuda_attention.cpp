@@ -16,11 +16,16 @@ using unified_max::Problem;
 
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
 
-// The kernel copies rows by 16 bytes.
+constexpr int64_t kChunk = 8;  // elements: the kernel copies 16 bytes at a time
+
 void check_rows(const Tensor& tensor, const char* name) {
-  bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-  for (int i = 0; i < 3; ++i) aligned = aligned && tensor.stride(i) % 8 == 0;
+  bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0, near = true;
+  for (int i = 0; i < 3; ++i) {
+    aligned = aligned && tensor.stride(i) % kChunk == 0;
+    near = near && tensor.stride(i) <= INT32_MAX;
+  }
   STD_TORCH_CHECK(aligned, name, " must have its rows on 16 bytes: pass ", name, ".clone()");
+  STD_TORCH_CHECK(near, name, " must have strides below 2^31 elements");
 }
 
 void check_tensors(const DecodeInputs& inputs) {
@@ -68,7 +73,9 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   Tensor partials =
       torch::stable::new_empty(query, {plan.partial_floats(problem)}, ScalarType::Float);
   const auto strides = [&](const Tensor& t) -> unified_max::Strides {
-    return {t.stride(inputs.page_dim), t.stride(inputs.head_axis), t.stride(inputs.position_dim)};
+    return {static_cast<uint32_t>(t.stride(inputs.page_axis) / kChunk),
+            static_cast<uint32_t>(t.stride(inputs.head_axis) / kChunk),
+            static_cast<uint32_t>(t.stride(inputs.position_axis) / kChunk)};
   };
   unified_max::DecodeArguments arguments;
   arguments.query = bits(query);
@@ -80,9 +87,9 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   arguments.value_strides = strides(inputs.value);
   arguments.table = inputs.table ? inputs.table->const_data_ptr<int32_t>() : nullptr;
   arguments.table_stride = inputs.table ? inputs.table->stride(0) : 0;
-  arguments.pages = static_cast<int>(inputs.pages);
+  arguments.pages = static_cast<uint32_t>(inputs.pages);
   arguments.page_tiles =
-      inputs.table ? static_cast<int>(inputs.page_size / unified_max::kTile) : INT_MAX;
+      inputs.table ? static_cast<uint32_t>(inputs.page_size / unified_max::kTile) : INT_MAX;
   arguments.lengths = inputs.lengths ? inputs.lengths->const_data_ptr<int32_t>() : nullptr;
   arguments.positions = static_cast<int>(inputs.positions);
   arguments.mask =
@@ -91,8 +98,7 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   arguments.window = static_cast<int>(std::min<int64_t>(inputs.options.window, INT_MAX));
   arguments.kv_heads = static_cast<int>(inputs.kv_heads);
   arguments.group = static_cast<int>(inputs.group());
-  arguments.scale = static_cast<float>(inputs.options.scale);
-  arguments.softcap = static_cast<float>(inputs.options.softcap);
+  arguments.scaling = {inputs.options.scale, inputs.options.softcap};
   arguments.phi = inputs.options.phi ? inputs.options.phi->const_data_ptr<float>() : nullptr;
   arguments.low = static_cast<float>(inputs.options.low);
   arguments.high = static_cast<float>(inputs.options.high);

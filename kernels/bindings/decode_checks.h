@@ -30,7 +30,7 @@ struct DecodeInputs {
   int64_t positions;         // that there is room for, of a sequence
   int64_t pages, page_size;  // without a table a sequence is one page
   // Dimensions of key and value: pages, heads, positions.
-  int page_dim, head_axis, position_dim;
+  int page_axis, head_axis, position_axis;
 
   int64_t group() const { return heads / kv_heads; }
 };

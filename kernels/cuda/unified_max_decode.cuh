@@ -45,12 +45,17 @@ class DecodeBlock {
         warp_(threadIdx.x / 32),
         warps_(blockDim.x / 32),
         sequence_(blockIdx.z),
-        kv_head_(blockIdx.y % a.kv_heads),
+        kv_head_(blockIdx.y / (gridDim.y / a.kv_heads)),
         row_(blockIdx.z * gridDim.y + blockIdx.y),
-        first_head_(kv_head_ * a.group + blockIdx.y / a.kv_heads * kHeads),
+        first_head_(kv_head_ * a.group + blockIdx.y % (gridDim.y / a.kv_heads) * kHeads),
         heads_(min(kv_head_ * a.group + a.group - first_head_, kHeads)),
-        factor_(a.scale * kLog2e),
-        ring_(shared + warp_ * kRingBytes) {}
+        ring_(shared + warp_ * kRingBytes),
+        key_(keep(first_chunk(a.key, a.key_strides))),
+        value_(keep(first_chunk(a.value, a.value_strides))),
+        copies_to_(keep(ring_ + lane_ / kChunks * kRowBytes + lane_ % kChunks * 16)),
+        keys_(keep(ring_ + lane_ % 16 * kRowBytes + lane_ / 16 * 16)),
+        values_(keep(ring_ + kValues + (lane_ % 8 + lane_ / 16 * 8) * kRowBytes +
+                     lane_ / 8 % 2 * 16)) {}
 
   __device__ __forceinline__ void run() {
     if (!find_split()) return;
@@ -108,8 +113,7 @@ class DecodeBlock {
     if (next_ >= end_) return;
     if (a_.table) {
       const int64_t entry = static_cast<int64_t>(sequence_) * a_.table_stride + page_number_;
-      page_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)),
-                  static_cast<uint32_t>(a_.pages - 1));
+      page_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)), a_.pages - 1);
     }
     if (a_.mask) {
       const int position = next_ * kTile + lane_ % kTile;
@@ -133,14 +137,13 @@ class DecodeBlock {
   __device__ __forceinline__ void load_next(uint32_t slot) {
     const uint32_t here = next_ < end_ ? looked_at() : 0;
     looked_at_ = looked_at_ << kTile | here;
-    const int row = lane_ / kChunks, chunk = lane_ % kChunks;
+    const int row = lane_ / kChunks;
     if (here != 0 && row < kRows) {
-      const int64_t position = static_cast<int64_t>(tile_in_page_) * kTile + row;
-      const auto* key = place_of(a_.key, a_.key_strides, position) + chunk * 8;
-      const auto* value = place_of(a_.value, a_.value_strides, position) + chunk * 8;
-      uint32_t to = ring_ + slot + row * kRowBytes + chunk * 16;
-      const int64_t key_step = kRows * a_.key_strides.position;
-      const int64_t value_step = kRows * a_.value_strides.position;
+      const unsigned char* key = key_ + tile_offset(a_.key_strides);
+      const unsigned char* value = value_ + tile_offset(a_.value_strides);
+      const uint32_t key_step = kRows * 16 * a_.key_strides.position;
+      const uint32_t value_step = kRows * 16 * a_.value_strides.position;
+      uint32_t to = copies_to_ + slot;
       if (here == kAll) {
         FS_UNROLL
         for (int r = 0; r < kTile; r += kRows) {
@@ -172,9 +175,16 @@ class DecodeBlock {
     look_up();
   }
 
-  __device__ __forceinline__ const uint16_t* place_of(const uint16_t* cache, const Strides& strides,
-                                                      int64_t position) const {
-    return cache + (page_ * strides.page + kv_head_ * strides.head + position * strides.position);
+  // What this lane copies first of page 0's first tile, and how far from there that of a tile is.
+  __device__ __forceinline__ const unsigned char* first_chunk(const uint16_t* cache,
+                                                              const Strides& strides) const {
+    const uint64_t chunk = uint64_t{strides.head} * kv_head_ +
+                           uint64_t{strides.position} * (lane_ / kChunks) + lane_ % kChunks;
+    return reinterpret_cast<const unsigned char*>(cache) + chunk * 16;
+  }
+  __device__ __forceinline__ uint64_t tile_offset(const Strides& strides) const {
+    return (uint64_t{strides.page} * page_ + uint64_t{kTile * strides.position} * tile_in_page_) *
+           16;
   }
 
   // Q^T is mma's B operand: row d, column head. Heads that are not there are zero.
@@ -213,7 +223,7 @@ class DecodeBlock {
       for (int k = 0; k < kSteps; ++k) sums_[k][i] = 0;
     }
     start_loading();
-    FS_UNROLL
+    FS_NO_UNROLL
     for (int i = 0; i < kStages - 1; ++i) load_next(i * kTileBytes);
     uint32_t slot = 0;
     FS_NO_UNROLL
@@ -222,23 +232,25 @@ class DecodeBlock {
       __syncwarp();  // this tile is there, and the one before it has been read
       load_next(slot == 0 ? (kStages - 1) * kTileBytes : slot - kTileBytes);
       const uint32_t here = looked_at_ >> (kStages - 1) * kTile & kAll;
-      if (here != 0) multiply(ring_ + slot, here, online);
+      if (here != 0) multiply(slot, here, online);
       slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
     }
     __syncwarp();  // the last one has been read, too; every copy has landed
   }
 
-  __device__ __forceinline__ void multiply(uint32_t tile, uint32_t here, bool online) {
+  __device__ __forceinline__ void multiply(uint32_t slot, uint32_t here, bool online) {
     seen_ = 1;
-    float scores[4] = {};
-    const uint32_t keys = tile + lane_ % 16 * kRowBytes + lane_ / 16 * 16;
+    float halves[2][4] = {};  // two sums, as each mma waits for the one before it in its sum
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t key[4];
-      ldmatrix_x4(key, keys + k * 32);
-      mma_m16n8k16<Type>(scores, key, query_[k][0], query_[k][1]);
+      ldmatrix_x4(key, keys_ + slot + k * 32);
+      mma_m16n8k16<Type>(halves[k % 2], key, query_[k][0], query_[k][1]);
     }
-    if (a_.softcap > 0) {
+    float scores[4];
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) scores[i] = halves[0][i] + halves[1][i];
+    if (a_.scaling.cap > 0) {
       FS_UNROLL
       for (int i = 0; i < 4; ++i) scores[i] = capped(scores[i]);
     }
@@ -255,19 +267,17 @@ class DecodeBlock {
     float terms[4];
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      terms[i] = exp2_approx(fmaf(scores[i], factor_, -reference_[i % 2]));
+      terms[i] = exp2_approx(fmaf(scores[i], a_.scaling.factor, -reference_[i % 2]));
     }
     // From positions by heads, as they come out of mma, to the B operand: heads by positions.
     const uint32_t b0 = transpose_8x8(from_floats<Type>(terms[0], terms[1]));
     const uint32_t b1 = transpose_8x8(from_floats<Type>(terms[2], terms[3]));
     constexpr uint32_t kOnes = ones();
     mma_m16n8k16<Type>(norm_, {kOnes, kOnes, kOnes, kOnes}, b0, b1);  // of what was rounded
-    const uint32_t values =
-        tile + kValues + (lane_ % 8 + lane_ / 16 * 8) * kRowBytes + lane_ / 8 % 2 * 16;
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t value[4];
-      ldmatrix_x4<true>(value, values + k * 32);
+      ldmatrix_x4<true>(value, values_ + slot + k * 32);
       mma_m16n8k16<Type>(sums_[k], value, b0, b1);
     }
   }
@@ -279,8 +289,8 @@ class DecodeBlock {
   // A score, not yet scaled, such that scaled it is softcap * tanh(score * scale / softcap).
   // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
   __device__ __forceinline__ float capped(float score) const {
-    const float e = exp2_approx(score * (2 * factor_ / a_.softcap));
-    return (1 - 2 * reciprocal_approx(e + 1)) * (a_.softcap / a_.scale);
+    const float e = exp2_approx(score * a_.scaling.cap_factor);
+    return (1 - 2 * reciprocal_approx(e + 1)) * a_.scaling.cap;
   }
 
   // The reference of each head becomes its highest score; what was summed up is scaled to it.
@@ -292,10 +302,10 @@ class DecodeBlock {
       for (int lanes = 4; lanes < 32; lanes *= 2) {
         highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
       }
-      const float raised = fmaxf(reference_[i], highest * factor_);
+      const float raised = fmaxf(reference_[i], highest * a_.scaling.factor);
       const float shrink = exp2_approx(reference_[i] - raised);
       reference_[i] = raised;
-      limit_[i] = (raised + kHeadroom) / factor_;
+      limit_[i] = (raised + kHeadroom) * a_.scaling.inverse;
       FS_UNROLL
       for (int half = 0; half < 4; half += 2) {
         norm_[i + half] *= shrink;
@@ -416,15 +426,17 @@ class DecodeBlock {
   const uint32_t shared_;
   const int lane_, warp_, warps_;
   const int sequence_, kv_head_, row_, first_head_, heads_;
-  const float factor_;   // from q . k to log2 of a term
   const uint32_t ring_;  // the warp's
+  // Of page 0 and of the ring's first slot: what this lane copies, and to where; what it reads.
+  const unsigned char *const key_, *const value_;
+  const uint32_t copies_to_, keys_, values_;
 
   int length_, start_, splits_;  // of the sequence
   int begin_, end_;              // the warp's tiles: every warps_-th
 
   // The tile whose loading starts next, and what is known about it.
-  int next_, page_number_, tile_in_page_;
-  int64_t page_;
+  int next_, page_number_;
+  uint32_t page_, tile_in_page_;
   bool allowed_ = false;  // position next_ * 16 + lane % 16
   uint64_t looked_at_;    // positions of the last four tiles, 16 bits each, the latest lowest
 

@@ -39,6 +39,13 @@ auto read(size_t count) {
   return array;
 }
 
+// Of strides in elements.
+Strides chunks(int64_t page, int64_t head, int64_t position) {
+  if ((page | head | position) % 8 != 0) std::abort();
+  return {static_cast<uint32_t>(page / 8), static_cast<uint32_t>(head / 8),
+          static_cast<uint32_t>(position / 8)};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -73,12 +80,12 @@ int main(int argc, char** argv) {
     arguments.query_head = head_dim;
     arguments.key = cache.get();
     arguments.value = cache.get() + value_offset;
-    arguments.key_strides = {key_page, key_head, key_position};
-    arguments.value_strides = {value_page, value_head, value_position};
+    arguments.key_strides = chunks(key_page, key_head, key_position);
+    arguments.value_strides = chunks(value_page, value_head, value_position);
     arguments.table = table_width ? table.get() : nullptr;
     arguments.table_stride = static_cast<int>(table_width);
-    arguments.pages = static_cast<int>(pages);
-    arguments.page_tiles = table_width ? static_cast<int>(page_tiles) : INT_MAX;
+    arguments.pages = static_cast<uint32_t>(pages);
+    arguments.page_tiles = table_width ? static_cast<uint32_t>(page_tiles) : INT_MAX;
     arguments.lengths = has_lengths ? lengths.get() : nullptr;
     arguments.positions = static_cast<int>(positions);
     arguments.mask = has_mask ? mask.get() : nullptr;
@@ -86,8 +93,7 @@ int main(int argc, char** argv) {
     arguments.window = static_cast<int>(window);
     arguments.kv_heads = static_cast<int>(kv_heads);
     arguments.group = static_cast<int>(group);
-    arguments.scale = numbers[0];
-    arguments.softcap = numbers[1];
+    arguments.scaling = {numbers[0], numbers[1]};
     arguments.phi = has_phi ? phi.get() : nullptr;
     arguments.low = numbers[2];
     arguments.high = numbers[3];
