@@ -5,10 +5,10 @@
 // A block takes one split of a sequence's positions for up to 8 query heads that share a kv head.
 // Its warps take tiles of 16 positions by turns, each through a ring of its own in shared memory,
 // and meet nobody until their tiles are done:
-//   load        the tile after next starts on its way (cp.async)
-//   multiply    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
-//   exponentiate P = 2^(S - reference), rounded to 16 bits, transposed in registers
-//   multiply    O^T [head_dim, 8 heads] += V^T P, and the sums of P as one more row, of ones
+//   load      a tile some turns ahead starts on its way (unified_max_load.cuh)
+//   scores    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
+//   terms     P = 2^(S - reference), rounded to 16 bits, transposed in registers
+//   sums      O^T [head_dim, 8 heads] += V^T P, mma; and the sum of P alone, by one mma with ones
 // Positions are the 16-row side of mma and heads the 8-column side: the other way round half of the
 // rows would be padding.
 //
@@ -29,6 +29,7 @@
 #include "common/mma.cuh"
 #include "cuda/unified_max_arguments.h"
 #include "cuda/unified_max_join.cuh"
+#include "cuda/unified_max_load.cuh"
 #include "cuda/unified_max_plan.h"
 
 namespace flashsparse::unified_max {
@@ -50,9 +51,7 @@ class DecodeBlock {
         first_head_(kv_head_ * a.group + blockIdx.y % (gridDim.y / a.kv_heads) * kHeads),
         heads_(min(kv_head_ * a.group + a.group - first_head_, kHeads)),
         ring_(shared + warp_ * kRingBytes),
-        key_(keep(first_chunk(a.key, a.key_strides))),
-        value_(keep(first_chunk(a.value, a.value_strides))),
-        copies_to_(keep(ring_ + lane_ / kChunks * kRowBytes + lane_ % kChunks * 16)),
+        loader_(a, ring_, sequence_, kv_head_),
         keys_(keep(ring_ + lane_ % 16 * kRowBytes + lane_ / 16 * 16)),
         values_(keep(ring_ + kValues + (lane_ % 8 + lane_ / 16 * 8) * kRowBytes +
                      lane_ / 8 % 2 * 16)) {}
@@ -74,118 +73,29 @@ class DecodeBlock {
  private:
   static constexpr float kLog2e = 1.4426950408889634f;
   static constexpr float kHeadroom = 8;         // log2 of what a term may be before rescaling
-  static constexpr uint32_t kAll = 0xffff;      // of a tile's positions, a bit each
   static constexpr int kSteps = kHeadDim / 16;  // mma steps along the head
   static constexpr int kStages = stages(kHeadDim);
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
   static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
-  // Rows that a warp copies at once, 16 bytes a lane.
-  static constexpr int kChunks = kHeadDim / 8, kRows = 32 / kChunks;
 
   // ---- which positions are this warp's ----------------------------------------------------------
 
   // False where the sequence has too few positions for this split. Split 0 there always is.
   __device__ __forceinline__ bool find_split() {
-    length_ = a_.positions;
-    if (a_.lengths) length_ = max(min(load_readonly(a_.lengths + sequence_), a_.positions), 0);
-    start_ = a_.window > 0 ? max(length_ - a_.window, 0) : 0;
-    const int first = start_ / kTile, tiles = (length_ + kTile - 1) / kTile - first;
+    int length = a_.positions;
+    if (a_.lengths) length = max(min(load_readonly(a_.lengths + sequence_), length), 0);
+    const int start = a_.window > 0 ? max(length - a_.window, 0) : 0;
+    const int first = start / kTile, tiles = (length + kTile - 1) / kTile - first;
     const int launched = gridDim.x, split = blockIdx.x;
     const int share = max((tiles + launched - 1) / launched, kLeastTiles);
     splits_ = max((tiles + share - 1) / share, 1);
     begin_ = first + split * share + warp_;
     end_ = first + min((split + 1) * share, tiles);
+    loader_.set_positions(start, length);
     return split < splits_;
   }
 
-  // Which positions of the tile `next_` to look at.
-  __device__ __forceinline__ uint32_t looked_at() const {
-    const int first = next_ * kTile, beyond = first + kTile - length_;
-    uint32_t bits = kAll;
-    if (first < start_) bits &= kAll << (start_ - first);
-    if (beyond > 0) bits &= kAll >> beyond;
-    if (a_.mask) bits &= __ballot_sync(~0u, allowed_);
-    return bits;
-  }
-
-  // Looks up what loading the tile `next_` will need: well before, as it is a load itself.
-  __device__ __forceinline__ void look_up() {
-    if (next_ >= end_) return;
-    if (a_.table) {
-      const int64_t entry = static_cast<int64_t>(sequence_) * a_.table_stride + page_number_;
-      page_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)), a_.pages - 1);
-    }
-    if (a_.mask) {
-      const int position = next_ * kTile + lane_ % kTile;
-      allowed_ = position < length_ &&
-                 load_readonly(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
-    }
-  }
-
-  // ---- loading ----------------------------------------------------------------------------------
-
-  __device__ __forceinline__ void start_loading() {
-    next_ = begin_;
-    page_ = sequence_;
-    page_number_ = next_ / a_.page_tiles;
-    tile_in_page_ = next_ % a_.page_tiles;
-    looked_at_ = 0;
-    look_up();
-  }
-
-  // Starts the copies of the tile `next_`, or of none after the last one.
-  __device__ __forceinline__ void load_next(uint32_t slot) {
-    const uint32_t here = next_ < end_ ? looked_at() : 0;
-    looked_at_ = looked_at_ << kTile | here;
-    const int row = lane_ / kChunks;
-    if (here != 0 && row < kRows) {
-      const unsigned char* key = key_ + tile_offset(a_.key_strides);
-      const unsigned char* value = value_ + tile_offset(a_.value_strides);
-      const uint32_t key_step = kRows * 16 * a_.key_strides.position;
-      const uint32_t value_step = kRows * 16 * a_.value_strides.position;
-      uint32_t to = copies_to_ + slot;
-      if (here == kAll) {
-        FS_UNROLL
-        for (int r = 0; r < kTile; r += kRows) {
-          if (kTile % kRows == 0 || row + r < kTile) {
-            copy_async<16>(to + r * kRowBytes, key, true);
-            copy_async<16>(to + r * kRowBytes + kValues, value, true);
-          }
-          key += key_step;
-          value += value_step;
-        }
-      } else {
-        FS_NO_UNROLL
-        for (int r = row; r < kTile; r += kRows) {  // the others are zero, whatever lies there
-          copy_async<16>(to, key, here >> r & 1);
-          copy_async<16>(to + kValues, value, here >> r & 1);
-          to += kRows * kRowBytes;
-          key += key_step;
-          value += value_step;
-        }
-      }
-    }
-    copy_async_commit();
-    next_ += warps_;
-    tile_in_page_ += warps_;
-    while (tile_in_page_ >= a_.page_tiles) {
-      tile_in_page_ -= a_.page_tiles;
-      ++page_number_;
-    }
-    look_up();
-  }
-
-  // What this lane copies first of page 0's first tile, and how far from there that of a tile is.
-  __device__ __forceinline__ const unsigned char* first_chunk(const uint16_t* cache,
-                                                              const Strides& strides) const {
-    const uint64_t chunk = uint64_t{strides.head} * kv_head_ +
-                           uint64_t{strides.position} * (lane_ / kChunks) + lane_ % kChunks;
-    return reinterpret_cast<const unsigned char*>(cache) + chunk * 16;
-  }
-  __device__ __forceinline__ uint64_t tile_offset(const Strides& strides) const {
-    return (uint64_t{strides.page} * page_ + uint64_t{kTile * strides.position} * tile_in_page_) *
-           16;
-  }
+  // ---- the warp's tiles -------------------------------------------------------------------------
 
   // Q^T is mma's B operand: row d, column head. Heads that are not there are zero.
   __device__ __forceinline__ void load_query() {
@@ -201,8 +111,6 @@ class DecodeBlock {
       }
     }
   }
-
-  // ---- the warp's tiles -------------------------------------------------------------------------
 
   // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for these two heads.
   __device__ __forceinline__ int head_of(int i) const { return lane_ % 4 * 2 + i; }
@@ -222,7 +130,7 @@ class DecodeBlock {
       FS_UNROLL
       for (int k = 0; k < kSteps; ++k) sums_[k][i] = 0;
     }
-    start_loading();
+    loader_.begin(begin_, end_, warps_);
     FS_NO_UNROLL
     for (int i = 0; i < kStages - 1; ++i) load_next(i * kTileBytes);
     uint32_t slot = 0;
@@ -231,11 +139,16 @@ class DecodeBlock {
       copy_async_wait<kStages - 2>();
       __syncwarp();  // this tile is there, and the one before it has been read
       load_next(slot == 0 ? (kStages - 1) * kTileBytes : slot - kTileBytes);
-      const uint32_t here = looked_at_ >> (kStages - 1) * kTile & kAll;
+      const uint32_t here = loader_.looked_at(kStages - 1);
       if (here != 0) multiply(slot, here, online);
       slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
     }
     __syncwarp();  // the last one has been read, too; every copy has landed
+  }
+
+  __device__ __forceinline__ void load_next(uint32_t slot) {
+    loader_.load_next(slot);
+    copy_async_commit();
   }
 
   __device__ __forceinline__ void multiply(uint32_t slot, uint32_t here, bool online) {
@@ -254,7 +167,7 @@ class DecodeBlock {
       FS_UNROLL
       for (int i = 0; i < 4; ++i) scores[i] = capped(scores[i]);
     }
-    if (here != kAll) {
+    if (here != kAllPositions) {
       FS_UNROLL
       for (int i = 0; i < 4; ++i) {
         if (!(here >> (lane_ / 4 + i / 2 * 8) & 1)) scores[i] = -INFINITY;
@@ -427,18 +340,11 @@ class DecodeBlock {
   const int lane_, warp_, warps_;
   const int sequence_, kv_head_, row_, first_head_, heads_;
   const uint32_t ring_;  // the warp's
-  // Of page 0 and of the ring's first slot: what this lane copies, and to where; what it reads.
-  const unsigned char *const key_, *const value_;
-  const uint32_t copies_to_, keys_, values_;
+  TileLoader<kHeadDim> loader_;
+  const uint32_t keys_, values_;  // what this lane reads of the ring's first slot
 
-  int length_, start_, splits_;  // of the sequence
-  int begin_, end_;              // the warp's tiles: every warps_-th
-
-  // The tile whose loading starts next, and what is known about it.
-  int next_, page_number_;
-  uint32_t page_, tile_in_page_;
-  bool allowed_ = false;  // position next_ * 16 + lane % 16
-  uint64_t looked_at_;    // positions of the last four tiles, 16 bits each, the latest lowest
+  int splits_;       // of the sequence
+  int begin_, end_;  // the warp's tiles: every warps_-th
 
   uint32_t query_[kSteps][2];
   float sums_[kSteps][4], norm_[4];
