@@ -97,27 +97,25 @@ def huge_scores() -> list[Decode]:
 MATRIX = {"shapes": shapes, "lengths": lengths, "masks": masks, "huge scores": huge_scores}
 
 
-def with_head_dims(include: Path, *head_dims: int) -> None:
-    """Hides unified_max_plan.h by one with fewer head dims: a driver that is soon compiled."""
-    header = KERNELS / "cuda" / "unified_max_plan.h"
-    dims = " ".join(f"X({head_dim})" for head_dim in head_dims)
-    text, replaced = re.subn(
-        r"(#define FS_HEAD_DIMS\(X\)).*", lambda m: f"{m[1]} {dims}", header.read_text()
-    )
-    assert replaced == 1
-    hidden = include / "cuda" / header.name
-    hidden.parent.mkdir(parents=True, exist_ok=True)
-    hidden.write_text(text)
+# What orders memory, or waits for it.
+ORDER = r"\b(?:__syncthreads|__syncwarp|copy_async_commit|copy_async_wait<[^>]*>)\([^;{}]*\);"
+BARRIERS = 8
 
 
 @pytest.fixture(scope="module")
 def small_driver(tmp_path_factory):
-    """small_driver(sanitizer), for SMALL_HEAD_DIMS, compiled once."""
+    """small_driver(sanitizer): for SMALL_HEAD_DIMS, so soon compiled; WITHOUT leaves a barrier out."""
 
     @cache
     def get(sanitizer: str) -> Path:
         folder = tmp_path_factory.mktemp(sanitizer)
-        with_head_dims(folder, *SMALL_HEAD_DIMS)
+        kernel = KERNELS / "cuda" / "unified_max_decode.cuh"
+        assert with_switched_barriers(kernel, folder, ORDER) == BARRIERS
+        plan = (KERNELS / "cuda" / "unified_max_plan.h").read_text()
+        dims = " ".join(f"X({head_dim})" for head_dim in SMALL_HEAD_DIMS)
+        plan, replaced = re.subn(r"(#define FS_HEAD_DIMS\(X\)).*", lambda m: f"{m[1]} {dims}", plan)
+        assert replaced == 1
+        (folder / "cuda" / "unified_max_plan.h").write_text(plan)
         return compile_driver("decode_driver", sanitizer, folder, include=folder)
 
     return get
@@ -171,7 +169,6 @@ def test_only_the_head_that_overflows_is_counted(driver):
 @pytest.mark.parametrize("value", [80.0, -80.0, float("inf"), float("-inf"), float("nan")])
 def test_a_useless_phi_is_noticed_everywhere(driver, value):
     """Every part of every head is done again, once: 3 warps have tiles in the second split."""
-    case = random_decode(1, 2, 4, 64, 19 * 16, 2, splits=2)
     for dtype in (FLOAT16, BFLOAT16):
         case = random_decode(1, 2, 4, 64, 19 * 16, 2, splits=2, dtype=dtype)
         redone = counted(driver("decode_driver", "plain"), replace(case, phi=phi_of(case, value)))
@@ -244,10 +241,6 @@ def test_decode_under_sanitizers(small_driver, sanitizer):
         require_exact(case, out)
 
 
-# What orders memory, or waits for it.
-ORDER = r"\b(?:__syncthreads|__syncwarp|copy_async_commit|copy_async_wait<[^>]*>)\([^;{}]*\);"
-
-
 def is_caught(binary: Path, without: int) -> bool:
     """By the thread sanitizer, by the emulator itself, or by a wrong result."""
     ran = run(binary, small_cases(), TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
@@ -262,11 +255,7 @@ def is_caught(binary: Path, without: int) -> bool:
     return False
 
 
-def test_every_barrier_is_needed(tmp_path):
-    with_head_dims(tmp_path, 64)
-    kernel = KERNELS / "cuda" / "unified_max_decode.cuh"
-    barriers = with_switched_barriers(kernel, tmp_path, ORDER)
-    assert barriers == 8
-    binary = compile_driver("decode_driver", "thread", tmp_path, include=tmp_path)
-    caught = [without for without in range(-1, barriers) if is_caught(binary, without)]
-    assert caught == list(range(barriers))
+def test_every_barrier_is_needed(small_driver):
+    binary = small_driver("thread")
+    caught = [without for without in range(-1, BARRIERS) if is_caught(binary, without)]
+    assert caught == list(range(BARRIERS))
