@@ -8,6 +8,7 @@
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products
 //   float32.cuh  exponential and reciprocal
+//   registers.cuh  what the compiler should keep
 #pragma once
 #include <cstdint>
 
@@ -31,20 +32,6 @@
 #endif
 
 namespace flashsparse {
-
-// Hides from the compiler how a number or an address came about, so that it keeps it in a register:
-// it may otherwise work it out again, from the start, in every turn of a loop.
-template <class T>
-__device__ __forceinline__ T keep(T value) {
-#ifdef __CUDACC__
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(value));
-  } else {
-    asm volatile("" : "+r"(value));
-  }
-#endif
-  return value;
-}
 
 // Stores to shared memory at a place where other threads may be storing the same value at the same
 // time. Hardware needs nothing special; the race detector must be told that it is on purpose.

@@ -27,6 +27,7 @@
 #include "common/float32.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "common/registers.cuh"
 #include "cuda/unified_max_arguments.h"
 #include "cuda/unified_max_join.cuh"
 #include "cuda/unified_max_load.cuh"

@@ -4,6 +4,7 @@
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
+#include "common/registers.cuh"
 #include "cuda/unified_max_arguments.h"
 #include "cuda/unified_max_plan.h"
 

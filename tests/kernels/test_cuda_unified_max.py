@@ -104,7 +104,7 @@ BARRIERS = 8
 
 @pytest.fixture(scope="module")
 def small_driver(tmp_path_factory):
-    """small_driver(sanitizer): for SMALL_HEAD_DIMS, so soon compiled; WITHOUT leaves a barrier out."""
+    """small_driver(sanitizer): for SMALL_HEAD_DIMS, soon compiled; WITHOUT leaves a barrier out."""
 
     @cache
     def get(sanitizer: str) -> Path:
