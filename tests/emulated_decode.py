@@ -52,10 +52,7 @@ class Decode:
         self.value = self.value.masked_fill(unseen, torch.nan)
 
     def attended(self) -> Tensor:
-        sequences, _, positions, _ = self.key.shape
-        return attention_reference.attended(
-            positions, self.lengths, self.mask, self.window, sequences
-        )
+        return attention_reference.attended(self.key, self.lengths, self.mask, self.window)
 
     def arguments(self) -> dict:
         return {"scale": self.scale, "softcap": self.softcap, "window": self.window}
@@ -158,42 +155,21 @@ def split(written: bytes, cases: list[Decode]) -> list[tuple[Tensor, Tensor]]:
 
 
 def require_exact(case: Decode, out: Tensor, rounded_terms: bool = True) -> None:
-    """out is the float64 result up to what its arithmetic costs.
-
-    A score is off by its sum in fp32 and by fp32's rounding of the exponent; a term, where
-    `rounded_terms`, by its rounding to 16 bits (an absolute error where fp16 has no more digits);
-    the result by one rounding.
-    """
-    exact, dtype = case.exact(), case.query.dtype
+    """out is the float64 result up to what its arithmetic costs."""
     if not case.attended().any():
         assert not out.any()
         return
-    kv_heads, head_dim = case.key.shape[1], case.key.shape[-1]
-    group = case.query.shape[1] // kv_heads
-    allowed = case.attended()[:, None, :, None]
-
-    def known(tensor: Tensor) -> Tensor:
-        return torch.where(allowed, tensor.double().abs(), 0.0).repeat_interleave(group, 1)
-
-    scores = attention_reference.scores(
-        case.query, case.key, case.lengths, case.mask, **case.arguments()
+    bound = attention_reference.error_bound(
+        *(case.query, case.key, case.value, case.lengths, case.mask),
+        **case.arguments(),
+        rounded_terms=rounded_terms,
+        low=1.0 if case.phi is None else 2.0 ** LOG2_LOW[case.query.dtype],
     )
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)
-    size = torch.einsum("bhd,bhtd->bht", case.query.double().abs(), known(case.key)) * case.scale
-    size = size.amax(-1, keepdim=True) + case.softcap
-    score_error = (head_dim + 16) * 2.0**-24 * (size + 32)
-    term_error = 2 * score_error.expm1()
-    if rounded_terms:
-        term_error = term_error + torch.finfo(dtype).eps
-    bound = torch.einsum("bht,bhtd->bhd", weights * term_error, known(case.value)) * 2
-    if rounded_terms and dtype == torch.float16:  # of a sum that is 2^-4 at least, or 1 online
-        bound += 2.0**-25 * (1 if case.phi is None else 16) * known(case.value).sum(-2)
-    finfo = torch.finfo(dtype)
-    bound += exact.abs() * finfo.eps / 2 + max(finfo.tiny * finfo.eps, 1e-37)
-    wrong = ~((out.double() - exact).abs() <= 1.01 * bound)
+    error = (out.double() - case.exact()).abs()
+    wrong = ~(error <= 1.01 * bound)
     assert not wrong.any(), (
         f"{case}: {int(wrong.sum())} of {wrong.numel()} elements are wrong, the worst by "
-        f"{float((out.double() - exact).abs().max()):.2e}"
+        f"{float(error.max()):.2e}"
     )
 
 

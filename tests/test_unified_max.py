@@ -82,6 +82,16 @@ def test_any_shape(data):
     counted(with_phi(case))
 
 
+@pytest.mark.parametrize(("dtype", "rounded_terms"), [*product(DTYPES, (False, True))])
+def test_the_bound_sees_a_lost_position(dtype, rounded_terms):
+    """One of 300, looked at or not, in 16 bits or in 32."""
+    case = random_decode(1, 1, 4, 128, 300, dtype=dtype)
+    lost = replace(case, mask=torch.arange(300)[None] != 144)
+    require_exact(case, decode(case)[0], rounded_terms)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        require_exact(case, decode(lost)[0], rounded_terms)
+
+
 def test_a_long_sequence():
     case = random_decode(1, 1, 2, 64, 100_003, page=256, dtype=torch.bfloat16)
     assert not counted(case).any() and not counted(with_phi(case)).any()
