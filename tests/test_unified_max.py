@@ -111,6 +111,15 @@ def test_every_instruction_set(capability):
     assert ran.returncode == 0, ran.stderr
 
 
+def test_strides_of_single_entries_mean_nothing():
+    """PyTorch may leave any there: vLLM's cache has such a dimension where a rank has one head."""
+    case = random_decode(1, 1, 1, 64, 16)
+    odd = [t.as_strided(t.shape, (7, 3, *t.stride()[2:])) for t in (case.key, case.value)]
+    query = case.query.as_strided((1, 1, 64), (5, 9, 1))
+    out, _ = ops.unified_max_decode(query, *odd, scale=case.scale)
+    require_exact(case, out, rounded_terms=False)
+
+
 def test_threads_change_nothing():
     case = with_phi(random_decode(5, 3, 2, 64, 300, 1))
     alone, _ = decode(case)

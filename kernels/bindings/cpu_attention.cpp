@@ -29,7 +29,7 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   Tensor recomputed =
       torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads}, ScalarType::Int);
   const auto strides = [&](const Tensor& t) -> cpu::DecodeCall::Strides {
-    return {t.stride(inputs.page_axis), t.stride(inputs.head_axis), t.stride(inputs.position_axis)};
+    return {step(t, inputs.page_axis), step(t, inputs.head_axis), step(t, inputs.position_axis)};
   };
   cpu::DecodeCall call;
   call.sequences = inputs.sequences;
@@ -39,19 +39,19 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   call.head_dim = static_cast<int>(inputs.head_dim);
   call.dtype = dtype_of(inputs.query);
   call.query = inputs.query.const_data_ptr();
-  call.query_sequence = inputs.query.stride(0);
-  call.query_head = inputs.query.stride(1);
+  call.query_sequence = step(inputs.query, 0);
+  call.query_head = step(inputs.query, 1);
   call.key = inputs.key.const_data_ptr();
   call.value = inputs.value.const_data_ptr();
   call.key_strides = strides(inputs.key);
   call.value_strides = strides(inputs.value);
   call.table = inputs.table ? inputs.table->const_data_ptr<int32_t>() : nullptr;
-  call.table_stride = inputs.table ? inputs.table->stride(0) : 0;
+  call.table_stride = inputs.table ? step(*inputs.table, 0) : 0;
   call.pages = inputs.pages;
   call.page_size = inputs.page_size;
   call.lengths = inputs.lengths ? inputs.lengths->const_data_ptr<int32_t>() : nullptr;
   call.mask = inputs.mask ? static_cast<const uint8_t*>(inputs.mask->const_data_ptr()) : nullptr;
-  call.mask_stride = inputs.mask ? inputs.mask->stride(0) : 0;
+  call.mask_stride = inputs.mask ? step(*inputs.mask, 0) : 0;
   call.window = inputs.options.window;
   call.scale = static_cast<float>(inputs.options.scale);
   call.softcap = static_cast<float>(inputs.options.softcap);

@@ -21,8 +21,8 @@ constexpr int64_t kChunk = 8;  // elements: the kernel copies 16 bytes at a time
 void check_rows(const Tensor& tensor, const char* name) {
   bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0, near = true;
   for (int i = 0; i < 3; ++i) {
-    aligned = aligned && tensor.stride(i) % kChunk == 0;
-    near = near && tensor.stride(i) <= INT32_MAX;
+    aligned = aligned && step(tensor, i) % kChunk == 0;
+    near = near && step(tensor, i) <= INT32_MAX;
   }
   STD_TORCH_CHECK(aligned, name, " must have its rows on 16 bytes: pass ", name, ".clone()");
   STD_TORCH_CHECK(near, name, " must have strides below 2^31 elements");
@@ -34,7 +34,7 @@ void check_tensors(const DecodeInputs& inputs) {
   STD_TORCH_CHECK(
       query.scalar_type() == ScalarType::Half || query.scalar_type() == ScalarType::BFloat16,
       "query must be float16 or bfloat16 on CUDA");
-  const bool even = query.stride(0) % 2 == 0 && query.stride(1) % 2 == 0;
+  const bool even = step(query, 0) % 2 == 0 && step(query, 1) % 2 == 0;
   STD_TORCH_CHECK(even && reinterpret_cast<uintptr_t>(query.const_data_ptr()) % 4 == 0,
                   "query must have its rows on 4 bytes: pass query.clone()");
   check_rows(inputs.key, inputs.table ? "key_cache" : "key");
@@ -73,20 +73,20 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   Tensor partials =
       torch::stable::new_empty(query, {plan.partial_floats(problem)}, ScalarType::Float);
   const auto strides = [&](const Tensor& t) -> unified_max::Strides {
-    return {static_cast<uint32_t>(t.stride(inputs.page_axis) / kChunk),
-            static_cast<uint32_t>(t.stride(inputs.head_axis) / kChunk),
-            static_cast<uint32_t>(t.stride(inputs.position_axis) / kChunk)};
+    return {static_cast<uint32_t>(step(t, inputs.page_axis) / kChunk),
+            static_cast<uint32_t>(step(t, inputs.head_axis) / kChunk),
+            static_cast<uint32_t>(step(t, inputs.position_axis) / kChunk)};
   };
   unified_max::DecodeArguments arguments;
   arguments.query = bits(query);
-  arguments.query_sequence = query.stride(0);
-  arguments.query_head = query.stride(1);
+  arguments.query_sequence = step(query, 0);
+  arguments.query_head = step(query, 1);
   arguments.key = bits(inputs.key);
   arguments.value = bits(inputs.value);
   arguments.key_strides = strides(inputs.key);
   arguments.value_strides = strides(inputs.value);
   arguments.table = inputs.table ? inputs.table->const_data_ptr<int32_t>() : nullptr;
-  arguments.table_stride = inputs.table ? inputs.table->stride(0) : 0;
+  arguments.table_stride = inputs.table ? step(*inputs.table, 0) : 0;
   arguments.pages = static_cast<uint32_t>(inputs.pages);
   arguments.page_tiles =
       inputs.table ? static_cast<uint32_t>(inputs.page_size / unified_max::kTile) : INT_MAX;
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   arguments.positions = static_cast<int>(inputs.positions);
   arguments.mask =
       inputs.mask ? static_cast<const uint8_t*>(inputs.mask->const_data_ptr()) : nullptr;
-  arguments.mask_stride = inputs.mask ? inputs.mask->stride(0) : 0;
+  arguments.mask_stride = inputs.mask ? step(*inputs.mask, 0) : 0;
   arguments.window = static_cast<int>(std::min<int64_t>(inputs.options.window, INT_MAX));
   arguments.kv_heads = static_cast<int>(inputs.kv_heads);
   arguments.group = static_cast<int>(inputs.group());

@@ -35,6 +35,12 @@ struct DecodeInputs {
   int64_t group() const { return heads / kv_heads; }
 };
 
+// From one entry of a dimension to the next; of one that has a single entry PyTorch may say
+// anything.
+inline int64_t step(const Tensor& tensor, int dimension) {
+  return tensor.size(dimension) > 1 ? tensor.stride(dimension) : 0;
+}
+
 namespace detail {
 
 inline void check_beside(const Tensor& tensor, const char* name, const Tensor& query) {
