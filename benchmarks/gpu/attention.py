@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is decode attention right on this GPU, and how fast is it beside FlashAttention?
 
-    python benchmarks/gpu/attention.py                both, in 5 minutes at most
+    python benchmarks/gpu/attention.py                both, in 6 minutes at most
     python benchmarks/gpu/attention.py --check        every way to call it, against float64
     python benchmarks/gpu/attention.py --speed        1 to 64 sequences of 1k to 32k positions
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
@@ -35,7 +35,7 @@ from torch import Tensor
 from flashsparse_plugin.ops import STATUS, attention_reference, ops
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CHECK_SECONDS = 90  # where both parts are asked
+CHECK_SECONDS = 120  # where both parts are asked
 PAGE = 16
 Row = dict[str, Any]
 
@@ -98,6 +98,8 @@ def cases(small: bool) -> Iterator[Case]:
     dims, groups = (64, 80, 96, 128, 256), (1, 4, 8, 12)
     lengths = (40, 300) if small else (17, 300, 3000, 20000)
     for positions, head_dim, group in itertools.product(lengths, dims, groups):
+        if positions > 5000 and group != 4:
+            continue
         number = groups.index(group) + dims.index(head_dim)
         shape = Shape(3 if positions < 5000 else 1, 2, group, head_dim, positions)
         for paged, dtype in itertools.product((False, True), DTYPES.values()):
@@ -364,7 +366,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--replays", type=int, default=11, help="samples of each time")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
     arguments = parser.parse_args()
