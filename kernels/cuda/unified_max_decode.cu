@@ -8,8 +8,8 @@ using namespace unified_max;
 
 cudaError_t unified_max_decode(const DecodeArguments& arguments, const Problem& problem,
                                const DecodePlan& plan, bool bfloat16, cudaStream_t stream) {
-  const auto kernel = compiled_decode(problem.head_dim, bfloat16);
-  const int64_t heads = problem.kv_heads * problem.head_tiles();
+  const auto kernel = compiled_decode(problem, bfloat16);
+  const int64_t heads = problem.kv_heads * problem.group_blocks();
   constexpr int64_t kMostOfAxis = 65535;
   if (!kernel || heads > kMostOfAxis || problem.sequences > kMostOfAxis) {
     return cudaErrorInvalidValue;

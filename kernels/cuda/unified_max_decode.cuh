@@ -2,9 +2,9 @@
 // Attention of one new token a sequence over its cached keys and values, with a unified maximum
 // (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; here is its plot.
 //
-// A block takes one split of a sequence's positions for up to 8 query heads that share a kv head.
-// Its warps take tiles of 16 positions by turns, each through a ring of its own in shared memory,
-// and meet nobody until their tiles are done:
+// A block takes one split of a sequence's positions for up to 8 query heads (or 16, kHeadTiles)
+// that share a kv head. Its warps take tiles of 16 positions by turns, each through a ring of its
+// own in shared memory, and meet nobody until their tiles are done:
 //   load      a tile some turns ahead starts on its way (unified_max_load.cuh)
 //   scores    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
 //   terms     P = 2^(S - reference), rounded to 16 bits, transposed in registers
@@ -35,9 +35,9 @@
 
 namespace flashsparse::unified_max {
 
-// Launch with a grid of (splits, kv_heads * head tiles, sequences), whole warps, kMaxWarps at most,
-// and ring_bytes for each warp.
-template <class Type, int kHeadDim>
+// Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), whole warps,
+// kMaxWarps at most, and ring_bytes for each warp.
+template <class Type, int kHeadDim, int kHeadTiles>
 class DecodeBlock {
  public:
   __device__ __forceinline__ DecodeBlock(const DecodeArguments& a, uint32_t shared)
@@ -49,8 +49,8 @@ class DecodeBlock {
         sequence_(blockIdx.z),
         kv_head_(blockIdx.y / (gridDim.y / a.kv_heads)),
         row_(blockIdx.z * gridDim.y + blockIdx.y),
-        first_head_(kv_head_ * a.group + blockIdx.y % (gridDim.y / a.kv_heads) * kHeads),
-        heads_(min(kv_head_ * a.group + a.group - first_head_, kHeads)),
+        first_head_(kv_head_ * a.group + blockIdx.y % (gridDim.y / a.kv_heads) * kBlockHeads),
+        heads_(min(kv_head_ * a.group + a.group - first_head_, kBlockHeads)),
         ring_(shared + warp_ * kRingBytes),
         loader_(a, ring_, sequence_, kv_head_),
         keys_(keep(ring_ + lane_ % 16 * kRowBytes + lane_ / 16 * 16)),
@@ -73,7 +73,8 @@ class DecodeBlock {
 
  private:
   static constexpr float kLog2e = 1.4426950408889634f;
-  static constexpr float kHeadroom = 8;         // log2 of what a term may be before rescaling
+  static constexpr float kHeadroom = 8;  // log2 of what a term may be before rescaling
+  static constexpr int kBlockHeads = kHeadTiles * kHeads;
   static constexpr int kSteps = kHeadDim / 16;  // mma steps along the head
   static constexpr int kStages = stages(kHeadDim);
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
@@ -100,36 +101,46 @@ class DecodeBlock {
 
   // Q^T is mma's B operand: row d, column head. Heads that are not there are zero.
   __device__ __forceinline__ void load_query() {
-    const int head = lane_ / 4;
-    const uint16_t* const mine = a_.query + (sequence_ * a_.query_sequence +
-                                             (first_head_ + head) * a_.query_head + lane_ % 4 * 2);
     FS_UNROLL
-    for (int k = 0; k < kSteps; ++k) {
+    for (int h = 0; h < kHeadTiles; ++h) {
+      const int head = h * kHeads + lane_ / 4;
+      const uint16_t* const mine =
+          a_.query +
+          (sequence_ * a_.query_sequence + (first_head_ + head) * a_.query_head + lane_ % 4 * 2);
       FS_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + i * 8);
-        query_[k][i] = head < heads_ ? load_readonly(two) : 0;
+      for (int k = 0; k < kSteps; ++k) {
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + i * 8);
+          query_[h][k][i] = head < heads_ ? load_readonly(two) : 0;
+        }
       }
     }
   }
 
-  // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for these two heads.
-  __device__ __forceinline__ int head_of(int i) const { return lane_ % 4 * 2 + i; }
+  // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for two heads of each tile.
+  __device__ __forceinline__ int head_of(int h, int i) const {
+    return h * kHeads + lane_ % 4 * 2 + i;
+  }
 
   __device__ __forceinline__ void attend(bool online) {
     seen_ = 0;
     FS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const bool fixed = !online && head_of(i) < heads_;
-      reference_[i] = fixed ? load_readonly(a_.phi + first_head_ + head_of(i)) * kLog2e : 0;
-      if (online) reference_[i] = kNoScore;
-      limit_[i] = kNoScore;
-    }
-    FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      norm_[i] = 0;
+    for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
-      for (int k = 0; k < kSteps; ++k) sums_[k][i] = 0;
+      for (int i = 0; i < 2; ++i) {
+        const int head = head_of(h, i);
+        const bool fixed = !online && head < heads_;
+        reference_[h][i] = fixed ? load_readonly(a_.phi + first_head_ + head) * kLog2e : 0;
+        if (online) reference_[h][i] = kNoScore;
+        limit_[h][i] = kNoScore;
+      }
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        norm_[h][i] = 0;
+        FS_UNROLL
+        for (int k = 0; k < kSteps; ++k) sums_[h][k][i] = 0;
+      }
     }
     loader_.begin(begin_, end_, warps_);
     FS_NO_UNROLL
@@ -154,45 +165,73 @@ class DecodeBlock {
 
   __device__ __forceinline__ void multiply(uint32_t slot, uint32_t here, bool online) {
     seen_ = 1;
-    float halves[2][4] = {};  // two sums, as each mma waits for the one before it in its sum
+    float halves[kHeadTiles][2][4] = {};  // two sums: each mma waits for the one before in its sum
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t key[4];
       ldmatrix_x4(key, keys_ + slot + k * 32);
-      mma_m16n8k16<Type>(halves[k % 2], key, query_[k][0], query_[k][1]);
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        mma_m16n8k16<Type>(halves[h][k % 2], key, query_[h][k][0], query_[h][k][1]);
+      }
     }
-    float scores[4];
+    float scores[kHeadTiles][4];
     FS_UNROLL
-    for (int i = 0; i < 4; ++i) scores[i] = halves[0][i] + halves[1][i];
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) scores[h][i] = halves[h][0][i] + halves[h][1][i];
+    }
     if (a_.scaling.cap > 0) {
       FS_UNROLL
-      for (int i = 0; i < 4; ++i) scores[i] = capped(scores[i]);
+      for (int h = 0; h < kHeadTiles; ++h) {
+        FS_UNROLL
+        for (int i = 0; i < 4; ++i) scores[h][i] = capped(scores[h][i]);
+      }
     }
     if (here != kAllPositions) {
       FS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (!(here >> (lane_ / 4 + i / 2 * 8) & 1)) scores[i] = -INFINITY;
+      for (int h = 0; h < kHeadTiles; ++h) {
+        FS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (!(here >> (lane_ / 4 + i / 2 * 8) & 1)) scores[h][i] = -INFINITY;
+        }
       }
     }
     if (online) {
-      const float top[2] = {fmaxf(scores[0], scores[2]), fmaxf(scores[1], scores[3])};
-      if (__any_sync(~0u, top[0] > limit_[0] || top[1] > limit_[1])) raise_references(top);
+      float top[kHeadTiles][2];
+      bool above = false;
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          top[h][i] = fmaxf(scores[h][i], scores[h][i + 2]);
+          above = above || top[h][i] > limit_[h][i];
+        }
+      }
+      if (__any_sync(~0u, above)) raise_references(top);
     }
-    float terms[4];
+    uint32_t terms[kHeadTiles][2];
     FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      terms[i] = exp2_approx(fmaf(scores[i], a_.scaling.factor, -reference_[i % 2]));
+    for (int h = 0; h < kHeadTiles; ++h) {
+      float exact[4];
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        exact[i] = exp2_approx(fmaf(scores[h][i], a_.scaling.factor, -reference_[h][i % 2]));
+      }
+      // From positions by heads, as they come out of mma, to the B operand: heads by positions.
+      terms[h][0] = transpose_8x8(from_floats<Type>(exact[0], exact[1]));
+      terms[h][1] = transpose_8x8(from_floats<Type>(exact[2], exact[3]));
+      constexpr uint32_t kOnes = ones();  // for the sum of what was rounded
+      mma_m16n8k16<Type>(norm_[h], {kOnes, kOnes, kOnes, kOnes}, terms[h][0], terms[h][1]);
     }
-    // From positions by heads, as they come out of mma, to the B operand: heads by positions.
-    const uint32_t b0 = transpose_8x8(from_floats<Type>(terms[0], terms[1]));
-    const uint32_t b1 = transpose_8x8(from_floats<Type>(terms[2], terms[3]));
-    constexpr uint32_t kOnes = ones();
-    mma_m16n8k16<Type>(norm_, {kOnes, kOnes, kOnes, kOnes}, b0, b1);  // of what was rounded
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t value[4];
       ldmatrix_x4<true>(value, values_ + slot + k * 32);
-      mma_m16n8k16<Type>(sums_[k], value, b0, b1);
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        mma_m16n8k16<Type>(sums_[h][k], value, terms[h][0], terms[h][1]);
+      }
     }
   }
 
@@ -208,35 +247,43 @@ class DecodeBlock {
   }
 
   // The reference of each head becomes its highest score; what was summed up is scaled to it.
-  __device__ __forceinline__ void raise_references(const float (&top)[2]) {
+  __device__ __forceinline__ void raise_references(const float (&top)[kHeadTiles][2]) {
     FS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      float highest = top[i];
+    for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
-      for (int lanes = 4; lanes < 32; lanes *= 2) {
-        highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
-      }
-      const float raised = fmaxf(reference_[i], highest * a_.scaling.factor);
-      const float shrink = exp2_approx(reference_[i] - raised);
-      reference_[i] = raised;
-      limit_[i] = (raised + kHeadroom) * a_.scaling.inverse;
-      FS_UNROLL
-      for (int half = 0; half < 4; half += 2) {
-        norm_[i + half] *= shrink;
+      for (int i = 0; i < 2; ++i) {
+        float highest = top[h][i];
         FS_UNROLL
-        for (int k = 0; k < kSteps; ++k) sums_[k][i + half] *= shrink;
+        for (int lanes = 4; lanes < 32; lanes *= 2) {
+          highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
+        }
+        const float raised = fmaxf(reference_[h][i], highest * a_.scaling.factor);
+        const float shrink = exp2_approx(reference_[h][i] - raised);
+        reference_[h][i] = raised;
+        limit_[h][i] = (raised + kHeadroom) * a_.scaling.inverse;
+        FS_UNROLL
+        for (int half = 0; half < 4; half += 2) {
+          norm_[h][i + half] *= shrink;
+          FS_UNROLL
+          for (int k = 0; k < kSteps; ++k) sums_[h][k][i + half] *= shrink;
+        }
       }
     }
   }
 
   // Whether the reference was wrong for a head of this warp. Every lane has its heads' whole sums.
   __device__ __forceinline__ bool left_the_range() {
+    bool any = false;
     FS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const bool sound = norm_[i] >= a_.low && norm_[i] < a_.high;  // false for NaN, too
-      redone_[i] = seen_ && head_of(i) < heads_ && !sound;
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const bool sound = norm_[h][i] >= a_.low && norm_[h][i] < a_.high;  // false for NaN, too
+        redone_[h][i] = seen_ && head_of(h, i) < heads_ && !sound;
+        any = any || redone_[h][i];
+      }
     }
-    return __any_sync(~0u, redone_[0] || redone_[1]);
+    return __any_sync(~0u, any);
   }
 
   // ---- joining ----------------------------------------------------------------------------------
@@ -244,30 +291,34 @@ class DecodeBlock {
   // What is joined: of each head head_dim sums, then (reference, norm, parts done again).
   static constexpr int kRecord = kHeadDim + 4;  // floats
   static constexpr int kQuads = kHeadDim / 4;   // four sums, what a thread joins at a time
-  static_assert(kHeads * kRecord * sizeof(float) <= kRingBytes);
-  static_assert((kMaxSplits * kHeads + 1) * sizeof(float4) <= kRingBytes);
+  static_assert(kBlockHeads * kRecord * sizeof(float) <= kRingBytes);
+  static_assert((kMaxSplits * kBlockHeads + 1) * sizeof(float4) <= kRingBytes);
 
   __device__ __forceinline__ uint32_t record(int warp, int head) const {
     return shared_ + warp * kRingBytes + head * kRecord * uint32_t{sizeof(float)};
   }
   __device__ __forceinline__ float* partial(int split, int head) const {
-    const int64_t number = (static_cast<int64_t>(row_) * gridDim.x + split) * kHeads + head;
+    const int64_t number = (static_cast<int64_t>(row_) * gridDim.x + split) * kBlockHeads + head;
     return a_.partials + number * kRecord;
   }
 
   // Into the warp's own ring, which nobody else reads or writes.
   __device__ __forceinline__ void leave_sums() {
     FS_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t to = record(warp_, head_of(i)) + lane_ / 4 * uint32_t{sizeof(float)};
+    for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
-      for (int k = 0; k < kSteps; ++k) {
-        store_shared(to + k * 64, sums_[k][i]);
-        store_shared(to + k * 64 + 32, sums_[k][i + 2]);
-      }
-      if (lane_ / 4 == 0) {
-        store_shared(to + kHeadDim * uint32_t{sizeof(float)},
-                     make_float4(seen_ ? reference_[i] : kNoScore, norm_[i], redone_[i], 0));
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t to = record(warp_, head_of(h, i)) + lane_ / 4 * uint32_t{sizeof(float)};
+        FS_UNROLL
+        for (int k = 0; k < kSteps; ++k) {
+          store_shared(to + k * 64, sums_[h][k][i]);
+          store_shared(to + k * 64 + 32, sums_[h][k][i + 2]);
+        }
+        if (lane_ / 4 == 0) {
+          const float reference = seen_ ? reference_[h][i] : kNoScore;
+          store_shared(to + kHeadDim * uint32_t{sizeof(float)},
+                       make_float4(reference, norm_[h][i], redone_[h][i], 0));
+        }
       }
     }
   }
@@ -347,25 +398,30 @@ class DecodeBlock {
   int splits_;       // of the sequence
   int begin_, end_;  // the warp's tiles: every warps_-th
 
-  uint32_t query_[kSteps][2];
-  float sums_[kSteps][4], norm_[4];
-  float reference_[2], limit_[2];  // log2; not scaled, where the reference has to move
-  bool redone_[2] = {};
+  uint32_t query_[kHeadTiles][kSteps][2];
+  float sums_[kHeadTiles][kSteps][4], norm_[kHeadTiles][4];
+  float reference_[kHeadTiles][2];  // log2
+  float limit_[kHeadTiles][2];      // of scores, not scaled, where the reference has to move
+  bool redone_[kHeadTiles][2] = {};
   int seen_;  // whether there was a position to look at
 };
 
-template <class Type, int kHeadDim>
+template <class Type, int kHeadDim, int kHeadTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32, resident_blocks(kHeadDim))
     decode_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
-  DecodeBlock<Type, kHeadDim>(arguments, shared_address(shared)).run();
+  DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
 }
 
 // Null for another head dim.
-inline auto compiled_decode(int head_dim, bool bfloat16) -> void (*)(DecodeArguments) {
-#define FS_DECODE_KERNEL(dim) \
-  if (head_dim == dim) return bfloat16 ? decode_kernel<BFloat16, dim> : decode_kernel<Float16, dim>;
-  FS_HEAD_DIMS(FS_DECODE_KERNEL)
+inline auto compiled_decode(const Problem& problem, bool bfloat16) -> void (*)(DecodeArguments) {
+  const int tiles = head_tiles_of_block(problem.head_dim, problem.group);
+#define FS_DECODE_KERNEL(dim, head_tiles)                      \
+  if (problem.head_dim == dim && tiles == head_tiles) {        \
+    return bfloat16 ? decode_kernel<BFloat16, dim, head_tiles> \
+                    : decode_kernel<Float16, dim, head_tiles>; \
+  }
+  FS_DECODE_SHAPES(FS_DECODE_KERNEL)
 #undef FS_DECODE_KERNEL
   return nullptr;
 }

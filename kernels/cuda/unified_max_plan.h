@@ -8,13 +8,18 @@
 namespace flashsparse::unified_max {
 
 inline constexpr int kTile = 16;        // positions, the M of mma
-inline constexpr int kHeads = 8;        // query heads of a block, the N of mma
+inline constexpr int kHeads = 8;        // query heads, the N of mma
 inline constexpr int kMaxWarps = 4;     // of a block
 inline constexpr int kMaxSplits = 64;   // of a sequence
 inline constexpr int kLeastTiles = 16;  // of a split: below, joining costs more than is gained
 
-// What the kernel is compiled for.
-#define FS_HEAD_DIMS(X) X(64) X(80) X(96) X(128) X(256)
+// What the kernel is compiled for: head_dim, and for how many times 8 query heads of a group. (The
+// registers do not hold 16 heads of 256.)
+#define FS_DECODE_SHAPES(X) \
+  X(64, 1) X(80, 1) X(96, 1) X(128, 1) X(256, 1) X(64, 2) X(80, 2) X(96, 2) X(128, 2)
+constexpr int head_tiles_of_block(int head_dim, int64_t group) {
+  return group > kHeads && head_dim <= 128 ? 2 : 1;
+}
 
 // A tile's keys, then its values, a row a position. The distance of rows is an odd number of
 // 16-byte chunks, so that the eight rows of an ldmatrix lie in different banks.
@@ -36,9 +41,11 @@ struct Problem {
   int64_t positions;                   // at most, of a sequence
   int head_dim;
 
+  // Query heads of a block, and the blocks that a group needs.
+  int block_heads() const { return kHeads * head_tiles_of_block(head_dim, group); }
+  int64_t group_blocks() const { return (group + block_heads() - 1) / block_heads(); }
   // Blocks that share no work; the splits of one are joined.
-  int64_t rows() const { return sequences * kv_heads * head_tiles(); }
-  int64_t head_tiles() const { return (group + kHeads - 1) / kHeads; }
+  int64_t rows() const { return sequences * kv_heads * group_blocks(); }
 };
 
 struct DecodePlan {
@@ -48,7 +55,8 @@ struct DecodePlan {
     return warps * ring_bytes(problem.head_dim);
   }
   int64_t partial_floats(const Problem& problem) const {
-    return splits > 1 ? problem.rows() * splits * kHeads * (problem.head_dim + 4) : 0;
+    return splits > 1 ? problem.rows() * splits * problem.block_heads() * (problem.head_dim + 4)
+                      : 0;
   }
 };
 

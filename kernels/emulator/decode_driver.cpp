@@ -101,8 +101,8 @@ int main(int argc, char** argv) {
     arguments.recomputed = recomputed.get();
     arguments.partials = partials.get();
     arguments.arrivals = arrivals.get();
-    const auto kernel = compiled_decode(static_cast<int>(head_dim), bfloat16);
-    const simt::dim3 grid(plan.splits, kv_heads * problem.head_tiles(), sequences);
+    const auto kernel = compiled_decode(problem, bfloat16);
+    const simt::dim3 grid(plan.splits, kv_heads * problem.group_blocks(), sequences);
     simt::launch(grid, plan.warps * 32, plan.shared_bytes(problem), seed,
                  [&] { kernel(arguments); });
     for (int64_t i = 0; i < problem.rows(); ++i) {

@@ -22,8 +22,9 @@ from emulation import (
 )
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
-SMALL_HEAD_DIMS = (64, 80)  # under sanitizers: every lane copies, and some have nothing to copy
-GROUPS = (1, 5, 8, 16)  # MHA, GQA with heads left over, a whole block of heads, two of them
+# Under sanitizers: every lane copies, or some have nothing to copy; 8 heads or 16.
+SMALL_SHAPES = ("64, 1", "80, 1", "64, 2")
+GROUPS = (1, 5, 8, 12, 17)  # MHA, GQA: less than 8 heads, 8, less than 16, and two blocks of heads
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 
 
@@ -104,7 +105,7 @@ BARRIERS = 8
 
 @pytest.fixture(scope="module")
 def small_driver(tmp_path_factory):
-    """small_driver(sanitizer): for SMALL_HEAD_DIMS, soon compiled; WITHOUT leaves a barrier out."""
+    """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
 
     @cache
     def get(sanitizer: str) -> Path:
@@ -112,8 +113,10 @@ def small_driver(tmp_path_factory):
         kernel = KERNELS / "cuda" / "unified_max_decode.cuh"
         assert with_switched_barriers(kernel, folder, ORDER) == BARRIERS
         plan = (KERNELS / "cuda" / "unified_max_plan.h").read_text()
-        dims = " ".join(f"X({head_dim})" for head_dim in SMALL_HEAD_DIMS)
-        plan, replaced = re.subn(r"(#define FS_HEAD_DIMS\(X\)).*", lambda m: f"{m[1]} {dims}", plan)
+        shapes = " ".join(f"X({shape})" for shape in SMALL_SHAPES)
+        plan, replaced = re.subn(
+            r"(#define FS_DECODE_SHAPES\(X\)) \\\n.*", lambda m: f"{m[1]} {shapes}", plan
+        )
         assert replaced == 1
         (folder / "cuda" / "unified_max_plan.h").write_text(plan)
         return compile_driver("decode_driver", sanitizer, folder, include=folder)
@@ -233,8 +236,8 @@ def small_cases() -> list[Decode]:
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_decode_under_sanitizers(small_driver, sanitizer):
     cases = small_cases() + [
-        random_decode(2, 1, 3, head_dim, 150, number, seed=SEEDS[number % 3], splits=2, warps=3)
-        for number, head_dim in enumerate(SMALL_HEAD_DIMS)
+        random_decode(2, 1, group, dim, 150, number, seed=SEEDS[number % 3], splits=2, warps=3)
+        for number, (dim, group) in enumerate([(64, 3), (80, 3), (64, 13), (64, 17)])
     ]
     cases += [replace(case, seed=7) for case in masks()]
     for case, (out, _) in zip(cases, answers(small_driver(sanitizer), cases), strict=True):

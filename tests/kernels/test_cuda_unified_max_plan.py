@@ -40,7 +40,7 @@ def test_a_block_fits(plan, gpu, head_dim):
     chosen = plan(1, 8, 4, 4096, head_dim, gpu)
     assert 1 <= chosen.warps <= 4 and chosen.shared_bytes <= GPUS[gpu][1]
     if gpu == "H200":
-        told = resources.dynamic_shared(f"unified_max::decode_kernel<BFloat16, {head_dim}>")
+        told = resources.dynamic_shared(f"unified_max::decode_kernel<BFloat16, {head_dim}, 1>")
         assert chosen.warps == 4 and chosen.shared_bytes == told
 
 
@@ -56,9 +56,10 @@ def test_a_gpu_that_is_busy_anyway_gets_no_splits(plan):
 
 
 def test_one_sequence_is_spread_over_the_gpu(plan):
-    """8 rows by 29 splits are 232 blocks for 264 places; 16 heads of a group are two rows."""
+    """8 rows by 29 splits are 232 blocks for 264 places; a block takes 16 heads, of 256 only 8."""
     assert plan(1, 8, 4, 32768) == (4, 29, plan(1, 8, 4, 32768).shared_bytes, 8)
-    assert plan(1, 1, 16, 32768).rows == 2
+    assert [plan(1, 1, group, 32768).rows for group in (1, 8, 16, 17)] == [1, 1, 1, 2]
+    assert [plan(1, 1, group, 32768, 256).rows for group in (1, 8, 16, 17)] == [1, 1, 2, 3]
     assert plan(1, 8, 4, 1000).splits == 4  # 256 positions each
     assert plan(1, 8, 4, 200).splits == plan(1, 8, 4, 0).splits == 1
 
@@ -70,7 +71,9 @@ def test_one_sequence_is_spread_over_the_gpu(plan):
 )  # fmt: skip
 def test_any_sizes(plan, sequences, kv_heads, group, positions, head_dim, gpu):
     chosen = plan(sequences, kv_heads, group, positions, head_dim, gpu)
-    assert chosen.rows == sequences * kv_heads * -(-group // 8)
+    assert chosen.rows == sequences * kv_heads * -(
+        -group // (16 if group > 8 and head_dim < 256 else 8)
+    )
     assert 1 <= chosen.splits <= 64 and (chosen.splits - 1) * 256 <= positions
     if chosen.splits > 1:  # as many counters as a launch may have
         assert chosen.rows <= 4096
