@@ -85,9 +85,13 @@ OLD_TRANSFORMERS := build/transformers-5.17.0
 $(OLD_TRANSFORMERS): $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
 
+# Two at a time, with a thread each; the tests of a file share what they compile. In the order of
+# the files: by number of tests, the few that take long would come last.
+PYTEST2 := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
 test: env $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(BIN)/pytest tests/hf
-	$(BIN)/pytest --ignore=tests/vllm
+	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(PYTEST2) tests/hf
+	$(PYTEST2) --ignore=tests/vllm
 	$(MAKE) test-vllm
 
 # Adds vLLM's CPU build to the environment, and starts real servers. In `make test` it comes last, so

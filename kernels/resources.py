@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
+from typing import TextIO
 
 HERE = Path(__file__).parent
 COMMITTED = HERE / "resources.csv"
@@ -272,7 +273,7 @@ def compare(kernels: Sequence[Kernel], committed: Sequence[Kernel]) -> tuple[lis
     return worse, better
 
 
-def show(kernels: Sequence[Kernel]) -> None:
+def show(kernels: Sequence[Kernel], file: TextIO | None = None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -291,7 +292,7 @@ def show(kernels: Sequence[Kernel]) -> None:
         table.add_row(*map(str, cells), f"[red]{k.local}[/]" if k.local else "")
     # Wider than the terminal rather than cut: a figure that is not there tells nothing.
     needed = Console(width=1000).measure(table).maximum
-    Console(width=max(needed, Console().width)).print(table)
+    Console(width=max(needed, Console().width), file=file).print(table)
 
 
 def main() -> int:

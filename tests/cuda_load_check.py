@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that a wheel works in a CUDA build of torch, GPU or not.
 
-`make test-cuda-load` runs it with the Python of an environment that has such a torch (several GB, so
-no part of the test suite), from another folder than the repository's.
+`make test-cuda-load` runs it with the Python of an environment that has such a torch (several GB,
+so no part of the test suite), from another folder than the repository's.
 """
 
 from __future__ import annotations

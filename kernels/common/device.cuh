@@ -30,17 +30,3 @@
 #define FS_UNROLL
 #define FS_NO_UNROLL
 #endif
-
-namespace flashsparse {
-
-// Stores to shared memory at a place where other threads may be storing the same value at the same
-// time. Hardware needs nothing special; the race detector must be told that it is on purpose.
-__device__ __forceinline__ void store_same(uint16_t* place, uint16_t value) {
-#ifdef __CUDACC__
-  *place = value;
-#else
-  __atomic_store_n(place, value, __ATOMIC_RELAXED);
-#endif
-}
-
-}  // namespace flashsparse

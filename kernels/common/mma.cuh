@@ -241,7 +241,8 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
                          const double* const column = columns[pair + i % 2];
                          double sum = lanes[lane]->d[i];
                          for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
-                         lanes[lane]->d[i] = static_cast<float>(sum);
+                         // Which NaN a sum gives would be up to the host's compiler.
+                         lanes[lane]->d[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
                        }
                      }
                    });

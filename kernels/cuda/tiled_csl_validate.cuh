@@ -2,7 +2,7 @@
 // The judgement of Tiled-CSL tensors of any origin on the GPU, by the rules of pack/tiled_csl.h,
 // one block a tile.
 #pragma once
-#include "common/device.cuh"
+#include "common/memory.cuh"
 #include "cuda/tiled_csl_verdict.h"
 #include "formats/tiled_csl.h"
 
@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kValidateThreads)
   FS_SHARED(uint32_t, taken, kTileElements / 32);
   FS_SHARED(uint32_t, nonzeros, 1);
   FS_SHARED(uint32_t, broken, 2);
+  const uint32_t values = shared_address(value_at);
 
   const int32_t begin = offsets[blockIdx.x], end = offsets[blockIdx.x + 1];
   const bool first = blockIdx.x == 0, last = blockIdx.x == gridDim.x - 1;
@@ -48,7 +49,8 @@ __global__ void __launch_bounds__(kValidateThreads)
     const uint32_t bit = 1u << place % 32;
     const bool seen = atomicOr(taken + place / 32, bit) & bit;
     kept += !seen && !is_zero(value);
-    store_same(value_at + place, value);  // the same, or a second value: then one of them stays
+    // The same, or a second value: then one of them stays.
+    store_shared_same(values + place * sizeof(uint16_t), value);
   }
   atomicAdd(nonzeros, kept);
   __syncthreads();
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(kValidateThreads)
   for (int32_t i = begin + threadIdx.x; i < end; i += kValidateThreads) {
     const uint32_t place = location_of(words[i]);
     if (place < kTileElements && (taken[place / 32] >> place % 32 & 1) &&
-        value_at[place] != bits_of(words[i])) {
+        load_shared<uint16_t>(values + place * sizeof(uint16_t)) != bits_of(words[i])) {
       atomicOr(broken + 1, 1u);
     }
   }

@@ -32,13 +32,6 @@ auto unwritten(size_t count) {
   return array;
 }
 
-template <class T>
-auto read(size_t count) {
-  auto array = driver::device_array<T>(count);
-  driver::read(array.get(), count);
-  return array;
-}
-
 // Of strides in elements.
 Strides chunks(int64_t page, int64_t head, int64_t position) {
   if ((page | head | position) % 8 != 0) std::abort();
@@ -56,14 +49,14 @@ int main(int argc, char** argv) {
                  has_lengths, has_mask, has_phi, window, pages, table_width, page_tiles, cached,
                  value_offset, key_page, key_head, key_position, value_page, value_head,
                  value_position] = header;
-    const auto numbers = read<float>(4);
+    const auto numbers = driver::read<float>(4);
     const int64_t heads = kv_heads * group;
-    const auto query = read<uint16_t>(sequences * heads * head_dim);
-    const auto cache = read<uint16_t>(cached);
-    const auto table = read<int32_t>(sequences * table_width);
-    const auto lengths = read<int32_t>(has_lengths ? sequences : 0);
-    const auto mask = read<uint8_t>(has_mask ? sequences * positions : 0);
-    const auto phi = read<float>(has_phi ? heads : 0);
+    const auto query = driver::read<uint16_t>(sequences * heads * head_dim);
+    const auto cache = driver::read<uint16_t>(cached);
+    const auto table = driver::read<int32_t>(sequences * table_width);
+    const auto lengths = driver::read<int32_t>(has_lengths ? sequences : 0);
+    const auto mask = driver::read<uint8_t>(has_mask ? sequences * positions : 0);
+    const auto phi = driver::read<float>(has_phi ? heads : 0);
 
     const Problem problem{sequences, kv_heads, group, positions, static_cast<int>(head_dim)};
     DecodePlan plan{static_cast<int>(warps), static_cast<int>(splits)};

@@ -15,6 +15,10 @@ void __tsan_acquire(void* place);
 void __tsan_release(void* place);
 void __tsan_ignore_thread_begin();
 void __tsan_ignore_thread_end();
+
+// A process of more than one thread would sleep for a second before it ends, to see races with what
+// runs at exit. No fiber does.
+[[gnu::used]] inline const char* __tsan_default_options() { return "atexit_sleep_ms=0"; }
 }
 #endif
 #ifdef __SANITIZE_ADDRESS__

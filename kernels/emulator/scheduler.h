@@ -50,8 +50,6 @@ class Grid {
 
   void run() {
     const sanitizers::Unwatched unwatched;
-    Fiber scheduler;
-    scheduler_ = &scheduler;
     running_ = this;
     sanitizers::release(&grid_starts_);
     while (begin_blocks()) {
@@ -66,7 +64,7 @@ class Grid {
   [[gnu::always_inline]] static void wait() {
     Thread* const self = current;
     self->block->warps[self->warp].ready &= ~(uint32_t{1} << self->lane);
-    Fiber::switch_to(*self->fiber, *scheduler_);
+    Fiber::switch_to(*self->fiber, scheduler_);
   }
 
  private:
@@ -80,7 +78,7 @@ class Grid {
   static void fiber_main() {
     {
       const sanitizers::Unwatched unwatched;
-      current->fiber->began_from(*scheduler_);
+      current->fiber->began_from(scheduler_);
     }
     for (;;) {
       begin_thread().kernel_();
@@ -176,7 +174,7 @@ class Grid {
     current = &thread;
     threadIdx = thread.index;
     blockIdx = block.index;
-    Fiber::switch_to(*scheduler_, *thread.fiber);
+    Fiber::switch_to(scheduler_, *thread.fiber);
     current = nullptr;
   }
 
@@ -235,8 +233,9 @@ class Grid {
   }
 
   static inline std::vector<std::unique_ptr<Fiber>> fibers_;  // of all grids: made once, used again
+  // Of all grids, too: a resumed fiber notes the stack that it comes from in what it left for.
+  static inline Fiber scheduler_;
   static inline Grid* running_ = nullptr;
-  static inline Fiber* scheduler_ = nullptr;
 
   const std::function<void()> kernel_;
   const size_t shared_bytes_;

@@ -53,11 +53,10 @@ __global__ void add_in_last_block(const uint32_t* in, float* partial, uint32_t* 
 }
 
 __global__ void all_store(uint16_t value, uint32_t* out) {
-  FS_SHARED(uint16_t, shared, 4);
-  store_same(shared + thread_index() % 2, value);
-  store_shared_same(shared_address(shared + 2 + thread_index() % 2), value);
+  FS_SHARED(uint16_t, shared, 2);
+  store_shared_same(shared_address(shared + thread_index() % 2), value);
   __syncthreads();
-  out[block_index() * kThreads + thread_index()] = shared[0] + shared[3];
+  out[block_index() * kThreads + thread_index()] = shared[0] + shared[1];
 }
 
 __global__ void note_order(std::vector<uint32_t>* order) {

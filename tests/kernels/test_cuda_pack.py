@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import weights as strategies
-from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, compile_driver, without_each_barrier
+from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, run_without_each_barrier
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
@@ -134,10 +134,11 @@ def test_every_barrier_is_needed(tmp_path):
     As a race, or, where counts that are not there yet lead out of shared memory, as a bad address.
     """
     cases = [(random_weight((129, 65), 0.5, FLOAT16, 5), 7, 0)]
-    mutants = list(without_each_barrier(PACK_KERNEL, tmp_path))
+    mutants = run_without_each_barrier(
+        PACK_KERNEL, "pack_driver", tmp_path, lambda binary: run_pack(binary, cases)
+    )
     assert len(mutants) == 4
-    for folder in mutants:
-        ran = run_pack(compile_driver("pack_driver", "thread", folder, include=folder), cases)
+    for ran in mutants:
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr or b"ThreadSanitizer: SEGV" in ran.stderr
         assert b"flashsparse::tiled_csl::" in ran.stderr  # in one of the kernels

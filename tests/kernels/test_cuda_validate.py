@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import weights as strategies
-from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, compile_driver, without_each_barrier
+from emulation import (
+    KERNELS,
+    RACE_EXIT_CODE,
+    SEEDS,
+    run_packed_cases,
+    run_without_each_barrier,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
@@ -27,18 +32,9 @@ RULES = {
 }
 
 
-def run_validate(binary: Path, cases) -> subprocess.CompletedProcess:
-    """Feeds (words, offsets, shape, seed) cases to a driver."""
-    fed = bytearray()
-    for words, offsets, (rows, cols), seed in cases:
-        fed += np.array([rows, cols, len(words), seed], dtype=np.int64).tobytes()
-        fed += offsets.numpy().tobytes() + words.numpy().tobytes()
-    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=300)
-
-
 def verdicts(binary: Path, cases) -> list[np.ndarray]:
     """Nonzeros of each tile of the cases, or what the tile breaks."""
-    ran = run_validate(binary, cases)
+    ran = run_packed_cases(binary, cases, timeout=300)
     assert ran.returncode == 0, ran.stderr.decode()
     sizes = [len(offsets) - 1 for _, offsets, *_ in cases]
     return np.split(np.frombuffer(ran.stdout, dtype=np.int32), np.cumsum(sizes)[:-1])
@@ -152,11 +148,14 @@ def test_every_barrier_is_needed(tmp_path):
     words, offsets, *_ = packed(random_weight(shape, 0.5, BFLOAT16, 4))
     words[5] = words[4] ^ (1 << 20)
     cases = [(words, offsets, shape, 7)]
-    mutants = list(without_each_barrier(VALIDATE_KERNEL, tmp_path))
+    mutants = run_without_each_barrier(
+        VALIDATE_KERNEL,
+        "validate_driver",
+        tmp_path,
+        lambda binary: run_packed_cases(binary, cases, timeout=300),
+    )
     assert len(mutants) == 3
-    for folder in mutants:
-        binary = compile_driver("validate_driver", "thread", folder, include=folder)
-        ran = run_validate(binary, cases)
+    for ran in mutants:
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr
         assert VALIDATE_KERNEL.name.encode() in ran.stderr  # names the line of the kernel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA kernels' own source, run on the CPU by the SIMT emulator, and the emulator itself."""
+"""The SIMT emulator that runs the CUDA kernels' own source on the CPU, and the primitives in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +18,8 @@ from emulation import (
     SANITIZERS,
     SEEDS,
     compile_cuda,
-    compile_driver,
     find_nvcc,
-    without_each_barrier,
 )
-
-from flashsparse_plugin.ops import ops, reference
-
-UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
-
 
 # ---- the emulator: schedules, memory, what it catches -------------------------------------------
 
@@ -505,117 +497,3 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
         "bar.sync",
     ):  # fmt: skip
         assert instruction in text, instruction
-
-
-# ---- tiled_csl_unpack --------------------------------------------------------------------------
-
-
-def run_unpack(binary: Path, cases) -> subprocess.CompletedProcess:
-    """Feeds (words, offsets, shape, seed) cases to a driver."""
-    fed = bytearray()
-    for words, offsets, (rows, cols), seed in cases:
-        fed += np.array([rows, cols, len(words), seed], dtype=np.int64).tobytes()
-        fed += offsets.numpy().tobytes() + words.numpy().tobytes()
-    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=120)
-
-
-def unpack(binary: Path, cases) -> list[torch.Tensor]:
-    """The weights' bits, int16 [rows, cols], of the cases."""
-    ran = run_unpack(binary, cases)
-    assert ran.returncode == 0, ran.stderr.decode()
-    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
-    shapes = [shape for *_, shape, _ in cases]
-    parts = bits.split([rows * cols for rows, cols in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def random_weight(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int):
-    """Any bit pattern, NaN, infinities and subnormals included, at a density."""
-    generator = torch.Generator().manual_seed(seed)
-    bits = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=generator)
-    bits[(bits & 0x7FFF) == 0] = 0x7E01  # a NaN in both dtypes
-    kept = torch.rand(shape, generator=generator) < density
-    return torch.where(kept, bits, 0).view(dtype)
-
-
-def packed_cases(weights, seeds=SEEDS):
-    """Every weight, packed, once a schedule."""
-    packed = [(*ops.tiled_csl_pack(weight), tuple(weight.shape)) for weight in weights]
-    return [(*case, seed) for case in packed for seed in seeds]
-
-
-def expected(cases) -> list[torch.Tensor]:
-    return [
-        reference.tiled_csl_unpack(words, offsets, *shape, torch.float16).view(torch.int16)
-        for words, offsets, shape, _ in cases
-    ]
-
-
-SHAPES = (
-    *((1, 1), (1, 300), (300, 1), (2, 3), (8, 8), (127, 63), (128, 64), (129, 65), (128, 72)),
-    *((64, 200), (130, 8), (255, 129), (256, 128), (300, 300)),
-)
-DENSITIES = (0.0, 0.01, 0.2, 0.5, 0.99, 1.0)
-
-
-def test_every_shape_and_density_bit_for_bit(driver):
-    weights = [
-        random_weight(shape, density, dtype, seed)
-        for seed, shape in enumerate(SHAPES)
-        for density in DENSITIES
-        for dtype in (torch.float16, torch.bfloat16)
-    ]
-    # Tiles at 0% beside tiles at 100% in one weight.
-    mixed = random_weight((256, 192), 1.0, torch.bfloat16, 0)
-    mixed[:128, 64:128] = 0
-    mixed[128:, :64] = 0
-    cases = packed_cases([*weights, mixed])
-    results = unpack(driver("unpack_driver", "plain"), cases)
-    assert len(results) == 3 * (len(SHAPES) * len(DENSITIES) * 2 + 1)
-    for result, wanted in zip(results, expected(cases), strict=True):
-        assert torch.equal(result, wanted)
-    originals = [weight.view(torch.int16) for weight in [*weights, mixed] for _ in SEEDS]
-    for result, original in zip(results, originals, strict=True):
-        assert torch.equal(result, original)
-
-
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_clean_under_sanitizer(driver, sanitizer):
-    weights = [
-        random_weight(shape, density, torch.bfloat16, 3)
-        for shape in ((1, 1), (127, 63), (129, 65), (130, 72))
-        for density in (0.0, 0.3, 1.0)
-    ]
-    cases = packed_cases(weights)
-    for result, wanted in zip(
-        unpack(driver("unpack_driver", sanitizer), cases), expected(cases), strict=True
-    ):
-        assert torch.equal(result, wanted)
-
-
-def test_garbage_stays_in_bounds(driver):
-    """Whatever the tensors hold, the kernel leaves neither them nor shared memory."""
-    generator = torch.Generator().manual_seed(11)
-
-    def any_int32(count):
-        return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
-
-    cases = []
-    for num_words in (0, 1, 3, 4, 7, 64, 1001):
-        words = any_int32(num_words)
-        near = torch.randint(-8, num_words + 8, (7,), generator=generator).to(torch.int32)
-        for offsets in (any_int32(7), near, near.sort().values, near.sort().values.flip(0)):
-            cases.append((words, offsets, (300, 100), 0))
-    assert len(unpack(driver("unpack_driver", "address"), cases)) == 28
-
-
-def test_every_barrier_is_needed(tmp_path):
-    """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
-    cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)], seeds=(0,))
-    mutants = list(without_each_barrier(UNPACK_KERNEL, tmp_path))
-    assert len(mutants) == 2
-    for folder in mutants:
-        ran = run_unpack(compile_driver("unpack_driver", "thread", folder, include=folder), cases)
-        assert ran.returncode == RACE_EXIT_CODE
-        assert b"data race" in ran.stderr
-        assert UNPACK_KERNEL.name.encode() in ran.stderr  # names the line of the kernel
