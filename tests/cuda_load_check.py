@@ -30,7 +30,7 @@ def check_registrations() -> str:
     for op in ("pack", "unpack", "validate", "linear"):
         op = f"tiled_csl_{op}"
         assert registered(op, "CPU") and registered(op, "CUDA"), op
-    for op in ("flat_gemm", "gemv"):
+    for op in ("flat_gemm", "gemv", "unified_max_decode", "unified_max_paged_decode"):
         assert registered(op, "CPU") and registered(op, "CUDA"), op
     for op in ("tiled_csl_linear_planned", "flat_gemm_planned", "gemv_planned"):
         assert registered(op, "CUDA") and not registered(op, "CPU"), op
@@ -55,6 +55,11 @@ def check_fakes() -> str:
         assert y.shape == (5, 300) and y.device.type == "cuda"
         y = ops.tiled_csl_linear_planned(x, words, offsets, 300, torch.float16, None, 0, 1)
         assert y.shape == (5, 300) and y.device.type == "cuda"
+        query = torch.empty(2, 6, 64, dtype=torch.float16, device="cuda")
+        cache = torch.empty(2, 3, 20, 64, dtype=torch.float16, device="cuda")
+        out, recomputed = ops.unified_max_decode(query, cache, cache, scale=0.125)
+        assert out.shape == query.shape and recomputed.shape == (2, 6)
+        assert out.device.type == recomputed.device.type == "cuda"
     return "fake tensors on cuda pass through"
 
 
@@ -85,9 +90,18 @@ def check_binding() -> str:
         ops.flat_gemm: ((x, weight, None), "must be on a CUDA device here"),
         ops.gemv: ((x, weight, None), "must be on a CUDA device here"),
     }
+    query, cache, pages = torch.ones(2, 6, 64), torch.ones(2, 3, 20, 64), torch.ones(4, 16, 3, 64)
+    table, lengths = torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    attention = (ops.unified_max_decode, ops.unified_max_paged_decode)
+    calls[ops.unified_max_decode] = ((query, cache, cache), "query must be on a CUDA device here")
+    calls[ops.unified_max_paged_decode] = (
+        (query, pages, pages, table, lengths),
+        "query must be on a CUDA device here",
+    )
     for op, (arguments, message) in calls.items():
+        options = {"scale": 0.125} if op in attention else {}
         try:
-            op.default.redispatch(keys, *arguments)
+            op.default.redispatch(keys, *arguments, **options)
         except RuntimeError as error:
             assert message in str(error), error
         else:
@@ -112,6 +126,14 @@ def check_gpu() -> str:
     for op in (ops.flat_gemm, ops.gemv):
         y = op(x, weight.cuda())
         torch.testing.assert_close(y.cpu(), op(x.cpu(), weight))
+    query, cache = torch.randn(2, 6, 64).half(), torch.randn(2, 3, 2000, 64).half()
+    for phi in (None, torch.zeros(6), torch.full((6,), 80.0)):
+        expected, _ = ops.unified_max_decode(query, cache, cache, scale=0.125, phi=phi)
+        on_gpu = query.cuda(), cache.cuda(), cache.cuda()
+        phi = None if phi is None else phi.cuda()
+        out, recomputed = ops.unified_max_decode(*on_gpu, scale=0.125, phi=phi)
+        torch.testing.assert_close(out.cpu(), expected, atol=2e-3, rtol=2e-3)
+        assert bool(recomputed.bool().all()) == (phi is not None and phi[0] > 0)
     return f"all ops agree with the CPU on {torch.cuda.get_device_name()}"
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ SANITIZERS = {
 HOST_SOURCES = {
     "linear_driver": ["cuda/linear_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],
+    "decode_driver": ["cuda/unified_max_plan.cpp"],
 }
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3
@@ -106,3 +108,32 @@ def run_without_each_barrier(
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(compile_and_run, without_each_barrier(kernel, folder)))
+
+
+def with_switched_barriers(kernel: Path, include: Path, barrier: str) -> int:
+    """Writes the source of a kernel such that a program can leave out one `barrier`.
+
+    The number that the environment variable WITHOUT holds: one program stands for all mutants that
+    `without_each_barrier` would write.
+
+    Args:
+        kernel: A header in KERNELS.
+        include: A folder for `compile_driver`, which hides the header by the one written.
+        barrier: What a barrier looks like.
+
+    Returns:
+        How many there are.
+    """
+    numbers = count()
+    source = re.sub(
+        barrier,
+        lambda found: f"{{ if (without != {next(numbers)}) {found[0]} }}",
+        kernel.read_text(),
+    )
+    switch = 'inline const int without = getenv("WITHOUT") ? atoi(getenv("WITHOUT")) : -1;'
+    mutant = include / kernel.relative_to(KERNELS)
+    mutant.parent.mkdir(parents=True, exist_ok=True)
+    line = source.index("#pragma once") + len("#pragma once")
+    mutant.write_text(f"{source[:line]} // with barriers to switch off\n#include <cstdlib>\n"
+                      f"{switch}{source[line:]}")  # fmt: skip
+    return next(numbers)

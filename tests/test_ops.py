@@ -24,6 +24,15 @@ def bias():
     return torch.randn(OUT, requires_grad=True)
 
 
+def attention(dtype=torch.float32, paged=False):
+    query, cache = torch.randn(2, 6, 64, dtype=dtype), torch.randn(4, 2, 16, 128, dtype=dtype)
+    if not paged:
+        return query, *cache[:2].split(64, -1)
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    return query, *cache.transpose(1, 2).split(64, -1), table
+
+
+LENGTHS = torch.tensor([16, 7], dtype=torch.int32)
 SAMPLES = {
     "tiled_csl_pack": [(WEIGHT,)],
     "tiled_csl_unpack": [(*STORED, OUT, IN, torch.bfloat16)],
@@ -44,7 +53,15 @@ SAMPLES = {
     "gemv": [],
     "flat_gemm_planned": [],  # CUDA only, as is the next
     "gemv_planned": [],
+    "unified_max_decode": [
+        (*attention(),),
+        (*attention(torch.bfloat16), LENGTHS, torch.ones(2, 16, dtype=torch.bool)),
+    ],
+    "unified_max_paged_decode": [(*attention(torch.float16, paged=True), LENGTHS)],
     "cpu_capability": [()],
+}
+OPTIONS = {
+    name: {"scale": 0.125, "phi": torch.zeros(6)} for name in SAMPLES if name.endswith("_decode")
 }
 
 
@@ -62,7 +79,7 @@ def test_every_op_has_a_sample():
     [(name, args) for name, samples in SAMPLES.items() for args in samples if args],
 )
 def test_opcheck(name, args):
-    opcheck(getattr(ops, name).default, args)
+    opcheck(getattr(ops, name).default, args, OPTIONS.get(name))
 
 
 def test_the_planned_linear_is_fake_without_a_gpu():

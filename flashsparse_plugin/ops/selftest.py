@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops, reference
+from . import attention_reference, ops, reference
 
 PASS, FAIL, NO_SELF_TEST = "PASS", "FAIL", "no self-test"
 
@@ -33,8 +33,8 @@ class SelfTest:
         op: Its name in `torch.ops.flashsparse`.
         device: "cpu" or "cuda".
         status: PASS, FAIL or NO_SELF_TEST.
-        max_error: Largest error of one element: of a product in units of sum |x||w|, else
-            absolute; None where no number was computed.
+        max_error: Largest error of one element: of a product in units of sum |x||w|, of attention
+            in units of the largest value, else absolute; None where no number was computed.
         detail: What is wrong, or empty.
     """
 
@@ -239,6 +239,40 @@ def _error(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> float:
     return error
 
 
+def _decode(name: str, weight: Tensor, device: str) -> float:
+    """The error of each element in units of the largest value: that of its terms and its sum."""
+    generator = torch.Generator().manual_seed(2)
+    dtype, sequences, kv_heads, heads, positions, page = weight.dtype, 2, 2, 6, 96, 16
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, 64, generator=generator).to(dtype)
+
+    query = normal(sequences, heads)
+    key, value = (normal(sequences, kv_heads, positions) for _ in range(2))
+    lengths = torch.tensor([positions, 37], dtype=torch.int32)
+    expected = attention_reference.decode(query, key, value, lengths, scale=0.125)
+    caches = [key, value]
+    if name.endswith("_paged"):
+        caches = [tensor.transpose(1, 2).reshape(-1, page, kv_heads, 64) for tensor in caches]
+        caches.append(torch.arange(len(caches[0]), dtype=torch.int32).view(sequences, -1))
+    worst = 0.0
+    for phi in (None, torch.zeros(heads), torch.full((heads,), 80.0)):
+        out, recomputed = _op(f"{name}_decode")(
+            *_on(device, [query, *caches, lengths]),
+            scale=0.125,
+            phi=None if phi is None else phi.to(device),
+        )
+        error = float((out.cpu().double() - expected).abs().max() / value.double().abs().max())
+        limit = 2 * torch.finfo(dtype).eps
+        if not error <= limit or out.dtype != dtype:
+            raise _Wrong(f"error {error:.1e} above {limit:.1e} in {dtype}".replace("torch.", ""))
+        useless = phi is not None and bool(phi[0] > 0)
+        if bool(recomputed.bool().all()) != useless or bool(recomputed.any()) != useless:
+            raise _Wrong("recomputed does not tell where phi was wrong")
+        worst = max(worst, error)
+    return worst
+
+
 def _capability(weight: Tensor, device: str) -> float:
     if not kernel_path():
         raise _Wrong("names no kernels")
@@ -246,4 +280,10 @@ def _capability(weight: Tensor, device: str) -> float:
 
 
 _DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8)}
-_PROMISES = {"_pack": _pack, "_unpack": _unpack, "_validate": _validate, "_linear": _linear}
+_PROMISES = {
+    "_pack": _pack,
+    "_unpack": _unpack,
+    "_validate": _validate,
+    "_linear": _linear,
+    "_decode": _decode,
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schemas of every op, and CPU implementations of those of the formats: argument checks,
-// allocation, one kernel call. Those of dense layers are in cpu_dense.cpp. What each op means is
-// said in flashsparse_plugin/ops/schema.py.
+// Schemas of every op, and CPU implementations of those on packed weights: argument checks,
+// allocation, one kernel call. Those of dense layers are in cpu_dense.cpp, of attention in
+// cpu_attention.cpp. What each op means is said in flashsparse_plugin/ops/schema.py.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -46,6 +46,14 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
   m.def("flat_gemm_planned(Tensor x, Tensor weight, Tensor? bias, int shape, int split) -> Tensor");
   m.def("gemv(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("gemv_planned(Tensor x, Tensor weight, Tensor? bias, int shape) -> Tensor");
+  m.def(
+      "unified_max_decode(Tensor query, Tensor key, Tensor value, Tensor? lengths=None, "
+      "Tensor? mask=None, *, float scale, Tensor? phi=None, float? low=None, float? high=None, "
+      "float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
+  m.def(
+      "unified_max_paged_decode(Tensor query, Tensor key_cache, Tensor value_cache, "
+      "Tensor block_table, Tensor lengths, *, float scale, Tensor? phi=None, float? low=None, "
+      "float? high=None, float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
   m.def("cpu_capability() -> str");
 }
 

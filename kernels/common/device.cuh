@@ -7,6 +7,8 @@
 //   wgmma.cuh    tensor cores of Hopper, fed from shared memory
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products
+//   float32.cuh  exponential and reciprocal
+//   registers.cuh  what the compiler should keep
 #pragma once
 #include <cstdint>
 

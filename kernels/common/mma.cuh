@@ -5,6 +5,7 @@
 //   A, 16 rows x 16 columns    a[i]: row group + 8 * (i % 2), columns pair + 8 * (i / 2) and next
 //   B, 16 rows x 8 columns     bi:   rows pair + 8 * i and next, column group
 //   C and D, 16 x 8            d[i]: row group + 8 * (i / 2), column pair + i % 2
+//   an 8x8 matrix of ldmatrix  r:    row group, columns pair and next
 #pragma once
 #include "common/device.cuh"
 
@@ -58,6 +59,13 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) 
   }
 }
 
+// Transposes an 8x8 matrix of 16-bit elements that the warp's registers hold.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t matrix) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+  return transposed;
+}
+
 namespace detail {
 
 __device__ __forceinline__ void mma_m16n8k16(Float16, float (&d)[4], const uint32_t (&a)[4],
@@ -85,6 +93,16 @@ __device__ __forceinline__ uint16_t from_float(Float16, float value) {
 __device__ __forceinline__ uint16_t from_float(BFloat16, float value) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ __forceinline__ uint32_t from_floats(Float16, float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+__device__ __forceinline__ uint32_t from_floats(BFloat16, float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 __device__ __forceinline__ float to_float(Float16, uint16_t bits) {
@@ -147,6 +165,11 @@ inline uint16_t from_float(BFloat16, float value) {
   return std::isnan(value) ? kNan : bfloat16_from_float(value);
 }
 
+template <class Dtype>
+uint32_t from_floats(Dtype dtype, float low, float high) {
+  return from_float(dtype, low) | static_cast<uint32_t>(from_float(dtype, high)) << 16;
+}
+
 // Every 16-bit float as fp32: a table is quicker than bit by bit. Made before `main`: made on first
 // use, it would give the race detector an order between threads that the GPU does not give.
 template <class Dtype>
@@ -171,6 +194,22 @@ void ldmatrix_x2(uint32_t (&r)[2], uint32_t address, simt::Place place = simt::P
 template <bool transposed = false>
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, simt::Place place = simt::Place::here()) {
   detail::ldmatrix<4, transposed>(r, address, place);
+}
+
+inline uint32_t transpose_8x8(uint32_t matrix, simt::Place place = simt::Place::here()) {
+  simt::collective(~uint32_t{0}, "transpose_8x8", simt::Lines::kSame, simt::Order::kNone, place,
+                   matrix, [](auto lanes, uint32_t) SIMT_UNWATCHED {
+                     uint32_t elements[8][8];  // transposed
+                     for (int lane = 0; lane < 32; ++lane) {
+                       elements[lane % 4 * 2][lane / 4] = *lanes[lane] & 0xffff;
+                       elements[lane % 4 * 2 + 1][lane / 4] = *lanes[lane] >> 16;
+                     }
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const uint32_t* const two = &elements[lane / 4][lane % 4 * 2];
+                       *lanes[lane] = two[0] | two[1] << 16;
+                     }
+                   });
+  return matrix;
 }
 
 // Sums exactly (to fp64) and rounds once, where the hardware rounds more often and less well.
@@ -216,6 +255,12 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 template <class Dtype>
 __device__ __forceinline__ uint16_t from_float(float value) {
   return detail::from_float(Dtype{}, value);
+}
+
+// Two at once: `low` in the lower half.
+template <class Dtype>
+__device__ __forceinline__ uint32_t from_floats(float low, float high) {
+  return detail::from_floats(Dtype{}, low, high);
 }
 
 template <class Dtype>

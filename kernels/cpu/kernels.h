@@ -30,6 +30,26 @@ struct LinearKernels {
   void (*multiply)(const Panel& panel, int64_t pairs, const void* packed, int tokens, float* sums);
 };
 
+// The query heads of one kv head, and the rows of its cache that they look at (cpu/decode_row.h).
+struct DecodeRow {
+  int heads, head_dim;                      // head_dim a multiple of 16, kMostHeadDim at most
+  Dtype dtype;                              // of keys and values
+  const float* query;                       // [heads][head_dim], times the scale of scores
+  const void *const *keys, *const *values;  // [positions] rows of head_dim
+  int64_t positions;
+  float softcap;        // 0: none
+  const float* phi;     // [heads], or null
+  float low, high;      // of a head's sum of terms, where it counts as sound
+  float* out;           // [heads][head_dim]
+  int32_t* recomputed;  // [heads]: 1 where phi was wrong, else 0
+  float* scratch;       // decode_scratch(heads) of them
+};
+constexpr int kDecodeBlock = 32;  // positions that are widened at once
+constexpr int kMostHeadDim = 256;
+constexpr int64_t decode_scratch(int64_t heads) {
+  return 2 * kDecodeBlock * kMostHeadDim + kDecodeBlock + 2 * heads;
+}
+
 struct Kernels {
   const char* name;
   const LinearKernels* bfloat16_dot;  // bf16 x, bf16 w: products of bf16 pairs; null where missing
@@ -55,6 +75,8 @@ struct Kernels {
   void (*count_tiles)(const uint16_t* row, int64_t cols, int64_t* nonzeros);
   // One Tiled-CSL tile, its words in canonical order, without padding; returns their number.
   int64_t (*pack_tile)(const uint16_t* weight, int64_t stride, int rows, int cols, uint32_t* words);
+
+  void (*decode)(const DecodeRow& row);
 };
 
 // The table for this machine, chosen at the first call: the widest instruction set that the CPU

@@ -22,4 +22,18 @@ inline float load(const void* data, int64_t index, Dtype dtype) {
   }
 }
 
+// Rounded to the dtype.
+inline void store(void* data, int64_t index, float value, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      static_cast<float*>(data)[index] = value;
+      break;
+    case Dtype::kFloat16:
+      static_cast<uint16_t*>(data)[index] = float16_from_float(value);
+      break;
+    default:
+      static_cast<uint16_t*>(data)[index] = bfloat16_from_float(value);
+  }
+}
+
 }  // namespace flashsparse::cpu

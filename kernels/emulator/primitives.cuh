@@ -5,6 +5,7 @@
 // out[t * count] on, where nothing else is said.
 #pragma once
 #include "common/device.cuh"
+#include "common/float32.cuh"
 #include "common/integer.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
@@ -43,6 +44,11 @@ __global__ void ldmatrix(const uint32_t* in, uint32_t* out) {
     ldmatrix_x2<transposed>(r, address);
   FS_UNROLL
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = r[i % matrices];
+}
+
+// in: one register of an 8x8 matrix; out: the same of its transpose.
+__global__ void transpose(const uint32_t* in, uint32_t* out) {
+  out[threadIdx.x] = transpose_8x8(in[threadIdx.x]);
 }
 
 // in: one value; out: what each shuffle gives, in the order below. 64 threads.
@@ -89,7 +95,7 @@ __global__ void bits(const uint32_t* in, uint32_t* out) {
   mine[3] = __brev(value);
 }
 
-inline constexpr int kItems = 1 << 16;  // of the next two, which one block goes through in a loop
+inline constexpr int kItems = 1 << 16;  // of the next three, which one block goes through in a loop
 
 // in: a, b, c; out: what each function gives.
 __global__ void integers(const uint32_t* in, uint32_t* out) {
@@ -105,15 +111,27 @@ __global__ void integers(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// in: a float; out: as fp16 and as bf16; its low half, read as fp16 and as bf16, as floats.
+// in: a float; out: as fp16 and as bf16; its low half, read as fp16 and as bf16, as floats; beside
+// the next float, both as fp16 and as bf16.
 __global__ void conversions(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
     const uint32_t value = in[i];
-    uint32_t* const to = out + i * 4;
+    const uint32_t next = in[(i + 1) % kItems];
+    uint32_t* const to = out + i * 6;
     to[0] = from_float<Float16>(float_of(value));
     to[1] = from_float<BFloat16>(float_of(value));
     to[2] = bits_of(to_float<Float16>(static_cast<uint16_t>(value)));
     to[3] = bits_of(to_float<BFloat16>(static_cast<uint16_t>(value)));
+    to[4] = from_floats<Float16>(float_of(value), float_of(next));
+    to[5] = from_floats<BFloat16>(float_of(value), float_of(next));
+  }
+}
+
+// in: a float; out: 2 to its power and its inverse, nearly.
+__global__ void approximations(const uint32_t* in, uint32_t* out) {
+  for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
+    out[i * 2] = bits_of(exp2_approx(float_of(in[i])));
+    out[i * 2 + 1] = bits_of(reciprocal_approx(float_of(in[i])));
   }
 }
 
@@ -224,11 +242,13 @@ constexpr Case kCases[] = {
     {"ldmatrix_x2_transposed", ldmatrix<2, true>, 32, 32 * 4, 1024},
     {"ldmatrix_x4", ldmatrix<4, false>, 32, 32 * 4, 1024},
     {"ldmatrix_x4_transposed", ldmatrix<4, true>, 32, 32 * 4, 1024},
+    {"transpose", transpose, 32, 32, 0},
     {"shuffles", shuffles, 64, 64 * 9, 0},
     {"votes", votes, 64, 64 * 5, 0},
     {"bits", bits, 64, 64 * 4, 0},
     {"integers", integers, 64, kItems * 6, 0},
-    {"conversions", conversions, 64, kItems * 4, 0},
+    {"conversions", conversions, 64, kItems * 6, 0},
+    {"approximations", approximations, 64, kItems * 2, 0},
     {"named_barriers", named_barriers, 128, 128, 0},
     {"async_copies", async_copies, 64, 64 * 12, 64 * 48},
     {"loads", loads, 64, 64 * 21, 64 * 16},

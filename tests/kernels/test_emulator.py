@@ -314,6 +314,13 @@ def test_ldmatrix(primitive, matrices, transposed):
         assert np.array_equal(answer[:, i], wanted)
 
 
+def test_transpose(primitive):
+    words = random_words(32, seed=14)
+    matrix = halves(words).reshape(8, 8).astype(np.uint32)  # lane 4r + p has columns 2p, 2p + 1
+    wanted = matrix.T[GROUP, PAIR] | matrix.T[GROUP, PAIR + 1] << 16
+    assert np.array_equal(primitive("transpose", words), wanted)
+
+
 def test_shuffles(primitive):
     words = random_words(2, 32, seed=5)
     answer = primitive("shuffles", words).reshape(2, 32, 9)
@@ -393,7 +400,7 @@ def test_conversions(primitive):
     ties = np.concatenate([halfway, *beside, limits]).view(np.uint32)
     assert len(ties) <= 2 * 2**16
     for part in (words, *np.resize(ties, (2, 2**16))):
-        answer = primitive("conversions", part).reshape(-1, 4)
+        answer = primitive("conversions", part).reshape(-1, 6)
         values = part.view(np.float32)
         for i, dtype in enumerate((torch.float16, torch.bfloat16)):
             wanted = torch.from_numpy(values.copy()).to(dtype).view(torch.int16).numpy()
@@ -404,6 +411,28 @@ def test_conversions(primitive):
             result = answer[:, 2 + i].copy().view(np.float32)
             assert np.array_equal(result, wanted, equal_nan=True)
             assert np.array_equal(np.signbit(result), np.signbit(wanted))
+        for i in range(2):
+            alone = answer[:, i]
+            assert np.array_equal(answer[:, 4 + i], alone | np.roll(alone, -1) << 16)
+
+
+def test_approximations(primitive):
+    """Within two units in the last place; subnormals are zero on both sides."""
+    words = random_words(2**16, seed=15)
+    words[: 2**15] = np.random.default_rng(16).uniform(-160, 140, 2**15).astype("f4").view("u4")
+    special = [0, -0.0, 1, -1, 127.99, 128, -126, -126.01, np.inf, -np.inf, np.nan, 1e-40]
+    words[: len(special)] = np.float32(special).view("u4")
+    tiny = 2.0**-126
+    with np.errstate(all="ignore"):
+        values = words.view(np.float32).astype(np.float64)
+        values = np.where(np.abs(values) < tiny, np.copysign(0, values), values)
+        exact = np.stack([np.exp2(values), 1 / values], 1)
+        exact = np.where(np.abs(exact) < tiny, 0, exact)
+        exact = np.where(np.abs(exact) >= 2.0**128, np.copysign(np.inf, exact), exact)
+        result = primitive("approximations", words).view(np.float32).reshape(-1, 2).astype("f8")
+        near = np.abs(result - exact) <= 2.0**-22 * np.abs(exact)
+    near |= (exact == 0) & (np.abs(result) <= 1.001 * tiny)
+    assert (near | (result == exact) | (np.isnan(result) & np.isnan(exact))).all()
 
 
 def test_named_barriers(primitive):
@@ -463,6 +492,8 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
         "cp.async.wait_group", "ld.global.L1::no_allocate.v4.u32", "ld.global.nc.v4.u32",
         "ld.global.cg.v4.f32", "ld.shared.v4.u32", "st.shared.v4.f32", "st.shared.u16",
         "dp2a.lo.u32.u32", "dp2a.hi.u32.u32", "dp4a.u32.u32", "prmt.b32", "shf.r.clamp.b32",
-        "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "bar.sync",
+        "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32",
+        "movmatrix.sync.aligned.m8n8.trans.b16", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32",
+        "bar.sync",
     ):  # fmt: skip
         assert instruction in text, instruction

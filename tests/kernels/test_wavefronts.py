@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from emulated_dense import Case as DenseCase
+from emulated_decode import random_decode
 from emulated_linear import Case
 from emulation import KERNELS
 from kernel_weights import random_weight
@@ -103,7 +104,19 @@ def dense_rows(driver, folder: Path) -> Rows:
     return rows
 
 
-KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows)
+def decode_rows(driver, folder: Path) -> Rows:
+    """Two splits of two warps each, joined."""
+    rows: Rows = {}
+    for head_dim in (64, 80, 96, 128, 256):
+        case = random_decode(1, 1, 8, head_dim, 1024, splits=2, warps=2, page=16)
+        counts = count(driver("decode_driver", "plain"), case.encode(), folder)
+        for name, row in accesses(counts).items():
+            told = f"8 heads of {head_dim}, 1024 positions in pages of 16"
+            rows["unified_max::decode_kernel", told, name] = row
+    return rows
+
+
+KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows, decode_rows)
 
 
 def read_committed() -> Rows:

@@ -6,4 +6,6 @@ namespace flashsparse::cpu::avx2 {
 
 extern const LinearKernels kBFloat16Float32, kFloat16Float32;  // linear.cpp
 
+void decode(const DecodeRow& row);  // decode.cpp
+
 }  // namespace flashsparse::cpu::avx2

@@ -15,6 +15,7 @@ const Kernels kKernels = {"avx2",
                           portable::pack_tile_panel,
                           portable::unpack_panel,
                           portable::count_tiles,
-                          portable::pack_tile};
+                          portable::pack_tile,
+                          decode};
 
 }  // namespace flashsparse::cpu::avx2

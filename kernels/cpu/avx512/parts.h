@@ -27,4 +27,7 @@ void unpack_panel(const Panel& panel, int rows, int64_t cols, uint16_t* weight, 
 void count_tiles(const uint16_t* row, int64_t cols, int64_t* nonzeros);
 int64_t pack_tile(const uint16_t* weight, int64_t stride, int rows, int cols, uint32_t* words);
 
+// decode.cpp
+void decode(const DecodeRow& row);
+
 }  // namespace flashsparse::cpu::avx512

@@ -5,6 +5,6 @@ namespace flashsparse::cpu::avx512 {
 
 const Kernels kKernels = {"avx512",     &kBFloat16Dot,  &kBFloat16Float32, &kFloat16Float32,
                           store,        count_nonzeros, pack_panel,        pack_tile_panel,
-                          unpack_panel, count_tiles,    pack_tile};
+                          unpack_panel, count_tiles,    pack_tile,         decode};
 
 }  // namespace flashsparse::cpu::avx512

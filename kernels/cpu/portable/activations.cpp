@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activations in, results out: the only places where a dtype is converted.
-#include "common/float16.h"
 #include "cpu/portable/parts.h"
 #include "cpu/scalar.h"
 
@@ -23,18 +22,7 @@ void store(const float* sums, int tokens, const float* bias, int rows, void* y, 
            Dtype dtype) {
   for (int t = 0; t < tokens; ++t, sums += 16) {
     for (int r = 0; r < rows; ++r) {
-      const float result = sums[r] + bias[r];
-      const int64_t at = t * stride + r;
-      switch (dtype) {
-        case Dtype::kFloat32:
-          static_cast<float*>(y)[at] = result;
-          break;
-        case Dtype::kFloat16:
-          static_cast<uint16_t*>(y)[at] = float16_from_float(result);
-          break;
-        default:
-          static_cast<uint16_t*>(y)[at] = bfloat16_from_float(result);
-      }
+      cpu::store(y, t * stride + r, sums[r] + bias[r], dtype);
     }
   }
 }

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is decode attention right on this GPU, and how fast is it beside FlashAttention?
+
+    python benchmarks/gpu/attention.py                both, in 6 minutes at most
+    python benchmarks/gpu/attention.py --check        every way to call it, against float64
+    python benchmarks/gpu/attention.py --speed        1 to 64 sequences of 1k to 32k positions
+    python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
+
+Beside the op, without phi and with one that fits, stand torch's scaled_dot_product_attention and,
+where vLLM is installed, its FlashAttention 3. All read cold keys and values, from CUDA graphs.
+Results are saved after each point; when the --minutes are over, what is missing is left out and
+said. The card's clocks are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _check import Tally
+from _device import Budget, Stopwatch, _measure, bandwidth, cold_bytes, machine
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from flashsparse_plugin.ops import STATUS, attention_reference, ops
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+CHECK_SECONDS = 120  # where both parts are asked
+PAGE = 16
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One token of `sequences` sequences, all of `positions`."""
+
+    sequences: int
+    kv_heads: int
+    group: int
+    head_dim: int
+    positions: int
+
+    @property
+    def heads(self) -> str:
+        return f"{self.kv_heads * self.group}/{self.kv_heads} x {self.head_dim}"
+
+    @property
+    def nbytes(self) -> int:
+        """Of keys and values."""
+        return 4 * self.sequences * self.kv_heads * self.positions * self.head_dim
+
+    def __str__(self) -> str:
+        return f"{self.sequences} of {self.positions}, heads {self.heads}"
+
+
+HEADS = {"Llama-3-8B": (8, 4, 128), "Llama-3-70B": (8, 8, 128), "Llama-2-7B": (32, 1, 128)}
+SPEED = [
+    Shape(sequences, *heads, positions)
+    for heads, sequences, positions in itertools.product(
+        HEADS.values(), (1, 4, 16, 64), (1024, 8192, 32768)
+    )
+]
+
+
+# ---- is it right? -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: Shape
+    dtype: torch.dtype
+    paged: bool = False
+    nhd: bool = False
+    masked: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    spread: float = 1.0  # of scores: their standard deviation, about
+
+    def __str__(self) -> str:
+        told = [str(self.shape), str(self.dtype).removeprefix("torch.")]
+        told += ["pages" + " NHD" * self.nhd] * self.paged + ["masked"] * self.masked
+        told += [f"{name} {getattr(self, name):g}" for name in ("window", "softcap", "spread")]
+        return ", ".join(told)
+
+
+def cases(small: bool) -> Iterator[Case]:
+    """Every head dim, group and layout, the most telling first."""
+    dims, groups = (64, 80, 96, 128, 256), (1, 4, 8, 12)
+    lengths = (40, 300) if small else (17, 300, 3000, 20000)
+    for positions, head_dim, group in itertools.product(lengths, dims, groups):
+        if positions > 5000 and group != 4:
+            continue
+        number = groups.index(group) + dims.index(head_dim)
+        shape = Shape(3 if positions < 5000 else 1, 2, group, head_dim, positions)
+        for paged, dtype in itertools.product((False, True), DTYPES.values()):
+            yield Case(
+                shape,
+                dtype,
+                paged,
+                nhd=paged and number % 2 == 0,
+                masked=not paged and number % 2 == 0,
+                window=(0, positions // 3)[number % 3 == 1],
+                softcap=(0.0, 3.0)[number % 3 == 2],
+            )
+    for dtype, spread in itertools.product(DTYPES.values(), (30.0, 300.0)):
+        yield Case(Shape(2, 2, 4, 128, lengths[-1]), dtype, spread=spread)
+    if not small:
+        for dtype in DTYPES.values():
+            yield Case(Shape(1, 1, 8, 128, 131072), dtype, paged=True)
+            yield Case(Shape(300, 8, 4, 64, 100), dtype)
+
+
+class Checker:
+    """Calls the ops and holds them against float64."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(0)
+        self.tally = Tally()
+
+    def run(self, todo: Iterator[Case], budget: Budget) -> Tally:
+        for case in todo:
+            if budget.left < 0:
+                self.tally.out_of_time = True
+                break
+            self._check(case)
+        return self.tally
+
+    def _check(self, case: Case) -> None:
+        shape, dtype = case.shape, case.dtype
+        heads, scale = shape.kv_heads * shape.group, shape.head_dim**-0.5
+        cache = (shape.sequences, shape.kv_heads, shape.positions, shape.head_dim)
+        query = (self._random(shape.sequences, heads, shape.head_dim) * case.spread).to(dtype)
+        key, value = (self._random(*cache).to(dtype) for _ in range(2))
+        lengths = torch.randint(
+            0, shape.positions + 1, (shape.sequences,), generator=self._generator,
+            device=self._device, dtype=torch.int32,
+        )  # fmt: skip
+        lengths[-1] = shape.positions
+        mask = None
+        if case.masked:
+            mask = self._random(shape.sequences, shape.positions) < 1
+            mask[0, : shape.positions // 2] = False
+        options = {"scale": scale, "softcap": case.softcap, "window": case.window}
+        unseen = ~attention_reference.attended(key, lengths, mask, case.window)[:, None, :, None]
+        key, value = key.masked_fill(unseen, torch.nan), value.masked_fill(unseen, torch.nan)
+        inputs = (query, key, value, lengths, mask)
+        exact = attention_reference.decode(*inputs, **options)
+        call = self._call(case, *inputs, **options)
+        for name, phi in (("no phi", None), ("phi", 0.0), ("useless phi", 80.0 + 10 * case.spread)):
+            phi = None if phi is None else torch.full((heads,), phi, device=self._device)
+            out, recomputed = call(query, phi=phi)
+            low = 2.0**-4 if phi is not None and dtype == torch.float16 else 1.0
+            bound = attention_reference.error_bound(
+                *inputs, **options, rounded_terms=self._device.type == "cuda", low=low
+            )
+            worst = float(((out.double() - exact).abs() / bound).nan_to_num(torch.inf).max())
+            self.tally.worst = max(self.tally.worst, worst)
+            self.tally.add("exact", worst <= 1.01, f"{case}, {name}: {worst:.3g} of the bound")
+            nothing = (exact == 0).all(-1)
+            told = bool(((recomputed > 0) == ~nothing).all()) if name == "useless phi" else True
+            told = told and (phi is not None or not recomputed.any())
+            self.tally.add("recomputed", told, f"{case}, {name}")
+            again, as_often = call(query, phi=phi)
+            same = torch.equal(again, out) and torch.equal(as_often, recomputed)
+            self.tally.add("the same again", same, f"{case}, {name}")
+            if self._device.type == "cuda":
+                self._check_graph(partial(call, phi=phi), query, out, f"{case}, {name}")
+
+    def _call(
+        self, case: Case, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
+        mask: Tensor | None, **options: float,
+    ) -> Callable[..., tuple[Tensor, Tensor]]:  # fmt: skip
+        if case.paged:
+            cache = paged(key, value, case.nhd)
+            return lambda q, phi: ops.unified_max_paged_decode(
+                q, *cache, lengths, **options, phi=phi
+            )
+        return lambda q, phi: ops.unified_max_decode(
+            q, key, value, lengths, mask, **options, phi=phi
+        )
+
+    def _check_graph(self, call: Callable, query: Tensor, wanted: Tensor, where: str) -> None:
+        """Recorded with another query, on a stream of its own; counters must be zero again."""
+        still = torch.zeros_like(query)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call(still)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, _ = call(still)
+        still.copy_(query)
+        for _ in range(2):
+            out.fill_(torch.nan)
+            graph.replay()
+            self.tally.add("replayed from a graph", torch.equal(out, wanted), where)
+
+    def _random(self, *size: int) -> Tensor:
+        return torch.randn(size, generator=self._generator, device=self._device)
+
+
+def paged(key: Tensor, value: Tensor, nhd: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Key and value as views of a cache in vLLM's layout, in shuffled pages, and the table."""
+    sequences, kv_heads, positions, head_dim = key.shape
+    count = -(-positions // PAGE)
+    both = F.pad(torch.cat([key, value], -1), (0, 0, 0, count * PAGE - positions), value=torch.nan)
+    pages = both.unflatten(2, (count, PAGE)).transpose(1, 2).flatten(0, 1)
+    if nhd:
+        pages = pages.transpose(1, 2).contiguous().transpose(1, 2)
+    order = torch.randperm(len(pages), device=key.device)
+    cache = torch.empty_like(pages)
+    cache[order] = pages
+    table = order.view(sequences, count).int()
+    return *cache.transpose(1, 2).split(head_dim, -1), table
+
+
+def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    start = time.monotonic()
+    tally = Checker(device).run(cases(device.type == "cpu"), budget)
+    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
+    for failure in tally.failures[:40]:
+        print(f"  FAILED {failure}")
+    report = "\n".join([tally.summary(), *tally.failures]) + "\n"
+    (arguments.out / "attention_check.txt").write_text(report)
+    return bool(tally.checks) and not tally.failures and not tally.out_of_time
+
+
+# ---- how fast is it? ----------------------------------------------------------------------------
+
+
+def flash_attention() -> Callable | None:
+    """vLLM's FlashAttention, version 3, over a paged cache; None where it is not there."""
+    try:
+        from vllm.vllm_flash_attn import flash_attn_varlen_func
+    except ImportError:
+        return None
+    return partial(flash_attn_varlen_func, fa_version=3)
+
+
+class Point:
+    """One shape, over as many copies of its keys and values as keep them cold."""
+
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch
+    ):
+        self._shape, self._device, self._stopwatch = shape, device, stopwatch
+        generator = torch.Generator(device).manual_seed(0)
+        self._random = partial(torch.randn, generator=generator, device=device, dtype=dtype)
+        heads, self._scale = shape.kv_heads * shape.group, shape.head_dim**-0.5
+        self._query = self._random(shape.sequences, heads, shape.head_dim)
+        self._lengths = torch.full((shape.sequences,), shape.positions, device=device).int()
+        self._phi = torch.zeros(heads, device=device)
+
+    def time(self) -> Row:
+        shape = self._shape
+        row = {"heads": shape.heads, "sequences": shape.sequences, "positions": shape.positions}
+        return row | self._contiguous() | self._paged()
+
+    def _contiguous(self) -> Row:
+        shape, query, scale = self._shape, self._query, self._scale
+        size = (shape.sequences, shape.kv_heads, shape.positions, shape.head_dim)
+        caches = self._rotation(lambda: (self._random(*size), self._random(*size)))
+        online = partial(ops.unified_max_decode, lengths=self._lengths, scale=scale)
+        unified = partial(online, phi=self._phi)
+        sdpa = partial(F.scaled_dot_product_attention, enable_gqa=True)
+        return {
+            "online_us": self._time(lambda: online(query, *caches()), caches),
+            "phi_us": self._time(lambda: unified(query, *caches()), caches),
+            "sdpa_us": self._time(lambda: sdpa(query[:, :, None], *caches()), caches),
+            "recomputed": int(unified(query, *caches())[1].sum()),
+        }
+
+    def _paged(self) -> Row:
+        """The op, and FlashAttention where it is, over a cache in vLLM's layout."""
+        shape, query, scale = self._shape, self._query, self._scale
+        count = -(-shape.positions // PAGE)
+        size = (shape.sequences * count, PAGE, shape.kv_heads, 2 * shape.head_dim)
+        caches = self._rotation(lambda: self._random(*size).split(shape.head_dim, -1))
+        order = torch.randperm(shape.sequences * count, device=self._device)
+        table = order.view(shape.sequences, count).int()
+        online = partial(
+            ops.unified_max_paged_decode, block_table=table, lengths=self._lengths, scale=scale
+        )
+        row = {"paged_us": self._time(lambda: online(query, *caches()), caches)}
+        fa3 = flash_attention() if self._device.type == "cuda" else None
+        if fa3 is not None:
+            fa3 = partial(
+                fa3,
+                max_seqlen_q=1,
+                cu_seqlens_q=torch.arange(shape.sequences + 1, device=self._device).int(),
+                max_seqlen_k=shape.positions,
+                seqused_k=self._lengths,
+                softmax_scale=scale,
+                causal=True,
+                block_table=table,
+                out=torch.empty_like(query),
+            )
+            row["fa3_us"] = self._time(lambda: fa3(query, *caches()), caches)
+        return row
+
+    def _rotation(self, make: Callable[[], Any]) -> _measure.Rotation:
+        return _measure.Rotation(make, self._shape.nbytes, cold_bytes(self._device))
+
+    def _time(self, call: Callable[[], object], caches: _measure.Rotation) -> float:
+        return round(self._stopwatch(call, len(caches)).microseconds, 2)
+
+
+def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    stopwatch = Stopwatch(device, arguments.replays)
+    found = bandwidth(device, stopwatch)
+    about = machine(device) | {"dtype": arguments.dtype, "minutes": arguments.minutes}
+    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
+    shapes = SPEED if device.type == "cuda" else [Shape(2, 2, 2, 64, 100)]
+    rows: list[Row] = []
+    for shape in shapes:
+        if budget.left < 0:
+            break
+        row = Point(shape, DTYPES[arguments.dtype], device, stopwatch).time()
+        row["bound_us"] = round(shape.nbytes / max(found.values()) * 1e6, 2)
+        rows.append(row)
+        path = _measure.write("attention", about, rows, arguments.out)
+        print(f"  {shape}: {row['online_us']} µs, {budget.left:.0f} s left", flush=True)
+    if rows:
+        show(rows, about)
+        print(f"written to {path}.csv and .json")
+    if len(rows) < len(shapes):
+        print(f"speed: time was over after {len(rows)} of {len(shapes)} points")
+    return bool(rows)
+
+
+def show(rows: list[Row], about: dict[str, Any]) -> None:
+    """Microseconds; green where the op is the fastest, its share of the bound beside it."""
+    names = [name for name in ("online", "phi", "paged", "sdpa", "fa3") if f"{name}_us" in rows[0]]
+    table = Table(title="µs of one token a sequence", box=box.SIMPLE_HEAD)
+    for column in ("heads", "sequences", "positions", *names, "bound", "of bound"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        times = {name: row[f"{name}_us"] for name in names}
+        best = min(times.values())
+        cells = [f"[green]{us:.1f}[/]" if us == best else f"{us:.1f}" for us in times.values()]
+        first = [row["heads"], f"{row['sequences']}", f"{row['positions']}"]
+        share = row["bound_us"] / min(row["online_us"], row["phi_us"])
+        table.add_row(*first, *cells, f"{row['bound_us']:.1f}", f"{share:.0%}")
+    console = _measure.console(width=120)
+    console.print(table)
+    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("no GPU here: --device cpu makes a toy run")
+        if not STATUS["_C_cuda"].loaded:
+            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
+    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
+    arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    both = arguments.check == arguments.speed
+    budget = Budget(60 * arguments.minutes)
+    parts = []
+    if both or arguments.check:
+        parts.append(lambda: check(arguments, device, budget.at_most(CHECK_SECONDS)))
+    if both or arguments.speed:
+        parts.append(lambda: speed(arguments, device, budget))
+    good = True
+    for part in parts:
+        try:
+            good &= part()
+        except Exception:  # the other part is worth its time all the same
+            traceback.print_exc()
+            good = False
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

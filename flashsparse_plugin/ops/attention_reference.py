@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention in float64, plainly: the oracle of the attention ops' tests.
+
+Written from docs/attention.md and from no kernel. It has no reference phi: the softmax is the same
+for every phi, and what the guard of a kernel does must not show in its result.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attended(key: Tensor, lengths: Tensor | None, mask: Tensor | None, window: int = 0) -> Tensor:
+    """Which positions a sequence's query looks at, bool [sequences, positions].
+
+    Those before its length, of them the last `window` where there is a window, and of them the ones
+    that the mask allows.
+    """
+    sequences, _, positions, _ = key.shape
+    position = torch.arange(positions, device=key.device)
+    end = position.new_full((sequences,), positions) if lengths is None else lengths.long()
+    end = end.clamp(0, positions)[:, None]
+    start = (end - window).clamp(min=0) if window > 0 else torch.zeros_like(end)
+    looked_at = (position >= start) & (position < end)
+    return looked_at if mask is None else looked_at & mask
+
+
+def scores(
+    query: Tensor,
+    key: Tensor,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> Tensor:
+    """Inputs of the softmax, float64 [sequences, heads, positions]; -inf where not looked at."""
+    allowed = attended(key, lengths, mask, window)[:, None, :]
+    raw = _products(query.double(), _known(key, allowed)) * scale
+    if softcap > 0:
+        raw = softcap * torch.tanh(raw / softcap)
+    return raw.masked_fill(~allowed, -torch.inf)
+
+
+def decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> Tensor:
+    """softmax(scores) @ value in float64 [sequences, heads, head_dim], zero without positions.
+
+    Args:
+        query: [sequences, heads, head_dim], one token of each sequence.
+        key: [sequences, kv_heads, positions, head_dim]; a group of heads / kv_heads shares a head.
+        value: As key.
+        lengths: int32 [sequences], or None: all positions.
+        mask: bool [sequences, positions], true where a position may be looked at, or None.
+        scale: Times q . k.
+        softcap: Where above 0, scores become softcap * tanh(score / softcap).
+        window: Where above 0, only the last so many positions before the length are looked at.
+    """
+    inputs = scores(query, key, lengths, mask, scale=scale, softcap=softcap, window=window)
+    allowed = attended(key, lengths, mask, window)[:, None, :]
+    return _weighted(_softmax(inputs), _known(value, allowed))
+
+
+def error_bound(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    rounded_terms: bool,
+    low: float = 1.0,
+) -> Tensor:
+    """How far each element of a result may be from `decode`, float64 as that.
+
+    Each term errs by its score's sum in float32 and by the exponential; where `rounded_terms` by
+    its rounding to the dtype of query, up to half an eps. The latter errors of many terms are of
+    either sign: eight times their standard deviation, where that is less than their sum. Terms err
+    by an absolute amount where float16 has no more digits. Then there are the sums in float32 over
+    the positions, which a tensor core cuts off rather than rounds, and the rounding of the result.
+
+    Args:
+        rounded_terms: Whether terms are rounded to the dtype of query, as on CUDA.
+        low: What a sum of terms is at least.
+    """
+    options = {"scale": scale, "softcap": softcap, "window": window}
+    allowed = attended(key, lengths, mask, window)[:, None, :]
+    weights = _softmax(scores(query, key, lengths, mask, **options))
+    exact = decode(query, key, value, lengths, mask, **options)
+    values = _known(value, allowed)
+    typical = _weighted(weights, values.abs())
+
+    sizes = _products(query.double().abs(), _known(key, allowed).abs()) * scale
+    score_error = (query.shape[-1] + 16) * 2.0**-24 * sizes + softcap * 2.0**-21 + 2.0**-20
+    # The largest of a row: an error of one term moves the sum that all are divided by.
+    relative = 2 * score_error.masked_fill(~allowed, 0.0).amax(-1, keepdim=True).expm1()
+    count = allowed.sum(-1, keepdim=True)
+    relative = relative + (8 * count**0.5 + rounded_terms * count / 16) * 2.0**-24
+    bound = relative * (typical + exact.abs())
+
+    finfo = torch.finfo(query.dtype)
+    if rounded_terms:
+        squares = weights**2
+        variance = _weighted(squares, values**2) - 2 * exact * _weighted(squares, values)
+        variance = (variance + exact**2 * squares.sum(-1, keepdim=True)).clamp(min=0.0)
+        bound += finfo.eps / 2 * torch.minimum(8 * (variance / 3) ** 0.5, typical + exact.abs())
+        if query.dtype == torch.float16:
+            group = query.shape[1] // value.shape[1]
+            bound += 2.0**-25 / low * values.abs().sum(-2).repeat_interleave(group, 1)
+    return bound + exact.abs() * finfo.eps / 2 + max(finfo.tiny * finfo.eps, 1e-37)
+
+
+def _known(cache: Tensor, allowed: Tensor) -> Tensor:
+    """In float64, zero where nothing may be looked at: there may be NaN."""
+    return torch.where(allowed[..., None], cache.double(), 0.0)
+
+
+def _products(query: Tensor, key: Tensor) -> Tensor:
+    """[sequences, heads, positions], a group of query heads with each kv head."""
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    return torch.einsum("bkgd,bktd->bkgt", grouped, key).flatten(1, 2)
+
+
+def _weighted(weights: Tensor, value: Tensor) -> Tensor:
+    """[sequences, heads, head_dim], likewise."""
+    grouped = weights.unflatten(1, (value.shape[1], -1))
+    return torch.einsum("bkgt,bktd->bkgd", grouped, value).flatten(1, 2)
+
+
+def _softmax(inputs: Tensor) -> Tensor:
+    nothing = (inputs == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(inputs.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+
+
+def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
+    """Makes [sequences, kv_heads, positions, head_dim] of a paged cache.
+
+    Args:
+        cache: [blocks, block_size, kv_heads, head_dim].
+        block_table: [sequences, blocks of one sequence].
+    """
+    return cache[block_table.long()].flatten(1, 2).transpose(1, 2)

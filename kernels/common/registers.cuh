@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the compiler should keep in registers.
+#pragma once
+#include "common/device.cuh"
+
+namespace flashsparse {
+
+// Hides how a number or an address came about, so that it stays in a register: the compiler may
+// otherwise work it out again, from the start, in every turn of a loop. T has 4 or 8 bytes.
+template <class T>
+__device__ __forceinline__ T keep(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "of one register or of two");
+#ifdef __CUDACC__
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(value));
+  } else {
+    asm volatile("" : "+r"(value));
+  }
+#endif
+  return value;
+}
+
+}  // namespace flashsparse

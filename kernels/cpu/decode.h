@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention on the CPU: one new token a sequence over its cached keys and values.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "cpu/dtype.h"
+#include "cpu/kernels.h"
+
+namespace flashsparse::cpu {
+
+struct DecodeCall {
+  struct Strides {  // in elements
+    int64_t page, head, position;
+  };
+
+  int64_t sequences, kv_heads, group, positions;  // group: query heads of a kv head
+  int head_dim;                                   // a multiple of 16
+  Dtype dtype;                                    // of query, key, value and out
+  const void* query;
+  int64_t query_sequence, query_head;  // strides of it, in elements
+  const void *key, *value;
+  Strides key_strides, value_strides;
+  const int32_t*
+      table;  // rows table_stride apart: the pages of a sequence; or null: its own number
+  int64_t table_stride, pages, page_size;
+  const int32_t* lengths;  // [sequences], or null: all `positions`
+  const uint8_t* mask;     // rows mask_stride apart, zero where not to look, or null
+  int64_t mask_stride, window;
+  float scale, softcap;  // softcap 0: none
+  const float* phi;      // [kv_heads * group], or null
+  float low, high;
+  void* out;            // [sequences, kv_heads * group, head_dim]
+  int32_t* recomputed;  // [sequences, kv_heads * group]
+};
+
+// One thread a sequence and kv head. Returns what is wrong with lengths or table, or nothing.
+std::string decode(const DecodeCall& call);
+
+}  // namespace flashsparse::cpu

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the decode kernel is given, all of it device memory.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse::unified_max {
+
+struct Strides {  // in chunks of 16 bytes
+  uint32_t page, head, position;
+};
+
+// From q . k to the logarithm (base 2) of a term, with divisions done on the host.
+struct Scaling {
+  float factor, inverse;  // scale * log2(e), and 1 / that
+  float cap_factor, cap;  // 2 * factor / softcap and softcap / scale; cap 0: none
+
+  Scaling() = default;
+  Scaling(double scale, double softcap) {
+    constexpr double kLog2e = 1.4426950408889634;
+    factor = static_cast<float>(scale * kLog2e);
+    inverse = static_cast<float>(1 / (scale * kLog2e));
+    cap_factor = softcap > 0 ? static_cast<float>(2 * scale * kLog2e / softcap) : 0;
+    cap = static_cast<float>(softcap / scale);
+  }
+};
+
+struct DecodeArguments {
+  const uint16_t* query;               // on 4 bytes: element d of a head at
+  int64_t query_sequence, query_head;  // sequence * query_sequence + head * query_head + d
+
+  // Position p of a sequence lies in its page p / (16 * page_tiles), number `table` says; without a
+  // table a sequence is one page, that of its own number. Rows are on 16 bytes.
+  const uint16_t *key, *value;
+  Strides key_strides, value_strides;
+  const int32_t* table;  // rows table_stride apart, or null
+  int table_stride;
+  uint32_t pages, page_tiles;
+
+  const int32_t* lengths;  // [sequences], or null: all are as long as `positions`
+  int positions;           // that there is room for: no length counts for more
+  const uint8_t* mask;     // [sequences, mask_stride], zero where not to look, or null
+  int64_t mask_stride;
+  int window;  // look at the last so many positions only; 0: at all
+
+  int kv_heads, group;  // group: query heads of a kv head
+  Scaling scaling;
+  const float* phi;  // [kv_heads * group], or null: online softmax
+  float low, high;   // of a warp's sum, where it counts as sound
+
+  uint16_t* out;        // [sequences, kv_heads * group, head dim], on 8 bytes
+  int32_t* recomputed;  // [sequences, kv_heads * group]: parts of warps done again
+  float* partials;      // DecodePlan::partial_floats() of any content, on 16 bytes
+  uint32_t* arrivals;   // [sequences * gridDim.y], all zero before and after
+};
+
+}  // namespace flashsparse::unified_max

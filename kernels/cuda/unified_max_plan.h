@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// How decode attention is cut: decided on the host from sizes alone, so that a CUDA graph can hold
+// the decision. The true lengths are known to the device only; it cuts each sequence anew into as
+// many splits as it deserves, of at most those that were launched.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse::unified_max {
+
+inline constexpr int kTile = 16;        // positions, the M of mma
+inline constexpr int kHeads = 8;        // query heads, the N of mma
+inline constexpr int kMaxWarps = 4;     // of a block
+inline constexpr int kMaxSplits = 64;   // of a sequence
+inline constexpr int kLeastTiles = 16;  // of a split: below, joining costs more than is gained
+
+// What the kernel is compiled for: head_dim, and for how many times 8 query heads of a group. (The
+// registers do not hold 16 heads of 256.)
+#define FS_DECODE_SHAPES(X) \
+  X(64, 1) X(80, 1) X(96, 1) X(128, 1) X(256, 1) X(64, 2) X(80, 2) X(96, 2) X(128, 2)
+constexpr int head_tiles_of_block(int head_dim, int64_t group) {
+  return group > kHeads && head_dim <= 128 ? 2 : 1;
+}
+
+// A tile's keys, then its values, a row a position. The distance of rows is an odd number of
+// 16-byte chunks, so that the eight rows of an ldmatrix lie in different banks.
+constexpr uint32_t row_bytes(int head_dim) { return (head_dim / 8 | 1) * 16; }
+constexpr uint32_t tile_bytes(int head_dim) { return 2 * kTile * row_bytes(head_dim); }
+// Tiles of a warp that are in shared memory or on their way there.
+constexpr int stages(int head_dim) { return head_dim <= 80 ? 4 : head_dim <= 128 ? 3 : 2; }
+constexpr uint32_t ring_bytes(int head_dim) { return stages(head_dim) * tile_bytes(head_dim); }
+// Blocks a multiprocessor, which bounds the registers.
+constexpr int resident_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
+
+struct Gpu {
+  int multiprocessors;
+  int64_t shared_bytes;  // that a block may have
+};
+
+struct Problem {
+  int64_t sequences, kv_heads, group;  // group: query heads of a kv head
+  int64_t positions;                   // at most, of a sequence
+  int head_dim;
+
+  // Query heads of a block, and the blocks that a group needs.
+  int block_heads() const { return kHeads * head_tiles_of_block(head_dim, group); }
+  int64_t group_blocks() const { return (group + block_heads() - 1) / block_heads(); }
+  // Blocks that share no work; the splits of one are joined.
+  int64_t rows() const { return sequences * kv_heads * group_blocks(); }
+};
+
+struct DecodePlan {
+  int warps, splits;
+
+  uint32_t shared_bytes(const Problem& problem) const {
+    return warps * ring_bytes(problem.head_dim);
+  }
+  int64_t partial_floats(const Problem& problem) const {
+    return splits > 1 ? problem.rows() * splits * problem.block_heads() * (problem.head_dim + 4)
+                      : 0;
+  }
+};
+
+DecodePlan plan_decode(const Problem& problem, const Gpu& gpu);
+
+}  // namespace flashsparse::unified_max

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernel of decode attention, its own source, run by the emulator, against float64."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from itertools import count, product
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_decode import Decode, answers, random_decode, require_exact, run, split
+from emulation import (
+    EMULATOR_EXIT_CODE,
+    KERNELS,
+    RACE_EXIT_CODE,
+    SEEDS,
+    compile_driver,
+    with_switched_barriers,
+)
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+# Under sanitizers: every lane copies, or some have nothing to copy; 8 heads or 16.
+SMALL_SHAPES = ("64, 1", "80, 1", "64, 2")
+GROUPS = (1, 5, 8, 12, 17)  # MHA, GQA: less than 8 heads, 8, less than 16, and two blocks of heads
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def phi_of(case: Decode, value: float = 0.0) -> torch.Tensor:
+    return torch.full((case.query.shape[1],), value)
+
+
+def some_mask(sequences: int, positions: int, seed: int = 0) -> torch.Tensor:
+    """Padding on the left, whole tiles of it and parts, and holes."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(sequences, positions, generator=generator) < 0.9
+    for sequence in range(sequences):
+        mask[sequence, : 37 * sequence] = False
+    return mask
+
+
+def shapes() -> list[Decode]:
+    """Every head dim and group, contiguous and paged in either layout, everything else by turns."""
+    numbers, cases = count(), []
+    for head_dim, group in product(HEAD_DIMS, GROUPS):
+        number = next(numbers)
+        lengths = int32(600, 0, 1 + 97 * number % 599)
+        case = random_decode(
+            3, 2, group, head_dim, 600, number,
+            lengths=lengths, window=(0, 40, 300)[number % 3], softcap=(0.0, 2.5)[number // 2 % 2],
+            page=(0, 16, 48)[number % 3], nhd=number % 4 == 0,
+            splits=1 + number % 3, warps=1 + number % 4,
+        )  # fmt: skip
+        if not case.page and number % 2:
+            case = replace(case, mask=some_mask(3, 600, number))
+        cases.append(replace(case, phi=phi_of(case)) if number // 3 % 2 else case)
+    return cases
+
+
+def lengths() -> list[Decode]:
+    """Empty, of one token, around the edges of tiles and splits, with and without phi."""
+    cases = []
+    for number, splits in enumerate((1, 2, 5)):
+        case = random_decode(
+            9, 1, 3, 64, 1041, number, page=(0, 16)[number % 2], splits=splits,
+            lengths=int32(0, 1, 15, 16, 17, 255, 256, 257, 1041),
+        )  # fmt: skip
+        cases += [case, replace(case, phi=phi_of(case))]
+    return cases
+
+
+def masks() -> list[Decode]:
+    """Left padding, holes, a row that is masked altogether, a mask beside lengths and a window."""
+    mask = some_mask(4, 333)
+    mask[3] = False
+    cases = [
+        random_decode(4, 1, 8, 64, 333, 3, mask=mask),
+        random_decode(4, 1, 8, 64, 333, 4, mask=mask, lengths=int32(333, 40, 200, 333), window=90),
+    ]
+    return cases + [replace(case, phi=phi_of(case)) for case in cases]
+
+
+def huge_scores() -> list[Decode]:
+    """Scores of some hundreds: phi is wrong nearly everywhere, and the result is right."""
+    cases = [
+        random_decode(1, 2, 4, 64, 400, number, spread=spread, splits=2, dtype=dtype)
+        for number, (dtype, spread) in enumerate(product((FLOAT16, BFLOAT16), (40.0, 150.0)))
+    ]
+    return cases + [replace(case, phi=phi_of(case)) for case in cases]
+
+
+MATRIX = {"shapes": shapes, "lengths": lengths, "masks": masks, "huge scores": huge_scores}
+
+
+# What orders memory, or waits for it.
+ORDER = r"\b(?:__syncthreads|__syncwarp|copy_async_commit|copy_async_wait<[^>]*>)\([^;{}]*\);"
+BARRIERS = 8
+
+
+@pytest.fixture(scope="module")
+def small_driver(tmp_path_factory):
+    """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
+
+    @cache
+    def get(sanitizer: str) -> Path:
+        folder = tmp_path_factory.mktemp(sanitizer)
+        kernel = KERNELS / "cuda" / "unified_max_decode.cuh"
+        assert with_switched_barriers(kernel, folder, ORDER) == BARRIERS
+        plan = (KERNELS / "cuda" / "unified_max_plan.h").read_text()
+        shapes = " ".join(f"X({shape})" for shape in SMALL_SHAPES)
+        plan, replaced = re.subn(
+            r"(#define FS_DECODE_SHAPES\(X\)) \\\n.*", lambda m: f"{m[1]} {shapes}", plan
+        )
+        assert replaced == 1
+        (folder / "cuda" / "unified_max_plan.h").write_text(plan)
+        return compile_driver("decode_driver", sanitizer, folder, include=folder)
+
+    return get
+
+
+def assert_exact(binary: Path, cases: list[Decode]) -> None:
+    """Every case is right, and has the same bits on every schedule."""
+    expected = answers(binary, [replace(case, seed=SEEDS[0]) for case in cases])
+    for case, (out, _) in zip(cases, expected, strict=True):
+        require_exact(case, out)
+    for seed in SEEDS[1:]:
+        again = answers(binary, [replace(case, seed=seed) for case in cases])
+        for case, (out, redone), (same, as_often) in zip(cases, again, expected, strict=True):
+            assert torch.equal(out.view(torch.int16), same.view(torch.int16)), f"{case}, not {seed}"
+            assert torch.equal(redone, as_often), f"{case}, not {seed}"
+
+
+@pytest.mark.parametrize("cases", MATRIX)
+def test_decode(driver, cases):
+    assert_exact(driver("decode_driver", "plain"), MATRIX[cases]())
+
+
+def test_a_hundred_thousand_positions(driver):
+    case = random_decode(
+        1, 1, 2, 64, 100_003, splits=0, warps=8, page=256, dtype=BFLOAT16
+    )  # fmt: skip
+    for phi in (None, phi_of(case)):
+        assert not counted(driver("decode_driver", "plain"), replace(case, phi=phi)).any()
+
+
+# ---- the guard ----------------------------------------------------------------------------------
+
+
+def counted(binary: Path, case: Decode) -> torch.Tensor:
+    ((out, redone),) = answers(binary, [case])
+    require_exact(case, out)
+    return redone
+
+
+def test_only_the_head_that_overflows_is_counted(driver):
+    binary = driver("decode_driver", "plain")
+    for dtype, factor in ((FLOAT16, 18.0), (BFLOAT16, 200.0)):
+        case = random_decode(2, 2, 4, 64, 300, 1, dtype=dtype, splits=2)
+        case.phi = phi_of(case)
+        assert not counted(binary, case).any()
+        case.query[1, 3] *= factor
+        redone = counted(binary, case)
+        assert redone[1, 3] > 0 and redone.count_nonzero() == 1, redone
+
+
+@pytest.mark.parametrize("value", [80.0, -80.0, float("inf"), float("-inf"), float("nan")])
+def test_a_useless_phi_is_noticed_everywhere(driver, value):
+    """Every part of every head is done again, once: 3 warps have tiles in the second split."""
+    for dtype in (FLOAT16, BFLOAT16):
+        case = random_decode(1, 2, 4, 64, 19 * 16, 2, splits=2, dtype=dtype)
+        redone = counted(driver("decode_driver", "plain"), replace(case, phi=phi_of(case, value)))
+        assert (redone == 4 + 3).all(), redone
+
+
+def test_a_phi_that_fits_is_never_wrong(driver):
+    """Even where it is far from every score, as bfloat16 allows; and without phi nothing counts."""
+    binary = driver("decode_driver", "plain")
+    case = random_decode(2, 2, 4, 64, 300, 1, dtype=BFLOAT16, splits=2)
+    assert not counted(binary, case).any()
+    for value in (-20.0, 20.0):
+        assert not counted(binary, replace(case, phi=phi_of(case, value))).any()
+
+
+def test_infinity_and_nan_are_not_hidden(driver):
+    binary = driver("decode_driver", "plain")
+    cases = []
+    for value in (torch.inf, torch.nan):
+        case = random_decode(2, 1, 8, 64, 300, 1, splits=2)
+        case.key[1, 0, 77, 3] = value
+        cases += [case, replace(case, phi=phi_of(case))]
+    for case, (out, _) in zip(cases, answers(binary, cases), strict=True):
+        healthy = replace(case, query=case.query[:1], key=case.key[:1], value=case.value[:1])
+        require_exact(healthy, out[:1])
+        scores = case.query[1].double() @ case.key[1, 0, 77].double()
+        assert not out[1][~scores.lt(0)].isfinite().any()  # -inf is a score like any other
+
+
+def test_lengths_and_tables_of_nonsense_stay_in_bounds(small_driver):
+    """Whatever the device finds in them: a longer length counts for all positions."""
+    binary = small_driver("address")
+    lengths = int32(-(2**31), -1, 2**31 - 1, 301)
+    case = random_decode(4, 1, 8, 64, 300, 1, lengths=lengths)
+    ((out, _),) = answers(binary, [case])
+    require_exact(case, out)
+
+    class Nonsense(Decode):
+        def cache(self):
+            key, value, table = super().cache()
+            return key, value, torch.full_like(table, -(2**31)).where(table % 2 == 0, table + 1000)
+
+    paged = random_decode(4, 1, 8, 64, 300, 1, lengths=lengths, page=16)
+    assert run(binary, [Nonsense(**vars(paged))]).returncode == 0
+
+
+# ---- under sanitizers ---------------------------------------------------------------------------
+
+
+def small_cases() -> list[Decode]:
+    """Every code path, as small as it may be: both loads, redone tiles, joined splits."""
+    cases = []
+    for number, (seed, page) in enumerate(product(SEEDS, (0, 16))):
+        case = random_decode(
+            2, 1, 3, 64, 32 * 16 + 5, number, seed=seed, page=page, splits=2, warps=2,
+            lengths=int32(32 * 16 + 5, 19),
+        )  # fmt: skip
+        cases.append(replace(case, phi=phi_of(case, (0.0, 90.0)[number % 2])))
+    return cases
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_decode_under_sanitizers(small_driver, sanitizer):
+    cases = small_cases() + [
+        random_decode(2, 1, group, dim, 150, number, seed=SEEDS[number % 3], splits=2, warps=3)
+        for number, (dim, group) in enumerate([(64, 3), (80, 3), (64, 13), (64, 17)])
+    ]
+    cases += [replace(case, seed=7) for case in masks()]
+    for case, (out, _) in zip(cases, answers(small_driver(sanitizer), cases), strict=True):
+        require_exact(case, out)
+
+
+def is_caught(binary: Path, without: int) -> bool:
+    """By the thread sanitizer, by the emulator itself, or by a wrong result."""
+    ran = run(binary, small_cases(), TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+    if ran.returncode != 0:
+        assert ran.returncode in (EMULATOR_EXIT_CODE, RACE_EXIT_CODE), ran.stderr
+        return True
+    try:
+        for case, (out, _) in zip(small_cases(), split(ran.stdout, small_cases()), strict=True):
+            require_exact(case, out)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_every_barrier_is_needed(small_driver):
+    binary = small_driver("thread")
+    caught = [without for without in range(-1, BARRIERS) if is_caught(binary, without)]
+    assert caught == list(range(BARRIERS))
