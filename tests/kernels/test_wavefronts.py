@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from emulated_dense import Case as DenseCase
 from emulated_decode import random_decode
+from emulated_dense import Case as DenseCase
 from emulated_linear import Case
 from emulation import KERNELS
 from kernel_weights import random_weight
