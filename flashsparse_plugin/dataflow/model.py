@@ -120,8 +120,8 @@ CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
 # the share that each further token of a launch adds: fitted to Tiled-CSL on an H200.
-TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 390, 0.031, 0.0075
-SPARSE_TOKENS = 64  # of a launch
+TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.030, 0.0135
+SPARSE_TOKENS = 128  # of a launch
 UNPACK_MEMORY = 0.65  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
