@@ -10,7 +10,7 @@ namespace flashsparse::unified_max {
 inline constexpr int kTile = 16;        // positions, the M of mma
 inline constexpr int kHeads = 8;        // query heads, the N of mma
 inline constexpr int kMaxWarps = 4;     // of a block
-inline constexpr int kMaxSplits = 64;   // of a sequence
+inline constexpr int kMaxSplits = 16;   // of a sequence: more take longer to join than they save
 inline constexpr int kLeastTiles = 16;  // of a split: below, joining costs more than is gained
 
 // What the kernel is compiled for: head_dim, and for how many times 8 query heads of a group. (The
