@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "docs/cpu.md", "docs/kernels.md", "docs/vllm.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/attention.md",
+    "docs/cpu.md",
+    "docs/dense.md",
+    "docs/kernels.md",
+    "docs/vllm.md",
+)
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
 
 Result = dict[str, Any]
@@ -181,6 +188,36 @@ def gpu_pack(result: Result) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
+def attention(result: Result) -> str:
+    """Microseconds of a step, and FlashAttention 3's time / that, by positions."""
+    positions = sorted({row["positions"] for row in result["rows"]})
+    cells = []
+    for heads, sequences in dict.fromkeys((r["heads"], r["sequences"]) for r in result["rows"]):
+        own = [r for r in result["rows"] if (r["heads"], r["sequences"]) == (heads, sequences)]
+        by_positions = {row["positions"]: row for row in own}
+        line = [heads, str(sequences)]
+        for count in positions:
+            row = by_positions[count]
+            line.append(f"{row['online_us']:,.0f} µs ({row['fa3_us'] / row['online_us']:.2f})")
+        cells.append(line)
+    header = ["heads", "sequences", *(f"{count:,} positions" for count in positions)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def gemm(result: Result) -> str:
+    """cuBLAS's time / that of the faster one of gemv and flat_gemm, by tokens."""
+    tokens = sorted({row["tokens"] for row in result["rows"]})
+    cells = []
+    for layer in dict.fromkeys((row["model"], row["layer"], row["shape"]) for row in result["rows"]):
+        own = [r for r in result["rows"] if (r["model"], r["layer"], r["shape"]) == layer]
+        line = [" ".join(layer)]
+        for count in tokens:
+            best = max((r for r in own if r["tokens"] == count), key=lambda r: r["ratio"])
+            line.append(f"{best['ratio']:.2f}{'g' if best['op'] == 'gemv' else ''}")
+        cells.append(line)
+    return markdown(["layer", *map(str, tokens)], cells) + gpu_conditions(result["about"])
+
+
 def serve(result: Result) -> str:
     """Tokens a second and GPU in vLLM, by batch."""
     dense, sparse = result["results"]["none"], result["results"]["tiled_csl"]
@@ -233,6 +270,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_goals": missed,
     "spmm_cycles": cycles,
     "gpu_pack": gpu_pack,
+    "attention": attention,
+    "gemm": gemm,
     "serve": serve,
 }
 

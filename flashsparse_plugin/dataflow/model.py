@@ -116,6 +116,9 @@ BEGIN, JOIN_WARPS, JOIN_BLOCKS = 0.8e-6, 0.3e-6, 1.5e-6
 ISSUE = 4 * 0.72  # instructions a clock and multiprocessor
 LIBRARY_ROWS, LIBRARY_TOKENS = 128, 64  # of a tile
 FLAT_ROWS = 128  # of a block; kernels/cuda/dense_plan.h
+# Of the time of the weight's bytes: what flat_gemm takes, and what each token adds, as every warp
+# reads x through L1. Fitted to benchmarks/results/nvidia-h200/gemm.json.
+FLAT_BASE, FLAT_TOKEN = 1.14, 0.028
 CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
@@ -162,11 +165,13 @@ def _own(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
     """gemv and flat_gemm: instructions for each 16 bytes of weight a lane, as they were counted."""
     out_features, in_features = weight.shape
     chunks = out_features * in_features / CHUNK
+    memory = weight.nbytes / gpu.memory
     if implementation == "gemv":
         rows, instructions, join = 4, 16 + 12 * tokens, JOIN_WARPS
     else:
         rows, instructions = FLAT_ROWS, 12 + 10 * -(-tokens // 16)
         join = JOIN_BLOCKS if out_features < FLAT_ROWS * gpu.multiprocessors else JOIN_WARPS
+        memory *= FLAT_BASE + FLAT_TOKEN * tokens
     # Warps of a block share x in L1, on average two at a time.
     x_bytes = ITEMSIZE * tokens * in_features * out_features / rows / 2
     return (
@@ -174,7 +179,7 @@ def _own(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
         + BEGIN
         + join
         + max(
-            weight.nbytes / gpu.memory,
+            memory,
             (weight.nbytes + x_bytes) / gpu.l2,
             chunks * instructions / (gpu.multiprocessors * ISSUE * gpu.clock),
         )
