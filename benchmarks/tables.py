@@ -208,7 +208,7 @@ def gemm(result: Result) -> str:
     """cuBLAS's time / that of the faster one of gemv and flat_gemm, by tokens."""
     tokens = sorted({row["tokens"] for row in result["rows"]})
     cells = []
-    for layer in dict.fromkeys((row["model"], row["layer"], row["shape"]) for row in result["rows"]):
+    for layer in dict.fromkeys((r["model"], r["layer"], r["shape"]) for r in result["rows"]):
         own = [r for r in result["rows"] if (r["model"], r["layer"], r["shape"]) == layer]
         line = [" ".join(layer)]
         for count in tokens:
