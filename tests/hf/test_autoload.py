@@ -71,6 +71,17 @@ def test_our_import_is_enough(imports, llama):
     assert loaded_type(imports, llama.packed, **off) == "SparseLinear"
 
 
+def test_attention_is_known_without_an_import_of_ours(llama):
+    code = (
+        "import sys\nfrom transformers import AutoModelForCausalLM\n"
+        "load = AutoModelForCausalLM.from_pretrained\n"
+        "model = load(sys.argv[1], attn_implementation='unified_max')\n"
+        "print(model.config._attn_implementation)"
+    )
+    ran = python(code, llama.packed)
+    assert ran.stdout.strip() == "unified_max", ran.stderr
+
+
 def test_it_can_be_switched_off():
     code = (
         "import torch\nfrom transformers.quantizers import auto\n"
