@@ -19,8 +19,8 @@ import sys
 import warnings
 
 # Modules and the integration that registers with them. The first holds the tables of quantization
-# methods; transformers.modeling_utils may be what imports torch, and would be too late for those. It
-# is soon enough for attention, which a model asks for after another import or two.
+# methods; transformers.modeling_utils may be what imports torch, and would be too late for those.
+# It is soon enough for attention, which a model asks for after another import or two.
 _WATCHED = {
     "transformers.quantizers.auto": "hf",
     "transformers.modeling_utils": "hf.attention",
