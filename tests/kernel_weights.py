@@ -42,3 +42,19 @@ def bits_without_negative_zero(weight: Tensor) -> Tensor:
     """The values bit by bit, -0 as +0: all that packing promises to keep."""
     bits = weight.view(torch.int16)
     return torch.where(bits == -(2**15), 0, bits)
+
+
+def garbage_cases() -> list[tuple[Tensor, Tensor, tuple[int, int], int]]:
+    """(words, offsets, shape, seed) of no weight at all, for kernels that must stay in bounds."""
+    generator = torch.Generator().manual_seed(11)
+
+    def any_int32(count):
+        return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
+
+    cases = []
+    for num_words in (0, 1, 3, 4, 7, 64, 1001):
+        words = any_int32(num_words)
+        near = torch.randint(-8, num_words + 8, (7,), generator=generator).to(torch.int32)
+        for offsets in (any_int32(7), near, near.sort().values, near.sort().values.flip(0)):
+            cases.append((words, offsets, (300, 100), 0))
+    return cases

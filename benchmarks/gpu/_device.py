@@ -9,7 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,43 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 import _measure
 
+from flashsparse_plugin.ops import STATUS
+
 SMI_FIELDS = (
     "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,power.draw,temperature.gpu,"
     "clocks_event_reasons.active"
 )
+
+
+def require_device(name: str) -> torch.device:
+    """The device called so; a GPU that is not there, or has no kernels, ends the program."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("no GPU here: --device cpu makes a toy run")
+        if not STATUS["_C_cuda"].loaded:
+            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
+    return device
+
+
+def results_folder(asked: Path | None, device: torch.device) -> Path:
+    """Where results go, made if need be: `asked`, or the folder of this GPU."""
+    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
+    folder = asked or _measure.RESULTS / name.replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def run_parts(parts: Iterable[Callable[[], bool]]) -> bool:
+    """Runs one after the other, and tells whether all were good."""
+    good = True
+    for part in parts:
+        try:
+            good &= part()
+        except Exception:  # the other parts are worth their time all the same
+            traceback.print_exc()
+            good = False
+    return good
 
 
 def machine(device: torch.device) -> dict[str, Any]:

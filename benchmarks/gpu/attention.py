@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +26,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from _check import Tally
-from _device import Budget, Stopwatch, _measure, bandwidth, cold_bytes, machine
+from _device import (
+    Budget,
+    Stopwatch,
+    _measure,
+    bandwidth,
+    cold_bytes,
+    machine,
+    require_device,
+    results_folder,
+    run_parts,
+)
 from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from flashsparse_plugin.ops import STATUS, attention_reference, ops
+from flashsparse_plugin.ops import attention_reference, ops
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CHECK_SECONDS = 120  # where both parts are asked
@@ -370,15 +379,8 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=11, help="samples of each time")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise SystemExit("no GPU here: --device cpu makes a toy run")
-        if not STATUS["_C_cuda"].loaded:
-            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
-    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
-    arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    device = require_device(arguments.device)
+    arguments.out = results_folder(arguments.out, device)
     both = arguments.check == arguments.speed
     budget = Budget(60 * arguments.minutes)
     parts = []
@@ -386,14 +388,7 @@ def main() -> None:
         parts.append(lambda: check(arguments, device, budget.at_most(CHECK_SECONDS)))
     if both or arguments.speed:
         parts.append(lambda: speed(arguments, device, budget))
-    good = True
-    for part in parts:
-        try:
-            good &= part()
-        except Exception:  # the other part is worth its time all the same
-            traceback.print_exc()
-            good = False
-    raise SystemExit(0 if good else 1)
+    raise SystemExit(0 if run_parts(parts) else 1)
 
 
 if __name__ == "__main__":

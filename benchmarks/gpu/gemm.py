@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,17 @@ from _dense import (
     layers_once,
     small_cases,
 )
-from _device import Budget, Stopwatch, _measure, bandwidth, cold_bytes, machine
+from _device import (
+    Budget,
+    Stopwatch,
+    _measure,
+    bandwidth,
+    cold_bytes,
+    machine,
+    require_device,
+    results_folder,
+    run_parts,
+)
 from _layers import Layer, layer, random_weight
 from _speed import Dense, activations
 from _tools import sanitize
@@ -48,7 +57,7 @@ from torch import Tensor
 
 from flashsparse_plugin.dataflow import DENSE, Dataflow
 from flashsparse_plugin.dataflow.table import ranges_of
-from flashsparse_plugin.ops import STATUS, ops
+from flashsparse_plugin.ops import ops
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # where more than one is asked
@@ -266,15 +275,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=numbers)
     parser.add_argument("--replays", type=int, default=11, help="samples of each time")
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise SystemExit("no GPU here: --device cpu makes a toy run")
-        if not STATUS["_C_cuda"].loaded:
-            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
-    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
-    arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    device = require_device(arguments.device)
+    arguments.out = results_folder(arguments.out, device)
 
     arguments.speed |= arguments.shapes
     asked = [arguments.check, arguments.speed, arguments.sanitize]
@@ -286,15 +288,7 @@ def main() -> None:
         lambda: speed(arguments, device, budget.keep(SANITIZE_SECONDS * asked[2])),
         lambda: sanitize(arguments.out, budget, Path(__file__)),
     )
-    good = True
-    for wanted, part in zip(asked, parts, strict=True):
-        if not wanted:
-            continue
-        try:
-            good &= part()
-        except Exception:  # the other parts are worth their time all the same
-            traceback.print_exc()
-            good = False
+    good = run_parts(part for wanted, part in zip(asked, parts, strict=True) if wanted)
     raise SystemExit(0 if good else 1)
 
 

@@ -19,21 +19,29 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from _check import Checker, cases, small_cases
-from _device import Budget, Stopwatch, _measure, bandwidth, machine
+from _device import (
+    Budget,
+    Stopwatch,
+    _measure,
+    bandwidth,
+    machine,
+    require_device,
+    results_folder,
+    run_parts,
+)
 from _layers import LLAMA, OPT, Layer, assembled, layer
 from _speed import STAGES, Speed, Stage, activations
 from _tools import profile, profile_summary, sanitize
 from rich import box
 from rich.table import Table
 
-from flashsparse_plugin.ops import STATUS, ops
+from flashsparse_plugin.ops import ops
 
 # Of the geometric mean over OPT's layers, at each of 8, 16, 32 tokens: dense time / sparse time.
 GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
@@ -256,18 +264,11 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=11, help="samples of each time")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise SystemExit("no GPU here: --device cpu makes a toy run")
-        if not STATUS["_C_cuda"].loaded:
-            raise SystemExit(f"the CUDA kernels are missing: {STATUS['_C_cuda'].reason}")
+    device = require_device(arguments.device)
     if arguments.one:
         one(*arguments.one, DTYPES[arguments.dtype])
         return
-    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
-    arguments.out = arguments.out or _measure.RESULTS / name.replace(" ", "-")
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.out = results_folder(arguments.out, device)
 
     arguments.speed |= arguments.shapes
     asked = [arguments.check, arguments.speed, arguments.profile, arguments.sanitize]
@@ -275,24 +276,13 @@ def main() -> None:
         asked = [True, True, device.type == "cuda", device.type == "cuda"]
     budget = Budget(60 * arguments.minutes)
     later = PROFILE_SECONDS * asked[2] + SANITIZE_SECONDS * asked[3]
-    good = True
-    for wanted, part in zip(
-        asked,
-        (
-            lambda: check(arguments, device, budget.at_most(CHECK_SECONDS) if asked[1] else budget),
-            lambda: speed(arguments, device, budget.keep(later)),
-            lambda: show_profile(arguments, device, budget.keep(SANITIZE_SECONDS * asked[3])),
-            lambda: sanitize(arguments.out, budget),
-        ),
-        strict=True,
-    ):
-        if not wanted:
-            continue
-        try:
-            good &= part()
-        except Exception:  # the other parts are worth their time all the same
-            traceback.print_exc()
-            good = False
+    parts = (
+        lambda: check(arguments, device, budget.at_most(CHECK_SECONDS) if asked[1] else budget),
+        lambda: speed(arguments, device, budget.keep(later)),
+        lambda: show_profile(arguments, device, budget.keep(SANITIZE_SECONDS * asked[3])),
+        lambda: sanitize(arguments.out, budget),
+    )
+    good = run_parts(part for wanted, part in zip(asked, parts, strict=True) if wanted)
     raise SystemExit(0 if good else 1)
 
 

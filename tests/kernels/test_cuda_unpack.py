@@ -15,6 +15,7 @@ from emulation import (
     run_packed_cases,
     run_without_each_barrier,
 )
+from kernel_weights import garbage_cases
 
 from flashsparse_plugin.ops import ops, reference
 
@@ -97,18 +98,7 @@ def test_clean_under_sanitizer(driver, sanitizer):
 
 def test_garbage_stays_in_bounds(driver):
     """Whatever the tensors hold, the kernel leaves neither them nor shared memory."""
-    generator = torch.Generator().manual_seed(11)
-
-    def any_int32(count):
-        return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
-
-    cases = []
-    for num_words in (0, 1, 3, 4, 7, 64, 1001):
-        words = any_int32(num_words)
-        near = torch.randint(-8, num_words + 8, (7,), generator=generator).to(torch.int32)
-        for offsets in (any_int32(7), near, near.sort().values, near.sort().values.flip(0)):
-            cases.append((words, offsets, (300, 100), 0))
-    assert len(unpack(driver("unpack_driver", "address"), cases)) == 28
+    assert len(unpack(driver("unpack_driver", "address"), garbage_cases())) == 28
 
 
 def test_every_barrier_is_needed(tmp_path):

@@ -18,7 +18,13 @@ from emulation import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
+from kernel_weights import (
+    SHAPES,
+    every_bit_pattern,
+    garbage_cases,
+    random_weight,
+    skewed_weight,
+)
 
 from flashsparse_plugin.ops import ops
 
@@ -128,18 +134,7 @@ def test_any_damage(driver, weight, seed, data):
 
 
 def test_garbage_stays_in_bounds(driver):
-    generator = torch.Generator().manual_seed(11)
-
-    def any_int32(count):
-        return torch.randint(-(2**31), 2**31, (count,), generator=generator).to(torch.int32)
-
-    cases = []
-    for num_words in (0, 1, 3, 4, 7, 64, 1001):
-        words = any_int32(num_words)
-        near = torch.randint(-8, num_words + 8, (7,), generator=generator).to(torch.int32)
-        for offsets in (any_int32(7), near, near.sort().values, near.sort().values.flip(0)):
-            cases.append((words, offsets, (300, 100), 0))
-    assert_judges_as_the_cpu(driver("validate_driver", "address"), cases)
+    assert_judges_as_the_cpu(driver("validate_driver", "address"), garbage_cases())
 
 
 def test_every_barrier_is_needed(tmp_path):
