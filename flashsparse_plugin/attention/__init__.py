@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention with a unified maximum: what a model's calibration says, and what it costs.
+
+references.py   phi of each layer and head, as config.json holds it
+counters.py     how many parts of a softmax were computed again while a model ran
+"""
+
+from .counters import Counter, counters
+from .references import CalibrationError, LayerReference, UnifiedMax, unified_max_of
+
+__all__ = [
+    "CalibrationError",
+    "Counter",
+    "LayerReference",
+    "UnifiedMax",
+    "counters",
+    "unified_max_of",
+]
