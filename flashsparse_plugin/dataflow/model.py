@@ -30,6 +30,10 @@ BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 38
 
 ITEMSIZE = 2  # bytes of float16 and bfloat16
 
+# What a kernel must be faster by than the library to be used in its place: where both were
+# measured, and where this model estimates both, which may be off by so much.
+MARGIN, DOUBT = 0.02, 0.10
+
 
 def implementations_of(format: str) -> Mapping[str, int | None]:
     """DENSE or PACKED."""
@@ -90,6 +94,8 @@ class Gpu:
         clock: Hertz under load.
         arithmetic: Operations a second that the library reaches on 16-bit products.
         multiprocessors: Of the GPU.
+        capability: Its compute capability.
+        sparse_tokens: Of a launch of the sparse kernel.
     """
 
     name: str
@@ -98,14 +104,16 @@ class Gpu:
     clock: float
     arithmetic: float
     multiprocessors: int
+    capability: tuple[int, int]
+    sparse_tokens: int
 
 
 # Of the H200 memory, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all other
 # constants are estimates from data sheets.
 GPUS = (
-    Gpu("H200", 4.3e12, 5.5e12, 1.98e9, 800e12, 132),
-    Gpu("H100", 3.0e12, 5.5e12, 1.75e9, 700e12, 132),
-    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108),
+    Gpu("H200", 4.3e12, 5.5e12, 1.98e9, 800e12, 132, (9, 0), 128),
+    Gpu("H100", 3.0e12, 5.5e12, 1.75e9, 700e12, 132, (9, 0), 128),
+    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108, (8, 0), 32),
 )
 
 # Seconds. Measured on an H200: a launch in a CUDA graph, and all that the library takes beside its
@@ -124,7 +132,6 @@ CHUNK = 32 * 8  # elements of a warp's 16-byte load
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
 # the share that each further token of a launch adds: fitted to Tiled-CSL on an H200.
 TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.030, 0.0135
-SPARSE_TOKENS = 128  # of a launch
 UNPACK_MEMORY = 0.65  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
@@ -200,8 +207,8 @@ def _sparse(weight: Weight, tokens: int, gpu: Gpu) -> float:
     clocks = TILE_CLOCKS + TILE_CLOCKS_A_BYTE * weight.nbytes / tiles
     spread = tiles / (gpu.multiprocessors * gpu.clock)
     total = 0.0
-    for begin in range(0, tokens, SPARSE_TOKENS):
-        more = max(0, min(SPARSE_TOKENS, tokens - begin) - 8)
+    for begin in range(0, tokens, gpu.sparse_tokens):
+        more = max(0, min(gpu.sparse_tokens, tokens - begin) - 8)
         busy = clocks * spread * (1 + TILE_TOKEN * more)
         total += LAUNCH + BEGIN + JOIN_BLOCKS + max(weight.nbytes / gpu.memory, busy)
     return total
