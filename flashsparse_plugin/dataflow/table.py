@@ -110,6 +110,9 @@ class Entry(_Strict):
             most = known[each.implementation]
             if most is not None and (each.max_tokens is None or each.max_tokens > most):
                 raise ValueError(f"{where}: {each.implementation} takes up to {most} tokens")
+        order = [list(known).index(each.implementation) for each in self.ranges]
+        if any(a >= b for a, b in zip(order, order[1:], strict=False)):
+            raise ValueError(f"{where}: each but once, in the order {', '.join(known)}")
         return self
 
 

@@ -134,11 +134,8 @@ def resolved(monkeypatch):
     """Pretends to be on a GPU where the given ranges were found."""
 
     def pretend(*ranges, loaded=True):
-        flow = Dataflow(
-            tuple(Range(max_tokens=most, implementation=name) for most, name in ranges),
-            "table",
-            "so",
-        )
+        found = (Range(max_tokens=most, implementation=name) for most, name in ranges)
+        flow = Dataflow(tuple(found), "table", "so")
         monkeypatch.setattr(linear, "STATUS", {"_C_cuda": SimpleNamespace(loaded=loaded)})
         monkeypatch.setattr(linear, "resolve", lambda weight, dtype, device: flow)
         weight = SimpleNamespace(shape=(OUT, IN), dtype=torch.float16, device="cuda", is_cuda=True)

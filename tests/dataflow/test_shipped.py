@@ -176,9 +176,11 @@ def test_what_is_chosen_is_faster_than_the_library_by_the_margin(times, margin):
 
 
 def test_most():
-    entry = {"shape": [8, 8], "ranges": [{"max_tokens": 4, "implementation": "gemv"},
-                                        {"max_tokens": None, "implementation": "library"}]}  # fmt: skip
-    flow = Dataflow(tuple(table.Entry.model_validate(entry).ranges), "model", "")
+    ranges = (
+        table.Range(max_tokens=4, implementation="gemv"),
+        table.Range(max_tokens=None, implementation="library"),
+    )
+    flow = Dataflow(ranges, "model", "")
     assert [flow.most(name) for name in DENSE] == [4, 0, 0]
 
 
