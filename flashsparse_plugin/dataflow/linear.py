@@ -31,6 +31,11 @@ class DenseLinear:
         """x [..., in] times the transposed weight [out, in], plus bias [out]; of one dtype."""
         return ops.dense_linear(x, weight, bias, self.gemv_tokens, self.flat_tokens)
 
+    def __str__(self) -> str:
+        named = {"gemv": self.gemv_tokens, "flat_gemm": self.flat_tokens}
+        parts = [f"{name} for up to {most} tokens" for name, most in named.items() if most]
+        return f"{', '.join(parts)}, else torch ({self.reason})"
+
 
 def dense_linear(weight: Tensor) -> DenseLinear | None:
     """What multiplies a dense weight, once it is where it will stay.

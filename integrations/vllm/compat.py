@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 
@@ -16,3 +18,18 @@ def is_experts(layer: nn.Module) -> bool:
         kind for name in names if isinstance(kind := getattr(fused_moe, name, None), type)
     )
     return isinstance(layer, kinds)
+
+
+def multiplies_by_torch(method: Any) -> bool:
+    """Whether vLLM's method for a dense weight would call torch's own linear on this platform.
+
+    It may have been told otherwise: to give the same results for any batch, or, since 0.32, to take
+    another library (`--linear-backend`).
+    """
+    from vllm import envs
+    from vllm.model_executor.layers.utils import default_unquantized_gemm, dispatch_unquantized_gemm
+
+    if envs.VLLM_BATCH_INVARIANT:
+        return False
+    chosen = getattr(method, "_gemm_impl", None) or dispatch_unquantized_gemm()
+    return chosen is default_unquantized_gemm

@@ -23,7 +23,7 @@ UNEVEN_LAYERS = 5
 SPARSE, DENSE = "SparseLinearMethod", "UnquantizedLinearMethod"
 
 
-def job(model, lora=None, extra=None, **options) -> dict:
+def job(model, extra=None, lora=None, **options) -> dict:
     return (extra or {}) | {
         "model": str(model),
         "prompts": PROMPTS,
@@ -109,6 +109,8 @@ def jobs(models, tmp_path_factory):
     uneven = models["uneven"][0], models["uneven anew"][0]
     place, pieces = folder / "place", {"piecewise": True}
     compiled = {"enforce_eager": False, "sparse_method": "tiled_csl"}
+    (tied, _), (unpruned, _) = models["llama-tied"], models["unpruned"]
+    dispatched = {"enforce_eager": False, "sparse_method": "auto", "dtype": "bfloat16"}
     todo |= {
         # Ways to ask.
         "sparse_method": job(dense, sparse_method="tiled_csl"),
@@ -129,6 +131,13 @@ def jobs(models, tmp_path_factory):
         "ignore merged": job(dense, additional_config={"flashsparse": {"ignore": ["qkv_proj"]}}),
         "lm_head": job(dense, additional_config={"flashsparse": {"ignore": []}}),
         "ignore some": job(dense, additional_config={"flashsparse": {"ignore": ["k_proj"]}}),
+        # Dense layers that several implementations multiply, as on a GPU.
+        "dispatched": job(
+            tied, {"dataflow": [0, 0]}, additional_config={"flashsparse": {"ignore": ["down_proj"]}}
+        ),
+        "dispatched yardstick": job(packed, {"dataflow": [2, 16]}, sparse_method="none"),
+        "dispatched library": job(unpruned, {"dataflow": [0, 0], **pieces}, **dispatched),
+        "dispatched kernels": job(unpruned, {"dataflow": [2, 16], **pieces}, **dispatched),
         # LoRA.
         "lora dense": job(dense, lora=adapted, **lora),
         "lora packed": job(packed, lora=adapted, **lora),
@@ -216,6 +225,30 @@ def test_ignored_layers_stay_dense(results, expected):
     layers = results["ignore"]["layers"]
     assert layers["model.layers.0.mlp.down_proj"] == SPARSE
     assert layers["model.layers.1.mlp.down_proj"] == DENSE
+
+
+def test_dense_layers_go_by_their_dataflow(results, expected):
+    result = results["dispatched"]
+    assert kinds(result, "down_proj") == {"DenseLinearMethod"}
+    assert kinds(result, "lm_head") == {"DenseHeadMethod"}
+    assert kinds(result, "qkv_proj", "o_proj", "gate_up_proj") == {SPARSE}
+    assert result["tokens"] == expected["llama-tied"]
+    yardstick = results["dispatched yardstick"]
+    assert yardstick["tokens"] == expected["llama"]
+    assert not [line for line in yardstick["log"] if "else torch" in line]
+
+
+def test_one_graph_holds_every_number_of_tokens(results):
+    """And graphs of other thresholds are not taken from the cache."""
+    library, kernels = (results[f"dispatched {name}"] for name in ("library", "kernels"))
+    assert "error" not in kernels, kernels["error"]
+    assert SPARSE not in kernels["layers"].values()
+    assert kernels["tokens"] == library["tokens"]
+    assert kernels["compiled"]["pieces"] == library["compiled"]["pieces"] > 0
+    assert kernels["compiled"]["from_cache"] == 0
+    found = "gemv for up to 2 tokens, flat_gemm for up to 16 tokens, else torch (pretended)"
+    told = [line.partition(" ")[0] for line in kernels["log"] if line.endswith(found)]
+    assert told == ["lm_head", *told[1:]] and len(told) == len(set(told)) == 5
 
 
 def test_the_head_is_packed_where_asked(results, expected):
