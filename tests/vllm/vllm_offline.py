@@ -3,8 +3,9 @@
 
 `python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
-to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens]; its result {"tokens": [[...]], "layers": {name: kind of method}, "streams":
-{name: [elements, length]}, "compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
+to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens]; its result {"tokens": [[...]],
+"layers": {name: kind of method}, "streams": {name: [elements, length]}, "settings":
+additional_config, "compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
 """
 
 import contextlib
@@ -92,7 +93,7 @@ def _compiled(piecewise: bool):
 
 @contextlib.contextmanager
 def _dataflow(thresholds: list[int] | None):
-    """Treats layers that stay dense as on a GPU where these thresholds were found for all of them."""
+    """Treats layers that stay dense as on a GPU where these thresholds were found for them all."""
     if thresholds is None:
         yield
         return
@@ -152,6 +153,7 @@ def run(job: dict) -> dict:
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
+            "settings": llm.llm_engine.vllm_config.additional_config,
             "compiled": compiled,
             "peak": _peak(),
         }
