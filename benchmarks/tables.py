@@ -218,6 +218,50 @@ def gemm(result: Result) -> str:
     return markdown(["layer", *map(str, tokens)], cells) + gpu_conditions(result["about"])
 
 
+def origin(result: Result) -> str:
+    """Of a table that ships."""
+    if result["source"] == "model":
+        return f"\nEstimated for an {result['device']['name']}, not measured.\n"
+    return f"\n{result['device']['name']}, measured in {result['dtype']}, {result['date']}.\n"
+
+
+def inflections(result: Result) -> str:
+    """Tokens that each implementation of a dense layer serves (FlashDecoding++, Figure 9(c))."""
+    cells = []
+    for entry in result["entries"]:
+        if "format" in entry:
+            continue
+        begin, served = 1, {}
+        for each in entry["ranges"]:
+            end = each["max_tokens"]
+            one = f"{begin}" if end == begin else f"{begin} to {end}"
+            served[each["implementation"]] = one if end else f"{begin} on"
+            begin = (end or 0) + 1
+        most = {each["implementation"]: each["max_tokens"] or 0 for each in entry["ranges"]}
+        first = most.get("gemv", 0) + 1
+        second = max(first, most.get("flat_gemm", 0) + 1)
+        names = ("gemv", "flat_gemm", "library")
+        shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
+        cells.append([shape, *(served.get(name, "") for name in names), f"{first}", f"{second}"])
+    header = ["[N, K]", "ImplA: gemv", "ImplB: flat_gemm", "ImplC: cuBLAS", "M1", "M2"]
+    return markdown(header, cells) + origin(result)
+
+
+def sparse_until(result: Result) -> str:
+    """Tokens up to which the sparse kernel is faster than unpacking, by zeros."""
+    found: dict[str, dict[int, str]] = {}
+    for entry in result["entries"]:
+        if "format" in entry:
+            shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
+            zeros = round(100 * (1 - entry["density"]))
+            first = entry["ranges"][0]
+            sparse = first["implementation"] == "sparse"
+            found.setdefault(shape, {})[zeros] = str(first["max_tokens"] or "all") * sparse or "0"
+    zeros = sorted({each for by_zeros in found.values() for each in by_zeros})
+    cells = [[shape, *(own.get(each, "") for each in zeros)] for shape, own in found.items()]
+    return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
+
+
 def serve(result: Result) -> str:
     """Tokens a second and GPU in vLLM, by batch."""
     dense, sparse = result["results"]["none"], result["results"]["tiled_csl"]
@@ -272,6 +316,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_pack": gpu_pack,
     "attention": attention,
     "gemm": gemm,
+    "inflections": inflections,
+    "sparse_until": sparse_until,
     "serve": serve,
 }
 

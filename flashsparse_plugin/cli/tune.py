@@ -174,7 +174,7 @@ def _estimated(
 
     gpu = model.find_gpu(name, (0, 0))
     weights = _weights(shapes, densities, format)
-    entries = [entry_of(weight, model.times(weight, gpu), model.DOUBT) for weight in weights]
+    entries = [entry_of(weight, model.times(weight, gpu)) for weight in weights]
     return entries, f"{gpu.name}, estimated and not measured", None
 
 

@@ -30,9 +30,10 @@ BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 38
 
 ITEMSIZE = 2  # bytes of float16 and bfloat16
 
-# What a kernel must be faster by than the library to be used in its place: where both were
-# measured, and where this model estimates both, which may be off by so much.
-MARGIN, DOUBT = 0.02, 0.10
+# What a kernel for dense layers must be faster by than the library to be used in its place: where
+# both were measured, and where this model estimates both. By so much it was wrong about the two on
+# an H200, at worst.
+MARGIN, DOUBT = 0.02, 0.25
 
 
 def implementations_of(format: str) -> Mapping[str, int | None]:

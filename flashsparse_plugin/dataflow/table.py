@@ -290,22 +290,24 @@ def ranges_of(
 ) -> list[Range]:
     """The ranges that follow from times.
 
-    The library is used wherever nothing was seen to be faster by the margin: for a number of tokens
-    at which it is as fast, and from the last one on at which it is not, as the time of a kernel
-    rises in steps.
+    A dense layer is the library's wherever no kernel was seen to be faster by the margin: at each
+    number of tokens that was looked at, and between two of them if it is at the second, as the
+    time of a kernel rises in steps. A packed layer has no implementation that would be there
+    without us, and the faster one is taken.
 
     Args:
         found: Seconds of the implementations, by tokens.
         implementations: `Weight.implementations`: names in order, the library last, and the most
             tokens of each.
-        margin: What an implementation must be faster by than the library, as a share.
+        margin: What a kernel for dense layers must be faster by, as a share.
     """
     names, tokens = list(implementations), sorted(found)
     safe = {
         count: {
             name: seconds
             for name, seconds in times.items()
-            if name == names[-1] or seconds * (1 + margin) <= times.get(names[-1], math.inf)
+            if implementations[name] is None
+            or seconds * (1 + margin) <= times.get(names[-1], math.inf)
         }
         for count, times in found.items()
     }
