@@ -34,7 +34,7 @@ class DenseLinear:
     def __str__(self) -> str:
         named = {"gemv": self.gemv_tokens, "flat_gemm": self.flat_tokens}
         parts = [f"{name} for up to {most} tokens" for name, most in named.items() if most]
-        return f"{', '.join(parts)}, else torch ({self.reason})"
+        return f"{', '.join([*parts, 'else torch'])} ({self.reason})"
 
 
 def dense_linear(weight: Tensor) -> DenseLinear | None:
