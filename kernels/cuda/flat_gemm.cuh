@@ -23,6 +23,7 @@
 #include "common/registers.cuh"
 #include "cuda/dense.cuh"
 #include "cuda/dense_plan.h"
+#include "cuda/linear_y.cuh"
 
 namespace flashsparse::dense {
 
@@ -222,7 +223,7 @@ class FlatBlock {
         }
         const int quad = 8 * first * kQuads + i;
         if (gridDim.y == 1) {
-          store_y(quad, sum);
+          store(quad, sum);
         } else {
           store_global(partials(blockIdx.y) + quad, sum);
         }
@@ -255,7 +256,7 @@ class FlatBlock {
           if (block + b < blocks) sum = add(sum, parts[b]);
         }
       }
-      store_y(quad, sum);
+      store(quad, sum);
     }
   }
 
@@ -265,33 +266,9 @@ class FlatBlock {
   }
 
   // Sums are numbered by quads, four rows of a token.
-  __device__ __forceinline__ void store_y(int quad, const float4& sum) const {
-    const int first = blockIdx.x * Shape::kRows + quad % kQuads * 4;
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-    uint16_t* const place = a_.y + (static_cast<int64_t>(quad / kQuads) * a_.rows + first);
-    uint16_t values[4];
-    FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const bool inside = first + i < a_.rows;
-      const float bias = a_.bias && inside ? to_float<Type>(a_.bias[first + i]) : 0.0f;
-      values[i] = from_float<Type>(sums[i] + bias);
-    }
-    if (a_.rows % 4 == 0) {
-      if (first < a_.rows) {
-        store_global(reinterpret_cast<uint2*>(place),
-                     make_uint2(values[0] | uint32_t{values[1]} << 16,
-                                values[2] | uint32_t{values[3]} << 16));
-      }
-    } else {
-      FS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (first + i < a_.rows) store_global(place + i, values[i]);
-      }
-    }
-  }
-
-  static __device__ __forceinline__ float4 add(const float4& a, const float4& b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+  __device__ __forceinline__ void store(int quad, const float4& sum) const {
+    const int row = blockIdx.x * Shape::kRows + quad % kQuads * 4;
+    store_y<Type>(a_.y, a_.bias, a_.rows, quad / kQuads, row, sum);
   }
 
   const Arguments& a_;
