@@ -14,16 +14,20 @@ off, so phi is chosen by that, and one pass over the text is enough.
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .references import VERSION, LayerReference, UnifiedMax
+from .references import KEY, VERSION, LayerReference, UnifiedMax
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -213,6 +217,24 @@ def calibrate(
     return Calibration(dtype, windows.numel(), findings)
 
 
+def write_entry(entry: UnifiedMax, config: Path) -> None:
+    """Puts the entry into a config.json, where the heads are described; all else stays as it is.
+
+    Args:
+        entry: It replaces the one that is there.
+        config: The file; replaced by a whole one or not at all.
+    """
+    data = json.loads(config.read_text(encoding="utf-8"))
+    # A model of text and images describes its language model apart.
+    nested = "num_attention_heads" not in data and isinstance(data.get("text_config"), dict)
+    (data["text_config"] if nested else data)[KEY] = entry.model_dump(mode="json")
+    with tempfile.TemporaryDirectory(dir=config.parent, prefix=".config.") as work:
+        whole = Path(work) / config.name
+        whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        shutil.copymode(config, whole)
+        whole.replace(config)
+
+
 # ---- choosing -----------------------------------------------------------------------------------
 
 
@@ -230,12 +252,15 @@ def finding(seen: LayerScores, dtype: str) -> LayerFinding:
         start = counts.shape[1] - index
         around[start : start + len(head)] += head
     a, b = (Histogram.WIDTH * (edge - counts.shape[1]) for edge in _middle(around))
-    low, high = (Histogram.edge(edge) for edge in _middle(counts.sum(0)))
+    low, high = _middle(counts.sum(0))
     least, most = float(seen.least.min()), float(seen.most.max())
     return LayerFinding(
         least=least,
         most=most,
-        held=(max(low, least), min(high, most)),
+        held=(  # the bins at the ends have no end
+            max(Histogram.edge(low), least) if low > 0 else least,
+            min(Histogram.edge(high), most) if high < counts.shape[1] else most,
+        ),
         reference=LayerReference(
             phi=[Histogram.edge(index) for index in chosen],
             a=min(a, 0.0),
@@ -313,6 +338,11 @@ def _attend(
     query [1, heads, tokens, head_dim]; key, value [1, kv_heads, tokens, ...]; attention_mask bool
     [1, 1, tokens, tokens] or None.
     """
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError(
+            f"{type(module).__name__} has a mask of {attention_mask.dtype}, which adds to scores; "
+            "unified_max does not: there is nothing to calibrate"
+        )
     unknown = [n for n in ("position_bias", "s_aux") if options.get(n) is not None]
     if unknown:
         raise ValueError(
