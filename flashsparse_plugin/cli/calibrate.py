@@ -151,7 +151,7 @@ def _show(found: Calibration, made_of: str, limit: float) -> None:
     layers = [layer for layer in found.layers if layer is not None]
     span = min(layer.least for layer in layers), max(layer.most for layer in layers)
     axis = f"{span[0]:.0f}{span[1]:>{_CELLS - len(f'{span[0]:.0f}')}.0f}"
-    made = table("", "Layer", axis, "scores", "99.99% within", "phi", "again", left=1)
+    made = table("", "Layer", axis, "scores", "99.99% within", "phi", "again", left=3)
     refused = found.refused(limit)
     for number, layer in enumerate(found.layers):
         if layer is None:
@@ -185,21 +185,21 @@ def _share(part: float) -> str:
 
 def _bars(layer: LayerFinding, span: tuple[float, float]) -> str:
     """A histogram in one line; the height is a logarithm, so that the tails show."""
-    heights = [math.log1p(count) for count in _rebinned(layer.counts, *span, _CELLS)]
+    width = max(span[1] - span[0], 1e-9) / _CELLS
+    heights = [math.log1p(count) for count in _rebinned(layer.counts, span[0], width, _CELLS)]
     top = max(heights)
     return "".join(
         _BARS[round(height / top * (len(_BARS) - 1))] if height else " " for height in heights
     )
 
 
-def _rebinned(counts: Tensor, low: float, high: float, cells: int) -> list[int]:
-    """A histogram in fewer bins, from low to high; what lies beyond goes to the ends."""
+def _rebinned(counts: Tensor, low: float, width: float, cells: int) -> list[int]:
+    """A histogram in fewer bins, from low on; what lies beyond goes to the ends."""
     import torch
 
     from flashsparse_plugin.attention.calibration import Histogram
 
     centres = (torch.arange(len(counts)) - 0.5) * Histogram.WIDTH - Histogram.REACH
-    width = max(high - low, 1e-9) / cells
     cell = ((centres - low) / width).floor().clamp(0, cells - 1).long()
     return torch.zeros(cells, dtype=torch.int64).index_add(0, cell, counts).tolist()
 
@@ -240,6 +240,8 @@ def _matplotlib() -> Any:
 
 def _draw(found: Calibration, made_of: str, limit: float, path: Path) -> None:
     """A histogram a layer, as in FlashDecoding++, Figure 5."""
+    from flashsparse_plugin.attention.calibration import Histogram
+
     pyplot = _matplotlib()
     layers = [(n, layer) for n, layer in enumerate(found.layers) if layer is not None]
     columns = min(len(layers), 6)
@@ -249,10 +251,12 @@ def _draw(found: Calibration, made_of: str, limit: float, path: Path) -> None:
     )
     refused = found.refused(limit)
     for axis, (number, layer) in zip(axes.flat, layers, strict=False):
-        cells = 80
-        width = max(layer.most - layer.least, 1e-9) / cells
-        heights = _rebinned(layer.counts, layer.least, layer.most, cells)
-        places = [layer.least + (i + 0.5) * width for i in range(cells)]
+        # Whole bins in each bar, or bars would be uneven.
+        low = math.floor(layer.least / Histogram.WIDTH) * Histogram.WIDTH
+        width = (math.ceil((layer.most - low) / Histogram.WIDTH) // 80 + 1) * Histogram.WIDTH
+        cells = math.ceil((layer.most - low) / width) or 1
+        heights = _rebinned(layer.counts, low, width, cells)
+        places = [low + (i + 0.5) * width for i in range(cells)]
         axis.bar(places, heights, width, color="tab:red" if number in refused else "tab:cyan")
         for bound in layer.held:
             axis.axvline(bound, color="0.4", linestyle="--", linewidth=0.8)
