@@ -32,10 +32,10 @@ from .references import KEY, VERSION, LayerReference, UnifiedMax
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# A warp's positions where a split is as short as it gets: 4 tiles of 16, by turns with 3 other warps
-# (kLeastTiles and kMaxWarps in kernels/cuda/unified_max_plan.h, find_split in
-# unified_max_decode.cuh). Longer contexts have larger parts, and on the CPU a whole sequence is one:
-# their sums are larger, so fewer of them are too small.
+# A part is what a warp has of a split, and this is as short as splits get: 64 positions, 4 tiles of
+# 16, by turns with 3 other warps (kLeastTiles and kMaxWarps in kernels/cuda/unified_max_plan.h,
+# find_split in unified_max_decode.cuh). Contexts beyond 4,096 tokens and large batches have larger
+# parts, and on the CPU a whole sequence is one: sums are larger there, and fewer of them too small.
 TILE, WARPS, TURNS = 16, 4, 4
 SPLIT = TILE * WARPS * TURNS
 
@@ -68,8 +68,10 @@ class Histogram:
     def add(self, first_head: int, values: Tensor) -> None:
         """Counts values [heads, ...], but for those that are -inf: nothing was looked at."""
         heads, drop = len(values), self.BINS + 2
-        bins = ((values.flatten(1) + self.REACH) / self.WIDTH).floor_().clamp_(-1, self.BINS)
-        bins = bins.long().add_(1).masked_fill_(values.flatten(1) == -torch.inf, drop)
+        half = self.BINS // 2
+        # Exact: the width is a power of 2.
+        bins = (values.flatten(1) / self.WIDTH).floor_().clamp_(-half - 1, half)
+        bins = bins.long().add_(half + 1).masked_fill_(values.flatten(1) == -torch.inf, drop)
         bins += torch.arange(heads, device=bins.device)[:, None] * (drop + 1)
         counts = bins.flatten().bincount(minlength=heads * (drop + 1)).view(heads, -1)
         self.counts[first_head : first_head + heads] += counts[:, :drop].cpu()
@@ -305,7 +307,8 @@ def _middle(counts: Tensor) -> tuple[int, int]:
 @contextmanager
 def _looked_at(model: PreTrainedModel, seen: dict[int, LayerScores]) -> Iterator[None]:
     """Within it, the model's attention writes down what it sees."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers import AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -313,13 +316,14 @@ def _looked_at(model: PreTrainedModel, seen: dict[int, LayerScores]) -> Iterator
 
     before = model.config._attn_implementation
     ALL_ATTENTION_FUNCTIONS[NAME] = attention
-    ALL_MASK_ATTENTION_FUNCTIONS[NAME] = sdpa_mask  # bool, or None where causal says it all
+    # bool, or None where causal says it all. Masks are asked for in the global table only.
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     try:
         model.set_attn_implementation(NAME)
         yield
     finally:
         model.set_attn_implementation(before)
-        del ALL_ATTENTION_FUNCTIONS[NAME], ALL_MASK_ATTENTION_FUNCTIONS[NAME]
+        del ALL_ATTENTION_FUNCTIONS[NAME]
 
 
 def _attend(

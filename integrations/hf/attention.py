@@ -86,10 +86,11 @@ def attention_forward(
     if attention_mask is not None:
         mask = attention_mask[:, 0, 0].expand(query.shape[0], -1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    phi = None if reference is None else reference.phi
     out, recomputed = ops.unified_max_decode(
-        query[:, :, 0], key, value, None, mask, scale=scale, phi=reference.phi, softcap=softcap
+        query[:, :, 0], key, value, None, mask, scale=scale, phi=phi, softcap=softcap
     )
-    if reference.counter is not None:
+    if reference is not None and reference.counter is not None:
         reference.counter.add(recomputed)
     return out.unsqueeze(1), None
 
@@ -112,7 +113,7 @@ class _Reference:
         found = _calibrated(module, heads, dtype)
         if found is None:
             return
-        self.phi = torch.tensor(found.phi, device=device)
+        self.phi = torch.tensor(found.phi, dtype=torch.float32, device=device)
         if Counter.wanted(device):
             self.counter = Counter(f"layer {module.layer_idx}", device)
         if device.type == "cuda":  # a CUDA graph need not copy what stays in its place
@@ -124,8 +125,10 @@ class _Reference:
         )  # fmt: skip
 
 
-def _reference(module: torch.nn.Module, query: Tensor) -> _Reference:
+def _reference(module: torch.nn.Module, query: Tensor) -> _Reference | None:
     """The layer's, made at its first call: usually a prompt's, before anything is compiled."""
+    if getattr(getattr(module, "config", None), "unified_max", None) is None:
+        return None
     found = getattr(module, _KEPT, None)
     if found is None or found.device != query.device or found.dtype != query.dtype:
         _keep_reference(module, query.shape[1], query.device, query.dtype)
@@ -133,27 +136,30 @@ def _reference(module: torch.nn.Module, query: Tensor) -> _Reference:
     return found
 
 
-@torch.compiler.assume_constant_result  # run, not traced, where a prompt is compiled, too
+# Run and not traced where the prompt is compiled, too (as one whole graph from torch 2.13 on).
+@torch.compiler.assume_constant_result
 def _keep_reference(
     module: torch.nn.Module, heads: int, device: torch.device, dtype: torch.dtype
 ) -> None:
-    setattr(module, _KEPT, _Reference(module, heads, device, dtype))
+    with torch.inference_mode(False):  # or only inference mode could count
+        setattr(module, _KEPT, _Reference(module, heads, device, dtype))
 
 
 def _calibrated(module: torch.nn.Module, heads: int, dtype: torch.dtype) -> LayerReference | None:
     """What the model's config holds for the layer, or None where that is nothing of use."""
     from flashsparse_plugin.attention import CalibrationError, unified_max_of
 
-    config = getattr(module, "config", None)
-    entry = unified_max_of(config)
+    entry = unified_max_of(module.config)
     if entry is None:
         return None
-    found = entry.layer(module.layer_idx, heads)
-    if len(entry.layers) != config.num_hidden_layers:
+    layers = module.config.num_hidden_layers
+    if len(entry.layers) != layers:  # told by the first layer, before any kernel runs
         raise CalibrationError(
-            f'"unified_max" of config.json has a layer {config.num_hidden_layers}, and the model '
-            f"ends before: it was made for another model. Run `flashsparse calibrate` for this one"
+            f'layer {module.layer_idx}: "unified_max" of config.json has {len(entry.layers)} '
+            f"layers, and the model has {layers}: it was made for another model. Run `flashsparse "
+            "calibrate` for this one"
         )
+    found = entry.layer(module.layer_idx, heads)
     runs_in = str(dtype).removeprefix("torch.")
     if not entry.holds_for(runs_in):
         _warn_of_dtype(entry.dtype, runs_in)
