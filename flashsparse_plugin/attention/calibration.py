@@ -227,14 +227,18 @@ def write_entry(entry: UnifiedMax, config: Path) -> None:
         config: The file; replaced by a whole one or not at all.
     """
     data = json.loads(config.read_text(encoding="utf-8"))
-    # A model of text and images describes its language model apart.
-    nested = "num_attention_heads" not in data and isinstance(data.get("text_config"), dict)
-    (data["text_config"] if nested else data)[KEY] = entry.model_dump(mode="json")
+    text_config(data)[KEY] = entry.model_dump(mode="json")
     with tempfile.TemporaryDirectory(dir=config.parent, prefix=".config.") as work:
         whole = Path(work) / config.name
         whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         shutil.copymode(config, whole)
         whole.replace(config)
+
+
+def text_config(data: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that describes the language model: where the entry is."""
+    nested = data.get("text_config")
+    return nested if isinstance(nested, dict) and "num_attention_heads" not in data else data
 
 
 # ---- choosing -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,8 +79,8 @@ def calibrate(
     source = model_directory(model)
     if plot is not None:
         _matplotlib()  # before the work, not after it
-    with err.status(f"Loading {source.name}"):
-        found, made_of = _look(source, text, dtype, tokens, context, seed)
+    with err.status(f"Loading {source.name}") as status:
+        found, made_of = _look(source, text, dtype, tokens, context, seed, status.update)
     if plot is not None:
         _draw(found, made_of, limit, plot)
     config = source / "config.json"
@@ -106,6 +107,7 @@ def _look(
     tokens: int,
     context: int,
     seed: int,
+    tell: Callable[[str], None],
 ) -> tuple[Calibration, str]:
     """Runs the model; returns what was found, and of what, for people."""
     import torch
@@ -122,13 +124,9 @@ def _look(
     words = text.read_text(encoding="utf-8", errors="replace")
     samples = max(tokens // context, 1)
     windows = calibration_windows(load_tokenizer(source), words, samples, context, seed)
-    with err.status("") as status:
-
-        def tell(done: int) -> None:
-            status.update(f"Looking at {source.name}: {done} of {samples} windows")
-
-        tell(0)
-        found = run(loaded, windows, dtype.value, tell)
+    look = f"Looking at {source.name}: window {{}} of {samples}"
+    tell(look.format(1))
+    found = run(loaded, windows, dtype.value, lambda done: tell(look.format(done + 1)))
     return found, f"{source.name}, {dtype.value}, {found.tokens:,} tokens of {text.name}"
 
 
@@ -171,6 +169,7 @@ def _show(found: Calibration, made_of: str, limit: float) -> None:
         )
     for column in made.columns:
         column.no_wrap = True
+    made.columns[1].justify = "right"
     out.print(made)
     out.print()
 
