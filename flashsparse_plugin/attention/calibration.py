@@ -194,7 +194,8 @@ def calibrate(
     """Runs a model over a text and chooses phi for each layer and head.
 
     Args:
-        model: A causal language model of transformers, on any device.
+        model: A causal language model of transformers, on any device; its training flag and its
+            attention are restored.
         windows: int64 [windows, tokens]; each position is a decode step.
         dtype: "float16" or "bfloat16": what the phi is for.
         on_window: Called after each window with how many are done.
@@ -202,6 +203,8 @@ def calibrate(
     Raises:
         ValueError: Where a score is NaN or infinite, or attention cannot be looked at.
     """
+    if dtype not in _LOW:
+        raise ValueError(f"phi is chosen for {' or '.join(_LOW)}, not for {dtype}")
     seen: dict[int, LayerScores] = {}
     device = model.get_input_embeddings().weight.device
     body = getattr(model, model.base_model_prefix, model)  # no logits: nobody looks at them
@@ -230,7 +233,7 @@ def write_entry(entry: UnifiedMax, config: Path) -> None:
     text_config(data)[KEY] = entry.model_dump(mode="json")
     with tempfile.TemporaryDirectory(dir=config.parent, prefix=".config.") as work:
         whole = Path(work) / config.name
-        whole.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        whole.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         shutil.copymode(config, whole)
         whole.replace(config)
 
@@ -318,15 +321,15 @@ def _looked_at(model: PreTrainedModel, seen: dict[int, LayerScores]) -> Iterator
     def attention(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         return _attend(seen, *args, **kwargs)
 
-    before = model.config._attn_implementation
+    before, was_training = model.config._attn_implementation, model.training
     ALL_ATTENTION_FUNCTIONS[NAME] = attention
     # bool, or None where causal says it all. Masks are asked for in the global table only.
     AttentionMaskInterface.register(NAME, sdpa_mask)
     try:
-        model.set_attn_implementation(NAME)
+        model.eval().set_attn_implementation(NAME)
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.train(was_training).set_attn_implementation(before)
         del ALL_ATTENTION_FUNCTIONS[NAME]
 
 
@@ -359,7 +362,9 @@ def _attend(
         )
     heads, tokens = query.shape[1:3]
     group = heads // key.shape[1]
-    layer = seen.setdefault(module.layer_idx, LayerScores(heads))
+    if module.layer_idx not in seen:
+        seen[module.layer_idx] = LayerScores(heads)
+    layer = seen[module.layer_idx]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.empty(tokens, heads, value.shape[-1], dtype=query.dtype, device=query.device)
     causal = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril_()

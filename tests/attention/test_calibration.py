@@ -192,13 +192,13 @@ def test_only_the_entry_is_written(tmp_path, nested):
     path = tmp_path / "config.json"
     text = {"num_attention_heads": 4, "z": [1.5, None], "a": "ü"}
     before = {"model_type": "x", "text_config": text, "other": 1} if nested else text
-    path.write_text(json.dumps(before))
+    path.write_text(json.dumps(before, ensure_ascii=False))
     os.chmod(path, 0o640)
     for _ in range(2):
         write_entry(calibrate(tiny_model("llama"), WINDOWS, "float16").entry(1.0), path)
     after = json.loads(path.read_text())
     holder = after["text_config"] if nested else after
-    assert unified_max_of(holder).dtype == "float16"
+    assert unified_max_of(holder).dtype == "float16" and "ü" in path.read_text()
     del holder["unified_max"]
     assert after == before and list(holder) == list(text)
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]

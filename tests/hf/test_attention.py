@@ -8,9 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
+    CLIPVisionConfig,
     Gemma2Config,
     LlamaConfig,
+    LlavaConfig,
     StaticCache,
 )
 from typer.testing import CliRunner
@@ -180,7 +183,8 @@ def load(path, **changes):
 
 
 def references(model):
-    return [layer.self_attn._unified_max_reference for layer in model.model.layers]
+    layers = getattr(model, "model", model).layers
+    return [layer.self_attn._unified_max_reference for layer in layers]
 
 
 def counts(model):
@@ -282,3 +286,16 @@ def test_phi_of_another_dtype_is_left_alone(caplog):
     assert "chosen for bfloat16 and does not fit float16" in caplog.text
     model = run_with(entry, torch.bfloat16)
     assert references(model)[0].phi.tolist() == [0.0, 0.0]
+
+
+def test_the_language_model_of_a_multimodal_one():
+    """Its entry stands in "text_config", where calibrate writes it."""
+    text = LlamaConfig(**TINY, unified_max=entry_of([[0.0, 300.0], None]))
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=63)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation=NAME).eval()
+    model.generate(torch.arange(1, 9)[None], max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert counts(model.model.language_model) == [(2, 2 * 2)]
