@@ -60,7 +60,10 @@ def load_model(
             f"{path} is quantized already ({method}): prune the dense model it was made from"
         )
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype.value, use_safetensors=True, device_map=device
+        path,
+        dtype=dtype.value,
+        use_safetensors=True,
+        device_map=None if device == "cpu" else device,
     )
     return model.eval()
 
