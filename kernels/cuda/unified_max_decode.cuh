@@ -418,8 +418,7 @@ class DecodeBlock {
 };
 
 template <class Type, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kMaxWarps * 32, resident_blocks(kHeadDim))
-    decode_kernel(const DecodeArguments arguments) {
+__global__ void __launch_bounds__(kMaxWarps * 32) decode_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
   DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
 }
