@@ -63,18 +63,19 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
-    """Choose the unified maximum phi of a model's attention, and write it to its config.json.
+    """Choose phi, the unified maximum of attention, and write it to config.json.
 
-    Runs the model over a text, on the GPU where there is one. phi decides about time and never
-    about the result: what it does not fit is computed again. A layer whose scores are spread too
-    widely gets none, and a model with many such layers no entry at all.
+    Runs the model over a text, on the GPU where there is one. phi decides
+    about time and never about the result: what it does not fit is computed
+    again. A layer whose scores are spread too widely gets none, and a model
+    with many such layers no entry at all.
 
     \b
     [bold]Examples[/bold]
       flashsparse calibrate MODEL --text text.txt
       flashsparse calibrate MODEL --text text.txt --dtype float16 --dry-run
       flashsparse calibrate MODEL --text text.txt --plot scores.png
-      flashsparse calibrate MODEL --text text.txt --dry-run --json | jq '.layers[].recomputed'
+      flashsparse calibrate MODEL --text text.txt --json | jq .refused
     """
     source = model_directory(model)
     if plot is not None:
