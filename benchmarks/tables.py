@@ -189,7 +189,7 @@ def gpu_pack(result: Result) -> str:
 
 
 def attention(result: Result) -> str:
-    """Microseconds of a step, and FlashAttention 3's time / that, by positions."""
+    """Microseconds of a step from pages, and FlashAttention 3's time / that, by positions."""
     positions = sorted({row["positions"] for row in result["rows"]})
     cells = []
     for heads, sequences in dict.fromkeys((r["heads"], r["sequences"]) for r in result["rows"]):
@@ -198,10 +198,18 @@ def attention(result: Result) -> str:
         line = [heads, str(sequences)]
         for count in positions:
             row = by_positions[count]
-            line.append(f"{row['online_us']:,.0f} µs ({row['fa3_us'] / row['online_us']:.2f})")
+            line.append(f"{row['paged_us']:,.0f} µs ({row['fa3_us'] / row['paged_us']:.2f})")
         cells.append(line)
     header = ["heads", "sequences", *(f"{count:,} positions" for count in positions)]
     return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def copies(result: Result) -> str:
+    """Bandwidth of asynchronous copies, by what they take and where it goes."""
+    cells = [[row["pieces"], f"{row['gb_s']:,}"] for row in result["rows"]]
+    about = result["about"]
+    text = markdown(["a copy of", "GB/s"], cells)
+    return text + f"\n{about['gpu']}, {about['date'][:10]}.\n"
 
 
 def gemm(result: Result) -> str:
@@ -315,6 +323,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_cycles": cycles,
     "gpu_pack": gpu_pack,
     "attention": attention,
+    "copies": copies,
     "gemm": gemm,
     "inflections": inflections,
     "sparse_until": sparse_until,

@@ -41,16 +41,17 @@ def test_it_agrees_with_what_was_measured():
         assert min(ratios) > 0.6 and max(ratios) < 1.35, name
 
 
-def test_its_doubt_is_what_it_was_wrong_by_at_most():
-    """How much faster than the library it expects a kernel for dense layers to be."""
-    ratios = []
+def test_what_it_expects_beyond_its_doubt_was_measured_to_be_faster():
+    """Kernels for dense layers, beside the library."""
+    believed = []
     for row in json.loads((RESULTS / "gemm.json").read_text())["rows"]:
         weight = Weight(tuple(map(int, row["shape"].split("x"))))
         library, own = (
             model.seconds(name, weight, row["tokens"], H200) for name in ("library", row["op"])
         )
-        ratios.append(library / own / row["ratio"])
-    assert len(ratios) > 100 and max(ratios) < 1 + model.DOUBT
+        if library / own > 1 + model.DOUBT:
+            believed.append(row["ratio"])
+    assert len(believed) > 10 and min(believed) > 1
 
 
 def test_gpus():
