@@ -419,7 +419,8 @@ class DecodeBlock {
 
 // One block of kMaxWarps a multiprocessor: for more ptxas would do without registers, and spill.
 template <class Type, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1) decode_kernel(const DecodeArguments arguments) {
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+    decode_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
   DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
 }

@@ -25,7 +25,7 @@ __device__ __forceinline__ Joined join(int parts, About about, FourOf four_of) {
   for (int part = 0; part < parts; ++part) {
     joined.reference = fmaxf(joined.reference, about(part).x);
   }
-  constexpr int kAhead = 4;  // loads at once: each takes its time
+  constexpr int kAhead = 8;  // loads at once: each takes its time
   FS_NO_UNROLL
   for (int part = 0; part < parts; part += kAhead) {
     float4 four[kAhead];

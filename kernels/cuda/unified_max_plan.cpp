@@ -33,26 +33,26 @@ int choose_warps(int head_dim, const Gpu& gpu) {
 
 }  // namespace
 
-// As FlashAttention-2 does (Dao, 2023; num_splits_heuristic): the fewest splits that keep the GPU
-// nearly as busy as the best number would.
 DecodePlan plan_decode(const Problem& problem, const Gpu& gpu) {
   DecodePlan plan;
-  const int64_t rows = problem.rows();
-  // A few rows have the multiprocessors to themselves: the fewer tiles a warp has in a row, the
-  // sooner it is done. Many take turns, and one begins while another ends.
-  const bool alone = rows <= gpu.multiprocessors;
-  plan.warps = choose_warps(problem.head_dim, gpu);
-  int64_t slots = gpu.multiprocessors * resident(plan.warps, problem.head_dim, gpu);
-  if (alone) {
-    const int64_t fit = gpu.shared_bytes / ring_bytes(problem.head_dim);
-    plan.warps = static_cast<int>(std::min<int64_t>(fit, kMaxWarps));
-    slots = gpu.multiprocessors;
+  const int64_t rows = problem.rows(), tiles = ceil_div(problem.positions, kTile);
+  const int64_t most = std::clamp<int64_t>(ceil_div(tiles, kLeastTiles), 1, kMaxSplits);
+  // Few rows have the multiprocessors to themselves, a large block on each: the fewer tiles a warp
+  // has in a row, the sooner it is done.
+  const int64_t fit = std::clamp<int64_t>(rows == 0 ? 1 : gpu.multiprocessors / rows, 1, most);
+  if (rows <= gpu.multiprocessors && (fit == most || 4 * rows * fit >= 3 * gpu.multiprocessors)) {
+    const int64_t warps = gpu.shared_bytes / ring_bytes(problem.head_dim);
+    plan.warps = static_cast<int>(std::min<int64_t>(warps, kMaxWarps));
+    plan.splits = static_cast<int>(fit);
+    return plan;
   }
+  // Others share them, and one begins while another ends. As FlashAttention-2 does (Dao, 2023;
+  // num_splits_heuristic): the fewest splits that keep the GPU nearly as busy as the best number
+  // would.
+  plan.warps = choose_warps(problem.head_dim, gpu);
   plan.splits = 1;
+  const int64_t slots = gpu.multiprocessors * resident(plan.warps, problem.head_dim, gpu);
   if (rows == 0 || 5 * rows >= 4 * slots) return plan;
-  const int64_t tiles = ceil_div(problem.positions, kTile);
-  const int64_t most =
-      std::clamp<int64_t>(ceil_div(tiles, kLeastTiles), 1, std::min<int64_t>(kMaxSplits, slots));
   double best = 0;
   for (int64_t n = 1; n <= most; ++n) best = std::max(best, occupancy(rows, n, slots));
   while (occupancy(rows, plan.splits, slots) < 0.85 * best) ++plan.splits;

@@ -58,10 +58,11 @@ def test_a_gpu_that_is_busy_anyway_gets_no_splits(plan):
 
 
 def test_one_sequence_is_spread_over_the_gpu(plan):
-    """At most 16 splits, of which 14 do as well; a block takes 16 heads, of 256 only 8."""
-    assert plan(1, 8, 4, 32768) == (8, 14, plan(1, 8, 4, 32768).shared_bytes, 8)
+    """A block on each multiprocessor, at most 16 splits; a block takes 16 heads, of 256 only 8."""
+    assert plan(1, 8, 4, 32768) == (8, 16, plan(1, 8, 4, 32768).shared_bytes, 8)
     assert [plan(1, 1, group, 32768).rows for group in (1, 8, 16, 17)] == [1, 1, 1, 2]
     assert [plan(1, 1, group, 32768, 256).rows for group in (1, 8, 16, 17)] == [1, 1, 2, 3]
+    assert [plan(sequences, 8, 4, 32768).splits for sequences in (4, 8, 16)] == [4, 2, 1]
     assert plan(1, 8, 4, 1000).splits == 4  # 256 positions each
     assert plan(1, 8, 4, 200).splits == plan(1, 8, 4, 0).splits == 1
 
