@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 
@@ -16,3 +18,8 @@ def is_experts(layer: nn.Module) -> bool:
         kind for name in names if isinstance(kind := getattr(fused_moe, name, None), type)
     )
     return isinstance(layer, kinds)
+
+
+def cpu_layout(impl: Any, layer: nn.Module) -> str:
+    """vLLM's name for how its CPU kernels store a layer's keys and values."""
+    return getattr(layer, "isa", None) or impl.isa  # 0.26 has it in the implementation
