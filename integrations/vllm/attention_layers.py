@@ -108,10 +108,14 @@ class DecodeImpl:
     A class that this is mixed into has `window` and `pages`.
 
     Attributes:
-        decoder: Set by the builder; None where the layer is none for our kernel.
+        prepared: Whether a builder has set the others.
+        decoder: None where the layer is none for our kernel.
+        reason: Why it is none.
     """
 
+    prepared = False
     decoder: Decoder | None = None
+    reason: str | None = None
 
     def forward(
         self,
@@ -195,7 +199,7 @@ class DecodeBuilder:
 
 
 def prepare(names: Iterable[str], vllm_config: VllmConfig, device: torch.device) -> None:
-    """Gives layers their decoders, and tells in one line what they will do.
+    """Gives layers their decoders; with the last of a model's, tells what its layers will do.
 
     Raises:
         RuntimeError: With FLASHSPARSE_STRICT=1, where a layer is none for our kernel.
@@ -207,34 +211,46 @@ def prepare(names: Iterable[str], vllm_config: VllmConfig, device: torch.device)
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     layers = {
         name: layer
-        for name, layer in get_layers_from_vllm_config(vllm_config, Attention, names).items()
+        for name, layer in get_layers_from_vllm_config(vllm_config, Attention).items()
         if isinstance(layer.impl, DecodeImpl)
     }
-    decoding = calibrated = 0
-    reasons: dict[str, list[str]] = {}
-    for name, layer in layers.items():
-        impl = layer.impl
-        if (reason := impl.reason_against(layer, config.dtype)) is not None:
-            reasons.setdefault(reason, []).append(name)
-            continue
-        phi = phi_of(entry, name, impl.num_heads, rank, ranks)
-        if phi is not None:
-            phi = torch.tensor(phi, dtype=torch.float32, device=device)
-        counter = Counter(name, device) if Counter.wanted(device) else None
-        impl.decoder = Decoder(impl, impl.window(), phi, counter)
-        decoding, calibrated = decoding + 1, calibrated + (phi is not None)
-    if decoding:
+    new = [name for name in names if name in layers and not layers[name].impl.prepared]
+    for name in new:  # vLLM may make a builder again, to see how much memory graphs will take
+        impl = layers[name].impl
+        impl.prepared, impl.reason = True, impl.reason_against(layers[name], config.dtype)
+        if impl.reason is None:
+            phi = phi_of(entry, name, impl.num_heads, rank, ranks)
+            if phi is not None:
+                phi = torch.tensor(phi, dtype=torch.float32, device=device)
+            counter = Counter(name, device) if Counter.wanted(device) else None
+            impl.decoder = Decoder(impl, impl.window(), phi, counter)
+        elif os.environ.get("FLASHSPARSE_STRICT") == "1":
+            raise RuntimeError(f"layer {name!r}: no decode attention for {impl.reason}")
+    if new and all(layer.impl.prepared for layer in layers.values()):
+        _tell({name: layer.impl for name, layer in layers.items()}, device)
+
+
+def _tell(impls: dict[str, DecodeImpl], device: torch.device) -> None:
+    decoders = [impl.decoder for impl in impls.values() if impl.decoder is not None]
+    if decoders:
+        with_phi = sum(decoder.phi is not None for decoder in decoders)
         logger.info(
             "decode attention of %d layers: flashsparse::unified_max_paged_decode on %s, %s",
-            decoding,
+            len(decoders),
             device.type.upper(),
-            f"with phi in {calibrated}" if calibrated else "online softmax (no phi)",
+            f"with phi in {with_phi}" if with_phi else "online softmax (no phi)",
         )
-    for reason, found in reasons.items():
-        text = f"{len(found)} layers ({found[0]}, ...) decode with vLLM's own attention: {reason}"
-        if os.environ.get("FLASHSPARSE_STRICT") == "1":
-            raise RuntimeError(text)
-        logger.warning("%s", text)
+    reasons: dict[str, list[str]] = {}
+    for name, impl in impls.items():
+        if impl.reason is not None:
+            reasons.setdefault(impl.reason, []).append(name)
+    for reason, names in reasons.items():
+        logger.warning(
+            "decode attention of %d layers (%s, ...): vLLM's own, as ours does not do %s",
+            len(names),
+            names[0],
+            reason,
+        )
 
 
 def phi_of(
