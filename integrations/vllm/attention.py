@@ -18,6 +18,7 @@ import multiprocessing
 from typing import Any
 
 from flashsparse_plugin.attention import unified_max_of
+from flashsparse_plugin.attention.counters import logger as counting
 
 from .settings import SettingsError
 
@@ -67,6 +68,16 @@ def install() -> None:
     register_backend(custom, path)
     if current_platform.is_cpu():
         _wrap_cpu_platform(type(current_platform))
+    _count_where_vllm_debugs()
+
+
+def _count_where_vllm_debugs() -> None:
+    """Has counts in the log with VLLM_LOGGING_LEVEL=DEBUG, which no other logger listens to."""
+    vllm = logging.getLogger("vllm")
+    if vllm.isEnabledFor(logging.DEBUG) and not counting.handlers:
+        counting.setLevel(logging.DEBUG)
+        for handler in vllm.handlers:
+            counting.addHandler(handler)
 
 
 def _wrap_cpu_platform(platform: Any) -> None:
