@@ -47,8 +47,10 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed_server(smollm2, logs, environment):
-    """A packed checkpoint needs no option. Compiled, as is the default; two API servers."""
+    """A packed checkpoint needs no option. Compiled, as is the default; two API servers; our decode
+    attention, from a cache of many blocks."""
     arguments = ("--max-model-len", "512", "--max-num-seqs", "32", "--api-server-count", "2")
+    arguments += ("--decode-attention", "unified_max", "--block-size", "32")
     with Server(smollm2[1], logs / "packed.log", environment, *arguments) as server:
         yield server
 
@@ -71,7 +73,10 @@ def server(request):
 def test_completions_equal_transformers(smollm2, server):
     *_, prompts, expected = smollm2
     assert [server.complete(prompt, TOKENS) for prompt in prompts] == expected
-    assert "120 layers packed" in server.log.read_text()
+    log = server.log.read_text()
+    assert "120 layers packed" in log
+    ours = "decode attention of 30 layers: flashsparse::unified_max_paged_decode on CPU" in log
+    assert ours == ("--decode-attention" in server.command)
 
 
 def test_streaming_gives_the_same(server, smollm2):
