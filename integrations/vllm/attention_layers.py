@@ -286,9 +286,11 @@ def log_counts(names: Iterable[str]) -> None:
     again, looked_at = (sum(column) for column in zip(*found.values(), strict=True))
     most = max(found, key=lambda name: found[name][0])
     counting.debug(
-        "decode attention: %d parts computed again for %d sequences x heads; most, %d, in %s",
+        "decode attention of %d layers: %d parts of a softmax computed again, for %d sequences x "
+        "heads; most in %s, %d for %d",
+        len(found),
         again,
         looked_at,
-        found[most][0],
         most,
+        *found[most],
     )

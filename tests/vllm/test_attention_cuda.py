@@ -226,5 +226,6 @@ def test_counts_are_told_at_debug_level_only(caplog):
     with caplog.at_level(logging.DEBUG, counting.name):
         log_counts(["first", "second", "third"])
     assert [record.getMessage() for record in caplog.records] == [
-        "decode attention: 6 parts computed again for 4 sequences x heads; most, 5, in second"
+        "decode attention of 2 layers: 6 parts of a softmax computed again, for 4 sequences x "
+        "heads; most in second, 5 for 2"
     ]
