@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: `vllm serve` on packed checkpoints, and on dense ones that are packed while they load; decode
-attention with a unified maximum.
+"""vLLM: `vllm serve` on packed checkpoints, and on dense ones that are packed while they load;
+decode attention with a unified maximum.
 
 vLLM finds `register` by the entry point group `vllm.general_plugins` and calls it in the front
 end, in the engine's process and in every worker. Importing this module imports no vLLM.

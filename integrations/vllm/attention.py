@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention with a unified maximum in vLLM: the attention backend CUSTOM.
 
-`--attention-backend CUSTOM` is the name that vLLM keeps for backends from outside, `--decode-attention
-unified_max` the friendly one. The backend is vLLM's own for the platform (FlashAttention on CUDA), but
+`--attention-backend CUSTOM` is the name that vLLM keeps for a backend from outside,
+`--decode-attention unified_max` the friendly one. It is vLLM's own backend for the platform, but
 for batches in which every sequence has one new token: those go to ops.unified_max_paged_decode.
 
 attention_layers.py   what both platforms share: which batches are ours, phi, counters
@@ -139,13 +139,12 @@ def fold_attention(attention_backend: Any, attention_config: Any, decode_attenti
         return attention_backend
     if named - {"CUSTOM"}:
         raise SettingsError(
-            f"decode attention {decode_attention!r} is the attention backend CUSTOM, and "
-            f"{min(named - {'CUSTOM'})} was asked for, too. Drop one of them: CUSTOM does prompts as "
-            "vLLM's default does"
+            f"decode attention {decode_attention!r} is the attention backend CUSTOM, and backend "
+            f"{min(named - {'CUSTOM'})} was asked for, too. Drop one of them"
         )
     if not _is_ours():
         raise SettingsError(
-            f"decode attention {decode_attention!r} is for NVIDIA GPUs and CPUs, and where no other "
+            f"decode attention {decode_attention!r} is for NVIDIA GPUs and CPUs where no other "
             "plugin has the attention backend CUSTOM. Drop it"
         )
     return attention_backend if configured else _custom()

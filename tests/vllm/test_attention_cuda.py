@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention backend CUSTOM for CUDA, as far as it goes without a GPU: its own branch runs on CPU
-tensors, FlashAttention's is a stand-in. On a GPU it is benchmarks/gpu/serve.py that compares."""
+"""The attention backend CUSTOM for CUDA, as far as it goes without a GPU: its own branch runs on
+CPU tensors, FlashAttention's is a stand-in. On a GPU benchmarks/gpu/serve.py compares the two."""
 
 import inspect
 import logging
@@ -190,7 +190,7 @@ def test_each_rank_has_phi_of_its_own_heads():
     assert phi_of(entry, "model.attn", 4, 0, 1) is phi_of(None, name, 4, 0, 1) is None
 
 
-def test_an_entry_for_a_dtype_with_more_room_is_left_alone(backend, caplog):
+def test_an_entry_for_a_dtype_with_more_room_is_left_alone(backend, caplog, monkeypatch):
     from flashsparse_plugin.integrations.vllm import attention
 
     attention.install()
@@ -204,14 +204,11 @@ def test_an_entry_for_a_dtype_with_more_room_is_left_alone(backend, caplog):
         attention_config=SimpleNamespace(backend=attention._custom()),
         model_config=SimpleNamespace(hf_text_config=text, dtype=torch.float16),
     )
-    with caplog.at_level(logging.WARNING, "vllm.flashsparse"):
-        caplog.handler.setLevel(logging.WARNING)
-        logging.getLogger("vllm.flashsparse").addHandler(caplog.handler)
-        attention.check_calibration(config)
-        config.model_config.dtype = torch.bfloat16
-        attention.check_calibration(config)
-        logging.getLogger("vllm.flashsparse").removeHandler(caplog.handler)
-    (record,) = set(caplog.records)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)  # to where caplog listens
+    attention.check_calibration(config)
+    config.model_config.dtype = torch.bfloat16  # what it was made for
+    attention.check_calibration(config)
+    (record,) = caplog.records
     assert "calibrated for bfloat16 and runs in float16" in record.getMessage()
 
 
@@ -225,7 +222,8 @@ def test_counts_are_told_at_debug_level_only(caplog):
     assert caplog.records == []
     with caplog.at_level(logging.DEBUG, counting.name):
         log_counts(["first", "second", "third"])
-    assert [record.getMessage() for record in caplog.records] == [
+    (record,) = caplog.records
+    assert record.getMessage() == (
         "decode attention of 2 layers: 6 parts of a softmax computed again, for 4 sequences x "
         "heads; most in second, 5 for 2"
-    ]
+    )

@@ -106,8 +106,10 @@ def test_many_at_once_give_what_one_by_one_gives(server, smollm2):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """One key-value head, which tensor parallelism has to replicate."""
-    return checkpoints.make("llama", tmp_path_factory.mktemp("tiny"), num_key_value_heads=1)
+    """One key-value head, which tensor parallelism has to replicate; each query head has a phi."""
+    sizes = {"num_key_value_heads": 1, "head_dim": 64}
+    dense, packed = checkpoints.make("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+    return dense, checkpoints.calibrate(packed, [0.0, 1.0, 2.0, 3.0])
 
 
 @pytest.mark.parametrize("kind", ["packed", "dense"])
@@ -116,11 +118,15 @@ def test_tensor_parallel(tiny, kind, logs, environment):
     arguments = ["--tensor-parallel-size", "2", "--enforce-eager", "--max-model-len", "64"]
     if kind == "dense":
         arguments += ["--sparse-method", "tiled_csl"]
+    else:
+        arguments += ["--attention-backend", "CUSTOM"]
     model = packed if kind == "packed" else dense
     one_thread = environment | {"OMP_NUM_THREADS": "1"}
     with Server(model, logs / f"tp-{kind}.log", one_thread, *arguments) as server:
         tokens = [server.complete(p, checkpoints.MAX_TOKENS) for p in checkpoints.PROMPTS]
-        assert server.log.read_text().count("12 layers packed") == 2
+        log = server.log.read_text()
+    assert log.count("12 layers packed") == 2
+    assert log.count("with phi in 3") == (2 if kind == "packed" else 0)
     assert tokens == checkpoints.greedy(dense)
 
 
