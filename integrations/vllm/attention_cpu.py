@@ -39,15 +39,31 @@ class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
         orders = element_orders(cpu_layout(self, layer), kv_cache.dtype, size, both // 2)
         table, lengths = metadata.block_table, metadata.seq_lens
         used = torch.arange(table.shape[1]) < (lengths.unsqueeze(1) + size - 1) // size
-        # A block's keys lie before its values, for each head.
-        stored = kv_cache.view(-1, heads, 2, size * both // 2)[table[used]]
-        keys, values = (
-            stored[:, :, i, order].view(-1, heads, size, both // 2).transpose(1, 2)
-            for i, order in enumerate(orders)
-        )
+        # A block has, for each head, its keys before its values.
+        stored = kv_cache.index_select(0, table[used]).view(-1, heads, 2, size * both // 2)
+        caches = [in_order(stored[:, :, i], order).transpose(1, 2) for i, order in enumerate(orders)]
         numbers = torch.zeros_like(table)
         numbers[used] = torch.arange(len(stored), dtype=table.dtype)
-        return keys, values, numbers
+        return *caches, numbers
+
+
+def in_order(stored: Tensor, order: Tensor) -> Tensor:
+    """Takes elements from where a layout keeps them, by strides where it can.
+
+    Args:
+        stored: [blocks, heads, size * head_dim], the last dimension contiguous.
+        order: int64 [size, head_dim], the place of each element.
+
+    Returns:
+        [blocks, heads, size, head_dim], the last dimension contiguous.
+    """
+    across, along = (order[1, 0] - order[0, 0]).item(), (order[0, 1] - order[0, 0]).item()
+    rows, columns = (torch.arange(length) for length in order.shape)
+    if not torch.equal(order, rows.unsqueeze(1) * across + columns * along):
+        return stored[:, :, order]
+    strides = (*stored.stride()[:2], across, along)
+    view = stored.as_strided((*stored.shape[:2], *order.shape), strides, stored.storage_offset())
+    return view.contiguous() if along != 1 else view
 
 
 @functools.cache
@@ -61,8 +77,7 @@ def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) ->
         head_dim: Elements of a head.
 
     Returns:
-        int64 [2, size * head_dim], of keys and of values: the place of each element, by position
-        and then by element of the head.
+        int64 [2, size, head_dim], of keys and of values: the place of each element.
 
     Raises:
         RuntimeError: Where the layout does not hold each element once.
@@ -87,7 +102,7 @@ def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) ->
             f"vLLM's layout {layout!r} of a {dtype} cache is not one that decode attention can "
             "read. Serve without --decode-attention unified_max"
         )
-    return stored.argsort(dim=1)
+    return stored.argsort(dim=1).view(2, size, head_dim)
 
 
 class CPUBackend(DecodeBackend, CPUAttentionBackend):

@@ -5,6 +5,7 @@ behind a server, in test_serve.py; here with windows, capped scores, phi that fi
 import shutil
 
 import pytest
+import torch
 import vllm_checkpoints as checkpoints
 from safetensors.torch import load_file, save_file
 
@@ -109,3 +110,21 @@ def test_the_log_tells_who_decodes_and_whether_with_phi(results):
 def test_what_cannot_be_meant_is_refused(results, name, words):
     error = results[name].get("error", "it was served")
     assert [word for word in words if word not in error] == [], error
+
+
+@pytest.mark.parametrize("layout", ["as it is", "transposed", "shuffled"])
+def test_elements_are_found_wherever_a_layout_keeps_them(layout):
+    """By strides in the first two, which are all that this machine may have; "amx" has others."""
+    from flashsparse_plugin.integrations.vllm.attention_cpu import in_order
+
+    size, head_dim = 32, 80
+    order = torch.arange(size * head_dim)
+    order = {
+        "as it is": order.view(size, head_dim),
+        "transposed": order.view(head_dim, size).T,
+        "shuffled": torch.randperm(order.numel()).view(size, head_dim),
+    }[layout]
+    both = torch.randn(5, 2, 2, size * head_dim)
+    for stored in (both[:, :, 0], both[:, :, 1]):
+        found = in_order(stored, order)
+        assert torch.equal(found, stored[:, :, order]) and found.stride(-1) == 1
