@@ -161,22 +161,40 @@ def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
     return warps // team_warps * (tile + 2 * x) + offsets + flags
 
 
-def ring_bytes(rows: int, warps_n: int, warps_k: int, stages: int) -> int:
-    """kSharedBytes of a FlatShape or a GemvShape in cuda/: 16 bytes a lane, row and stage."""
+def flat_shared(tokens: int, row_blocks: int, warps_n: int, warps_k: int, stages: int) -> int:
+    """kSharedBytes of a FlatShape in cuda/flat_gemm.cuh: lines of 128 bytes of W and of x."""
+    return warps_n * warps_k * stages * (16 * row_blocks + tokens) * 128
+
+
+def gemv_shared(rows: int, warps_n: int, warps_k: int, stages: int) -> int:
+    """kSharedBytes of a GemvShape in cuda/gemv.cuh: 16 bytes a lane, row and stage."""
     return warps_n * warps_k * stages * rows * 32 * 16
 
 
 def dynamic_shared(kernel: str) -> int:
     """Bytes that a kernel is launched with."""
-    if shape := re.search(r"(?:Flat|Gemv)Shape<\d+, (\d+), (\d+), (\d+), (\d+), \d+>", kernel):
-        return ring_bytes(*map(int, shape.groups()))
+    if shape := re.search(r"FlatShape<(\d+), (\d+), (\d+), (\d+), (\d+), \d+>", kernel):
+        return flat_shared(*map(int, shape.groups()))
+    if shape := re.search(r"GemvShape<\d+, (\d+), (\d+), (\d+), (\d+), \d+>", kernel):
+        return gemv_shared(*map(int, shape.groups()))
     kind = r"LinearShape<(\d+), (?:true|false), (?:true|false), (\d+), \d+, (\d+), \d+>"
     if shape := re.search(kind, kernel):
         return linear_shared(*map(int, shape.groups()))
+    return int(_launch(kernel)["bytes"])
+
+
+def launched_threads(kernel: str, most: int) -> int:
+    """Threads of a block as it is usually launched, of at most so many."""
+    if "Shape<" in kernel:
+        return most
+    return int(_launch(kernel)["threads"] or most)
+
+
+def _launch(kernel: str) -> dict[str, str]:
     with DYNAMIC_SHARED.open() as file:
         for row in csv.DictReader(file):
             if fnmatch.fnmatchcase(kernel, row["kernel"]):
-                return int(row["bytes"])
+                return row
     raise SystemExit(f"{DYNAMIC_SHARED.name} does not say how {kernel} is launched: add a line")
 
 
@@ -220,15 +238,16 @@ def read(path: Path) -> list[Kernel]:
         reserved = 0 if arch in ("sm_80", "sm_86", "sm_89") else RESERVED_SHARED
         static = max(shared - reserved, 0)
         dynamic = dynamic_shared(name)
+        block = launched_threads(name, threads[arch, symbol])
         kernels.append(
             Kernel(
                 kernel=name,
                 arch=arch,
-                threads=threads[arch, symbol],
+                threads=block,
                 registers=registers,
                 static_shared=static,
                 dynamic_shared=dynamic,
-                warps=resident_warps(arch, threads[arch, symbol], registers, static + dynamic),
+                warps=resident_warps(arch, block, registers, static + dynamic),
                 instructions=instructions,
                 **{name: found[name] for name in COUNTED},
                 local=stack + local + found["LDL"] + found["STL"],

@@ -65,8 +65,8 @@ def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Conf
                 yield Configuration(op, tokens, (index,), aligned)
                 continue
             # A part for every warp along K, and a counter for every block of rows that is cut.
-            parts = max(-(-shape[1] // 32) // warps_k, 1)
-            most = min(parts, most_split) if -(-shape[0] // (8 * rows * warps_n)) <= 4096 else 1
+            parts = max(-(-shape[1] // 64) // warps_k, 1)
+            most = min(parts, most_split) if -(-shape[0] // (16 * rows * warps_n)) <= 4096 else 1
             for split in range(1, most + 1):
                 yield Configuration(op, tokens, (index, split), aligned)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention with a unified maximum: what a model's calibration says, and what it costs.
 
-references.py   phi of each layer and head, as config.json holds it
+calibration.py  phi of each layer and head, chosen by what a model does with a text
+references.py   the same as config.json holds it
 counters.py     how many parts of a softmax were computed again while a model ran
 """
 

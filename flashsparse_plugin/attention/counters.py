@@ -9,6 +9,7 @@ unless the logger "flashsparse_plugin.attention" is set to DEBUG when a model is
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 
 import torch
@@ -48,6 +49,17 @@ class Counter:
 
 
 def counters() -> dict[str, tuple[int, int]]:
-    """Layer -> (parts computed again, sequences times heads looked at); waits for the devices."""
-    found = sorted(_COUNTERS, key=lambda counter: counter.layer)
-    return {counter.layer: tuple(counter.total.tolist()) for counter in found}
+    """Layer -> (parts computed again, sequences times heads looked at); waits for the devices.
+
+    Layers in the order of their numbers; those of equal names, of two models, count as one.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for counter in sorted(_COUNTERS, key=lambda counter: _natural(counter.layer)):
+        recomputed, seen = counter.total.tolist()
+        before = found.get(counter.layer, (0, 0))
+        found[counter.layer] = (before[0] + recomputed, before[1] + seen)
+    return found
+
+
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

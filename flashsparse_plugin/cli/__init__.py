@@ -13,6 +13,7 @@ import typer
 
 import flashsparse_plugin
 
+from .calibrate import calibrate
 from .console import out, reported
 from .convert import convert
 from .doctor import doctor
@@ -50,7 +51,7 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
-for command in (prune, convert, inspect, generate, tune, doctor):
+for command in (prune, convert, inspect, generate, calibrate, tune, doctor):
     app.command()(reported(command))
 
 

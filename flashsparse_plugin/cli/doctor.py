@@ -111,7 +111,12 @@ def _show_compiled(compiled: dict[str, Any]) -> None:
         error = result["max_error"]
         text = "" if error is None else "exact" if error == 0 else f"{error:.1e}"
         made.add_row(mark, result["op"], result["device"], result["status"], text)
-    out.print(made, "")
+    out.print(made)
+    shown = [r for r in compiled["ops"] if r["status"] == "PASS" and r["detail"]]
+    for detail in dict.fromkeys(result["detail"] for result in shown):
+        names = dict.fromkeys(result["op"] for result in shown if result["detail"] == detail)
+        out.print(Text(f"{', '.join(names)}: {detail}", style="dim"))
+    out.print()
 
 
 def _show_integrations(report: dict[str, Any]) -> None:

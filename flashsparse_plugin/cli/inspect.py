@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,6 +79,7 @@ def _show(found: Inspection, by_layer: bool) -> None:
     out.print()
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
     _show_reasons(found)
+    _show_attention(Path(found.path))
 
 
 def _shape(group: Sequence[LayerInspection]) -> str:
@@ -121,3 +124,20 @@ def _show_reasons(found: Inspection) -> None:
     for reason, names in reasons.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         out.print(Text(f"Dense: {', '.join(names[:2])}{more} ({reason})"))
+
+
+def _show_attention(directory: Path) -> None:
+    """One line on what `flashsparse calibrate` wrote, where it did."""
+    from flashsparse_plugin.attention import CalibrationError, unified_max_of
+    from flashsparse_plugin.attention.calibration import text_config
+
+    try:
+        data = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        entry = unified_max_of(text_config(data))
+    except CalibrationError as error:
+        out.print(Text(f"Attention: {error}", style="yellow"), soft_wrap=True)
+        return
+    if entry is not None:
+        layers = sum(layer is not None for layer in entry.layers)
+        told = f"{layers} of {len(entry.layers)} layers, chosen for {entry.dtype} on {entry.text}"
+        out.print(Text(f"Attention: phi for {told}"), soft_wrap=True)

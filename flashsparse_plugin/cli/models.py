@@ -36,13 +36,16 @@ def model_directory(name: str) -> Path:
     return path
 
 
-def load_model(path: Path, dtype: Dtype = Dtype.auto, dense: bool = False) -> PreTrainedModel:
-    """Loads a causal language model, packed or dense, for inference on the CPU.
+def load_model(
+    path: Path, dtype: Dtype = Dtype.auto, dense: bool = False, device: str = "cpu"
+) -> PreTrainedModel:
+    """Loads a causal language model, packed or dense, for inference.
 
     Args:
         path: Its directory.
         dtype: Of its activations; "auto" means as stored.
         dense: Refuse a packed or otherwise quantized one.
+        device: Where to.
 
     Raises:
         ImportError: Where transformers is not installed.
@@ -57,7 +60,10 @@ def load_model(path: Path, dtype: Dtype = Dtype.auto, dense: bool = False) -> Pr
             f"{path} is quantized already ({method}): prune the dense model it was made from"
         )
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype.value, use_safetensors=True
+        path,
+        dtype=dtype.value,
+        use_safetensors=True,
+        device_map=None if device == "cpu" else device,
     )
     return model.eval()
 

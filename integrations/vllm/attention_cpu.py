@@ -41,10 +41,12 @@ class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
         used = torch.arange(table.shape[1]) < (lengths.unsqueeze(1) + size - 1) // size
         # A block has, for each head, its keys before its values.
         stored = kv_cache.index_select(0, table[used]).view(-1, heads, 2, size * both // 2)
-        caches = [in_order(stored[:, :, i], order).transpose(1, 2) for i, order in enumerate(orders)]
+        keys, values = (
+            in_order(stored[:, :, i], order).transpose(1, 2) for i, order in enumerate(orders)
+        )
         numbers = torch.zeros_like(table)
         numbers[used] = torch.arange(len(stored), dtype=table.dtype)
-        return *caches, numbers
+        return keys, values, numbers
 
 
 def in_order(stored: Tensor, order: Tensor) -> Tensor:

@@ -45,15 +45,6 @@ void check_tensors(const DecodeInputs& inputs) {
                   inputs.heads);
 }
 
-unified_max::Gpu gpu_of(const Tensor& tensor) {
-  const int device = tensor.get_device_index();
-  int multiprocessors = 0, shared_bytes = 0;
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  STD_CUDA_CHECK(
-      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return {multiprocessors, shared_bytes};
-}
-
 std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   check_tensors(inputs);
   const Tensor& query = inputs.query;

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "bindings/torch_stable.h"
+#include "cuda/gpu.h"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse {
@@ -39,6 +40,15 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
+}
+
+inline Gpu gpu_of(const Tensor& tensor) {
+  const int device = tensor.get_device_index();
+  int multiprocessors = 0, shared_bytes = 0;
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  STD_CUDA_CHECK(
+      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return {multiprocessors, shared_bytes};
 }
 
 }  // namespace flashsparse

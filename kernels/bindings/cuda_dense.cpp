@@ -18,13 +18,6 @@ static_assert(dense::kMaxCutRowBlocks <= cuda::kMaxArrivals);
 static_assert(dense::max_flat_tokens(true) == kMaxFlatGemmTokens);
 static_assert(dense::max_gemv_tokens(true) == kMaxGemvTokens);
 
-int multiprocessors_of(const Tensor& tensor) {
-  int count = 0;
-  STD_CUDA_CHECK(
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, tensor.get_device_index()));
-  return count;
-}
-
 const uint16_t* bits(const Tensor& t) { return static_cast<const uint16_t*>(t.const_data_ptr()); }
 
 // The kernels read x 16 bytes at a time: rows are a multiple of 8 long, with zeros at the end.
@@ -95,7 +88,7 @@ void launch_flat(const Problem& problem, const cuda::DenseCall& call, const Flat
 Tensor flat_gemm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   Problem problem("flat_gemm", kMaxFlatGemmTokens, x, weight, bias);
   const bool aligned = problem.call.aligned();
-  const int gpu = multiprocessors_of(weight);
+  const Gpu gpu = gpu_of(weight);
   return problem.launched(dense::max_flat_tokens(aligned), [&](const cuda::DenseCall& call) {
     launch_flat(problem, call,
                 dense::plan_flat_gemm(call.rows, call.cols, call.tokens, aligned, gpu));
@@ -105,9 +98,10 @@ Tensor flat_gemm(const Tensor& x, const Tensor& weight, const std::optional<Tens
 Tensor gemv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   Problem problem("gemv", kMaxGemvTokens, x, weight, bias);
   const bool aligned = problem.call.aligned();
-  const int gpu = multiprocessors_of(weight);
+  const int multiprocessors = gpu_of(weight).multiprocessors;
   return problem.launched(dense::max_gemv_tokens(aligned), [&](const cuda::DenseCall& call) {
-    STD_CUDA_CHECK(cuda::gemv(call, dense::plan_gemv(call.rows, call.tokens, aligned, gpu),
+    STD_CUDA_CHECK(cuda::gemv(call,
+                              dense::plan_gemv(call.rows, call.tokens, aligned, multiprocessors),
                               current_stream(weight)));
   });
 }

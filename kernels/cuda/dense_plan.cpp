@@ -10,45 +10,51 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a launch costs, counted in bytes that one multiprocessor reads in that time.
+// What a launch costs, counted in bytes of the weight that a multiprocessor reads in that time
+// while all of them read.
 //
 // FlashDecoding++ (section 4) weighs the width of a block: a wide one reads x less often, a narrow
 // one makes more blocks, and a small layer has too few. Cutting K makes blocks, too, and costs the
-// sums that they leave. So all of it is counted: the turns that the multiprocessors take, the bytes
-// of a turn, and what a turn and a cut cost besides. The constants are estimates, of a GPU that
-// reads 30 bytes a nanosecond and multiprocessor.
+// sums that they leave. The memory is the bound as long as it is kept busy; the L2 cache has twice
+// its bandwidth, so a multiprocessor that is left alone reads twice as fast, too, and a few blocks
+// more on some than on others do no harm. Constants: fitted to an H200, which reads 35 bytes a
+// nanosecond and multiprocessor.
 double cost(const FlatShapeInfo& shape, int64_t rows, int64_t cols, int64_t tokens, int split,
-            int multiprocessors) {
+            const Gpu& gpu) {
   constexpr double kTurn = 16 << 10;  // half a microsecond: a block's first load to its first mma
-  constexpr double kJoin = 40 << 10;  // arriving, and the last block's loads from L2
-  constexpr double kFromL2 = 0.75;    // the price of a byte that comes from L2, as x does
-  constexpr double kUnderWay = 40 << 10;  // loads of a multiprocessor that keep the memory busy
+  constexpr double kJoin = 20 << 10;  // arriving, and each wait for loads from L2
+  constexpr double kX = 0.1;          // what a byte of x costs, which comes from L2
+  constexpr double kL2 = 2;           // its bandwidth over the memory's
+  constexpr double kUnderWay = 80 << 10;  // loads of a multiprocessor that keep the memory busy
   const int64_t blocks = ceil_div(rows, shape.rows()) * split;
-  const int64_t steps = ceil_div(ceil_div(cols, kFlatStepCols), split);
-  const double step_bytes = 2.0 * kFlatStepCols * (shape.rows() + kFromL2 * tokens);
-  const double sums = split == 1 ? 0 : 2 * sizeof(float) * kFromL2 * tokens * shape.rows();
+  const int64_t turns = ceil_div(blocks, gpu.multiprocessors);
+  const auto resident = static_cast<double>(
+      std::min({turns, int64_t{shape.blocks}, gpu.blocks_by_shared(shape.shared_bytes())}));
 
-  // A multiprocessor takes one block after the other; those that it holds at a time share its
-  // bandwidth and hide each other's beginnings. A few turns end together, of many the last one is
-  // half empty on average.
-  const int64_t turns = ceil_div(blocks, multiprocessors);
-  const auto resident = static_cast<double>(std::min<int64_t>(turns, shape.blocks));
-  const double counted = turns <= int64_t{4} * shape.blocks
-                             ? static_cast<double>(turns)
-                             : static_cast<double>(blocks) / multiprocessors + 0.5;
-  const double loads = resident * 32 * 16 * shape.warps() * shape.row_blocks * (shape.stages - 1);
-  const double busy = std::min(1.0, loads / kUnderWay);
-  return counted * ((steps * step_bytes + sums) / busy + kTurn / resident) +
-         (split > 1 ? kJoin : 0);
+  const int64_t steps = ceil_div(ceil_div(cols, kFlatStepCols), split);
+  const double weight = 2.0 * kFlatStepCols * shape.rows();
+  const double x = 2.0 * kFlatStepCols * shape.warps_n * tokens;
+  const double sums = split == 1 ? 0 : sizeof(float) * static_cast<double>(tokens) * shape.rows();
+  const double under_way = resident * shape.warps() * (shape.stages - 1) * shape.step_bytes();
+  const double busy = std::min(1.0, under_way / kUnderWay);
+
+  const double from_memory = steps * (weight + kX * x), from_l2 = steps * (weight + x) / kL2;
+  const double block = std::max(from_memory, from_l2) / busy + sums + kTurn / resident;
+  const double alone = from_l2 / busy + sums + kTurn / resident;
+  // Every thread of the last block waits for its sums a few times.
+  const int64_t waits =
+      ceil_div(tokens * shape.rows() / 4, 32 * shape.warps()) * ceil_div(split, 4);
+  const double join = split == 1 ? 0 : kJoin * (1 + waits);
+  return std::max(block * blocks / gpu.multiprocessors, alone * turns) + join;
 }
 
 // The parts of K that cost least.
-int choose_split(int shape, int64_t rows, int64_t cols, int64_t tokens, int multiprocessors,
+int choose_split(int shape, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                  double& least) {
   int best = 1;
   least = std::numeric_limits<double>::infinity();
   for (int split = 1; split <= max_split(shape, rows, cols); ++split) {
-    const double found = cost(kFlatShapes[shape], rows, cols, tokens, split, multiprocessors);
+    const double found = cost(kFlatShapes[shape], rows, cols, tokens, split, gpu);
     if (found < least) {
       least = found;
       best = split;
@@ -66,19 +72,18 @@ int max_split(int shape, int64_t rows, int64_t cols) {
   return counted ? static_cast<int>(std::clamp<int64_t>(steps / info.warps_k, 1, kMaxSplit)) : 1;
 }
 
-FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned,
-                        int multiprocessors) {
+FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned, const Gpu& gpu) {
   double least = 0;
   if (!aligned) {
-    return {kUnalignedFlat,
-            choose_split(kUnalignedFlat, rows, cols, tokens, multiprocessors, least)};
+    return {kUnalignedFlat, choose_split(kUnalignedFlat, rows, cols, tokens, gpu, least)};
   }
   FlatPlan best{-1, 1};
   for (int i = 0; i < kUnalignedFlat; ++i) {
-    if (kFlatShapes[i].tokens < tokens) continue;
-    if (best.shape >= 0 && kFlatShapes[i].tokens > kFlatShapes[best.shape].tokens) break;
+    const FlatShapeInfo& shape = kFlatShapes[i];
+    if (shape.tokens < tokens || shape.shared_bytes() > gpu.shared_bytes) continue;
+    if (best.shape >= 0 && shape.tokens > kFlatShapes[best.shape].tokens) break;
     double found = 0;
-    const int split = choose_split(i, rows, cols, tokens, multiprocessors, found);
+    const int split = choose_split(i, rows, cols, tokens, gpu, found);
     if (best.shape < 0 || found < least) {
       best = {i, split};
       least = found;

@@ -4,26 +4,33 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/gpu.h"
+
 namespace flashsparse::dense {
 
-// The compiled shapes of flat_gemm: X(tokens, blocks of 8 rows a warp, warps along the rows, warps
-// along K, steps in shared memory, blocks a multiprocessor). flat_gemm.cuh explains each.
-// For every number of tokens there is a narrow one, of 64 rows, and a wide one, of 128.
+// The compiled shapes of flat_gemm: X(tokens, blocks of 16 rows a warp, warps along the rows, warps
+// along K, steps in shared memory, blocks a multiprocessor). flat_gemm.cuh explains each. Not every
+// GPU has the shared memory for all of them, but for one of every number of tokens.
 #define FS_FLAT_SHAPES(X) \
-  X(8, 4, 2, 4, 4, 2)     \
-  X(8, 4, 4, 2, 4, 2)     \
-  X(16, 4, 2, 4, 4, 2)    \
-  X(16, 4, 4, 2, 4, 2)    \
-  X(32, 4, 2, 4, 4, 2)    \
-  X(32, 4, 4, 2, 4, 2)    \
-  X(64, 4, 2, 4, 5, 1)    \
-  X(64, 4, 4, 2, 5, 1)
+  X(8, 2, 1, 4, 4, 2)     \
+  X(8, 2, 1, 8, 4, 1)     \
+  X(16, 2, 1, 4, 4, 2)    \
+  X(16, 2, 1, 8, 4, 1)    \
+  X(32, 2, 1, 4, 3, 2)    \
+  X(32, 4, 2, 4, 2, 1)    \
+  X(64, 2, 1, 4, 2, 2)    \
+  X(64, 4, 2, 2, 3, 1)
+
+inline constexpr int kFlatStepCols = 64;  // columns that a warp of flat_gemm takes at a time
 
 struct FlatShapeInfo {
   int tokens, row_blocks, warps_n, warps_k, stages, blocks;
 
-  constexpr int rows() const { return 8 * row_blocks * warps_n; }  // of a block
+  constexpr int rows() const { return 16 * row_blocks * warps_n; }  // of a block
   constexpr int warps() const { return warps_n * warps_k; }
+  // Of one of a warp's steps: rows of W, then of x.
+  constexpr int step_bytes() const { return (16 * row_blocks + tokens) * kFlatStepCols * 2; }
+  constexpr int shared_bytes() const { return warps() * stages * step_bytes(); }
 };
 
 // The compiled shapes of gemv: X(tokens, rows a warp, warps along the rows, warps along K, steps in
@@ -45,7 +52,7 @@ struct GemvShapeInfo {
 };
 
 // The kernels for weights whose rows do not all lie on 16 bytes: one for each op, right and slow.
-#define FS_UNALIGNED_FLAT_SHAPE 16, 4, 2, 4, 2, 1
+#define FS_UNALIGNED_FLAT_SHAPE 16, 2, 1, 4, 2, 1
 #define FS_UNALIGNED_GEMV_SHAPE 4, 4, 1, 8, 2, 1
 
 // After the shapes of the lists above the one for unaligned weights.
@@ -59,8 +66,7 @@ inline constexpr int kFlatShapeCount = sizeof kFlatShapes / sizeof kFlatShapes[0
 inline constexpr int kGemvShapeCount = sizeof kGemvShapes / sizeof kGemvShapes[0];
 inline constexpr int kUnalignedFlat = kFlatShapeCount - 1, kUnalignedGemv = kGemvShapeCount - 1;
 
-inline constexpr int kFlatStepCols = 32;   // columns that a warp of flat_gemm takes at a time
-inline constexpr int kGemvStepCols = 256;  // and one of gemv
+inline constexpr int kGemvStepCols = 256;  // columns that a warp of gemv takes at a time
 inline constexpr int kMaxSplit = 32;
 inline constexpr int kMaxCutRowBlocks = 4096;  // of a layer with a split: a counter each
 
@@ -87,8 +93,7 @@ struct FlatPlan {
 };
 
 // tokens in [1, max_flat_tokens(aligned)].
-FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned,
-                        int multiprocessors);
+FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned, const Gpu& gpu);
 
 // The index of a shape; tokens in [1, max_gemv_tokens(aligned)].
 int plan_gemv(int64_t rows, int64_t tokens, bool aligned, int multiprocessors);

@@ -14,7 +14,6 @@ class TeamX {
   // `shared` is room for two tiles' x, by turns.
   __device__ __forceinline__ TeamX(const LinearArguments& a, uint32_t shared)
       : a_(a),
-        shared_(shared),
         token_(once(threadIdx.x % kThreads / 8)),
         place_(once(shared + token_ * 128 + (threadIdx.x % 8 ^ token_ % 8) * 16)),
         offset_(once(token_ * a.x_stride + threadIdx.x % 8 * 8)) {}
@@ -51,7 +50,6 @@ class TeamX {
   }
 
   const LinearArguments& a_;
-  const uint32_t shared_;
   const int token_;       // whose x this thread copies, and of every kThreads / 8th from there
   const uint32_t place_;  // to where,
   const int offset_;      // from where

@@ -28,6 +28,7 @@
 #include "common/mma.cuh"
 #include "common/warp.cuh"
 #include "cuda/linear_plan.h"
+#include "cuda/linear_y.cuh"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse::tiled_csl {
@@ -269,7 +270,7 @@ class LinearBlock {
         const float4 sum = load_shared<float4>(tile_ + quad_place(i));
         const int quad = round * kRoundQuads + i;
         if (whole) {
-          store_y(row, quad, sum);
+          store(row, quad, sum);
         } else {
           store_global(aside(team_) + quad, sum);
         }
@@ -310,7 +311,7 @@ class LinearBlock {
           }
           if (has_aside) sum = add(sum, load_l2(aside(to) + quad));
           if (whole) {
-            store_y(row, quad, sum);
+            store(row, quad, sum);
           } else {
             store_global(left + quad, sum);
           }
@@ -379,7 +380,7 @@ class LinearBlock {
       FS_UNROLL
       for (int q = 0; q < kMine; ++q) {
         const int quad = i + q * Shape::kThreads;
-        if (quad < count) store_y(row, quad, sums[q]);
+        if (quad < count) store(row, quad, sums[q]);
       }
     }
   }
@@ -409,34 +410,9 @@ class LinearBlock {
   }
   __device__ __forceinline__ float4* aside(int team) const { return slot(blockIdx.x, 2 + team); }
 
-  __device__ __forceinline__ void store_y(int tile_row, int quad, const float4& sum) const {
-    const int first = tile_row * kTileRows + quad % kQuads * 4;
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
-    uint16_t* const place = a_.y + (static_cast<int64_t>(quad / kQuads) * a_.rows + first);
-    uint16_t values[4];
-    FS_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const bool inside = first + i < a_.rows;
-      const float bias =
-          a_.bias && inside ? to_float<typename Multiplier::Type>(a_.bias[first + i]) : 0.0f;
-      values[i] = from_float<typename Multiplier::Type>(sums[i] + bias);
-    }
-    if (a_.rows % 4 == 0) {
-      if (first < a_.rows) {
-        store_global(reinterpret_cast<uint2*>(place),
-                     make_uint2(values[0] | uint32_t{values[1]} << 16,
-                                values[2] | uint32_t{values[3]} << 16));
-      }
-    } else {
-      FS_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (first + i < a_.rows) store_global(place + i, values[i]);
-      }
-    }
-  }
-
-  static __device__ __forceinline__ float4 add(const float4& a, const float4& b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+  __device__ __forceinline__ void store(int tile_row, int quad, const float4& sum) const {
+    const int row = tile_row * kTileRows + quad % kQuads * 4;
+    store_y<typename Multiplier::Type>(a_.y, a_.bias, a_.rows, quad / kQuads, row, sum);
   }
 
   const LinearArguments& a_;

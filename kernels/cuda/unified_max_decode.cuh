@@ -52,10 +52,14 @@ class DecodeBlock {
         first_head_(kv_head_ * a.group + blockIdx.y % (gridDim.y / a.kv_heads) * kBlockHeads),
         heads_(min(kv_head_ * a.group + a.group - first_head_, kBlockHeads)),
         ring_(shared + warp_ * kRingBytes),
-        loader_(a, ring_, sequence_, kv_head_),
-        keys_(keep(ring_ + lane_ % 16 * kRowBytes + lane_ / 16 * 16)),
-        values_(keep(ring_ + kValues + (lane_ % 8 + lane_ / 16 * 8) * kRowBytes +
-                     lane_ / 8 % 2 * 16)) {}
+        loader_(a, ring_, sequence_, kv_head_) {
+    FS_UNROLL
+    for (int i = 0; i < kPlaces; ++i) {
+      keys_[i] = keep(ring_ + Order::place(lane_ % 16, 2 * i + lane_ / 16));
+      values_[i] =
+          keep(ring_ + kValues + Order::place(lane_ % 8 + lane_ / 16 * 8, 2 * i + lane_ / 8 % 2));
+    }
+  }
 
   __device__ __forceinline__ void run() {
     if (!find_split()) return;
@@ -79,6 +83,13 @@ class DecodeBlock {
   static constexpr int kStages = stages(kHeadDim);
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
   static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
+  using Order = TileOrder<kHeadDim>;
+  // Steps along the head after which a lane's place is so many bytes further on.
+  static constexpr int kPlaces = Order::kSwizzled / 2;
+
+  static __device__ __forceinline__ uint32_t at_step(const uint32_t (&places)[kPlaces], int k) {
+    return places[k % kPlaces] + k / kPlaces * kPlaces * 32;
+  }
 
   // ---- which positions are this warp's ----------------------------------------------------------
 
@@ -169,7 +180,7 @@ class DecodeBlock {
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t key[4];
-      ldmatrix_x4(key, keys_ + slot + k * 32);
+      ldmatrix_x4(key, at_step(keys_, k) + slot);
       FS_UNROLL
       for (int h = 0; h < kHeadTiles; ++h) {
         mma_m16n8k16<Type>(halves[h][k % 2], key, query_[h][k][0], query_[h][k][1]);
@@ -227,7 +238,7 @@ class DecodeBlock {
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t value[4];
-      ldmatrix_x4<true>(value, values_ + slot + k * 32);
+      ldmatrix_x4<true>(value, at_step(values_, k) + slot);
       FS_UNROLL
       for (int h = 0; h < kHeadTiles; ++h) {
         mma_m16n8k16<Type>(sums_[h][k], value, terms[h][0], terms[h][1]);
@@ -393,7 +404,7 @@ class DecodeBlock {
   const int sequence_, kv_head_, row_, first_head_, heads_;
   const uint32_t ring_;  // the warp's
   TileLoader<kHeadDim> loader_;
-  const uint32_t keys_, values_;  // what this lane reads of the ring's first slot
+  uint32_t keys_[kPlaces], values_[kPlaces];  // what this lane reads of the ring's first slot
 
   int splits_;       // of the sequence
   int begin_, end_;  // the warp's tiles: every warps_-th
@@ -406,9 +417,9 @@ class DecodeBlock {
   int seen_;  // whether there was a position to look at
 };
 
+// One block of kMaxWarps a multiprocessor: for more ptxas would do without registers, and spill.
 template <class Type, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kMaxWarps * 32, resident_blocks(kHeadDim))
-    decode_kernel(const DecodeArguments arguments) {
+__global__ void __launch_bounds__(kMaxWarps * 32, 1) decode_kernel(const DecodeArguments arguments) {
   FS_DYNAMIC_SHARED(shared);
   DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
 }

@@ -12,6 +12,22 @@ namespace flashsparse::unified_max {
 
 inline constexpr uint32_t kAllPositions = 0xffff;  // of a tile, a bit each
 
+// The order of a tile's 16-byte chunks in shared memory: the eight rows of an ldmatrix must lie in
+// different banks. Chunk c of row r lies where chunk c ^ swizzle(r) would: it changes its place
+// among kSwizzled chunks, the largest power of two that divides a row, at most 8.
+template <int kHeadDim>
+struct TileOrder {
+  static constexpr int kChunks = kHeadDim / 8;  // of a row
+  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim);
+  static constexpr int kPower = kChunks & -kChunks, kSwizzled = kPower < 8 ? kPower : 8;
+
+  // In bytes from the tile's first key or value.
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+    const int swizzle = row / (8 / kSwizzled) % kSwizzled;
+    return row * kRowBytes + (chunk ^ swizzle) * 16;
+  }
+};
+
 template <int kHeadDim>
 class TileLoader {
  public:
@@ -22,7 +38,10 @@ class TileLoader {
         lane_(threadIdx.x % 32),
         key_(keep(first_chunk(a.key, a.key_strides, kv_head))),
         value_(keep(first_chunk(a.value, a.value_strides, kv_head))),
-        to_(keep(ring + lane_ / kChunks * kRowBytes + lane_ % kChunks * 16)) {}
+        ring_(keep(ring)) {
+    FS_UNROLL
+    for (int i = 0; i < kPlaces; ++i) to_[i] = keep(ring + place(i * kRows));
+  }
 
   // The positions of the sequence to look at.
   __device__ __forceinline__ void set_positions(int start, int length) {
@@ -53,13 +72,13 @@ class TileLoader {
       const unsigned char* value = value_ + tile_offset(a_.value_strides);
       const uint32_t key_step = kRows * 16 * a_.key_strides.position;
       const uint32_t value_step = kRows * 16 * a_.value_strides.position;
-      uint32_t to = to_ + slot;
       if (here == kAllPositions) {
         FS_UNROLL
-        for (int r = 0; r < kTile; r += kRows) {
-          if (kTile % kRows == 0 || row + r < kTile) {
-            copy_async<16>(to + r * kRowBytes, key, true);
-            copy_async<16>(to + r * kRowBytes + kValues, value, true);
+        for (int i = 0; i * kRows < kTile; ++i) {
+          if (kTile % kRows == 0 || row + i * kRows < kTile) {
+            const uint32_t to = to_[i % kPlaces] + slot + i / kPlaces * kPlaces * kRows * kRowBytes;
+            copy_async<16>(to, key, true);
+            copy_async<16>(to + kValues, value, true);
           }
           key += key_step;
           value += value_step;
@@ -67,9 +86,9 @@ class TileLoader {
       } else {
         FS_NO_UNROLL
         for (int r = row; r < kTile; r += kRows) {
+          const uint32_t to = ring_ + slot + place(r - row);
           copy_async<16>(to, key, here >> r & 1);
           copy_async<16>(to + kValues, value, here >> r & 1);
-          to += kRows * kRowBytes;
           key += key_step;
           value += value_step;
         }
@@ -90,9 +109,17 @@ class TileLoader {
   }
 
  private:
-  static constexpr int kChunks = kHeadDim / 8;  // of 16 bytes, a row
-  static constexpr int kRows = 32 / kChunks;    // that a warp copies at once, a chunk a lane
-  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kValues = kTile * kRowBytes;
+  using Order = TileOrder<kHeadDim>;
+  static constexpr int kChunks = Order::kChunks;
+  static constexpr int kRows = 32 / kChunks;  // that a warp copies at once, a chunk a lane
+  static constexpr uint32_t kRowBytes = Order::kRowBytes, kValues = kTile * kRowBytes;
+  // After 8 rows the order of chunks is that of the first row again.
+  static constexpr int kPlaces = 8 % kRows == 0 ? 8 / kRows : (kTile + kRows - 1) / kRows;
+
+  // Where this lane's chunk goes of the row so many after its first one.
+  __device__ __forceinline__ uint32_t place(int rows) const {
+    return Order::place(lane_ / kChunks + rows, lane_ % kChunks);
+  }
 
   __device__ __forceinline__ uint32_t positions_of_next() const {
     const int first = next_ * kTile, beyond = first + kTile - length_;
@@ -133,7 +160,8 @@ class TileLoader {
   const DecodeArguments& a_;
   const int sequence_, lane_;
   const unsigned char *const key_, *const value_;
-  const uint32_t to_;  // in the ring's first slot
+  const uint32_t ring_;
+  uint32_t to_[kPlaces];  // in the ring's first slot
 
   int start_, length_;
   int end_, step_;

@@ -15,18 +15,16 @@ double occupancy(int64_t rows, int64_t splits, int64_t slots) {
   return static_cast<double>(blocks) / (ceil_div(blocks, slots) * slots);
 }
 
-// Blocks of so many warps that a multiprocessor holds; it has little more shared memory than one
-// block may have, and keeps 1 KB for each.
+// Blocks of so many warps that a multiprocessor holds.
 int64_t resident(int64_t warps, int head_dim, const Gpu& gpu) {
-  constexpr int64_t kReserved = 1024;
-  const int64_t fit = (gpu.shared_bytes + kReserved) / (warps * ring_bytes(head_dim) + kReserved);
-  return std::min<int64_t>(fit, resident_blocks(head_dim));
+  return std::min<int64_t>(gpu.blocks_by_shared(warps * ring_bytes(head_dim)),
+                           resident_blocks(head_dim));
 }
 
 // Most warps a multiprocessor, and of equals the largest blocks.
 int choose_warps(int head_dim, const Gpu& gpu) {
   int best = 1;
-  for (int warps = 2; warps <= kMaxWarps; ++warps) {
+  for (int warps = 2; warps <= kSharingWarps; ++warps) {
     if (warps * resident(warps, head_dim, gpu) >= best * resident(best, head_dim, gpu))
       best = warps;
   }
@@ -39,10 +37,18 @@ int choose_warps(int head_dim, const Gpu& gpu) {
 // nearly as busy as the best number would.
 DecodePlan plan_decode(const Problem& problem, const Gpu& gpu) {
   DecodePlan plan;
-  plan.warps = choose_warps(problem.head_dim, gpu);
-  plan.splits = 1;
   const int64_t rows = problem.rows();
-  const int64_t slots = gpu.multiprocessors * resident(plan.warps, problem.head_dim, gpu);
+  // A few rows have the multiprocessors to themselves: the fewer tiles a warp has in a row, the
+  // sooner it is done. Many take turns, and one begins while another ends.
+  const bool alone = rows <= gpu.multiprocessors;
+  plan.warps = choose_warps(problem.head_dim, gpu);
+  int64_t slots = gpu.multiprocessors * resident(plan.warps, problem.head_dim, gpu);
+  if (alone) {
+    const int64_t fit = gpu.shared_bytes / ring_bytes(problem.head_dim);
+    plan.warps = static_cast<int>(std::min<int64_t>(fit, kMaxWarps));
+    slots = gpu.multiprocessors;
+  }
+  plan.splits = 1;
   if (rows == 0 || 5 * rows >= 4 * slots) return plan;
   const int64_t tiles = ceil_div(problem.positions, kTile);
   const int64_t most =

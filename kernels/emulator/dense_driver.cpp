@@ -76,9 +76,9 @@ int main(int argc, char** argv) {
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
     const bool aligned = offset % kChunk == 0 && stride % kChunk == 0 && cols % kChunk == 0;
-    const int gpu = static_cast<int>(split);  // where the host plans
+    const Gpu gpu{static_cast<int>(split), 227 << 10};  // where the host plans
     if (gemv) {
-      const int planned = plan_gemv(rows, tokens, aligned, gpu);
+      const int planned = plan_gemv(rows, tokens, aligned, gpu.multiprocessors);
       run_gemv(arguments, shape < 0 ? planned : static_cast<int>(shape), bfloat16, seed);
     } else {
       const FlatPlan planned = plan_flat_gemm(rows, cols, tokens, aligned, gpu);

@@ -1,10 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attn_implementation="unified_max"` generates what sdpa does, on real weights."""
 
+import gc
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    CLIPVisionConfig,
+    Gemma2Config,
+    LlamaConfig,
+    LlavaConfig,
+    StaticCache,
+)
+from typer.testing import CliRunner
+
+from flashsparse_plugin import attention
+from flashsparse_plugin.cli import app
 
 PROMPTS = ("Once upon a time, in a small village by the sea, there lived", "The capital of France")
 NAME = "unified_max"
@@ -54,9 +69,10 @@ def test_the_same_text_as_sdpa(smollm2, prompts, options):
     assert (none, calls) == (0, 30 * steps) and steps > 0
 
 
-def test_compiled(smollm2):
-    """A step with a static cache is one graph, and gives the same logits."""
+def test_compiled(smollm2, calibrated_dir):
+    """A step is one graph, and gives the same logits."""
     models, tokenizer = smollm2
+    models = {"sdpa": models["sdpa"], NAME: load(calibrated_dir)}
     given = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
     logits = []
     for step in (models["sdpa"].forward, torch.compile(models[NAME].forward, fullgraph=True,
@@ -70,6 +86,7 @@ def test_compiled(smollm2):
                 step(input_ids=ids, attention_mask=mask, past_key_values=out.past_key_values).logits
             )
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
+    assert counts(models[NAME]) == [(0, 2 * 9)] * 30
 
 
 def test_a_head_size_without_a_kernel_goes_through_sdpa():
@@ -85,12 +102,200 @@ def test_a_head_size_without_a_kernel_goes_through_sdpa():
     assert calls == 0 and tokens == generated(model, given)[0]
 
 
-def test_capped_scores_are_refused():
-    """sdpa would leave the cap out for the prompt, without a word."""
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["", "static"])
+def test_capped_scores(options):
+    """Gemma 2: the prompt as in "eager", and each new token through our op, with the cap."""
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=64, sliding_window=8,
+        attn_logit_softcapping=2.0, initializer_range=0.5, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    ids = torch.arange(1, 25).view(2, 12)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    given["attention_mask"][0, :3] = 0
+    if options:
+        options = options | {"disable_compile": True}
+    asked = {"output_logits": True, "return_dict_in_generate": True, "eos_token_id": None}
+    results = []
+    for name in ("eager", NAME):
+        model.set_attn_implementation(name)
+        with Counted() as counted:
+            out = model.generate(**given, max_new_tokens=8, do_sample=False, **asked, **options)
+        results.append(out)
+    assert counted.calls == 2 * 7
+    assert results[0].sequences.tolist() == results[1].sequences.tolist()
+    torch.testing.assert_close(results[0].logits, results[1].logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(results[0].logits[0], results[1].logits[0])  # the prompt's
+
+
+def test_the_cap_matters():
+    """Without it the test above would prove nothing."""
+    torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1, head_dim=64,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=64, initializer_range=0.5,
+        attn_logit_softcapping=2.0,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
-    with pytest.raises(ValueError, match='softcap 50.0.*attn_implementation="eager"'):
-        model(torch.arange(6)[None])
+    capped = model(torch.arange(1, 13)[None]).logits
+    model.model.layers[0].self_attn.attn_logit_softcapping = None
+    assert (model(torch.arange(1, 13)[None]).logits - capped).abs().max() > 0.1
+
+
+# ---- with phi -----------------------------------------------------------------------------------
+
+
+TINY = dict(
+    vocab_size=64, hidden_size=128, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1,
+)  # fmt: skip
+
+
+def entry_of(phi, **changes):
+    layers = [each and {"phi": each, "a": -9.0, "b": 9.0, "recomputed": 0.0} for each in phi]
+    return {"version": 1, "dtype": "bfloat16", "layers": layers, **changes}
+
+
+@pytest.fixture(scope="module")
+def calibrated_dir(smollm2_dir, shakespeare, tmp_path_factory):
+    """SmolLM2 with an entry "unified_max" of two short windows."""
+    path = tmp_path_factory.mktemp("calibrated") / "model"
+    path.mkdir()
+    for file in smollm2_dir.iterdir():
+        (path / file.name).symlink_to(file)
+    text = path.parent / "text.txt"
+    text.write_text(shakespeare[:100_000])
+    command = ["calibrate", str(path), "--text", str(text), "--tokens", "384", "--context", "192"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    return path
+
+
+def load(path, **changes):
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=NAME
+    )
+    for key, value in changes.items():
+        setattr(model.config, key, value)
+    return model
+
+
+def references(model):
+    layers = getattr(model, "model", model).layers
+    return [layer.self_attn._unified_max_reference for layer in layers]
+
+
+def counts(model):
+    """Parts computed again and sequences times heads looked at, of each layer with phi."""
+    return [tuple(each.counter.total.tolist()) for each in references(model) if each.counter]
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["", "static"])
+def test_calibrated_it_is_the_same_text(smollm2, calibrated_dir, options):
+    models, tokenizer = smollm2
+    given = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    if options:
+        options = options | {"disable_compile": True}
+    expected, _ = generated(models["sdpa"], given, **options)
+    model = load(calibrated_dir)
+    assert len(model.config.unified_max["layers"]) == 30
+    tokens, calls = generated(model, given, **options)
+    assert tokens == expected
+    steps = calls // 30
+    assert steps > 0 and counts(model) == [(0, steps * 2 * 9)] * 30
+
+
+def test_a_wrong_phi_is_counted_and_changes_nothing(smollm2, calibrated_dir):
+    models, tokenizer = smollm2
+    given = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
+    expected, _ = generated(models["sdpa"], given)
+    entry = attention.unified_max_of(load(calibrated_dir).config).model_dump()
+    entry["layers"][3]["phi"] = [500.0] * 9
+    entry["layers"][7]["phi"][4] = -500.0
+    entry["layers"][9] = None
+    model = load(calibrated_dir, unified_max=entry)
+    tokens, calls = generated(model, given)
+    assert tokens == expected
+    pairs = calls // 30 * 2
+    wanted = {f"layer {n}": (0, pairs * 9) for n in range(30) if n != 9}
+    wanted |= {"layer 3": (pairs * 9, pairs * 9), "layer 7": (pairs, pairs * 9)}
+    assert counts(model) == list(wanted.values())
+    gc.collect()  # models of other tests
+    assert list(attention.counters().items()) == list(wanted.items())
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["decode", "prompt-too"])
+def test_calibrated_and_compiled(warm):
+    """phi is made once, outside of the graph, and the graph counts."""
+    if not warm and torch.__version__ < "2.13":
+        pytest.skip("before torch 2.13 the first call of all is no single graph")
+    config = LlamaConfig(**TINY, unified_max=entry_of([[0.0, 300.0], None]))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    prompt, step = torch.arange(1, 9)[None], torch.tensor([[9]])
+    compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        cache = StaticCache(config, max_cache_len=16)
+        first = model.forward if warm else compiled
+        first(input_ids=prompt, past_key_values=cache, use_cache=True)
+        kept = references(model)
+        assert counts(model) == [(0, 0)]
+        out = compiled(input_ids=step, past_key_values=cache, use_cache=True).logits
+        assert counts(model) == [(1, 2)]
+        model.set_attn_implementation("sdpa")
+        expected = model(torch.cat([prompt, step], 1)).logits[:, -1:]
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    assert all(now is then for now, then in zip(references(model), kept, strict=True))
+
+
+def run_with(entry, dtype=torch.float32):
+    config = LlamaConfig(**TINY, unified_max=entry)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=dtype).eval()
+    with Counted() as counted:
+        model.generate(torch.arange(1, 9)[None], max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert counted.calls > 0
+    return model
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (entry_of([[0.0, 0.0]]), "layer 0: .* has 1 layers, and the model has 2"),
+        (entry_of([[0.0, 0.0]] * 3), "layer 0: .* has 3 layers, and the model has 2"),
+        (entry_of([[0.0] * 3, [0.0] * 2]), "layer 0: .* phi for 3 heads, and the layer has 2"),
+        (entry_of([[0.0] * 2, [0.0]]), "layer 1: .* phi for 1 heads"),
+        (entry_of([[0.0, float("nan")]] * 2), "unified_max.layers.0: .*finite"),
+        (entry_of([[0.0, 0.0]] * 2, version=2), "unified_max.version"),
+        (entry_of([[0.0, 0.0]] * 2, dtype="int8"), "unified_max.dtype"),
+        ("yes", "unified_max"),
+    ],
+)
+def test_an_entry_that_cannot_be_meant(entry, message):
+    with pytest.raises(attention.CalibrationError, match=message):
+        run_with(entry)
+
+
+def test_phi_of_another_dtype_is_left_alone(caplog):
+    entry = entry_of([[0.0, 0.0]] * 2)
+    for _ in range(2):
+        model = run_with(entry, torch.float16)
+    assert references(model)[0].phi is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "chosen for bfloat16 and does not fit float16" in caplog.text
+    model = run_with(entry, torch.bfloat16)
+    assert references(model)[0].phi.tolist() == [0.0, 0.0]
+
+
+def test_the_language_model_of_a_multimodal_one():
+    """Its entry stands in "text_config", where calibrate writes it."""
+    text = LlamaConfig(**TINY, unified_max=entry_of([[0.0, 300.0], None]))
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=63)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation=NAME).eval()
+    model.generate(torch.arange(1, 9)[None], max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert counts(model.model.language_model) == [(2, 2 * 2)]

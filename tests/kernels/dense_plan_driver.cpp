@@ -2,7 +2,8 @@
 // Tells what the kernels of dense layers are compiled for and how their work is cut;
 // test_cuda_dense_plan.py asks. Without arguments, a line for each compiled shape:
 //   gemv tokens rows blocks, threads, bytes of shared memory
-// For rows, cols, tokens, aligned and multiprocessors on each line of stdin, the plans:
+// For rows, cols, tokens, aligned, multiprocessors and bytes of shared memory on each line of
+// stdin, the plans:
 //   shape and split of flat_gemm, row blocks, floats of partial sums, the most parts; shape of gemv
 //   (-1 where there are too many tokens for it)
 #include <cstdio>
@@ -34,15 +35,17 @@ int main(int argc, char**) {
     print_shapes();
     return 0;
   }
-  long long rows, cols, tokens;
-  int aligned, gpu;
-  while (std::scanf("%lld %lld %lld %d %d", &rows, &cols, &tokens, &aligned, &gpu) == 5) {
+  long long rows, cols, tokens, shared;
+  int aligned, multiprocessors;
+  while (std::scanf("%lld %lld %lld %d %d %lld", &rows, &cols, &tokens, &aligned, &multiprocessors,
+                    &shared) == 6) {
+    const flashsparse::Gpu gpu{multiprocessors, shared};
     const FlatPlan plan = plan_flat_gemm(rows, cols, tokens, aligned != 0, gpu);
     const bool few = tokens <= max_gemv_tokens(aligned != 0);
     std::printf("%d %d %lld %lld %d %d\n", plan.shape, plan.split,
                 static_cast<long long>(plan.row_blocks(rows)),
                 static_cast<long long>(plan.partial_floats(rows)),
                 max_split(plan.shape, rows, cols),
-                few ? plan_gemv(rows, tokens, aligned != 0, gpu) : -1);
+                few ? plan_gemv(rows, tokens, aligned != 0, multiprocessors) : -1);
   }
 }

@@ -21,6 +21,9 @@ from emulation import (
     with_switched_barriers,
 )
 
+from flashsparse_plugin.attention.calibration import LayerScores, finding
+from flashsparse_plugin.ops import attention_reference
+
 HEAD_DIMS = (64, 80, 96, 128, 256)
 # Under sanitizers: every lane copies, or some have nothing to copy; 8 heads or 16.
 SMALL_SHAPES = ("64, 1", "80, 1", "64, 2")
@@ -185,6 +188,28 @@ def test_a_phi_that_fits_is_never_wrong(driver):
     assert not counted(binary, case).any()
     for value in (-20.0, 20.0):
         assert not counted(binary, replace(case, phi=phi_of(case, value))).any()
+
+
+def test_what_calibration_expects_is_what_the_kernel_counts(driver):
+    """Its parts are the kernel's, and of all phi its own has the fewest computed again."""
+    for dtype, spread in ((FLOAT16, 6.0), (BFLOAT16, 30.0)):
+        case = random_decode(
+            4, 1, 8, 64, 600, 3, dtype=dtype, spread=spread,
+            lengths=int32(600, 257, 64, 5), splits=3, warps=4,
+        )  # fmt: skip
+        scores = attention_reference.scores(case.query, case.key, case.lengths, scale=case.scale)
+        seen = LayerScores(8)
+        seen.add(0, scores.transpose(0, 1).float())
+        assert seen.sums.counts.sum() == 8 * (12 + 5 + 4 + 1)
+        reference = finding(seen, str(dtype).removeprefix("torch.")).reference
+        expected = round(reference.recomputed * 8 * 22)
+        phi = torch.tensor(reference.phi)
+        counts = [
+            int(counted(driver("decode_driver", "plain"), replace(case, phi=phi + shift)).sum())
+            for shift in (-3.0, 0.0, 3.0)
+        ]
+        assert 0 < counts[1] <= expected <= counts[1] + 3
+        assert min(counts) == counts[1]
 
 
 def test_infinity_and_nan_are_not_hidden(driver):

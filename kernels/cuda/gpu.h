@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What plans know of a GPU.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse {
+
+struct Gpu {
+  int multiprocessors;
+  int64_t shared_bytes;  // that a block may have
+
+  // Blocks of so much shared memory that a multiprocessor holds: it has little more than one block
+  // may have, and keeps 1 KB for each.
+  int64_t blocks_by_shared(int64_t bytes) const {
+    constexpr int64_t kReserved = 1024;
+    return (shared_bytes + kReserved) / (bytes + kReserved);
+  }
+};
+
+}  // namespace flashsparse
