@@ -17,7 +17,7 @@ import logging
 import multiprocessing
 from typing import Any
 
-from flashsparse_plugin.attention import unified_max_of
+from flashsparse_plugin.attention import CalibrationError, unified_max_of
 from flashsparse_plugin.attention.counters import logger as counting
 
 from .settings import SettingsError
@@ -171,16 +171,20 @@ def check_calibration(vllm_config: Any) -> None:
     entry = unified_max_of(config)
     if entry is None:
         return
-    for number in range(config.num_hidden_layers):
+    layers = config.num_hidden_layers
+    if len(entry.layers) != layers:
+        raise CalibrationError(
+            f'"unified_max" of config.json has {len(entry.layers)} layers, and the model has '
+            f"{layers}: it was made for another model. Run `flashsparse calibrate` for this one"
+        )
+    for number in range(layers):
         entry.layer(number, config.num_attention_heads)
     dtype = str(model.dtype).removeprefix("torch.")
     if not entry.holds_for(dtype) and multiprocessing.parent_process() is None:
         logger.warning(
-            "the model was calibrated for %s and runs in %s, which has less room: phi is left "
-            "alone, and decode attention takes the online softmax. Calibrate it for %s with "
-            "`flashsparse calibrate`, or serve it with --dtype %s",
+            "phi of this model was chosen for %s and does not fit %s: decode attention takes the "
+            "online softmax. For phi: flashsparse calibrate MODEL --text FILE --dtype %s",
             entry.dtype,
             dtype,
             dtype,
-            entry.dtype,
         )

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashsparse_plugin.attention import Counter, UnifiedMax, counters
+from flashsparse_plugin.attention import CalibrationError, Counter, UnifiedMax, counters
 from flashsparse_plugin.attention.counters import logger as counting
 from flashsparse_plugin.ops import attention_reference
 
@@ -209,7 +209,12 @@ def test_an_entry_for_a_dtype_with_more_room_is_left_alone(backend, caplog, monk
     config.model_config.dtype = torch.bfloat16  # what it was made for
     attention.check_calibration(config)
     (record,) = caplog.records
-    assert "calibrated for bfloat16 and runs in float16" in record.getMessage()
+    assert "chosen for bfloat16 and does not fit float16" in record.getMessage()
+    text.num_hidden_layers = 2
+    with pytest.raises(CalibrationError, match="has 1 layers, and the model has 2"):
+        attention.check_calibration(config)
+    config.attention_config.backend = None
+    attention.check_calibration(config)  # vLLM's own attention asks for no phi
 
 
 def test_counts_are_told_at_debug_level_only(caplog):
