@@ -189,7 +189,7 @@ def gpu_pack(result: Result) -> str:
 
 
 def attention(result: Result) -> str:
-    """Microseconds of a step, and FlashAttention 3's time / that, by positions."""
+    """Microseconds of a step from pages, and FlashAttention 3's time / that, by positions."""
     positions = sorted({row["positions"] for row in result["rows"]})
     cells = []
     for heads, sequences in dict.fromkeys((r["heads"], r["sequences"]) for r in result["rows"]):
@@ -198,10 +198,18 @@ def attention(result: Result) -> str:
         line = [heads, str(sequences)]
         for count in positions:
             row = by_positions[count]
-            line.append(f"{row['online_us']:,.0f} µs ({row['fa3_us'] / row['online_us']:.2f})")
+            line.append(f"{row['paged_us']:,.0f} µs ({row['fa3_us'] / row['paged_us']:.2f})")
         cells.append(line)
     header = ["heads", "sequences", *(f"{count:,} positions" for count in positions)]
     return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def copies(result: Result) -> str:
+    """Bandwidth of asynchronous copies, by what they take and where it goes."""
+    cells = [[row["pieces"], f"{row['gb_s']:,}"] for row in result["rows"]]
+    about = result["about"]
+    text = markdown(["a copy of", "GB/s"], cells)
+    return text + f"\n{about['gpu']}, {about['date'][:10]}.\n"
 
 
 def gemm(result: Result) -> str:
@@ -216,6 +224,50 @@ def gemm(result: Result) -> str:
             line.append(f"{best['ratio']:.2f}{'g' if best['op'] == 'gemv' else ''}")
         cells.append(line)
     return markdown(["layer", *map(str, tokens)], cells) + gpu_conditions(result["about"])
+
+
+def origin(result: Result) -> str:
+    """Of a table that ships."""
+    if result["source"] == "model":
+        return f"\nEstimated for an {result['device']['name']}, not measured.\n"
+    return f"\n{result['device']['name']}, measured in {result['dtype']}, {result['date']}.\n"
+
+
+def inflections(result: Result) -> str:
+    """Tokens that each implementation of a dense layer serves (FlashDecoding++, Figure 9(c))."""
+    cells = []
+    for entry in result["entries"]:
+        if "format" in entry:
+            continue
+        begin, served = 1, {}
+        for each in entry["ranges"]:
+            end = each["max_tokens"]
+            one = f"{begin}" if end == begin else f"{begin} to {end}"
+            served[each["implementation"]] = one if end else f"{begin} on"
+            begin = (end or 0) + 1
+        most = {each["implementation"]: each["max_tokens"] or 0 for each in entry["ranges"]}
+        first = most.get("gemv", 0) + 1
+        second = max(first, most.get("flat_gemm", 0) + 1)
+        names = ("gemv", "flat_gemm", "library")
+        shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
+        cells.append([shape, *(served.get(name, "") for name in names), f"{first}", f"{second}"])
+    header = ["[N, K]", "ImplA: gemv", "ImplB: flat_gemm", "ImplC: cuBLAS", "M1", "M2"]
+    return markdown(header, cells) + origin(result)
+
+
+def sparse_until(result: Result) -> str:
+    """Tokens up to which the sparse kernel is faster than unpacking, by zeros."""
+    found: dict[str, dict[int, str]] = {}
+    for entry in result["entries"]:
+        if "format" in entry:
+            shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
+            zeros = round(100 * (1 - entry["density"]))
+            first = entry["ranges"][0]
+            sparse = first["implementation"] == "sparse"
+            found.setdefault(shape, {})[zeros] = str(first["max_tokens"] or "all") * sparse or "0"
+    zeros = sorted({each for by_zeros in found.values() for each in by_zeros})
+    cells = [[shape, *(own.get(each, "") for each in zeros)] for shape, own in found.items()]
+    return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
 
 
 def serve(result: Result) -> str:
@@ -271,7 +323,10 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_cycles": cycles,
     "gpu_pack": gpu_pack,
     "attention": attention,
+    "copies": copies,
     "gemm": gemm,
+    "inflections": inflections,
+    "sparse_until": sparse_until,
     "serve": serve,
 }
 

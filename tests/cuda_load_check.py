@@ -55,6 +55,8 @@ def check_fakes() -> str:
         assert y.shape == (5, 300) and y.device.type == "cuda"
         y = ops.tiled_csl_linear_planned(x, words, offsets, 300, torch.float16, None, 0, 1)
         assert y.shape == (5, 300) and y.device.type == "cuda"
+        y = ops.dense_linear(x, weight, None, 2, 16)
+        assert y.shape == (5, 300) and y.device.type == "cuda"
         query = torch.empty(2, 6, 64, dtype=torch.float16, device="cuda")
         cache = torch.empty(2, 3, 20, 64, dtype=torch.float16, device="cuda")
         out, recomputed = ops.unified_max_decode(query, cache, cache, scale=0.125)

@@ -51,6 +51,7 @@ SAMPLES = {
     ],
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
+    "dense_linear": [],  # in dataflow/test_linear.py
     "flat_gemm_planned": [],  # CUDA only, as is the next
     "gemv_planned": [],
     "unified_max_decode": [

@@ -42,7 +42,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert tops == {"flashsparse_plugin", wheel.name.split("-py3")[0] + ".dist-info"}
-    for needed in ("_C_cpu.so", "py.typed", "integrations/hf/__init__.py", "formats/registry.py"):
+    modules = ("integrations/hf/__init__.py", "formats/registry.py")
+    for needed in ("_C_cpu.so", "py.typed", "dataflow/tables/h200.json", *modules):
         assert f"flashsparse_plugin/{needed}" in names
     assert not [name for name in names if name.endswith((".cpp", ".cu", ".h", ".cuh"))]
 

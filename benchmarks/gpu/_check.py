@@ -30,10 +30,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from _device import Budget
-from _layers import TILE_COLS, TILE_ROWS, Layer, assembled, random_weight
+from _layers import TILE_COLS, TILE_ROWS, Layer, assembled, skewed_weight
 from _plans import plans
 from torch import Tensor
 
+from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 TOKENS = (1, 3, 8, 16, 17, 32, 64, 100, 192, 256, 300, 1024)
@@ -206,9 +207,8 @@ class Checker:
         if whole and not case.skewed and case.shape in REAL:
             layer = assembled(Layer("", "", *case.shape), case.sparsity, case.dtype, self._device)
             return layer.dense, layer.weight_packed, layer.tile_offsets
-        weight = random_weight(
-            case.shape, case.sparsity, case.dtype, seed=number, skewed=case.skewed
-        )
+        made = skewed_weight if case.skewed else random_weight
+        weight = made(case.shape, 1 - case.sparsity, case.dtype, seed=number)
         words, offsets = ops.tiled_csl_pack(weight)
         return weight.to(self._device), words.to(self._device), offsets.to(self._device)
 

@@ -17,24 +17,31 @@ from typing import NamedTuple
 import torch
 from _check import DTYPES, Tally, errors_of, poisoned_memory
 from _device import Budget
-from _layers import Layer, model_layers, random_weight
+from _layers import Layer, model_layers
 from torch import Tensor
 
 from flashsparse_plugin.dataflow import DENSE
+from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "dense_plan.h"
 OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each
 
-# FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers.
+# FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers and pads
+# their heads.
 LAYERS = [
     *model_layers(
         "Llama2-7B", qkv=(12288, 4096), o=(4096, 4096), ffn1=(11008, 4096), ffn2=(4096, 11008),
-        gate_up=(22016, 4096),
+        gate_up=(22016, 4096), head=(32000, 4096),
     ),
-    *model_layers("OPT-6.7B", fc1=(16384, 4096), fc2=(4096, 16384)),
-    *model_layers("ChatGLM2-6B", qkv=(4608, 4096), ffn1=(27392, 4096), ffn2=(4096, 13696)),
-    *model_layers("Llama-3-8B", qkv=(6144, 4096), gate_up=(28672, 4096), down=(4096, 14336)),
+    *model_layers("OPT-6.7B", fc1=(16384, 4096), fc2=(4096, 16384), head=(50304, 4096)),
+    *model_layers(
+        "ChatGLM2-6B", qkv=(4608, 4096), ffn1=(27392, 4096), ffn2=(4096, 13696), head=(65024, 4096),
+    ),
+    *model_layers(
+        "Llama-3-8B", qkv=(6144, 4096), gate_up=(28672, 4096), down=(4096, 14336),
+        head=(128256, 4096),
+    ),
 ]  # fmt: skip
 TOKENS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64)
 
@@ -207,7 +214,7 @@ class DenseChecker:
         around = torch.full((case.offset + rows * stride,), torch.nan, dtype=case.dtype)
         around = around.to(self._device)
         weight = around[case.offset :].view(rows, stride)[:, :cols]
-        return weight.copy_(random_weight(case.shape, 0.0, case.dtype, seed=number))
+        return weight.copy_(random_weight(case.shape, 1.0, case.dtype, seed=number))
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.randn(shape, generator=self._generator, device=self._device).to(dtype)

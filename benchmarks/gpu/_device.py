@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 import _measure
 
+from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, replayed
 from flashsparse_plugin.ops import STATUS
 
 SMI_FIELDS = (
@@ -94,9 +94,6 @@ def _time(samples: list[float]) -> Time:
 class Stopwatch:
     """Times one call among many of its kind: a CUDA graph of calls, replayed, medians."""
 
-    CALLS = 40
-    SECONDS = 0.003  # long beside a launch: more calls than fill this are not needed
-
     def __init__(self, device: torch.device, replays: int):
         self._device = device
         self._replays = replays
@@ -106,22 +103,7 @@ class Stopwatch:
         if self._device.type != "cuda":
             samples = _measure.interleaved({"it": call}, self._replays, seconds=0.0)["it"]
             return _time(samples)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()  # workspaces and modules are made outside of the graph
-            once = _events(call, stream)
-        torch.cuda.current_stream().wait_stream(stream)
-        calls = max(copies, 3, min(self.CALLS, math.ceil(self.SECONDS / once)))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                call()
-        with torch.cuda.stream(stream):
-            graph.replay()
-            samples = [_events(graph.replay, stream) / calls for _ in range(self._replays)]
-        torch.cuda.current_stream().wait_stream(stream)
-        return _time(samples)
+        return _time(replayed(call, copies, self._replays))
 
     def ungraphed(self, call: Callable[[], object]) -> Time:
         """Times calls that cannot be captured and are long beside their launch."""
@@ -129,24 +111,12 @@ class Stopwatch:
         if self._device.type != "cuda":
             return self(call)
         stream = torch.cuda.current_stream()
-        return _time([_events(call, stream) for _ in range(self._replays)])
-
-
-def _events(call: Callable[[], object], stream: torch.cuda.Stream) -> float:
-    """Seconds of the device."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record(stream)
-    call()
-    end.record(stream)
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
+        return _time([elapsed(call, stream) for _ in range(self._replays)])
 
 
 def cold_bytes(device: torch.device) -> int:
     """Copies of so much in all take turns, and none is found in a cache."""
-    if device.type != "cuda":
-        return 0
-    return 4 * torch.cuda.get_device_properties(device).L2_cache_size
+    return cold_bytes_of(device) if device.type == "cuda" else 0
 
 
 def bandwidth(device: torch.device, stopwatch: Stopwatch) -> dict[str, float]:

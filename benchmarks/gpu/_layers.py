@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 TILE_ROWS, TILE_COLS = 128, 64
@@ -62,26 +63,13 @@ def layer(text: str) -> Layer:
     return known.get(text) or Layer("", "", int(out_features), int(in_features))
 
 
-def random_weight(
-    shape: tuple[int, int],
-    sparsity: float,
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device | str = "cpu",
-    skewed: bool = False,
-) -> Tensor:
-    """Normal values, each zero with the given probability; products stay near 1.
-
-    `skewed` makes the probability differ by row, from full rows to empty ones.
-    """
-    generator = torch.Generator(device).manual_seed(seed)
-    density = torch.full((shape[0], 1), 1 - sparsity, device=device)
-    if skewed:
-        density = (2 * density * torch.rand(shape[0], 1, device=device, generator=generator)) ** 2
-        density[:: max(shape[0] // 5, 1)] = 1.0
-    kept = torch.rand(shape, device=device, generator=generator) < density
-    weight = torch.randn(shape, device=device, generator=generator) * shape[1] ** -0.5
-    return (weight * kept).to(dtype)
+def skewed_weight(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int) -> Tensor:
+    """A random weight whose density differs by row, from full rows to empty ones."""
+    generator = torch.Generator().manual_seed(seed)
+    of_row = (2 * density * torch.rand(shape[0], 1, generator=generator)) ** 2
+    of_row[:: max(shape[0] // 5, 1)] = 1.0
+    kept = torch.rand(shape, generator=generator) < of_row
+    return random_weight(shape, 1.0, dtype, seed=seed) * kept
 
 
 @dataclass
@@ -108,7 +96,7 @@ def assembled(
     down, across = layer.out_features // TILE_ROWS, layer.in_features // TILE_COLS
     if layer.shape != (down * TILE_ROWS, across * TILE_COLS):
         raise ValueError(f"{layer} is not made of whole tiles of {TILE_ROWS}x{TILE_COLS}")
-    small = random_weight((DISTINCT[0] * TILE_ROWS, DISTINCT[1] * TILE_COLS), sparsity, dtype, 0)
+    small = random_weight((DISTINCT[0] * TILE_ROWS, DISTINCT[1] * TILE_COLS), 1 - sparsity, dtype)
     words, offsets = (tensor.to(device) for tensor in ops.tiled_csl_pack(small))
     tiles = small.view(DISTINCT[0], TILE_ROWS, DISTINCT[1], TILE_COLS).transpose(1, 2)
     tiles = tiles.reshape(-1, TILE_ROWS, TILE_COLS).to(device)

@@ -7,8 +7,8 @@
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
 
 Beside the op, without phi and with one that fits, stand torch's scaled_dot_product_attention and,
-where vLLM is installed, its FlashAttention 3. All read cold keys and values, from CUDA graphs.
-Results are saved after each point; when the --minutes are over, what is missing is left out and
+where vLLM is installed, its FlashAttention 3 and its Triton kernel, which read the same pages as our
+paged op. All read cold keys and values, from CUDA graphs. Results are saved after each point; when the --minutes are over, what is missing is left out and
 said. The card's clocks are left alone.
 """
 
@@ -258,6 +258,36 @@ def flash_attention() -> Callable | None:
     return partial(flash_attn_varlen_func, fa_version=3)
 
 
+def triton_attention(
+    sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
+) -> Callable | None:
+    """vLLM's Triton kernel for decode, as its backend calls it; None where it is not there."""
+    try:
+        from vllm.v1.attention.backends import triton_attn
+        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+    except ImportError:
+        return None
+    segments = triton_attn.NUM_PAR_SOFTMAX_SEGMENTS
+    most = triton_attn.MIN_LAUNCH_GRID_SIZE_2D // kv_heads  # sequences that are cut into segments
+    room = partial(torch.empty, dtype=torch.float32, device=device)
+    return partial(
+        unified_attention,
+        cu_seqlens_q=torch.arange(sequences + 1, device=device).int(),
+        max_seqlen_q=1,
+        causal=True,
+        window_size=(-1, -1),
+        softcap=0,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+        seq_threshold_3D=most,
+        num_par_softmax_segments=segments,
+        softmax_segm_output=room(most, heads, segments, head_dim),
+        softmax_segm_max=room(most, heads, segments),
+        softmax_segm_expsum=room(most, heads, segments),
+    )
+
+
 class Point:
     """One shape, over as many copies of its keys and values as keep them cold."""
 
@@ -292,7 +322,7 @@ class Point:
         }
 
     def _paged(self) -> Row:
-        """The op, and FlashAttention where it is, over a cache in vLLM's layout."""
+        """The op, and FlashAttention and Triton where they are, over a cache in vLLM's layout."""
         shape, query, scale = self._shape, self._query, self._scale
         count = -(-shape.positions // PAGE)
         size = (shape.sequences * count, PAGE, shape.kv_heads, 2 * shape.head_dim)
@@ -317,6 +347,22 @@ class Point:
                 out=torch.empty_like(query),
             )
             row["fa3_us"] = self._time(lambda: fa3(query, *caches()), caches)
+        triton = None
+        if self._device.type == "cuda":
+            heads = query.shape[1]
+            triton = triton_attention(
+                shape.sequences, heads, shape.kv_heads, shape.head_dim, self._device
+            )
+        if triton is not None:
+            triton = partial(
+                triton,
+                seqused_k=self._lengths,
+                max_seqlen_k=shape.positions,
+                softmax_scale=scale,
+                block_table=table,
+                out=torch.empty_like(query),
+            )
+            row["triton_us"] = self._time(lambda: triton(query, *caches()), caches)
         return row
 
     def _rotation(self, make: Callable[[], Any]) -> _measure.Rotation:
@@ -351,7 +397,11 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 def show(rows: list[Row], about: dict[str, Any]) -> None:
     """Microseconds; green where the op is the fastest, its share of the bound beside it."""
-    names = [name for name in ("online", "phi", "paged", "sdpa", "fa3") if f"{name}_us" in rows[0]]
+    names = [
+        name
+        for name in ("online", "phi", "paged", "sdpa", "fa3", "triton")
+        if f"{name}_us" in rows[0]
+    ]
     table = Table(title="µs of one token a sequence", box=box.SIMPLE_HEAD)
     for column in ("heads", "sequences", "positions", *names, "bound", "of bound"):
         table.add_column(column, justify="right", no_wrap=True)

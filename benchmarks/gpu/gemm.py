@@ -48,7 +48,7 @@ from _device import (
     results_folder,
     run_parts,
 )
-from _layers import Layer, layer, random_weight
+from _layers import Layer, layer
 from _speed import Dense, activations
 from _tools import sanitize
 from rich import box
@@ -57,6 +57,7 @@ from torch import Tensor
 
 from flashsparse_plugin.dataflow import DENSE, Dataflow
 from flashsparse_plugin.dataflow.table import ranges_of
+from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -100,7 +101,7 @@ class Speed:
             if budget.left < 0:
                 return
             dense = Dense(each, self._dtype, self._device).time(tokens, self._stopwatch)
-            weight = random_weight(each.shape, 0.0, self._dtype, seed=0, device=self._device)
+            weight = random_weight(each.shape, 1.0, self._dtype, self._device)
             copies = _measure.Rotation(weight.clone, weight.nbytes, cold_bytes(self._device))
             for count in tokens:
                 x = activations(count, each, self._dtype, self._device)

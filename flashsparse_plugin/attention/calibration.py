@@ -32,11 +32,11 @@ from .references import KEY, VERSION, LayerReference, UnifiedMax
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# A part is what a warp has of a split, and this is as short as splits get: 64 positions, 4 tiles of
-# 16, by turns with 3 other warps (kLeastTiles and kMaxWarps in kernels/cuda/unified_max_plan.h,
+# A part is what a warp has of a split, and this is as short as splits get: 32 positions, 2 tiles of
+# 16, by turns with 7 other warps (kLeastTiles and kMaxWarps in kernels/cuda/unified_max_plan.h,
 # find_split in unified_max_decode.cuh). Contexts beyond 4,096 tokens and large batches have larger
 # parts, and on the CPU a whole sequence is one: sums are larger there, and fewer of them too small.
-TILE, WARPS, TURNS = 16, 4, 4
+TILE, WARPS, TURNS = 16, 8, 2
 SPLIT = TILE * WARPS * TURNS
 
 ROWS = 256  # decode steps that are looked at together, which bounds the memory

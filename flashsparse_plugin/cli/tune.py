@@ -207,7 +207,7 @@ def _measured(
                     weight,
                     getattr(torch, dtype),
                     device,
-                    tuner.GraphTimer(),
+                    tuner.graph_timer,
                     tuner.cold_bytes_of(device),
                     on_measured=tell,
                 )

@@ -4,11 +4,10 @@
 It decides where no table was measured. A product of few tokens takes the longest of
 
     the weight's bytes from memory, all bytes from L2 (x comes from there, once a block of rows),
-    the instructions that a kernel issues, and for the library its arithmetic,
+    the instructions that gemv issues, and for the library its arithmetic,
 
-and beside that a launch and the joining of sums. Instructions are counted in the machine code of
-kernels/cuda; what a sparse kernel takes for a tile was fitted to measurements on an H200
-(docs/kernels.md, "What binds it"); efficiencies and latencies are estimates.
+and beside that a launch and the joining of sums. What a kernel takes was fitted to measurements on
+an H200; latencies, and what other GPUs have, are estimates.
 """
 
 from __future__ import annotations
@@ -29,6 +28,11 @@ BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 38
 """Numbers of tokens that are looked at."""
 
 ITEMSIZE = 2  # bytes of float16 and bfloat16
+
+# What a kernel for dense layers must be faster by than the library to be used in its place: where
+# both were measured, and where this model estimates both. Whatever it expected to be faster by more
+# was faster on an H200.
+MARGIN, DOUBT = 0.02, 0.12
 
 
 def implementations_of(format: str) -> Mapping[str, int | None]:
@@ -90,6 +94,8 @@ class Gpu:
         clock: Hertz under load.
         arithmetic: Operations a second that the library reaches on 16-bit products.
         multiprocessors: Of the GPU.
+        capability: Its compute capability.
+        sparse_tokens: Of a launch of the sparse kernel.
     """
 
     name: str
@@ -98,14 +104,16 @@ class Gpu:
     clock: float
     arithmetic: float
     multiprocessors: int
+    capability: tuple[int, int]
+    sparse_tokens: int
 
 
-# Of the H200 memory, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all other
-# constants are estimates from data sheets.
+# Of the H200 memory, L2, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all
+# other constants are estimates from data sheets.
 GPUS = (
-    Gpu("H200", 4.3e12, 5.5e12, 1.98e9, 800e12, 132),
-    Gpu("H100", 3.0e12, 5.5e12, 1.75e9, 700e12, 132),
-    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108),
+    Gpu("H200", 4.6e12, 9.4e12, 1.98e9, 800e12, 132, (9, 0), 128),
+    Gpu("H100", 3.2e12, 8.0e12, 1.75e9, 700e12, 132, (9, 0), 128),
+    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108, (8, 0), 32),
 )
 
 # Seconds. Measured on an H200: a launch in a CUDA graph, and all that the library takes beside its
@@ -115,17 +123,18 @@ LAUNCH, LIBRARY_FIXED = 2.1e-6, 4.0e-6
 BEGIN, JOIN_WARPS, JOIN_BLOCKS = 0.8e-6, 0.3e-6, 1.5e-6
 ISSUE = 4 * 0.72  # instructions a clock and multiprocessor
 LIBRARY_ROWS, LIBRARY_TOKENS = 128, 64  # of a tile
-FLAT_ROWS = 128  # of a block; kernels/cuda/dense_plan.h
-# Of the time of the weight's bytes: what flat_gemm takes, and what each token adds, as every warp
-# reads x through L1. Fitted to benchmarks/results/nvidia-h200/gemm.json.
-FLAT_BASE, FLAT_TOKEN = 1.14, 0.028
+LIBRARY_MEMORY = 0.93  # share of the bandwidth
+# Fitted to benchmarks/results/nvidia-h200/gemm.json: instructions of gemv for each 16 bytes of
+# weight a lane, and waiting; of flat_gemm what a byte of x costs, which comes from L2, and how much
+# longer more than 16 tokens take.
+GEMV_CHUNK, GEMV_TOKEN = 52, 14
+FLAT_ROWS, FLAT_X, FLAT_MANY = 32, 0.15, 1.2  # rows of a block: kernels/cuda/dense_plan.h
 CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
 # the share that each further token of a launch adds: fitted to Tiled-CSL on an H200.
 TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.030, 0.0135
-SPARSE_TOKENS = 128  # of a launch
-UNPACK_MEMORY = 0.65  # share of the bandwidth that unpacking reaches, over what it reads and writes
+UNPACK_MEMORY = 0.61  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
 def find_gpu(name: str, capability: tuple[int, int]) -> Gpu:
@@ -158,39 +167,41 @@ def seconds(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float
             moved = weight.nbytes + weight.dense_nbytes
             unpack = moved / (UNPACK_MEMORY * gpu.memory) + LAUNCH
         return activations + unpack + _library(weight, tokens, gpu)
-    return activations + _own(implementation, weight, tokens, gpu)
+    own = _gemv if implementation == "gemv" else _flat
+    return activations + own(weight, tokens, gpu)
 
 
-def _own(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
-    """gemv and flat_gemm: instructions for each 16 bytes of weight a lane, as they were counted."""
+def _gemv(weight: Weight, tokens: int, gpu: Gpu) -> float:
     out_features, in_features = weight.shape
-    chunks = out_features * in_features / CHUNK
-    memory = weight.nbytes / gpu.memory
-    if implementation == "gemv":
-        rows, instructions, join = 4, 16 + 12 * tokens, JOIN_WARPS
-    else:
-        rows, instructions = FLAT_ROWS, 12 + 10 * -(-tokens // 16)
-        join = JOIN_BLOCKS if out_features < FLAT_ROWS * gpu.multiprocessors else JOIN_WARPS
-        memory *= FLAT_BASE + FLAT_TOKEN * tokens
-    # Warps of a block share x in L1, on average two at a time.
-    x_bytes = ITEMSIZE * tokens * in_features * out_features / rows / 2
-    return (
-        LAUNCH
-        + BEGIN
-        + join
-        + max(
-            memory,
-            (weight.nbytes + x_bytes) / gpu.l2,
-            chunks * instructions / (gpu.multiprocessors * ISSUE * gpu.clock),
-        )
+    # Warps of 4 rows share x in L1, on average two at a time.
+    x_bytes = ITEMSIZE * tokens * in_features * out_features / 4 / 2
+    issued = out_features * in_features / CHUNK * (GEMV_CHUNK + GEMV_TOKEN * tokens)
+    busy = max(
+        weight.nbytes / gpu.memory,
+        (weight.nbytes + x_bytes) / gpu.l2,
+        issued / (gpu.multiprocessors * ISSUE * gpu.clock),
     )
+    return LAUNCH + BEGIN + JOIN_WARPS + busy
+
+
+def _flat(weight: Weight, tokens: int, gpu: Gpu) -> float:
+    out_features, in_features = weight.shape
+    x_bytes = ITEMSIZE * tokens * in_features * out_features / FLAT_ROWS
+    busy = max((weight.nbytes + FLAT_X * x_bytes) / gpu.memory, (weight.nbytes + x_bytes) / gpu.l2)
+    if tokens > 16:
+        busy *= FLAT_MANY
+    join = JOIN_BLOCKS if out_features < FLAT_ROWS * gpu.multiprocessors / 2 else 0.0
+    return LAUNCH + BEGIN + join + busy
 
 
 def _library(weight: Weight, tokens: int, gpu: Gpu) -> float:
     out_features, in_features = weight.shape
     padded = LIBRARY_TOKENS * -(-tokens // LIBRARY_TOKENS)
     x_bytes = ITEMSIZE * padded * in_features * out_features / LIBRARY_ROWS / 4
-    memory = max(weight.dense_nbytes / gpu.memory, (weight.dense_nbytes + x_bytes) / gpu.l2)
+    memory = max(
+        weight.dense_nbytes / (LIBRARY_MEMORY * gpu.memory),
+        (weight.dense_nbytes + x_bytes) / gpu.l2,
+    )
     arithmetic = 2.0 * padded * in_features * out_features / gpu.arithmetic
     return LIBRARY_FIXED + max(memory, arithmetic)
 
@@ -200,8 +211,8 @@ def _sparse(weight: Weight, tokens: int, gpu: Gpu) -> float:
     clocks = TILE_CLOCKS + TILE_CLOCKS_A_BYTE * weight.nbytes / tiles
     spread = tiles / (gpu.multiprocessors * gpu.clock)
     total = 0.0
-    for begin in range(0, tokens, SPARSE_TOKENS):
-        more = max(0, min(SPARSE_TOKENS, tokens - begin) - 8)
+    for begin in range(0, tokens, gpu.sparse_tokens):
+        more = max(0, min(gpu.sparse_tokens, tokens - begin) - 8)
         busy = clocks * spread * (1 + TILE_TOKEN * more)
         total += LAUNCH + BEGIN + JOIN_BLOCKS + max(weight.nbytes / gpu.memory, busy)
     return total

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of measured implementations, one file a GPU and dtype, and the decision for a weight.
+"""Tables of implementations, and the decision for a weight.
 
-A table comes from a file that anyone may have written: it is validated as a whole before anything
-in it is believed, and refused with a message that names the file, the rule and the remedy.
+What the user has measured is in the cache, one file a GPU and dtype; what was measured for the
+package, or estimated, is in tables/, one file a class of GPUs (made by benchmarks/dataflow.py). A
+table comes from a file that anyone may have written: it is validated as a whole before anything in
+it is believed, and refused with a message that names the file, the rule and the remedy.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import bisect
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -23,7 +26,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from . import model
-from .model import Weight
+from .model import Gpu, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ VERSION = 1
 MAX_BYTES = 16 << 20  # of a file: some 50,000 entries
 NEAREST_DENSITY = 0.05  # how far a measured density may be from that of the weight
 CACHE = "FLASHSPARSE_CACHE"
+SHIPPED = Path(__file__).parent / "tables"
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 20)]
 Size = Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -106,13 +110,18 @@ class Entry(_Strict):
             most = known[each.implementation]
             if most is not None and (each.max_tokens is None or each.max_tokens > most):
                 raise ValueError(f"{where}: {each.implementation} takes up to {most} tokens")
+        order = [list(known).index(each.implementation) for each in self.ranges]
+        if any(a >= b for a, b in zip(order, order[1:], strict=False)):
+            raise ValueError(f"{where}: each but once, in the order {', '.join(known)}")
         return self
 
 
 class Table(_Strict):
-    """What was measured on one GPU in one dtype."""
+    """What was measured on one GPU in one dtype, or what the model estimates for it."""
 
     version: Literal[1] = VERSION
+    source: Literal["measured", "model"] = "measured"
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
     device: DeviceKey
     dtype: Literal["float16", "bfloat16"]
     entries: Annotated[list[Entry], Field(max_length=50_000)]
@@ -136,6 +145,14 @@ class Table(_Strict):
         ]
         distance, entry = min(near, key=lambda pair: pair[0], default=(1.0, None))
         return entry if distance <= NEAREST_DENSITY else None
+
+    @property
+    def origin(self) -> str:
+        """For people: "measured on an NVIDIA H200, 2026-11-20"."""
+        if self.source == "model":
+            return f"estimated by the model of an {self.device.name}"
+        date = f", {self.date}" if self.date else ""
+        return f"measured on an {self.device.name}{date}"
 
     def with_entries(self, entries: Iterable[Entry]) -> Table:
         """This table with entries added, each in the place of the one that it repeats."""
@@ -167,7 +184,10 @@ def read_table(path: Path) -> Table:
     Raises:
         TableError: For a file that is too large, no JSON, of a later version, or breaks a rule.
     """
-    remedy = f"Remove {path}, or measure again with `flashsparse tune`"
+    if path.parent == SHIPPED:
+        remedy = "It is a part of flashsparse-plugin: install that again"
+    else:
+        remedy = f"Remove {path}, or measure again with `flashsparse tune`"
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -193,12 +213,19 @@ def read_table(path: Path) -> Table:
         ) from None
 
 
+def text_of(table: Table) -> str:
+    """A table as JSON, a line an entry; what has its default is left out."""
+    about = table.model_dump(mode="json", exclude={"entries"}, exclude_none=True)
+    entries = [entry.model_dump(mode="json", exclude_defaults=True) for entry in table.entries]
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
+    return f'{json.dumps(about)[:-1]}, "entries": [\n{lines}\n]}}\n'
+
+
 def write_table(table: Table, path: Path) -> None:
     """Writes a table; whoever reads it meanwhile sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(table.model_dump(mode="json"), indent=1)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text + "\n")
+        file.write(text_of(table))
     os.replace(file.name, path)
     _cached.cache_clear()
 
@@ -206,6 +233,22 @@ def write_table(table: Table, path: Path) -> None:
 @lru_cache(maxsize=16)
 def _cached(path: Path) -> Table | None:
     return read_table(path) if path.exists() else None
+
+
+def shipped_table(gpu: Gpu) -> Table | None:
+    """The table that the package brings for a class of GPUs, if there is one.
+
+    Raises:
+        TableError: Where it is damaged, or was made for another class.
+    """
+    path = SHIPPED / f"{gpu.name.lower()}.json"
+    table = _cached(path)
+    if table and model.find_gpu(table.device.name, table.device.capability) is not gpu:
+        raise TableError(
+            f"{path} was made for an {table.device.name}, not for an {gpu.name}. It is a part of "
+            "flashsparse-plugin: install that again"
+        )
+    return table
 
 
 # ---- the decision -------------------------------------------------------------------------------
@@ -217,17 +260,23 @@ class Dataflow:
 
     Attributes:
         ranges: Rising; the last has no end.
-        source: "table" (measured), "model" (estimated) or "device" (there is nothing to choose).
+        source: Which of them decided: "table" (the user's), "shipped" (the package's table),
+            "model" (of bytes and latencies), or "device" (there is nothing to choose).
         reason: One sentence for people.
     """
 
     ranges: tuple[Range, ...]
-    source: Literal["table", "model", "device"]
+    source: Literal["table", "shipped", "model", "device"]
     reason: str
 
     def implementation(self, tokens: int) -> str:
         """The name of the implementation for a number of tokens."""
         return self.ranges[bisect.bisect_left(self._ends, tokens)].implementation
+
+    def most(self, implementation: str) -> int:
+        """The most tokens that an implementation is used for; 0: it is not, or has no limit."""
+        ends = [each.max_tokens for each in self.ranges if each.implementation == implementation]
+        return max((end or 0 for end in ends), default=0)
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -235,24 +284,45 @@ class Dataflow:
 
 
 def ranges_of(
-    found: Mapping[int, Mapping[str, float]], implementations: Mapping[str, int | None]
+    found: Mapping[int, Mapping[str, float]],
+    implementations: Mapping[str, int | None],
+    margin: float = model.MARGIN,
 ) -> list[Range]:
     """The ranges that follow from times.
 
+    A dense layer is the library's wherever no kernel was seen to be faster by the margin: at each
+    number of tokens that was looked at, and between two of them if it is at the second, as the
+    time of a kernel rises in steps. A packed layer has no implementation that would be there
+    without us, and the faster one is taken.
+
     Args:
         found: Seconds of the implementations, by tokens.
-        implementations: `Weight.implementations`: names in order, and the most tokens of each.
+        implementations: `Weight.implementations`: names in order, the library last, and the most
+            tokens of each.
+        margin: What a kernel for dense layers must be faster by, as a share.
     """
     names, tokens = list(implementations), sorted(found)
-    begins = [tokens[0], *model.inflections(found, names), tokens[-1] + 1]
-    used = [name for i, name in enumerate(names) if begins[i] < begins[i + 1]]
-    ranges = []
-    for name, following in zip(used, [*used[1:], None], strict=True):
-        # Between two numbers of tokens that were looked at, as far as the kernel goes.
-        ends = [begins[names.index(following)] - 1, implementations[name]] if following else [None]
-        end = min((each for each in ends if each is not None), default=None)
-        ranges.append(Range(max_tokens=end, implementation=name))
-    return ranges
+    safe = {
+        count: {
+            name: seconds
+            for name, seconds in times.items()
+            if implementations[name] is None
+            or seconds * (1 + margin) <= times.get(names[-1], math.inf)
+        }
+        for count, times in found.items()
+    }
+    begins = [tokens[0], *model.inflections(safe, names), tokens[-1] + 1]
+    ranges = [
+        Range(max_tokens=max(each for each in tokens if each < end), implementation=name)
+        for name, begin, end in zip(names, begins[:-1], begins[1:], strict=True)
+        if begin < end
+    ]
+    last = ranges[-1].implementation
+    if implementations[last] is None:
+        ranges.pop()
+    else:
+        last = names[-1]
+    return [*ranges, Range(max_tokens=None, implementation=last)]
 
 
 _told: set[str] = set()
@@ -261,9 +331,12 @@ _told: set[str] = set()
 def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Dataflow:
     """Decides once, when a layer is loaded, what will multiply it. Logs a new reason once.
 
+    Asks the user's table of this GPU and dtype, then the table that ships for GPUs of its class,
+    then the model.
+
     Args:
         weight: The layer's weight.
-        dtype: float16 or bfloat16.
+        dtype: Of weight and activations; only 16-bit ones leave a choice.
         device: Where the layer is.
 
     Raises:
@@ -277,22 +350,25 @@ def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> D
 
 
 def _decide(weight: Weight, dtype: str, device: torch.device) -> Dataflow:
-    if device.type != "cuda":
+    if device.type != "cuda" or dtype not in ("float16", "bfloat16"):
         # torch's own linear for any number of tokens, or the format's own kernels.
         name = "library" if weight.format == "dense" else "sparse"
         only = Range(max_tokens=None, implementation=name)
-        return Dataflow((only,), "device", f"on {device.type} every layer has one implementation")
+        where = f"on {device.type}" if device.type != "cuda" else f"in {dtype}"
+        return Dataflow((only,), "device", f"{where} every layer has one implementation")
     key = DeviceKey.of(device)
     path = table_path(key, dtype)
-    table = _cached(path)
-    entry = table.find(weight) if table and table.device == key and table.dtype == dtype else None
-    if entry is not None:
-        return Dataflow(tuple(entry.ranges), "table", f"{weight}: measured, in {path}")
+    own = _cached(path)
+    if own and (own.device, own.dtype) == (key, dtype) and (entry := own.find(weight)):
+        return Dataflow(tuple(entry.ranges), "table", f"{weight}: {own.origin}, in {path}")
     gpu = model.find_gpu(key.name, key.capability)
-    lacking = "it has no entry of this shape and density" if table else "there is no such file"
+    shipped = shipped_table(gpu)
+    if shipped and (entry := shipped.find(weight)):
+        reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
+        return Dataflow(tuple(entry.ranges), "shipped", reason)
     return Dataflow(
-        tuple(ranges_of(model.times(weight, gpu), weight.implementations)),
+        tuple(ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)),
         "model",
-        f"{weight}: estimated by the model of an {gpu.name}, as {path} was asked and {lacking}; "
-        "`flashsparse tune` measures",
+        f"{weight}: estimated by the model of an {gpu.name}, as no table has this shape and "
+        "density; `flashsparse tune` measures",
     )

@@ -22,10 +22,12 @@ from torch.nn import functional as F
 from ..formats import pack
 from ..ops import STATUS, ops
 from ..packed import PackedWeight
-from .model import BUCKETS, SPARSE_TOKENS, Weight
+from .model import BUCKETS, MARGIN, Weight
 from .table import Entry, Measurement, ranges_of
 
 Call = Callable[[], object]
+
+SPARSE_TOKENS = 128  # of a call: a whole number of launches, and few enough for it not to unpack
 
 
 class Timer(Protocol):
@@ -34,31 +36,43 @@ class Timer(Protocol):
     def __call__(self, call: Call, copies: int) -> float: ...
 
 
-class GraphTimer:
-    """Replays CUDA graphs of calls; the median of the replays."""
-
-    CALLS, SECONDS, REPLAYS = 40, 0.002, 11
-
-    def __call__(self, call: Call, copies: int) -> float:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()  # workspaces and modules are made outside of the graph
-            once = _elapsed(call, stream)
-        torch.cuda.current_stream().wait_stream(stream)
-        calls = max(copies, 3, min(self.CALLS, math.ceil(self.SECONDS / once)))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                call()
-        with torch.cuda.stream(stream):
-            graph.replay()
-            samples = [_elapsed(graph.replay, stream) / calls for _ in range(self.REPLAYS)]
-        torch.cuda.current_stream().wait_stream(stream)
-        return statistics.median(samples)
+def graph_timer(call: Call, copies: int) -> float:
+    """The median of `replayed`."""
+    return statistics.median(replayed(call, copies, REPLAYS))
 
 
-def _elapsed(call: Call, stream: torch.cuda.Stream) -> float:
+# Of a graph: it should be long beside its launch, and calls beyond that are not needed.
+CALLS, SECONDS, REPLAYS = 40, 0.003, 11
+
+
+def replayed(call: Call, copies: int, replays: int) -> list[float]:
+    """Seconds of a call, a sample for each replay of a CUDA graph of many calls.
+
+    Args:
+        call: Takes turns over so many copies of its weight, each at least once in the graph.
+        copies: Of the weight.
+        replays: Samples.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # workspaces and modules are made outside of the graph
+        once = elapsed(call, stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    calls = max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            call()
+    with torch.cuda.stream(stream):
+        graph.replay()
+        samples = [elapsed(graph.replay, stream) / calls for _ in range(replays)]
+    torch.cuda.current_stream().wait_stream(stream)
+    return samples
+
+
+def elapsed(call: Call, stream: torch.cuda.Stream) -> float:
+    """Seconds of the device from the call's begin to its end on a stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record(stream)
     call()
@@ -89,16 +103,20 @@ def require_gpu() -> torch.device:
 
 def packed_weight(shape: tuple[int, int], format: str, density: float) -> Weight:
     """A layer's weight in a format, whose bytes are those of a random sample, scaled."""
-    sample = random_weight((512, 512), density, torch.bfloat16, torch.device("cpu"))
+    sample = random_weight((512, 512), density, torch.bfloat16)
     nbytes = pack(sample, format).nbytes * shape[0] * shape[1] // sample.numel()
     return Weight(shape, format, density, nbytes)
 
 
 def random_weight(
-    shape: tuple[int, int], density: float, dtype: torch.dtype, device: torch.device
+    shape: tuple[int, int],
+    density: float,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
 ) -> Tensor:
-    """Normal values, of which a share `density` is kept; products stay near 1."""
-    generator = torch.Generator(device).manual_seed(0)
+    """Normal values, each of them kept with the probability `density`; products stay near 1."""
+    generator = torch.Generator(device).manual_seed(seed)
     weight = torch.randn(shape, generator=generator, device=device, dtype=dtype)
     weight *= shape[1] ** -0.5
     if density < 1:
@@ -151,7 +169,7 @@ def _dense_calls(x: Tensor) -> dict[str, Callable[[Tensor], object]]:
 
 
 def _packed_calls(x: Tensor) -> dict[str, Callable[[PackedWeight], object]]:
-    parts = x.split(SPARSE_TOKENS)  # as many as the kernel multiplies at a time
+    parts = x.split(SPARSE_TOKENS)
     return {
         "sparse": lambda weight: [weight.linear(part) for part in parts],
         "library": lambda weight: F.linear(x, weight.unpack()),
@@ -173,7 +191,7 @@ def measure(
         weight: Shape, format and density of the layer; its values are random.
         dtype: float16 or bfloat16.
         device: Where to measure.
-        timer: `GraphTimer()`.
+        timer: `graph_timer`.
         cold_bytes: Of the copies of the weight in all.
         buckets: Numbers of tokens.
         on_measured: Called with each of them when it is done.
@@ -186,13 +204,15 @@ def measure(
     return entry_of(weight, found)
 
 
-def entry_of(weight: Weight, found: Mapping[int, Mapping[str, float]]) -> Entry:
-    """The entry that follows from the seconds of implementations, by tokens."""
+def entry_of(
+    weight: Weight, found: Mapping[int, Mapping[str, float]], margin: float = MARGIN
+) -> Entry:
+    """The entry that follows from the seconds of implementations, by tokens; see `ranges_of`."""
     return Entry(
         shape=weight.shape,
         format=weight.format,
         density=weight.density,
-        ranges=ranges_of(found, weight.implementations),
+        ranges=ranges_of(found, weight.implementations, margin),
         measurements=[
             Measurement(
                 tokens=tokens,

@@ -154,6 +154,20 @@ def _(x, weight, bias, shape):
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
+@register_fake("flashsparse::dense_linear")
+def _(x, weight, bias, gemv_tokens, flat_tokens):
+    """dense_linear(x, weight, bias, gemv_tokens, flat_tokens) -> y [..., out_features]
+
+    The same product for any number of tokens: up to gemv_tokens (0 to 8) by gemv, up to flat_tokens
+    (0 to 64) by flat_gemm, else by torch's own linear, which takes any dtype. The choice is made in
+    each call, from sizes alone: a graph of torch.compile holds any number of tokens.
+
+    Source: FlashDecoding++, section 5: gemv_tokens is M1 - 1, flat_tokens M2 - 1 (where below
+    M1, there is no flat GEMM).
+    """
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 @register_fake("flashsparse::unified_max_decode")
 def _(query, key, value, lengths=None, mask=None, *, scale, **options):
     """Attention of one new token a sequence over its keys and values -> (out, recomputed).
@@ -252,11 +266,12 @@ _register_linear_autograd("interleaved_bitmap_linear", ops.interleaved_bitmap_un
 
 
 def _register_dense_autograd(op: str) -> None:
-    """Gives `op(x, weight, bias)` the gradients of a dense linear layer."""
+    """Gives `op(x, weight, bias, ...)` the gradients of a dense linear layer."""
 
     def setup(ctx, inputs, output):
-        x, weight, bias = inputs
+        x, weight, bias = inputs[:3]
         ctx.save_for_backward(x, weight)
+        ctx.rest = len(inputs) - 3
         ctx.has_bias = bias is not None
 
     def backward(ctx, dy):
@@ -265,10 +280,11 @@ def _register_dense_autograd(op: str) -> None:
         dx = dy @ weight if ctx.needs_input_grad[0] else None
         dweight = flat.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
         dbias = flat.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
-        return dx, dweight, dbias
+        return (dx, dweight, dbias, *([None] * ctx.rest))
 
     register_autograd(f"flashsparse::{op}", backward, setup_context=setup)
 
 
 _register_dense_autograd("flat_gemm")
 _register_dense_autograd("gemv")
+_register_dense_autograd("dense_linear")

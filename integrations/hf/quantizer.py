@@ -27,6 +27,7 @@ from flashsparse_plugin.matching import matches
 from flashsparse_plugin.packed import WEIGHT_DTYPES, FormatError, PackedWeight
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
+from .dense import dispatch
 from .headers import Checkpoint
 
 if TYPE_CHECKING:
@@ -213,6 +214,9 @@ class FlashSparseQuantizer(HfQuantizer):
         if self.pre_quantized and self.quantization_config.dequantize:
             self._dequantize(model, self.dtype)
         else:
+            for name, linear in _linears(model):
+                if not hasattr(linear, "_hf_hook"):  # hooks hold on to the layer that they are on
+                    dispatch(model, name, linear)
             self._report(model)
         return model
 

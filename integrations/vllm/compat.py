@@ -23,3 +23,18 @@ def is_experts(layer: nn.Module) -> bool:
 def cpu_layout(impl: Any, layer: nn.Module) -> str:
     """vLLM's name for how its CPU kernels store a layer's keys and values."""
     return getattr(layer, "isa", None) or impl.isa  # 0.26 has it in the implementation
+
+
+def multiplies_by_torch(method: Any) -> bool:
+    """Whether vLLM's method for a dense weight would call torch's own linear on this platform.
+
+    It may have been told otherwise: to give the same results for any batch, or, since 0.32, to take
+    another library (`--linear-backend`).
+    """
+    from vllm import envs
+    from vllm.model_executor.layers.utils import default_unquantized_gemm, dispatch_unquantized_gemm
+
+    if envs.VLLM_BATCH_INVARIANT:
+        return False
+    chosen = getattr(method, "_gemm_impl", None) or dispatch_unquantized_gemm()
+    return chosen is default_unquantized_gemm

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn import functional as F
 from vllm.config import VllmConfig, get_current_vllm_config
-from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearMethodBase
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import format_names, get_format
 from flashsparse_plugin.packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
 
+from .caching import count_into_cache_key
+from .dense import DenseLinearMethod
 from .loading import LayerLoader
 from .summary import Summary
 
@@ -70,10 +72,10 @@ class SparseLinearMethod(LinearMethodBase):
         vllm_config = get_current_vllm_config()
 
         def finish(weight: Tensor) -> None:
-            self._finish(layer, weight, params_dtype, device)
+            self._finish(layer, weight, params_dtype, device, vllm_config)
             if self.form is not None and self.form.stream is not None:
                 length = len(getattr(layer, self.form.stream))
-                _count_into_cache_key(vllm_config, self.name, length)
+                count_into_cache_key(vllm_config, _LENGTHS, self.name, length)
 
         self.loader = LayerLoader(
             layer,
@@ -104,22 +106,31 @@ class SparseLinearMethod(LinearMethodBase):
     # The complete weight.
 
     def _finish(
-        self, layer: nn.Module, weight: Tensor, dtype: torch.dtype, device: torch.device
+        self,
+        layer: nn.Module,
+        weight: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+        vllm_config: VllmConfig,
     ) -> None:
         """Packs a weight [out_features, in_features], or leaves the layer dense after all."""
         for name in self.loader.placeholders:
             delattr(layer, name)
         if self.config.dequantize:
-            self._leave_dense(
-                layer, weight, dtype, device, "unpacked, as --sparse-method none asks"
-            )
-            return
-        packed = self._pack(self._round(weight), device)
-        if self.auto and packed.nbytes >= packed.dense_nbytes:
-            self._leave_dense(
-                layer, weight, dtype, device, "not sparse enough to gain from packing"
-            )
-            return
+            self.summary.left_dense(self.name, "unpacked, as --sparse-method none asks")
+        else:
+            packed = self._pack(self._round(weight), device)
+            if not self.auto or packed.nbytes < packed.dense_nbytes:
+                self._hold(layer, packed)
+                return
+            self.summary.left_dense(self.name, "not sparse enough to gain from packing")
+        dense = Parameter(weight.to(device=device, dtype=dtype), requires_grad=False)
+        layer.register_parameter("weight", dense)
+        layer.quant_method = _DenseAfterAll(
+            self.name, self.summary, vllm_config, plain=self.config.dequantize
+        )
+
+    def _hold(self, layer: nn.Module, packed: PackedWeight) -> None:
         self.summary.add(self.name, packed)
         self.form, self.shape, self.weight_dtype = packed.format, packed.shape, packed.dtype
         for name, tensor in _padded(packed).items():
@@ -155,43 +166,13 @@ class SparseLinearMethod(LinearMethodBase):
             )
         return min(made, key=lambda packed: packed.nbytes).to(device)
 
-    def _leave_dense(
-        self,
-        layer: nn.Module,
-        weight: Tensor,
-        dtype: torch.dtype,
-        device: torch.device,
-        reason: str,
-    ) -> None:
-        self.summary.left_dense(self.name, reason)
-        weight = Parameter(weight.to(device=device, dtype=dtype), requires_grad=False)
-        layer.register_parameter("weight", weight)
-        layer.quant_method = _DenseAfterAll(self.summary)
 
-
-class _DenseAfterAll(UnquantizedLinearMethod):
+class _DenseAfterAll(DenseLinearMethod):
     """Runs a layer whose weight, once it was there, turned out to be better off dense."""
-
-    def __init__(self, summary: Summary):
-        super().__init__()
-        self.summary = summary
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         super().process_weights_after_loading(layer)
         self.summary.finish_layer()
-
-
-def _count_into_cache_key(vllm_config: VllmConfig, name: str, length: int) -> None:
-    """Has vLLM's compile cache tell models apart by the lengths of their streams, too.
-
-    Compiled graphs hold the lengths, and the cache goes by the configuration alone: a model that
-    was pruned anew and saved in the same place would be run by the graphs of the old one. The
-    configuration is this process's own, and its key is asked for once the weights are there.
-    """
-    config = vllm_config.additional_config
-    if isinstance(config, dict):
-        lengths = {**config.get(_LENGTHS, {}), name: length}
-        vllm_config.additional_config = {**config, _LENGTHS: lengths}
 
 
 def _padded(packed: PackedWeight) -> dict[str, Tensor]:

@@ -17,11 +17,13 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizeMethodBase,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.platforms import current_platform
 
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 
 from .compat import is_experts
+from .dense import DenseHeadMethod, DenseLinearMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import check_checkpoint, packed_layers
@@ -114,6 +116,10 @@ class FlashSparseQuantization(QuantizationConfig):
                 refuse_reordered(layer, prefix, format)
             return SparseLinearMethod(self.config, format, prefix, self.summary, auto=self.auto)
         self.summary.left_dense(prefix, reason)
+        if current_platform.is_cuda():
+            method = DenseHeadMethod if is_head else DenseLinearMethod
+            vllm_config = get_current_vllm_config()
+            return method(prefix, self.summary, vllm_config, plain=self.config.dequantize)
         return None if is_head else UnquantizedLinearMethod()
 
     def _settle(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flashsparse_plugin.dataflow import DenseLinear
 from flashsparse_plugin.packed import Format, PackedWeight
 
 # Below "vllm", so that vLLM's settings of levels and handlers hold for it.
@@ -49,11 +50,17 @@ class Summary:
         self.packed_bytes += weight.nbytes
         if weight.nbytes > weight.dense_nbytes:
             self.larger.append(name)
-        kernel = kernel_of(weight.format, weight.device)
-        key = (kind_of(name), weight.shape, kernel)
+        self._tell(name, weight.shape, kernel_of(weight.format, weight.device))
+
+    def dispatched(self, name: str, shape: tuple[int, int], linear: DenseLinear) -> None:
+        """Takes note of a dense layer that is not left to torch alone."""
+        self._tell(name, shape, str(linear))
+
+    def _tell(self, name: str, shape: tuple[int, int], kernel: str) -> None:
+        key = (kind_of(name), shape, kernel)
         if key not in self._kernels:
             self._kernels.add(key)
-            logger.info("%s [%d, %d]: %s", key[0], *weight.shape, kernel)
+            logger.info("%s [%d, %d]: %s", key[0], *shape, kernel)
 
     def finish_layer(self) -> None:
         """Is called once for each layer; after the last one, tells the sum."""

@@ -47,6 +47,9 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
   m.def("gemv(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("gemv_planned(Tensor x, Tensor weight, Tensor? bias, int shape) -> Tensor");
   m.def(
+      "dense_linear(Tensor x, Tensor weight, Tensor? bias, int gemv_tokens, int flat_tokens) -> "
+      "Tensor");
+  m.def(
       "unified_max_decode(Tensor query, Tensor key, Tensor value, Tensor? lengths=None, "
       "Tensor? mask=None, *, float scale, Tensor? phi=None, float? low=None, float? high=None, "
       "float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");

@@ -13,7 +13,7 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, Weight, model
 from flashsparse_plugin.dataflow.tuner import packed_weight
 
-MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200" / "spmm.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200"
 H200 = model.find_gpu("NVIDIA H200", (9, 0))
 LLAMA2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
 
@@ -21,7 +21,7 @@ LLAMA2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
 def shares() -> dict[str, list[float]]:
     """Estimated time / measured time, by implementation, of all that the H200's results hold."""
     found: dict[str, list[float]] = {"dense": [], "sparse": [], "unpack": []}
-    for row in json.loads(MEASURED.read_text())["rows"]:
+    for row in json.loads((RESULTS / "spmm.json").read_text())["rows"]:
         shape = tuple(map(int, row["shape"].split("x")))
         nbytes = round(row["packed_gb_s"] * row["us"] * 1e3)
         packed = Weight(shape, "tiled_csl", 1 - row["sparsity"] / 100, nbytes)
@@ -39,6 +39,19 @@ def test_it_agrees_with_what_was_measured():
         assert len(ratios) >= 100
         assert 0.93 < statistics.geometric_mean(ratios) < 1.1, name
         assert min(ratios) > 0.6 and max(ratios) < 1.35, name
+
+
+def test_what_it_expects_beyond_its_doubt_was_measured_to_be_faster():
+    """Kernels for dense layers, beside the library."""
+    believed = []
+    for row in json.loads((RESULTS / "gemm.json").read_text())["rows"]:
+        weight = Weight(tuple(map(int, row["shape"].split("x"))))
+        library, own = (
+            model.seconds(name, weight, row["tokens"], H200) for name in ("library", row["op"])
+        )
+        if library / own > 1 + model.DOUBT:
+            believed.append(row["ratio"])
+    assert len(believed) > 10 and min(believed) > 1
 
 
 def test_gpus():

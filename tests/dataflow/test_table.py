@@ -40,10 +40,11 @@ GOOD = {
 
 @pytest.fixture
 def h200(monkeypatch, tmp_path):
-    """A GPU as torch would tell of it, an empty cache, and nothing told yet."""
+    """A GPU as torch would tell of it, an empty cache, no table that ships, nothing told yet."""
     found = SimpleNamespace(name=GPU.name, major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))
+    monkeypatch.setattr(table, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(table, "_told", set())
     table._cached.cache_clear()
     yield
@@ -144,6 +145,7 @@ def damaged(damage):
         (lambda d: d["entries"][0]["ranges"][0].update(implementation="os.system"), "is none of"),
         (lambda d: d["entries"][0]["ranges"][2].update(implementation="gemv"), "up to 8 tokens"),
         (lambda d: d["entries"][1]["ranges"][0].update(implementation="gemv"), "is none of"),
+        (lambda d: d["entries"][0]["ranges"][0].update(implementation="flat_gemm"), "but once"),
         (lambda d: d["entries"][0]["measurements"][0]["microseconds"].update(gemv=-1), "gemv"),
     ],
 )

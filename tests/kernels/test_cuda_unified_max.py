@@ -195,14 +195,15 @@ def test_what_calibration_expects_is_what_the_kernel_counts(driver):
     for dtype, spread in ((FLOAT16, 6.0), (BFLOAT16, 30.0)):
         case = random_decode(
             4, 1, 8, 64, 600, 3, dtype=dtype, spread=spread,
-            lengths=int32(600, 257, 64, 5), splits=3, warps=4,
+            lengths=int32(600, 257, 64, 5), splits=3, warps=8,
         )  # fmt: skip
         scores = attention_reference.scores(case.query, case.key, case.lengths, scale=case.scale)
         seen = LayerScores(8)
         seen.add(0, scores.transpose(0, 1).float())
-        assert seen.sums.counts.sum() == 8 * (12 + 5 + 4 + 1)
+        parts = 8 * (8 + 8 + 6 + 8 + 1 + 4 + 1)
+        assert seen.sums.counts.sum() == parts
         reference = finding(seen, str(dtype).removeprefix("torch.")).reference
-        expected = round(reference.recomputed * 8 * 22)
+        expected = round(reference.recomputed * parts)
         phi = torch.tensor(reference.phi)
         counts = [
             int(counted(driver("decode_driver", "plain"), replace(case, phi=phi + shift)).sum())

@@ -23,7 +23,7 @@ UNEVEN_LAYERS = 5
 SPARSE, DENSE = "SparseLinearMethod", "UnquantizedLinearMethod"
 
 
-def job(model, lora=None, extra=None, **options) -> dict:
+def job(model, extra=None, lora=None, **options) -> dict:
     return (extra or {}) | {
         "model": str(model),
         "prompts": PROMPTS,
@@ -109,6 +109,7 @@ def jobs(models, tmp_path_factory):
     uneven = models["uneven"][0], models["uneven anew"][0]
     place, pieces = folder / "place", {"piecewise": True}
     compiled = {"enforce_eager": False, "sparse_method": "tiled_csl"}
+    (tied, _), (unpruned, _) = models["llama-tied"], models["unpruned"]
     todo |= {
         # Ways to ask.
         "sparse_method": job(dense, sparse_method="tiled_csl"),
@@ -129,6 +130,18 @@ def jobs(models, tmp_path_factory):
         "ignore merged": job(dense, additional_config={"flashsparse": {"ignore": ["qkv_proj"]}}),
         "lm_head": job(dense, additional_config={"flashsparse": {"ignore": []}}),
         "ignore some": job(dense, additional_config={"flashsparse": {"ignore": ["k_proj"]}}),
+        # Dense layers that several implementations multiply, as on a GPU.
+        "dispatched": job(
+            tied, {"dataflow": [0, 0]}, additional_config={"flashsparse": {"ignore": ["down_proj"]}}
+        ),
+        "dispatched yardstick": job(packed, {"dataflow": [2, 16]}, sparse_method="none"),
+        "dispatched compiled": job(
+            unpruned,
+            {"dataflow": [2, 16], **pieces},
+            enforce_eager=False,
+            sparse_method="auto",
+            dtype="bfloat16",
+        ),
         # LoRA.
         "lora dense": job(dense, lora=adapted, **lora),
         "lora packed": job(packed, lora=adapted, **lora),
@@ -216,6 +229,32 @@ def test_ignored_layers_stay_dense(results, expected):
     layers = results["ignore"]["layers"]
     assert layers["model.layers.0.mlp.down_proj"] == SPARSE
     assert layers["model.layers.1.mlp.down_proj"] == DENSE
+
+
+def test_dense_layers_go_by_their_dataflow(results, expected):
+    result = results["dispatched"]
+    assert kinds(result, "down_proj") == {"DenseLinearMethod"}
+    assert kinds(result, "lm_head") == {"DenseHeadMethod"}
+    assert kinds(result, "qkv_proj", "o_proj", "gate_up_proj") == {SPARSE}
+    assert result["tokens"] == expected["llama-tied"]
+    yardstick = results["dispatched yardstick"]
+    assert yardstick["tokens"] == expected["llama"]
+    assert not [line for line in yardstick["log"] if "else torch" in line]
+
+
+def test_graphs_hold_the_dataflow_of_dense_layers(results, expected):
+    """For any number of tokens, and vLLM's compile cache goes by what they hold."""
+    result = results["dispatched compiled"]
+    assert "error" not in result, result["error"]
+    first = [tokens[0] for tokens in result["tokens"]]
+    assert first == [tokens[0] for tokens in expected["unpruned"]]
+    assert SPARSE not in result["layers"].values() and result["compiled"]["pieces"] > 0
+    counted = result["settings"]["flashsparse_dataflow"]
+    assert set(map(tuple, counted.values())) == {(2, 16)}
+    assert counted.keys() >= {"lm_head", "model.layers.0.mlp.down_proj"} and len(counted) == 13
+    found = "gemv for up to 2 tokens, flat_gemm for up to 16 tokens, else torch (pretended)"
+    told = [line.partition(" ")[0] for line in result["log"] if line.endswith(found)]
+    assert told[-1] == "lm_head" and len(told) == len(set(told)) == 5
 
 
 def test_the_head_is_packed_where_asked(results, expected):

@@ -3,8 +3,9 @@
 
 `python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
-to, "piecewise": true; its result {"tokens": [[...]], "layers": {name: kind of method}, "streams":
-{name: [elements, length]}, "counts": {layer: [parts of a softmax computed again, looked at]},
+to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens]; its result {"tokens": [[...]],
+"layers": {name: kind of method}, "streams": {name: [elements, length]}, "settings":
+additional_config, "counts": {layer: [parts of a softmax computed again, looked at]},
 "compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
 """
 
@@ -15,6 +16,8 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 # The engine and its worker in this very process: no start-up of others, and their models can be
 # looked at.
@@ -89,6 +92,32 @@ def _compiled(piecewise: bool):
             counts[name] = getattr(compilation_counter, key) - getattr(before, key)
 
 
+@contextlib.contextmanager
+def _dataflow(thresholds: list[int] | None):
+    """Treats layers that stay dense as on a GPU where these thresholds were found for them all."""
+    if thresholds is None:
+        yield
+        return
+    from vllm.model_executor.layers import utils
+
+    from flashsparse_plugin.dataflow import DenseLinear
+    from flashsparse_plugin.integrations.vllm import dense, quantization
+
+    def keep(layer, remove_weight):
+        prepare(layer, remove_weight=False)
+
+    prepare = utils.dispatch_cpu_unquantized_gemm
+    found = DenseLinear(*thresholds, "pretended")
+    gpu = SimpleNamespace(is_cuda=lambda: True)
+    with (
+        mock.patch.object(quantization, "current_platform", gpu),
+        mock.patch.object(dense, "multiplies_by_torch", lambda method: True),
+        mock.patch.object(dense, "dense_linear", lambda weight: found),
+        mock.patch.object(utils, "dispatch_cpu_unquantized_gemm", keep),
+    ):
+        yield
+
+
 def _peak() -> int:
     """Most memory that this process ever had resident, in bytes."""
     status = Path("/proc/self/status").read_text().splitlines()
@@ -115,7 +144,7 @@ def run(job: dict) -> dict:
     collector = _Collector()
     logging.getLogger("vllm.flashsparse").addHandler(collector)
     try:
-        with _compiled(job.get("piecewise", False)) as compiled:
+        with _compiled(job.get("piecewise", False)) as compiled, _dataflow(job.get("dataflow")):
             llm = LLM(job["model"], **options)
             outputs = llm.generate(
                 [{"prompt_token_ids": ids} for ids in job["prompts"]],
@@ -127,6 +156,7 @@ def run(job: dict) -> dict:
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
+            "settings": llm.llm_engine.vllm_config.additional_config,
             "counts": counters(),
             "compiled": compiled,
             "peak": _peak(),

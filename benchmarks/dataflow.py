@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tables that ship, flashsparse_plugin/dataflow/tables, from benchmarks/results.
+
+    python benchmarks/dataflow.py            writes them
+    python benchmarks/dataflow.py --check    fails where one is not what the results say
+
+h200.json is what was measured: dense layers by gemm.py, packed ones by spmm.py. a100.json is what
+the model of bytes and latencies expects of an A100, of the same layers. Then benchmarks/tables.py
+writes the documents' tables of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
+from flashsparse_plugin.dataflow.table import SHIPPED, Entry, text_of
+from flashsparse_plugin.dataflow.tuner import entry_of
+
+RESULTS = Path(__file__).parent / "results" / "nvidia-h200"
+FORMAT = "tiled_csl"
+MOST_SPARSE = 256  # tokens; for more the op unpacks, as kernels/cuda/linear_plan.h says
+Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
+
+
+def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
+    """Of gemm.json. The library is the fastest of three ways to call it."""
+    found: dict[Weight, Times] = {}
+    for row in rows:
+        times = found.setdefault(Weight(_shape(row)), {})
+        by_op = times.setdefault(row["tokens"], {"library": row["dense_us"] * 1e-6})
+        by_op[row["op"]] = row["us"] * 1e-6
+    return found
+
+
+def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
+    """Of spmm.json, at BUCKETS.
+
+    What unpacking takes is known from the most tokens, where the op does it; beside a dense product
+    it takes the same time for any number of them. Between the tokens that were measured times are
+    taken to lie on lines.
+    """
+    measured: dict[tuple[tuple[int, int], int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
+    found = {}
+    for (shape, sparsity), own in measured.items():
+        last = max(own, key=lambda row: row["tokens"])
+        if last["tokens"] <= MOST_SPARSE:
+            raise SystemExit(f"spmm.json does not say what unpacking {shape} takes")
+        unpack = last["us"] - last["dense_us"]
+        sparse = {row["tokens"]: row["us"] for row in own if row["tokens"] <= MOST_SPARSE}
+        dense = {row["tokens"]: row["dense_us"] for row in own}
+        times: Times = {}
+        for tokens in (each for each in BUCKETS if min(dense) <= each <= last["tokens"]):
+            times[tokens] = {"library": (_between(dense, tokens) + unpack) * 1e-6}
+            if tokens <= max(sparse):
+                times[tokens]["sparse"] = _between(sparse, tokens) * 1e-6
+        nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
+        found[Weight(shape, FORMAT, round(1 - sparsity / 100, 2), nbytes)] = times
+    return found
+
+
+def _shape(row: Mapping[str, Any]) -> tuple[int, int]:
+    out_features, in_features = map(int, row["shape"].split("x"))
+    return out_features, in_features
+
+
+def _between(found: Mapping[int, float], tokens: int) -> float:
+    below = max(each for each in found if each <= tokens)
+    above = min(each for each in found if each >= tokens)
+    share = (tokens - below) / (above - below) if above > below else 0.0
+    return found[below] + share * (found[above] - found[below])
+
+
+def tables() -> dict[str, Table]:
+    """The tables by the names of their files."""
+    gemm, spmm = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("gemm", "spmm"))
+    measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"])
+    date = min(each["about"]["date"][:10] for each in (gemm, spmm))
+    h200, a100 = (model.find_gpu(name, (0, 0)) for name in ("H200", "A100"))
+    return {
+        "h200.json": _table(
+            gemm["about"]["gpu"],
+            h200,
+            gemm["about"]["dtype"],
+            (entry_of(weight, times) for weight, times in measured.items()),
+            source="measured",
+            date=date,
+        ),
+        "a100.json": _table(
+            a100.name,
+            a100,
+            gemm["about"]["dtype"],
+            (entry_of(weight, model.times(weight, a100), model.DOUBT) for weight in measured),
+            source="model",
+        ),
+    }
+
+
+def _table(name: str, gpu: model.Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:
+    """Without the times, which are in benchmarks/results."""
+    key = DeviceKey(name=name, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
+    kept = [entry.model_copy(update={"measurements": []}) for entry in entries]
+    return Table(device=key, dtype=dtype, entries=kept, **about)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing, only compare")
+    check = parser.parse_args().check
+    stale = 0
+    for name, table in tables().items():
+        path, text = SHIPPED / name, text_of(table)
+        if path.exists() and path.read_text() == text:
+            continue
+        stale += 1
+        if check:
+            print(f"{path.name} differs from benchmarks/results: run python benchmarks/dataflow.py")
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            print(f"{path.name}: {len(table.entries)} layers")
+    return int(check and stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dense layer calls in the place of torch's own linear, decided when it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..ops import STATUS, ops
+from .model import Weight
+from .table import resolve
+
+
+@dataclass(frozen=True)
+class DenseLinear:
+    """A dataflow (FlashDecoding++, section 5) as a function: nothing is looked up in a call.
+
+    Attributes:
+        gemv_tokens: The most tokens that go to gemv, 0 to 8.
+        flat_tokens: The most that go to flat_gemm, 0 to 64, where they are too many for gemv; all
+            others go to torch's own linear.
+        reason: Why, in one sentence for people.
+    """
+
+    gemv_tokens: int
+    flat_tokens: int
+    reason: str = ""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., in] times the transposed weight [out, in], plus bias [out]; of one dtype."""
+        return ops.dense_linear(x, weight, bias, self.gemv_tokens, self.flat_tokens)
+
+    def __str__(self) -> str:
+        named = {"gemv": self.gemv_tokens, "flat_gemm": self.flat_tokens}
+        parts = [f"{name} for up to {most} tokens" for name, most in named.items() if most]
+        return f"{', '.join([*parts, 'else torch'])} ({self.reason})"
+
+
+def dense_linear(weight: Tensor) -> DenseLinear | None:
+    """What multiplies a dense weight, once it is where it will stay.
+
+    Args:
+        weight: [out, in]; of its values nothing matters.
+
+    Returns:
+        None where torch's own linear is best for any number of tokens, as on every CPU: the layer
+        stays as it is.
+
+    Raises:
+        TableError: Where there is a table for this GPU that cannot be read.
+    """
+    if not weight.is_cuda or not STATUS["_C_cuda"].loaded:
+        return None
+    flow = resolve(Weight(tuple(weight.shape)), weight.dtype, weight.device)
+    found = DenseLinear(flow.most("gemv"), flow.most("flat_gemm"), flow.reason)
+    return found if found.gemv_tokens or found.flat_tokens else None

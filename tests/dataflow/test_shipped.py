@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables that ship: made from the committed results, and safe; who decides, in which order."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashsparse_plugin.dataflow import BUCKETS, DENSE, DeviceKey, TableError, Weight, model, table
+from flashsparse_plugin.dataflow.model import find_gpu
+from flashsparse_plugin.dataflow.table import (
+    SHIPPED,
+    Dataflow,
+    Table,
+    ranges_of,
+    read_table,
+    resolve,
+    table_path,
+    text_of,
+    write_table,
+)
+
+ROOT = Path(__file__).parents[2]
+GEMM = ROOT / "benchmarks" / "results" / "nvidia-h200" / "gemm.csv"
+H200 = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
+NARROW = Weight((4096, 4096))
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """Has torch tell of a GPU; the cache is empty, and the shipped tables are a copy."""
+    shipped = tmp_path / "tables"
+    shutil.copytree(SHIPPED, shipped)
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(table, "SHIPPED", shipped)
+    table._cached.cache_clear()
+
+    def tell(name="NVIDIA H200", capability=(9, 0), multiprocessors=132):
+        major, minor = capability
+        found = SimpleNamespace(
+            name=name, major=major, minor=minor, multi_processor_count=multiprocessors
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+        return shipped
+
+    yield tell
+    table._cached.cache_clear()
+
+
+def test_they_are_what_the_results_say():
+    command = [sys.executable, str(ROOT / "benchmarks" / "dataflow.py"), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert {path.name for path in SHIPPED.iterdir()} == {"h200.json", "a100.json"}
+    assert (read_table(SHIPPED / "h200.json").source, read_table(SHIPPED / "a100.json").source) == (
+        *("measured", "model"),
+    )
+
+
+def test_what_they_choose_was_never_slower_than_the_library():
+    found = read_table(SHIPPED / "h200.json")
+    with GEMM.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 100
+    for row in rows:
+        entry = found.find(Weight(tuple(map(int, row["shape"].split("x")))))
+        flow = Dataflow(tuple(entry.ranges), "shipped", "")
+        if flow.implementation(int(row["tokens"])) == row["op"]:
+            assert float(row["us"]) * 1.02 <= float(row["dense_us"])
+
+
+def test_a_gpu_finds_the_table_of_its_class(gpu):
+    gpu()
+    for dtype in (torch.bfloat16, torch.float16):
+        flow = resolve(NARROW, dtype, "cuda")
+        assert flow.source == "shipped"
+        assert "4096x4096: measured on an NVIDIA H200, 20" in flow.reason
+    packed = resolve(Weight((4096, 4096), "tiled_csl", 0.32, 1 << 24), torch.float16, "cuda")
+    assert packed.source == "shipped" and packed.implementation(16) == "sparse"
+    gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108)
+    flow = resolve(NARROW, torch.float16, "cuda")
+    assert flow.source == "shipped" and "estimated by the model of an A100" in flow.reason
+
+
+def test_the_order_user_then_package_then_model(gpu):
+    gpu()
+    own = read_table(SHIPPED / "h200.json").entries[0].model_copy(update={"shape": (4096, 4096)})
+    mine = Table(device=H200, dtype="float16", date="2020-02-02", entries=[own])
+    write_table(mine, table_path(H200, "float16"))
+    flow = resolve(NARROW, torch.float16, "cuda")
+    assert flow.source == "table" and flow.ranges == tuple(own.ranges)
+    assert "measured on an NVIDIA H200, 2020-02-02, in " in flow.reason
+    assert str(table_path(H200, "float16")) in flow.reason
+    # What the user's table has not, the package's has, and what neither has, the model estimates.
+    assert resolve(NARROW, torch.bfloat16, "cuda").source == "shipped"
+    assert resolve(Weight((12288, 4096)), torch.float16, "cuda").source == "shipped"
+    flow = resolve(Weight((12288, 4097)), torch.float16, "cuda")
+    assert flow.source == "model" and "model of an H200" in flow.reason
+    gpu("NVIDIA H100 80GB HBM3")  # nothing ships for it
+    assert resolve(NARROW, torch.float16, "cuda").source == "model"
+
+
+def test_only_16_bits_leave_a_choice(gpu):
+    gpu()
+    flow = resolve(NARROW, torch.float32, "cuda")
+    assert (flow.source, flow.implementation(1)) == ("device", "library")
+    assert "float32" in flow.reason
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: d.update(version=2), "version 2"),
+        (lambda d: d.update(source="hearsay"), "source"),
+        (lambda d: d.update(date="yesterday"), "date"),
+        (lambda d: d.update(surprise=1), "surprise"),
+        (lambda d: d["device"].update(name="NVIDIA A100"), "was made for an NVIDIA A100"),
+        (lambda d: d["entries"].append(d["entries"][0]), "two entries"),
+        (lambda d: d["entries"][0].update(ranges=[
+            {"max_tokens": 9, "implementation": "gemv"},
+            {"max_tokens": None, "implementation": "library"}]), "up to 8 tokens"),
+    ],
+)  # fmt: skip
+def test_a_damaged_one_is_refused(gpu, damage, message):
+    path = gpu() / "h200.json"
+    data = json.loads(path.read_text())
+    damage(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(TableError, match=message) as error:
+        resolve(NARROW, torch.float16, "cuda")
+    assert str(path) in str(error.value) and "install" in str(error.value)
+
+
+def test_a_table_is_a_line_an_entry():
+    found = read_table(SHIPPED / "h200.json")
+    text = text_of(found)
+    assert len(text.splitlines()) == len(found.entries) + 2
+    assert Table.model_validate(json.loads(text)) == found
+
+
+TIMES = st.dictionaries(
+    st.sampled_from(BUCKETS),
+    st.tuples(*[st.floats(1.0, 100.0)] * 3),
+    min_size=1,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(times=TIMES, margin=st.sampled_from([0.0, 0.02, 0.1]))
+def test_what_is_chosen_is_faster_than_the_library_by_the_margin(times, margin):
+    found = {
+        tokens: {
+            name: value
+            for (name, most), value in zip(DENSE.items(), each, strict=True)
+            if most is None or tokens <= most
+        }
+        for tokens, each in times.items()
+    }
+    flow = Dataflow(tuple(ranges_of(found, DENSE, margin)), "model", "")
+    assert list(DENSE)[-1] == flow.ranges[-1].implementation and flow.ranges[-1].max_tokens is None
+    for tokens, by_name in found.items():
+        name = flow.implementation(tokens)
+        assert name == "library" or by_name[name] * (1 + margin) <= by_name["library"]
+    # Between two numbers of tokens that were looked at no kernel is trusted beyond the first.
+    for tokens in range(1, 70):
+        above = min((each for each in found if each >= tokens), default=None)
+        assert flow.implementation(tokens) == (flow.implementation(above) if above else "library")
+
+
+def test_most():
+    ranges = (
+        table.Range(max_tokens=4, implementation="gemv"),
+        table.Range(max_tokens=None, implementation="library"),
+    )
+    flow = Dataflow(ranges, "model", "")
+    assert [flow.most(name) for name in DENSE] == [4, 0, 0]
+
+
+def test_classes():
+    assert {find_gpu(each.name, each.capability) for each in model.GPUS} == set(model.GPUS)
