@@ -9,8 +9,14 @@ if TYPE_CHECKING:
     import vllm
 
 
-def LLM(model: str, *args: Any, sparse_method: str | None = None, **kwargs: Any) -> vllm.LLM:
-    """Returns `vllm.LLM(model, ...)`, which then knows `sparse_method` too.
+def LLM(
+    model: str,
+    *args: Any,
+    sparse_method: str | None = None,
+    decode_attention: str | None = None,
+    **kwargs: Any,
+) -> vllm.LLM:
+    """Returns `vllm.LLM(model, ...)`, which then knows `sparse_method` and `decode_attention` too.
 
     vLLM loads plugins only after it has looked at its arguments; this function makes sure that
     ours is loaded before.
@@ -21,6 +27,8 @@ def LLM(model: str, *args: Any, sparse_method: str | None = None, **kwargs: Any)
         sparse_method: A format to pack a dense checkpoint into while it loads, "auto" to pack only
             those layers that become smaller, "none" for dense weights. A packed checkpoint needs
             none.
+        decode_attention: "unified_max" for our attention in steps of one token a sequence,
+            "default" or None for vLLM's own.
         **kwargs: As for `vllm.LLM`.
 
     Raises:
@@ -38,4 +46,6 @@ def LLM(model: str, *args: Any, sparse_method: str | None = None, **kwargs: Any)
     register()
     if sparse_method is not None:
         kwargs["sparse_method"] = sparse_method
+    if decode_attention is not None:
+        kwargs["decode_attention"] = decode_attention
     return vllm.LLM(model, *args, **kwargs)

@@ -2,12 +2,16 @@
 """What do sparse weights gain in vLLM? Tokens per GPU-second, dense and sparse, as Flash-LLM asks.
 
     python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--out DIRECTORY]
+    python benchmarks/gpu/serve.py --compare attention --prompt 1024
 
 Makes a checkpoint of random weights with 80% zeros, runs it through vLLM twice, dense and packed
 while loading, with CUDA graphs, and prints a table: throughput and time per output token at
 batches of 8, 16, 32 and 64 with 64 tokens in and 512 out (Flash-LLM, section 6.3), memory and
 start-up. Random weights say nothing about text, and everything about speed: the shapes and the
 zeros decide that. It ends with 1 where the greedy tokens of the two differ by more than rounding.
+
+--compare attention takes dense weights twice, with vLLM's own attention and with ours
+(--decode-attention unified_max), and compares those; --prompt makes contexts longer.
 
 opt-30b writes 60 GB to --work; --layers and --batches make a run smaller, and --limit ends it
 after so many seconds, with what was measured until then. Without a GPU, `--model tiny` shows that
@@ -59,7 +63,7 @@ SHAPES = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": 128,
+        "hidden_size": 256,
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -70,10 +74,20 @@ SHAPES = {
     },
 }
 SPARSITY = 0.8
-PROMPT, OUTPUT = 64, 512  # tokens
+PROMPT, OUTPUT = 64, 512  # tokens, unless --prompt says otherwise
 BATCHES = (8, 16, 32, 64)
 COMPARED = (8, 64)  # prompts and tokens of the comparison of greedy tokens
-METHODS = ("none", "tiled_csl")
+# What is compared: the yardstick, then the candidate. Name, how it is called in tables, options.
+COMPARISONS = {
+    "weights": {
+        "none": ("dense", {"sparse_method": "none"}),
+        "tiled_csl": ("sparse", {"sparse_method": "tiled_csl"}),
+    },
+    "attention": {
+        "default": ("vLLM", {"sparse_method": "none", "decode_attention": "default"}),
+        "unified_max": ("ours", {"sparse_method": "none", "decode_attention": "unified_max"}),
+    },
+}
 STARTED = time.monotonic()
 
 
@@ -113,11 +127,11 @@ def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def kv_bytes(shape: dict) -> int:
+def kv_bytes(shape: dict, prompt: int) -> int:
     """Bytes of a cache that holds the largest batch, so that both runs get the same."""
     heads = shape.get("num_key_value_heads", shape["num_attention_heads"])
     head = shape["hidden_size"] // shape["num_attention_heads"]
-    tokens = max(BATCHES) * (PROMPT + OUTPUT + 64)
+    tokens = max(BATCHES) * (prompt + OUTPUT + 64)
     return tokens * shape["num_hidden_layers"] * 2 * heads * head * 2
 
 
@@ -135,7 +149,7 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
     most = max(COMPARED[0], *arguments.batches)
     options: dict = {"gpu_memory_utilization": 0.3}
     if cuda:
-        options = {"kv_cache_memory_bytes": kv_bytes(shape)}
+        options = {"kv_cache_memory_bytes": kv_bytes(shape, arguments.prompt)}
     if arguments.eager:
         options["enforce_eager"] = True
     else:
@@ -144,9 +158,9 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
     start = time.perf_counter()
     llm = LLM(
         str(path),
-        sparse_method=method,
+        **COMPARISONS[arguments.compare][method][1],
         dtype="bfloat16",
-        max_model_len=PROMPT + OUTPUT,
+        max_model_len=arguments.prompt + OUTPUT,
         max_num_seqs=most,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
@@ -179,7 +193,7 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
         )
         return time.perf_counter() - begin, [output.outputs[0] for output in outputs]
 
-    prompts, tokens = _prompts(COMPARED[0], shape), COMPARED[1]
+    prompts, tokens = _prompts(COMPARED[0], arguments.prompt, shape), COMPARED[1]
     save()
     result["texts"] = [_text(output) for output in generate(prompts, tokens, logprobs=2)[1]]
     result["texts_one_by_one"] = [
@@ -187,7 +201,7 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
     ]
     save()
     for batch in arguments.batches:
-        prompts = _prompts(batch, shape)
+        prompts = _prompts(batch, arguments.prompt, shape)
         generate(prompts, 4)  # warms up what was not captured
         first = median(generate(prompts, 1)[0] for _ in range(max(3, arguments.rounds)))
         whole = median(generate(prompts, OUTPUT)[0] for _ in range(arguments.rounds))
@@ -202,9 +216,9 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
         save()
 
 
-def _prompts(count: int, shape: dict) -> list[list[int]]:
+def _prompts(count: int, tokens: int, shape: dict) -> list[list[int]]:
     generator = torch.Generator().manual_seed(count)
-    return torch.randint(3, shape["vocab_size"], (count, PROMPT), generator=generator).tolist()
+    return torch.randint(3, shape["vocab_size"], (count, tokens), generator=generator).tolist()
 
 
 def _text(output) -> dict:
@@ -267,6 +281,7 @@ def run_apart(
     answer = path / f"{method}.json"
     command = [sys.executable, __file__, "--measure", str(path), method, str(answer)]
     command += ["--rounds", str(arguments.rounds), "--batches", *map(str, arguments.batches)]
+    command += ["--compare", arguments.compare, "--prompt", str(arguments.prompt)]
     command += ["--eager"] if arguments.eager else []
     environment = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -286,7 +301,8 @@ def run_apart(
             end = "the time limit"
     result = json.loads(answer.read_text()) if answer.exists() else {"rows": []}
     lines = log.read_text(errors="replace").splitlines()
-    result["log"] = [line for line in lines if "flashsparse::" in line or "layers packed" in line]
+    told = ("flashsparse::", "layers packed", "decode attention of")
+    result["log"] = [line for line in lines if any(words in line for words in told)]
     if end:
         result["failed"] = f"ended by {end}"
         print("\n".join([*lines[-25:], f"{method}: {result['failed']}; the whole log: {log}"]))
@@ -309,15 +325,19 @@ def write(name: str, results: dict[str, dict], agreement: dict | None, out: Path
     )
 
 
-def show(name: str, results: dict[str, dict], agreement: dict | None) -> None:
+def show(
+    name: str, results: dict[str, dict], agreement: dict | None, arguments: argparse.Namespace
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    dense, sparse = ({row["batch"]: row for row in results[m]["rows"]} for m in METHODS)
-    title = f"{name}, {SPARSITY:.0%} zeros, {PROMPT} tokens in, {OUTPUT} out"
+    methods = COMPARISONS[arguments.compare]
+    dense, sparse = ({row["batch"]: row for row in results[m]["rows"]} for m in methods)
+    title = f"{name}, {SPARSITY:.0%} zeros, {arguments.prompt} tokens in, {OUTPUT} out"
     table = Table(title=title, title_justify="left", box=None)
-    for column in ("batch", "tokens/GPU-s dense", "sparse", "ratio", "ms/token dense", "sparse"):
+    (one, _), (two, _) = methods.values()
+    for column in ("batch", f"tokens/GPU-s {one}", two, "ratio", f"ms/token {one}", two):
         table.add_column(column, justify="right")
     for batch in sorted(dense | sparse):
         a, b = dense.get(batch), sparse.get(batch)
@@ -336,7 +356,7 @@ def show(name: str, results: dict[str, dict], agreement: dict | None) -> None:
         if "failed" in result:
             parts.append(result["failed"])
         console.print(f"{method}: {', '.join(parts)}")
-    for line in results[METHODS[1]]["log"]:
+    for line in results[list(methods)[1]]["log"]:
         console.print(line.rpartition("] ")[2], markup=False, soft_wrap=True)
     if agreement is None:
         console.print("greedy tokens: not compared")
@@ -345,7 +365,7 @@ def show(name: str, results: dict[str, dict], agreement: dict | None) -> None:
         verdict = "" if agreement["explained_by_rounding"] else "NOT "
         console.print(
             f"greedy tokens: {agreement['same_tokens']} of {agreement['compared_tokens']} equal "
-            f"before the first difference (dense one by one: "
+            f"before the first difference ({one} one by one: "
             f"{agreement['same_tokens_dense_one_by_one']}); {len(gaps)} of {COMPARED[0]} texts part"
             + (
                 f", at gaps of up to {max(gaps):.3f} logits, {verdict}explained by rounding, which "
@@ -354,13 +374,16 @@ def show(name: str, results: dict[str, dict], agreement: dict | None) -> None:
                 else ""
             )
         )
-    known = results[METHODS[0]] | results[METHODS[1]]
+    first, second = results.values()
+    known = first | second
     console.print(known.get("device", "CPU"), known.get("versions", ""))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SHAPES, default="llama-3-8b")
+    parser.add_argument("--compare", choices=COMPARISONS, default="weights")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens in")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many runs")
@@ -382,6 +405,10 @@ def main() -> int:
         name += f"-{arguments.layers}-layers"
     if arguments.eager:
         name += "-eager"
+    if arguments.prompt != PROMPT:
+        name += f"-{arguments.prompt}-in"
+    if arguments.compare != "weights":
+        name += f"-{arguments.compare}"
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -390,19 +417,20 @@ def main() -> int:
         if device == "cuda":
             torch.cuda.empty_cache()
         results, agreement = {}, None
-        for done, method in enumerate(METHODS):
+        methods = COMPARISONS[arguments.compare]
+        for done, method in enumerate(methods):
             log = arguments.out / f"serve-{name}-{method}.log"
             seconds = None
             if arguments.limit is not None:  # an equal share of what is left
                 left = arguments.limit - (time.monotonic() - STARTED)
-                seconds = max(0.0, left) / (len(METHODS) - done)
+                seconds = max(0.0, left) / (len(methods) - done)
             results[method] = run_apart(Path(work), method, log, seconds, arguments)
             write(name, results, agreement, arguments.out)
             print(f"{time.monotonic() - STARTED:.0f} s: {method} measured", flush=True)
     if all("texts_one_by_one" in result for result in results.values()):
         agreement = compare(*results.values())
     write(name, results, agreement, arguments.out)
-    show(name, results, agreement)
+    show(name, results, agreement, arguments)
     complete = not any("failed" in result for result in results.values())
     return 0 if complete and agreement and agreement["explained_by_rounding"] else 1
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: `vllm serve` on packed checkpoints, and on dense ones that are packed while they load.
+"""vLLM: `vllm serve` on packed checkpoints, and on dense ones that are packed while they load;
+decode attention with a unified maximum.
 
 vLLM finds `register` by the entry point group `vllm.general_plugins` and calls it in the front
 end, in the engine's process and in every worker. Importing this module imports no vLLM.
@@ -14,7 +15,8 @@ _registered = False
 
 
 def register() -> None:
-    """Registers the quantization method `flashsparse` and the argument `--sparse-method`.
+    """Registers the quantization method `flashsparse`, the attention backend CUSTOM, and the
+    arguments `--sparse-method` and `--decode-attention`.
 
     Calling it again changes nothing. vLLM would let an exception of a plugin stop every model,
     dense ones too, so a failure is logged with its cause and otherwise leaves vLLM as it was;
@@ -29,10 +31,11 @@ def register() -> None:
 
         from flashsparse_plugin.config import QUANT_METHOD
 
-        from . import arguments
+        from . import arguments, attention
         from .quantization import FlashSparseQuantization
 
         register_quantization_config(QUANT_METHOD)(FlashSparseQuantization)
+        attention.install()
         arguments.install()
     except Exception:
         if os.environ.get("FLASHSPARSE_STRICT") == "1":

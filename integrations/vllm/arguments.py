@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--sparse-method` on the command line and `sparse_method=` in Python.
+"""`--sparse-method` and `--decode-attention` on the command line, `sparse_method=` and
+`decode_attention=` in Python.
 
 vLLM has no official hook for arguments. But its parsers are built by looking `add_cli_args` up on
-EngineArgs after plugins were loaded, and every way in makes an EngineArgs: so wrapping three of its
-methods reaches all of them. The wrappers only fill in fields that vLLM has anyway; see settings.py.
+EngineArgs after plugins were loaded, and every way in makes an EngineArgs: so wrapping four of its
+methods reaches all of them. The wrappers only fill in fields that vLLM has anyway; see settings.py
+and attention.py.
 """
 
 from __future__ import annotations
@@ -11,15 +13,43 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from .attention import CHOICES, check_calibration, fold_attention
 from .settings import SettingsError, fold, methods
 
-_HELP = (
+_METHOD_HELP = (
     "Serve pruned weights from sparse storage. A format (%s) packs the linear layers of a dense, "
     "pruned checkpoint while it loads; auto packs only those layers that become smaller; none "
     "serves dense weights, and unpacks a packed checkpoint. Packed checkpoints need no option. "
     'More settings: --additional-config \'{"flashsparse": {"pruning": "magnitude", '
     '"sparsity": 0.5, "ignore": ["lm_head"]}}\'.'
 )
+_ATTENTION_HELP = (
+    "Attention of the steps that generate one token a sequence. unified_max: FlashSparse's kernel, "
+    "with phi where the model was calibrated (`flashsparse calibrate`), else with the online "
+    "softmax; prompts go through vLLM's own attention. The same as --attention-backend CUSTOM. "
+    "default: vLLM's own for everything."
+)
+
+
+def _fold_method(holder: Any, choice: str | None) -> None:
+    holder.quantization, holder.additional_config = fold(
+        holder.quantization, holder.additional_config, choice
+    )
+
+
+def _fold_attention(holder: Any, choice: str) -> None:
+    holder.attention_backend = fold_attention(
+        holder.attention_backend, getattr(holder, "attention_config", None), choice
+    )
+
+
+_FOLDS = {"sparse_method": _fold_method, "decode_attention": _fold_attention}
+
+
+def _fold(holder: Any, name: str, choice: str | None) -> None:
+    """Writes one of our arguments into fields of vLLM's, of a namespace or of EngineArgs."""
+    if choice is not None:
+        _FOLDS[name](holder, choice)
 
 
 def install() -> None:
@@ -31,6 +61,7 @@ def install() -> None:
         return
     _wrap_parser(engine_args)
     _wrap_model_config(engine_args)
+    _wrap_engine_config(engine_args)
     for cls in (engine_args, arg_utils.AsyncEngineArgs):
         _wrap_init(cls)
 
@@ -41,13 +72,18 @@ def _wrap_parser(cls: Any) -> None:
     @functools.wraps(inner)
     def add_cli_args(parser: Any) -> Any:
         parser = inner(parser)
-        group = parser.add_argument_group("FlashSparse", "Sparse weights of pruned models.")
+        group = parser.add_argument_group(
+            "FlashSparse", "Sparse weights of pruned models, and decode attention."
+        )
         names = [name for name in methods() if name not in ("auto", "none")]
         group.add_argument(
             "--sparse-method",
             choices=methods(),
             default=None,
-            help=(_HELP % ", ".join(names)).replace("%", "%%"),
+            help=(_METHOD_HELP % ", ".join(names)).replace("%", "%%"),
+        )
+        group.add_argument(
+            "--decode-attention", choices=CHOICES, default=None, help=_ATTENTION_HELP
         )
         _fold_after_parsing(parser)
         return parser
@@ -63,16 +99,13 @@ def _fold_after_parsing(parser: Any) -> None:
     @functools.wraps(inner)
     def parse_known_args(*args: Any, **kwargs: Any) -> Any:
         namespace, rest = inner(*args, **kwargs)
-        method = getattr(namespace, "sparse_method", None)
-        if hasattr(namespace, "sparse_method"):
-            del namespace.sparse_method  # no field of vLLM's; some of its commands print them all
-        if method is not None:
+        # No fields of vLLM's; some of its commands print them all.
+        taken = {name: vars(namespace).pop(name, None) for name in _FOLDS}
+        for name, choice in taken.items():
             try:
-                namespace.quantization, namespace.additional_config = fold(
-                    namespace.quantization, namespace.additional_config, method
-                )
+                _fold(namespace, name, choice)
             except SettingsError as error:
-                parser.error(f"argument --sparse-method: {error}")
+                parser.error(f"argument --{name.replace('_', '-')}: {error}")
         return namespace, rest
 
     parser.parse_known_args = parse_known_args
@@ -82,12 +115,11 @@ def _wrap_init(cls: Any) -> None:
     inner = cls.__init__
 
     @functools.wraps(inner)
-    def __init__(self: Any, *args: Any, sparse_method: str | None = None, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        taken = {name: kwargs.pop(name, None) for name in _FOLDS}
         inner(self, *args, **kwargs)
-        if sparse_method is not None:
-            self.quantization, self.additional_config = fold(
-                self.quantization, self.additional_config, sparse_method
-            )
+        for name, choice in taken.items():
+            _fold(self, name, choice)
 
     cls.__init__ = __init__
 
@@ -98,9 +130,20 @@ def _wrap_model_config(cls: Any) -> None:
 
     @functools.wraps(inner)
     def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.quantization, self.additional_config = fold(
-            self.quantization, self.additional_config, None
-        )
+        _fold_method(self, None)
         return inner(self, *args, **kwargs)
 
     cls.create_model_config = create_model_config
+
+
+def _wrap_engine_config(cls: Any) -> None:
+    """Refuses a calibration that cannot be meant before any other process is started."""
+    inner = cls.create_engine_config
+
+    @functools.wraps(inner)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = inner(self, *args, **kwargs)
+        check_calibration(config)
+        return config
+
+    cls.create_engine_config = create_engine_config

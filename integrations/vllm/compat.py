@@ -20,6 +20,11 @@ def is_experts(layer: nn.Module) -> bool:
     return isinstance(layer, kinds)
 
 
+def cpu_layout(impl: Any, layer: nn.Module) -> str:
+    """vLLM's name for how its CPU kernels store a layer's keys and values."""
+    return getattr(layer, "isa", None) or impl.isa  # 0.26 has it in the implementation
+
+
 def multiplies_by_torch(method: Any) -> bool:
     """Whether vLLM's method for a dense weight would call torch's own linear on this platform.
 

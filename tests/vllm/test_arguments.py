@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--sparse-method` on the command line, and what becomes of it."""
+"""`--sparse-method` and `--decode-attention` on the command line, and what becomes of them."""
 
 import json
 import subprocess
@@ -29,8 +29,10 @@ for line in json.load(sys.stdin):
                 for command in module.cmd_init():
                     command.subparser_init(subparsers)
             found = parser.parse_args(line)
+            left = [name for name in ("sparse_method", "decode_attention") if hasattr(found, name)]
+            backend = found.attention_backend
             results.append({"quantization": found.quantization, "extra": found.additional_config,
-                            "left": hasattr(found, "sparse_method")})
+                            "attention": getattr(backend, "name", backend), "left": left})
         except SystemExit as end:
             results.append({"exit": end.code, "text": out.getvalue()})
 print("RESULTS" + json.dumps(results))
@@ -61,6 +63,21 @@ def parsed(environment, tmp_path_factory):
         "wrong": ["serve", "m", "--sparse-method", "csr"],
         "conflict": ["serve", "m", *method, "--quantization", "fp8"],
         "agreement": ["serve", "m", *method, "--quantization", "flashsparse"],
+        "attention": ["serve", "m", "--decode-attention", "unified_max"],
+        "attention default": ["serve", "m", "--decode-attention", "default"],
+        "attention twice": [
+            *("serve", "m", "--decode-attention", "unified_max"),
+            *("--attention-backend", "CUSTOM"),
+        ],
+        "attention conflict": [
+            *("serve", "m", "--decode-attention", "unified_max"),
+            *("--attention-backend", "FLASH_ATTN"),
+        ],
+        "attention config": [
+            *("serve", "m", "--decode-attention", "unified_max"),
+            *("--attention-config", '{"backend": "FLASHINFER"}'),
+        ],
+        "attention wrong": ["serve", "m", "--decode-attention", "fast"],
         "help": ["serve", "--help=FlashSparse"],
     }
     result = subprocess.run(
@@ -81,7 +98,8 @@ def test_the_method_ends_in_vllms_own_fields(parsed, name):
     assert parsed[name] == {
         "quantization": "flashsparse",
         "extra": {"flashsparse": {"method": "tiled_csl"}},
-        "left": False,
+        "attention": None,
+        "left": [],
     }
 
 
@@ -94,7 +112,7 @@ def test_other_settings_are_kept_whatever_the_order(parsed):
 
 def test_none_and_nothing_leave_quantization_alone(parsed):
     assert parsed["none"]["quantization"] is None
-    assert parsed["absent"] == {"quantization": None, "extra": {}, "left": False}
+    assert parsed["absent"] == {"quantization": None, "extra": {}, "attention": None, "left": []}
 
 
 def test_mistakes_are_errors_of_the_command_line(parsed):
@@ -106,10 +124,29 @@ def test_mistakes_are_errors_of_the_command_line(parsed):
     assert "fp8" in parsed["conflict"]["text"]
 
 
+def test_decode_attention_ends_in_vllms_field_for_the_backend(parsed):
+    for name in ("attention", "attention twice"):
+        assert parsed[name] == parsed["absent"] | {"attention": "CUSTOM"}
+    assert parsed["attention default"] == parsed["absent"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("attention conflict", ["argument --decode-attention", "FLASH_ATTN", "Drop one"]),
+        ("attention config", ["argument --decode-attention", "FLASHINFER", "Drop one"]),
+        ("attention wrong", ["--decode-attention", "unified_max", "default"]),
+    ],
+)
+def test_decode_attention_and_another_backend_exclude_each_other(parsed, name, words):
+    assert parsed[name]["exit"] == 2
+    assert [word for word in words if word not in parsed[name]["text"]] == []
+
+
 def test_help_has_a_group_of_its_own(parsed):
     text = parsed["help"]["text"]
     assert parsed["help"]["exit"] == 0
-    assert "FlashSparse" in text and "--sparse-method" in text
+    assert "FlashSparse" in text and "--sparse-method" in text and "--decode-attention" in text
     assert all(name in text for name in methods())
 
 

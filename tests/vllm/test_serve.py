@@ -47,8 +47,10 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def packed_server(smollm2, logs, environment):
-    """A packed checkpoint needs no option. Compiled, as is the default; two API servers."""
+    """A packed checkpoint needs no option. Compiled, as is the default; two API servers; our decode
+    attention, from a cache of many blocks."""
     arguments = ("--max-model-len", "512", "--max-num-seqs", "32", "--api-server-count", "2")
+    arguments += ("--decode-attention", "unified_max", "--block-size", "32")
     with Server(smollm2[1], logs / "packed.log", environment, *arguments) as server:
         yield server
 
@@ -71,7 +73,10 @@ def server(request):
 def test_completions_equal_transformers(smollm2, server):
     *_, prompts, expected = smollm2
     assert [server.complete(prompt, TOKENS) for prompt in prompts] == expected
-    assert "120 layers packed" in server.log.read_text()
+    log = server.log.read_text()
+    assert "120 layers packed" in log
+    ours = "decode attention of 30 layers: flashsparse::unified_max_paged_decode on CPU" in log
+    assert ours == ("--decode-attention" in server.command)
 
 
 def test_streaming_gives_the_same(server, smollm2):
@@ -101,8 +106,10 @@ def test_many_at_once_give_what_one_by_one_gives(server, smollm2):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """One key-value head, which tensor parallelism has to replicate."""
-    return checkpoints.make("llama", tmp_path_factory.mktemp("tiny"), num_key_value_heads=1)
+    """One key-value head, which tensor parallelism has to replicate; each query head has a phi."""
+    sizes = {"num_key_value_heads": 1, "head_dim": 64}
+    dense, packed = checkpoints.make("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+    return dense, checkpoints.calibrate(packed, [0.0, 1.0, 2.0, 3.0])
 
 
 @pytest.mark.parametrize("kind", ["packed", "dense"])
@@ -111,11 +118,15 @@ def test_tensor_parallel(tiny, kind, logs, environment):
     arguments = ["--tensor-parallel-size", "2", "--enforce-eager", "--max-model-len", "64"]
     if kind == "dense":
         arguments += ["--sparse-method", "tiled_csl"]
+    else:
+        arguments += ["--attention-backend", "CUSTOM"]
     model = packed if kind == "packed" else dense
     one_thread = environment | {"OMP_NUM_THREADS": "1"}
     with Server(model, logs / f"tp-{kind}.log", one_thread, *arguments) as server:
         tokens = [server.complete(p, checkpoints.MAX_TOKENS) for p in checkpoints.PROMPTS]
-        assert server.log.read_text().count("12 layers packed") == 2
+        log = server.log.read_text()
+    assert log.count("12 layers packed") == 2
+    assert log.count("with phi in 3") == (2 if kind == "packed" else 0)
     assert tokens == checkpoints.greedy(dense)
 
 

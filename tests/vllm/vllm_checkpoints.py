@@ -30,6 +30,17 @@ def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Pat
     return dense, packed
 
 
+def calibrate(folder: Path, phi: list[float], **changes) -> Path:
+    """Writes phi of the heads of a layer, the same for all layers, into a model's config.json."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    layer = {"phi": phi, "a": -1.0, "b": 1.0, "recomputed": 0.0}
+    layers = [layer] * config["num_hidden_layers"]
+    config["unified_max"] = {"version": 1, "dtype": "bfloat16", "layers": layers} | changes
+    path.write_text(json.dumps(config))
+    return folder
+
+
 def make_uneven(folder: Path, layers: int, sparsity: float = 0.8) -> Path:
     """Writes a dense pruned Llama in which no two layers have the same number of zeros."""
     model = _random_model(OWN_CONFIGS["llama"](), num_hidden_layers=layers, hidden_size=256)

@@ -5,7 +5,8 @@
 "max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
 to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens]; its result {"tokens": [[...]],
 "layers": {name: kind of method}, "streams": {name: [elements, length]}, "settings":
-additional_config, "compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
+additional_config, "counts": {layer: [parts of a softmax computed again, looked at]},
+"compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
 """
 
 import contextlib
@@ -127,13 +128,15 @@ def _peak() -> int:
 def run(job: dict) -> dict:
     options = COMMON | job.get("options", {})
     # fs.LLM is the documented way; with nothing of ours in the options stock vLLM has to do.
-    if "sparse_method" in options:
+    if options.keys() & {"sparse_method", "decode_attention"}:
         from flashsparse_plugin import LLM
     else:
         from vllm import LLM
     from vllm import SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.lora.request import LoRARequest
+
+    from flashsparse_plugin.attention import counters
 
     if "link" in job:
         Path(job["model"]).unlink(missing_ok=True)
@@ -154,6 +157,7 @@ def run(job: dict) -> dict:
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
             "settings": llm.llm_engine.vllm_config.additional_config,
+            "counts": counters(),
             "compiled": compiled,
             "peak": _peak(),
         }

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention backend CUSTOM on a CPU: vLLM's own, and our kernel for decode batches.
+
+It is for testing, and for equality with a GPU, not for speed: vLLM's CPU kernels store the elements
+of a block in the order that suits the instructions of the machine ("vec" has each block of keys
+transposed, "amx" pairs up elements), our op wants those of a head side by side. So each step copies
+the blocks of its sequences, once for each layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import _custom_ops as vllm_ops
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadataBuilder,
+)
+
+from .attention_layers import DecodeBackend, DecodeBuilder, DecodeImpl
+from .compat import cpu_layout
+
+
+class CPUBuilder(DecodeBuilder, CPUAttentionMetadataBuilder):
+    pass
+
+
+class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
+    def window(self) -> int:
+        return max(self.sliding_window, 0)  # -1: none
+
+    def pages(self, layer: Any, kv_cache: Tensor, metadata: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and block table as the op takes them: copies of the blocks in use."""
+        _, heads, size, both = kv_cache.shape
+        orders = element_orders(cpu_layout(self, layer), kv_cache.dtype, size, both // 2)
+        table, lengths = metadata.block_table, metadata.seq_lens
+        used = torch.arange(table.shape[1]) < (lengths.unsqueeze(1) + size - 1) // size
+        # A block has, for each head, its keys before its values.
+        stored = kv_cache.index_select(0, table[used]).view(-1, heads, 2, size * both // 2)
+        keys, values = (
+            in_order(stored[:, :, i], order).transpose(1, 2) for i, order in enumerate(orders)
+        )
+        numbers = torch.zeros_like(table)
+        numbers[used] = torch.arange(len(stored), dtype=table.dtype)
+        return keys, values, numbers
+
+
+def in_order(stored: Tensor, order: Tensor) -> Tensor:
+    """Takes elements from where a layout keeps them, by strides where it can.
+
+    Args:
+        stored: [blocks, heads, size * head_dim], the last dimension contiguous.
+        order: int64 [size, head_dim], the place of each element.
+
+    Returns:
+        [blocks, heads, size, head_dim], the last dimension contiguous.
+    """
+    across, along = (order[1, 0] - order[0, 0]).item(), (order[0, 1] - order[0, 0]).item()
+    rows, columns = (torch.arange(length) for length in order.shape)
+    if not torch.equal(order, rows.unsqueeze(1) * across + columns * along):
+        return stored[:, :, order]
+    strides = (*stored.stride()[:2], across, along)
+    view = stored.as_strided((*stored.shape[:2], *order.shape), strides, stored.storage_offset())
+    return view.contiguous() if along != 1 else view
+
+
+@functools.cache
+def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) -> Tensor:
+    """Where a layout keeps the elements of a block, learnt from what writes it.
+
+    Args:
+        layout: vLLM's name for it: "vec", "vec16", "amx", "neon", ...
+        dtype: Of the cache.
+        size: Positions of a block.
+        head_dim: Elements of a head.
+
+    Returns:
+        int64 [2, size, head_dim], of keys and of values: the place of each element.
+
+    Raises:
+        RuntimeError: Where the layout does not hold each element once.
+    """
+    numbers, stored = torch.arange(size * head_dim), 0
+    for digit in range(3):  # every dtype holds 0 to 255
+        tokens = (numbers // 256**digit % 256).to(dtype).view(size, 1, head_dim)
+        cache = torch.zeros(1, 1, 2 * size, head_dim, dtype=dtype)
+        vllm_ops.cpu_attn_reshape_and_cache(
+            tokens,
+            tokens,
+            *cache.chunk(2, dim=2),
+            torch.arange(size),
+            layout,
+            k_scale=1.0,
+            v_scale=1.0,
+            kv_cache_dtype="auto",
+        )
+        stored = stored + cache.view(2, -1).long() * 256**digit
+    if not torch.equal(stored.sort(dim=1).values, numbers.expand(2, -1)):
+        raise RuntimeError(
+            f"vLLM's layout {layout!r} of a {dtype} cache is not one that decode attention can "
+            "read. Serve without --decode-attention unified_max"
+        )
+    return stored.argsort(dim=1).view(2, size, head_dim)
+
+
+class CPUBackend(DecodeBackend, CPUAttentionBackend):
+    @staticmethod
+    def get_impl_cls() -> type[CPUImpl]:
+        return CPUImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUBuilder]:
+        return CPUBuilder

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention backend CUSTOM on CUDA: FlashAttention, and our kernel for decode batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+
+from .attention_layers import DecodeBackend, DecodeBuilder, DecodeImpl
+
+
+class CUDABuilder(DecodeBuilder, FlashAttentionMetadataBuilder):
+    # A graph keeps the branch that `forward` took when it was captured. Graphs of uniform batches
+    # (so many tokens for each sequence) are replayed for such batches only: those of one token
+    # hold our kernel, those of more, for speculative decoding, FlashAttention. Graphs of mixed
+    # batches, which FlashAttention 3 allows, must not be: they are replayed for pure decode
+    # batches, too, which would never see our kernel; and where such a graph is captured from
+    # sequences of one token each, as one of 0.26's model runners does, it would hold our kernel
+    # and be replayed for prompts. With less than ALWAYS vLLM turns FULL into FULL_AND_PIECEWISE.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+
+
+class CUDAImpl(DecodeImpl, FlashAttentionImpl):
+    def window(self) -> int:
+        return self.sliding_window[0] + 1  # (-1, -1): none; (w - 1, 0): the last w positions
+
+    def pages(self, layer: Any, kv_cache: Tensor, metadata: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and block table as the op takes them; no copy.
+
+        The cache is [blocks, kv_heads, block_size, 2 * head_dim] whatever its layout in memory.
+        """
+        caches = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        return *caches, metadata.block_table
+
+
+class CUDABackend(DecodeBackend, FlashAttentionBackend):
+    @staticmethod
+    def get_impl_cls() -> type[CUDAImpl]:
+        return CUDAImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CUDABuilder]:
+        return CUDABuilder

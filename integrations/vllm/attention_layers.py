@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our attention backends share, mixed into the classes of vLLM's own.
+
+A builder makes the metadata of each step, and gives its layers what they need to decode: both are
+there before a CUDA graph is captured. An implementation then takes the batches that are ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.model_executor.layers.attention import Attention
+from vllm.utils.torch_utils import is_quantized_kv_cache
+from vllm.v1.attention.backend import AttentionType
+
+from flashsparse_plugin.attention import (
+    CalibrationError,
+    Counter,
+    UnifiedMax,
+    counters,
+    unified_max_of,
+)
+from flashsparse_plugin.attention.counters import logger as counting
+from flashsparse_plugin.ops import ops
+
+logger = logging.getLogger("vllm.flashsparse")
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+_STEPS = 1000  # from one line of counts in the log to the next
+
+
+class DecodeBackend:
+    """What CUSTOM can do, as far as that is less than what the backend below can.
+
+    vLLM asks, and refuses with its reason what gets a no: here for what would never decode with
+    our kernel, or would break a promise of vLLM's (our last bits depend on the batch).
+    """
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # vLLM looks the member of its enumeration up by this name
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size in HEAD_DIMS and super().supports_head_size(head_size)
+
+    @classmethod
+    def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
+        quantized = kv_cache_dtype is not None and is_quantized_kv_cache(kv_cache_dtype)
+        return not quantized and super().supports_kv_cache_dtype(kv_cache_dtype)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_mm_prefix(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_rswa(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return False
+
+
+class Decoder:
+    """One layer's decode step.
+
+    Args:
+        impl: vLLM's implementation of the layer's attention.
+        window: Positions to look back, 0: all.
+        phi: float32 [heads of this rank], or None: the online softmax.
+        counter: What counts the parts that are computed again, or None.
+    """
+
+    def __init__(self, impl: Any, window: int, phi: Tensor | None, counter: Counter | None):
+        self.phi, self.counter = phi, counter
+        self.options = {"scale": impl.scale, "softcap": impl.logits_soft_cap, "window": window}
+
+    def __call__(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, table: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """Attention, [sequences, heads, head_dim]; the arguments are the op's."""
+        out, recomputed = ops.unified_max_paged_decode(
+            query, key_cache, value_cache, table, lengths, phi=self.phi, **self.options
+        )
+        if self.counter is not None:
+            self.counter.add(recomputed)
+        return out
+
+
+class DecodeImpl:
+    """One layer's attention: decode batches are ours, all others those of the class below.
+
+    A class that this is mixed into has `window` and `pages`.
+
+    Attributes:
+        prepared: Whether a builder has set the others.
+        decoder: None where the layer is none for our kernel.
+        reason: Why it is none.
+    """
+
+    prepared = False
+    decoder: Decoder | None = None
+    reason: str | None = None
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        fused = output_scale is not None or output_block_scale is not None
+        if self.decoder is None or fused or not _one_token_each(attn_metadata):
+            return super().forward(
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                attn_metadata,
+                output,
+                output_scale,
+                output_block_scale,
+            )
+        tokens = attn_metadata.num_actual_tokens
+        pages = self.pages(layer, kv_cache, attn_metadata)
+        out = self.decoder(query[:tokens], *pages, attn_metadata.seq_lens)
+        output[:tokens].copy_(out.view_as(output[:tokens]))
+        return output
+
+    def reason_against(self, layer: Attention, dtype: torch.dtype) -> str | None:
+        """Why our kernel cannot decode this layer; None where it can."""
+        if self.attn_type != AttentionType.DECODER:
+            return f"attention of type {getattr(self.attn_type, 'value', self.attn_type)}"
+        if self.alibi_slopes is not None:
+            return "ALiBi"
+        if self.sinks is not None:
+            return "attention sinks"
+        if self.head_size not in HEAD_DIMS or layer.head_size_v != self.head_size:
+            return f"heads of {self.head_size} elements"
+        if layer.kv_cache_torch_dtype != dtype:
+            return f"a cache of {layer.kv_cache_torch_dtype} for a model in {dtype}"
+        if getattr(self, "dcp_world_size", 1) > 1:
+            return "decode context parallelism"
+        return None
+
+
+def _one_token_each(metadata: Any) -> bool:
+    """Whether a batch is one new token for each sequence, which then looks at all before it.
+
+    Decided from sizes alone, since a CUDA graph keeps the decision. Sequences that only fill a
+    graph up have a length of 0 and get zeros.
+    """
+    return (
+        metadata is not None  # vLLM measures memory
+        and metadata.max_query_len == 1
+        and metadata.num_actual_tokens == metadata.seq_lens.shape[0]
+        and metadata.causal is True
+        and not getattr(metadata, "use_cascade", False)
+        and getattr(metadata, "rswa_prefix_lens", None) is None
+    )
+
+
+class DecodeBuilder:
+    """Makes the metadata of a group of layers; gives each of them its decoder beforehand."""
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: Any
+    ):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        prepare(layer_names, vllm_config, torch.device(device))
+        self._steps = 0
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        self._steps += 1
+        if self._steps % _STEPS == 0:
+            log_counts(self.layer_names)
+        return super().build(*args, **kwargs)
+
+
+def prepare(names: Iterable[str], vllm_config: VllmConfig, device: torch.device) -> None:
+    """Gives layers their decoders; with the last of a model's, tells what its layers will do.
+
+    Raises:
+        RuntimeError: With FLASHSPARSE_STRICT=1, where a layer is none for our kernel.
+    """
+    config = vllm_config.model_config
+    entry = unified_max_of(config.hf_text_config)
+    if entry is not None and not entry.holds_for(str(config.dtype).removeprefix("torch.")):
+        entry = None  # the front end has warned
+    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    layers = {
+        name: layer
+        for name, layer in get_layers_from_vllm_config(vllm_config, Attention).items()
+        if isinstance(layer.impl, DecodeImpl)
+    }
+    new = [name for name in names if name in layers and not layers[name].impl.prepared]
+    for name in new:  # vLLM may make a builder again, to see how much memory graphs will take
+        impl = layers[name].impl
+        impl.prepared, impl.reason = True, impl.reason_against(layers[name], config.dtype)
+        if impl.reason is None:
+            phi = phi_of(entry, name, impl.num_heads, rank, ranks)
+            if phi is not None:
+                phi = torch.tensor(phi, dtype=torch.float32, device=device)
+            counter = Counter(name, device) if Counter.wanted(device) else None
+            impl.decoder = Decoder(impl, impl.window(), phi, counter)
+        elif os.environ.get("FLASHSPARSE_STRICT") == "1":
+            raise RuntimeError(f"layer {name!r}: no decode attention for {impl.reason}")
+    if new and all(layer.impl.prepared for layer in layers.values()):
+        _tell({name: layer.impl for name, layer in layers.items()}, device)
+
+
+def _tell(impls: dict[str, DecodeImpl], device: torch.device) -> None:
+    decoders = [impl.decoder for impl in impls.values() if impl.decoder is not None]
+    if decoders:
+        with_phi = sum(decoder.phi is not None for decoder in decoders)
+        logger.info(
+            "decode attention of %d layers: flashsparse::unified_max_paged_decode on %s, %s",
+            len(decoders),
+            device.type.upper(),
+            f"with phi in {with_phi}" if with_phi else "online softmax (no phi)",
+        )
+    reasons: dict[str, list[str]] = {}
+    for name, impl in impls.items():
+        if impl.reason is not None:
+            reasons.setdefault(impl.reason, []).append(name)
+    for reason, names in reasons.items():
+        logger.warning(
+            "decode attention of %d layers (%s, ...): vLLM's own, as ours does not do %s",
+            len(names),
+            names[0],
+            reason,
+        )
+
+
+def phi_of(
+    entry: UnifiedMax | None, name: str, heads: int, rank: int, ranks: int
+) -> list[float] | None:
+    """phi of the query heads that one rank has of a layer, or None.
+
+    Args:
+        entry: The model's, if it has one.
+        name: Of the layer, with its number in it: "model.layers.3.self_attn.attn".
+        heads: Query heads of one rank. vLLM cuts them evenly and in order, whatever becomes of the
+            key and value heads.
+        rank: Of this worker among those that share a layer.
+        ranks: How many there are.
+    """
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    if entry is None or len(numbers) != 1:
+        return None
+    try:
+        reference = entry.layer(numbers[0], heads * ranks)
+    except CalibrationError:
+        return None  # The front end has checked the model's own layers: this is a draft model's.
+    return reference and reference.phi[rank * heads : (rank + 1) * heads]
+
+
+def log_counts(names: Iterable[str]) -> None:
+    """Tells at DEBUG how much was computed again; waits for the device."""
+    if not counting.isEnabledFor(logging.DEBUG):
+        return
+    found = {name: count for name, count in counters().items() if name in set(names)}
+    if not found:
+        return
+    again, looked_at = (sum(column) for column in zip(*found.values(), strict=True))
+    most = max(found, key=lambda name: found[name][0])
+    counting.debug(
+        "decode attention of %d layers: %d parts of a softmax computed again, for %d sequences x "
+        "heads; most in %s, %d for %d",
+        len(found),
+        again,
+        looked_at,
+        most,
+        *found[most],
+    )
