@@ -303,7 +303,6 @@ class DecodeBlock {
   static constexpr int kRecord = kHeadDim + 4;  // floats
   static constexpr int kQuads = kHeadDim / 4;   // four sums, what a thread joins at a time
   static_assert(kBlockHeads * kRecord * sizeof(float) <= kRingBytes);
-  static_assert((kMaxSplits * kBlockHeads + 1) * sizeof(float4) <= kRingBytes);
 
   __device__ __forceinline__ uint32_t record(int warp, int head) const {
     return shared_ + warp * kRingBytes + head * kRecord * uint32_t{sizeof(float)};
@@ -364,25 +363,15 @@ class DecodeBlock {
     const bool last = load_shared<uint32_t>(shared_) == static_cast<uint32_t>(splits_ - 1);
     if (!last) return;
     if (threadIdx.x == 0) a_.arrivals[row_] = 0;
-    // What is known about the parts, all at once.
-    const uint32_t about = shared_ + sizeof(float4);
-    for (int i = threadIdx.x; i < splits_ * heads_; i += blockDim.x) {
-      const float* const from = partial(i / heads_, i % heads_) + kHeadDim;
-      store_shared(about + i * uint32_t{sizeof(float4)},
-                   load_l2(reinterpret_cast<const float4*>(from)));
-    }
-    __syncthreads();
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
       const int head = i / kQuads, quad = i % kQuads;
+      const auto load = [&](int split, int four) {
+        return load_l2(reinterpret_cast<const float4*>(partial(split, head)) + four);
+      };
       const Joined joined = join(
-          splits_,
-          [&](int split) {
-            return load_shared<float4>(about + (split * heads_ + head) * uint32_t{sizeof(float4)});
-          },
-          [&](int split) {
-            return load_l2(reinterpret_cast<const float4*>(partial(split, head)) + quad);
-          });
+          splits_, [&](int split) { return load(split, kQuads); },
+          [&](int split) { return load(split, quad); });
       store_result(head, quad, joined);
     }
   }

@@ -21,23 +21,31 @@ struct Joined {
 template <class About, class FourOf>
 __device__ __forceinline__ Joined join(int parts, About about, FourOf four_of) {
   Joined joined{make_float4(0, 0, 0, 0), kNoScore, 0, 0};
-  FS_NO_UNROLL
-  for (int part = 0; part < parts; ++part) {
-    joined.reference = fmaxf(joined.reference, about(part).x);
-  }
-  constexpr int kAhead = 8;  // loads at once: each takes its time
+  constexpr int kAhead = 8;  // parts whose loads are under way at once: each takes its time
   FS_NO_UNROLL
   for (int part = 0; part < parts; part += kAhead) {
-    float4 four[kAhead];
+    float4 known[kAhead], four[kAhead];
     FS_UNROLL
-    for (int i = 0; i < kAhead; ++i) four[i] = four_of(min(part + i, parts - 1));
+    for (int i = 0; i < kAhead; ++i) {
+      known[i] = about(min(part + i, parts - 1));
+      four[i] = four_of(min(part + i, parts - 1));
+    }
+    float reference = joined.reference;
+    FS_UNROLL
+    for (int i = 0; i < kAhead; ++i) reference = fmaxf(reference, known[i].x);
+    const float shrink = exp2_approx(joined.reference - reference);
+    joined.reference = reference;
+    joined.norm *= shrink;
+    joined.sums.x *= shrink;
+    joined.sums.y *= shrink;
+    joined.sums.z *= shrink;
+    joined.sums.w *= shrink;
     FS_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (part + i >= parts) break;
-      const float4 known = about(part + i);
-      const float weight = exp2_approx(known.x - joined.reference);
-      joined.norm += weight * known.y;
-      joined.redone += known.z;
+      const float weight = exp2_approx(known[i].x - reference);
+      joined.norm += weight * known[i].y;
+      joined.redone += known[i].z;
       joined.sums.x += weight * four[i].x;
       joined.sums.y += weight * four[i].y;
       joined.sums.z += weight * four[i].z;
