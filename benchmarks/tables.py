@@ -270,10 +270,19 @@ def sparse_until(result: Result) -> str:
     return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
 
 
+COMPARED = {
+    "none": "dense",
+    "tiled_csl": "sparse",
+    "default": "vLLM's attention",
+    "unified_max": "ours",
+}
+
+
 def serve(result: Result) -> str:
-    """Tokens a second and GPU in vLLM, by batch."""
-    dense, sparse = result["results"]["none"], result["results"]["tiled_csl"]
-    by_batch = [{row["batch"]: row for row in each["rows"]} for each in (dense, sparse)]
+    """Tokens a second and GPU in vLLM of the two that were compared, by batch."""
+    first, second = result["results"].values()
+    one, other = (COMPARED[name] for name in result["results"])
+    by_batch = [{row["batch"]: row for row in each["rows"]} for each in (first, second)]
     cells = []
     for batch in sorted(by_batch[0].keys() & by_batch[1].keys()):
         a, b = (rows[batch] for rows in by_batch)
@@ -282,19 +291,24 @@ def serve(result: Result) -> str:
         cells.append(
             [str(batch), *(f"{s:,.0f}" for s in speeds), f"{speeds[1] / speeds[0]:.2f}", *times]
         )
-    header = ["batch", "tokens/s dense", "sparse", "ratio", "ms a token dense", "sparse"]
+    header = ["batch", f"tokens/s {one}", other, "ratio", f"ms a token {one}", other]
     text = markdown(header, cells)
-    weights = [f"{each['weight_bytes'] / 1e9:.1f} GB" for each in (dense, sparse)]
-    versions = ", ".join(f"{name} {version}" for name, version in sparse["versions"].items())
-    text += f"\nWeights {weights[0]} dense, {weights[1]} sparse. {sparse['device']}, {versions}.\n"
+    weights = [
+        f"{each['weight_bytes'] / 1e9:.1f} GB {n}" for each, n in ((first, one), (second, other))
+    ]
+    if first["weight_bytes"] == second["weight_bytes"]:
+        weights = [f"{first['weight_bytes'] / 1e9:.1f} GB"]
+    versions = ", ".join(f"{name} {version}" for name, version in second["versions"].items())
+    text += f"\nWeights {', '.join(weights)}. {second['device']}, {versions}.\n"
     agreement = result["agreement"]
     if agreement:
         same, compared = agreement["same_tokens"], agreement["compared_tokens"]
+        alone = agreement["same_tokens_dense_one_by_one"]
         rounding = "is" if agreement["explained_by_rounding"] else "is NOT"
         text += (
-            f"Greedy tokens equal before the first difference: {same} of {compared} (dense against "
-            f"dense, batched and one by one: {agreement['same_tokens_dense_one_by_one']}); what "
-            f"parts them {rounding} within rounding.\n"
+            f"Greedy tokens equal before the first difference: {same} of {compared} ({one} against "
+            f"itself, batched and one by one: {alone}); what parts them {rounding} within "
+            "rounding.\n"
         )
     return text
 

@@ -7,9 +7,9 @@
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
 
 Beside the op, without phi and with one that fits, stand torch's scaled_dot_product_attention and,
-where vLLM is installed, its FlashAttention 3 and its Triton kernel, which read the same pages as our
-paged op. All read cold keys and values, from CUDA graphs. Results are saved after each point; when the --minutes are over, what is missing is left out and
-said. The card's clocks are left alone.
+where vLLM is installed, its FlashAttention 3 and its Triton kernel, which read the same pages as
+our paged op. All read cold keys and values, from CUDA graphs. Results are saved after each point;
+when the --minutes are over, what is missing is left out and said. The card's clocks are left alone.
 """
 
 from __future__ import annotations

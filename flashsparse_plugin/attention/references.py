@@ -77,6 +77,14 @@ class UnifiedMax(BaseModel):
         """
         return self.dtype == "float16" or dtype in ("bfloat16", "float32")
 
+    def require_layers(self, layers: int) -> None:
+        """Raises CalibrationError unless the entry is for a model of so many layers."""
+        if len(self.layers) != layers:
+            raise CalibrationError(
+                f'"{KEY}" of config.json has {len(self.layers)} layers, and the model has {layers}'
+                ": it was made for another model. Run `flashsparse calibrate` for this one"
+            )
+
     def layer(self, number: int, heads: int) -> LayerReference | None:
         """The reference of a layer, or None where it has none.
 

@@ -208,7 +208,8 @@ def _dense(op: str, weight: Tensor, device: str) -> float:
         own = weight.new_zeros(len(weight), whole + 16)[:, :columns].copy_(weight[:, :columns])
         for tokens in _DENSE_TOKENS[op]:
             x, bias = _activations(tokens, own, weight.dtype, generator)
-            y = _op(op)(x.to(device), _apart(own, device), bias.to(device))
+            rest = _DENSE_THRESHOLDS if op == "dense_linear" else ()
+            y = _op(op)(x.to(device), _apart(own, device), bias.to(device), *rest)
             worst = max(worst, _error(y, x, own, bias))
     return worst
 
@@ -280,7 +281,8 @@ def _capability(weight: Tensor, device: str) -> float:
     return 0.0
 
 
-_DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8)}
+_DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8), "dense_linear": (1, 5, 40)}
+_DENSE_THRESHOLDS = (2, 16)  # such that dense_linear takes each of its three ways
 _PROMISES = {
     "_pack": _pack,
     "_unpack": _unpack,

@@ -147,18 +147,12 @@ def _keep_reference(
 
 def _calibrated(module: torch.nn.Module, heads: int, dtype: torch.dtype) -> LayerReference | None:
     """What the model's config holds for the layer, or None where that is nothing of use."""
-    from flashsparse_plugin.attention import CalibrationError, unified_max_of
+    from flashsparse_plugin.attention import unified_max_of
 
     entry = unified_max_of(module.config)
     if entry is None:
         return None
-    layers = module.config.num_hidden_layers
-    if len(entry.layers) != layers:  # told by the first layer, before any kernel runs
-        raise CalibrationError(
-            f'layer {module.layer_idx}: "unified_max" of config.json has {len(entry.layers)} '
-            f"layers, and the model has {layers}: it was made for another model. Run `flashsparse "
-            "calibrate` for this one"
-        )
+    entry.require_layers(module.config.num_hidden_layers)
     found = entry.layer(module.layer_idx, heads)
     runs_in = str(dtype).removeprefix("torch.")
     if not entry.holds_for(runs_in):

@@ -17,7 +17,7 @@ import logging
 import multiprocessing
 from typing import Any
 
-from flashsparse_plugin.attention import CalibrationError, unified_max_of
+from flashsparse_plugin.attention import unified_max_of
 from flashsparse_plugin.attention.counters import logger as counting
 
 from .settings import SettingsError
@@ -171,13 +171,8 @@ def check_calibration(vllm_config: Any) -> None:
     entry = unified_max_of(config)
     if entry is None:
         return
-    layers = config.num_hidden_layers
-    if len(entry.layers) != layers:
-        raise CalibrationError(
-            f'"unified_max" of config.json has {len(entry.layers)} layers, and the model has '
-            f"{layers}: it was made for another model. Run `flashsparse calibrate` for this one"
-        )
-    for number in range(layers):
+    entry.require_layers(config.num_hidden_layers)
+    for number in range(len(entry.layers)):
         entry.layer(number, config.num_attention_heads)
     dtype = str(model.dtype).removeprefix("torch.")
     if not entry.holds_for(dtype) and multiprocessing.parent_process() is None:
