@@ -222,6 +222,8 @@ def _conclude(found: Calibration, limit: float, config: Path | None) -> None:
     out.print(Text(f"Written to {config}"), soft_wrap=True)
     use = f'AutoModelForCausalLM.from_pretrained("{config.parent}", '
     out.print(Text(f'Use it:  {use}attn_implementation="unified_max")'), soft_wrap=True)
+    serve = f"vllm serve {config.parent} --decode-attention unified_max"
+    out.print(Text(f"         {serve}"), soft_wrap=True)
 
 
 # ---- drawing ------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def _show_compiled(compiled: dict[str, Any]) -> None:
     shown = [r for r in compiled["ops"] if r["status"] == "PASS" and r["detail"]]
     for detail in dict.fromkeys(result["detail"] for result in shown):
         names = dict.fromkeys(result["op"] for result in shown if result["detail"] == detail)
-        out.print(Text(f"{', '.join(names)}: {detail}", style="dim"))
+        out.print(Text(f"{', '.join(names)}: {detail}", style="dim"), soft_wrap=True)
     out.print()
 
 
