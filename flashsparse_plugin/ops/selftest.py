@@ -203,13 +203,13 @@ def _dense(op: str, weight: Tensor, device: str) -> float:
     """Of rows that are whole chunks of 8 elements and of rows that are not, each apart."""
     generator = torch.Generator().manual_seed(1)
     whole = weight.shape[1] // 8 * 8
+    thresholds = _DENSE_THRESHOLDS.get(op, ())
     worst = 0.0
     for columns in (whole, weight.shape[1]):
         own = weight.new_zeros(len(weight), whole + 16)[:, :columns].copy_(weight[:, :columns])
         for tokens in _DENSE_TOKENS[op]:
             x, bias = _activations(tokens, own, weight.dtype, generator)
-            rest = _DENSE_THRESHOLDS if op == "dense_linear" else ()
-            y = _op(op)(x.to(device), _apart(own, device), bias.to(device), *rest)
+            y = _op(op)(x.to(device), _apart(own, device), bias.to(device), *thresholds)
             worst = max(worst, _error(y, x, own, bias))
     return worst
 
@@ -282,7 +282,7 @@ def _capability(weight: Tensor, device: str) -> float:
 
 
 _DENSE_TOKENS = {"flat_gemm": (1, 8, 33), "gemv": (1, 3, 8), "dense_linear": (1, 5, 40)}
-_DENSE_THRESHOLDS = (2, 16)  # such that dense_linear takes each of its three ways
+_DENSE_THRESHOLDS = {"dense_linear": (2, 16)}  # such that it takes each of its three ways
 _PROMISES = {
     "_pack": _pack,
     "_unpack": _unpack,

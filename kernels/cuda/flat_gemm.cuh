@@ -3,11 +3,10 @@
 // is bound by the memory that W comes from, whatever multiplies it. So nothing is done to W on its
 // way:
 //
-//   weights     whole lines of 128 bytes, 64 columns of a row, go to lines of shared memory,
-//   several
+//   weights     whole lines of 128 bytes, 64 columns of a row, go to lines of shared memory, some
 //               steps ahead. (A copy to half a line takes as long as one to a whole one: of pieces
-//               of 64 bytes an H200 reads 3.5 TB/s, of these 4.3.) W is mma's A operand, 16 rows of
-//               it at a time.
+//               of 64 bytes an H200 reads 3.2 TB/s, of these 4.5; benchmarks/gpu/copies.cu.) W is
+//               mma's A operand, 16 rows of it at a time.
 //   tokens      x is mma's B operand and padded to 8 tokens only. Its lines travel with those of W,
 //               as if they were more rows of it; beyond the last token there are zeros, which
 //               nobody reads from memory.
