@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # A part is what a warp has of a split, and this is as short as splits get: 32 positions, 2 tiles of
-# 16, by turns with 7 other warps (kLeastTiles and kMaxWarps in kernels/cuda/unified_max_plan.h,
+# 16, by turns with 7 other warps (least_tiles and kMaxWarps in kernels/cuda/unified_max_plan.h,
 # find_split in unified_max_decode.cuh). Contexts beyond 4,096 tokens and large batches have larger
 # parts, and on the CPU a whole sequence is one: sums are larger there, and fewer of them too small.
 TILE, WARPS, TURNS = 16, 8, 2

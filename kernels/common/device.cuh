@@ -22,6 +22,8 @@
   unsigned char* const name = flashsparse_dynamic_
 #define FS_UNROLL _Pragma("unroll")
 #define FS_NO_UNROLL _Pragma("unroll 1")
+#define FS_PRAGMA(text) _Pragma(#text)
+#define FS_UNROLL_BY(count) FS_PRAGMA(unroll count)
 #else
 #include "emulator/simt.h"
 #define FS_SHARED(type, name, count) \
@@ -29,4 +31,5 @@
 #define FS_DYNAMIC_SHARED(name) unsigned char* const name = simt::dynamic_shared()
 #define FS_UNROLL
 #define FS_NO_UNROLL
+#define FS_UNROLL_BY(count)
 #endif

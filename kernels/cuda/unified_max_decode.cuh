@@ -71,8 +71,7 @@ class DecodeBlock {
     }
     leave_sums();
     __syncthreads();
-    join_warps();
-    if (splits_ > 1) join_splits();
+    join_parts();
   }
 
  private:
@@ -100,7 +99,7 @@ class DecodeBlock {
     const int start = a_.window > 0 ? max(length - a_.window, 0) : 0;
     const int first = start / kTile, tiles = (length + kTile - 1) / kTile - first;
     const int launched = gridDim.x, split = blockIdx.x;
-    const int share = max((tiles + launched - 1) / launched, kLeastTiles);
+    const int share = max((tiles + launched - 1) / launched, least_tiles(tiles));
     splits_ = max((tiles + share - 1) / share, 1);
     begin_ = first + split * share + warp_;
     end_ = first + min((split + 1) * share, tiles);
@@ -299,18 +298,10 @@ class DecodeBlock {
 
   // ---- joining ----------------------------------------------------------------------------------
 
-  // What is joined: of each head head_dim sums, then (reference, norm, parts done again).
-  static constexpr int kRecord = kHeadDim + 4;  // floats
-  static constexpr int kQuads = kHeadDim / 4;   // four sums, what a thread joins at a time
-  static_assert(kBlockHeads * kRecord * sizeof(float) <= kRingBytes);
-
-  __device__ __forceinline__ uint32_t record(int warp, int head) const {
-    return shared_ + warp * kRingBytes + head * kRecord * uint32_t{sizeof(float)};
-  }
-  __device__ __forceinline__ float* partial(int split, int head) const {
-    const int64_t number = (static_cast<int64_t>(row_) * gridDim.x + split) * kBlockHeads + head;
-    return a_.partials + number * kRecord;
-  }
+  static constexpr int kRecord = record_floats(kHeadDim);
+  static constexpr uint32_t kRecordBytes = kRecord * sizeof(float);
+  static constexpr int kQuads = kHeadDim / 4;  // four sums, what a thread joins at a time
+  static_assert(kBlockHeads * kRecordBytes <= kRingBytes);
 
   // Into the warp's own ring, which nobody else reads or writes.
   __device__ __forceinline__ void leave_sums() {
@@ -318,7 +309,8 @@ class DecodeBlock {
     for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const uint32_t to = record(warp_, head_of(h, i)) + lane_ / 4 * uint32_t{sizeof(float)};
+        const uint32_t to =
+            ring_ + head_of(h, i) * kRecordBytes + lane_ / 4 * uint32_t{sizeof(float)};
         FS_UNROLL
         for (int k = 0; k < kSteps; ++k) {
           store_shared(to + k * 64, sums_[h][k][i]);
@@ -326,54 +318,60 @@ class DecodeBlock {
         }
         if (lane_ / 4 == 0) {
           const float reference = seen_ ? reference_[h][i] : kNoScore;
-          store_shared(to + kHeadDim * uint32_t{sizeof(float)},
+          store_shared(to + kAbout<kHeadDim>,
                        make_float4(reference, norm_[h][i], redone_[h][i], 0));
         }
       }
     }
   }
 
-  // The result where this is the only split, else what the last block will join.
-  __device__ __forceinline__ void join_warps() {
+  // What the block's warps left, and then, in the block that arrives last, what the row's splits
+  // did: fetched all at once, as each trip to memory takes its time, and joined by the same code,
+  // which this multiprocessor has just run.
+  __device__ __forceinline__ void join_parts() {
+    // The row's: a record for each head of each split.
+    float* const partials =
+        a_.partials + static_cast<int64_t>(row_) * gridDim.x * kBlockHeads * kRecord;
+    int parts = warps_;
+    uint32_t records = shared_, stride = kRingBytes;
     FS_NO_UNROLL
-    for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
-      const int head = i / kQuads, quad = i % kQuads;
-      const Joined joined = join(
-          warps_,
-          [&](int warp) {
-            return load_shared<float4>(record(warp, head) + kHeadDim * uint32_t{sizeof(float)});
-          },
-          [&](int warp) { return load_shared<float4>(record(warp, head) + quad * 16); });
-      if (splits_ == 1) {
-        store_result(head, quad, joined);
-      } else {
-        float4* const to = reinterpret_cast<float4*>(partial(blockIdx.x, head));
-        store_global(to + quad, joined.sums);
-        if (quad == 0) {
-          store_global(to + kQuads, make_float4(joined.reference, joined.norm, joined.redone, 0));
+    for (bool complete = splits_ == 1;; complete = true) {
+      FS_NO_UNROLL
+      for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
+        const int head = i / kQuads, quad = i % kQuads;
+        const Joined joined = join<kHeadDim>(parts, records + head * kRecordBytes, stride, quad);
+        if (complete) {
+          store_result(head, quad, joined);
+        } else {
+          const int record = blockIdx.x * heads_ + head;
+          float4* const to = reinterpret_cast<float4*>(partials + record * kRecord);
+          store_global(to + quad, joined.sums);
+          if (quad == 0) store_global(to + kQuads, joined.about());
         }
       }
+      if (complete || !is_last()) return;
+      records = shared_ + kSplitsAt;
+      const auto* const chunks = reinterpret_cast<const float4*>(partials);
+      FS_NO_UNROLL
+      for (int i = threadIdx.x; i < splits_ * heads_ * (kRecord / 4); i += blockDim.x) {
+        copy_async<16>(records + i * 16, chunks + i, true);
+      }
+      copy_async_commit();
+      copy_async_wait<0>();
+      __syncthreads();
+      parts = splits_;
+      stride = heads_ * kRecordBytes;
     }
   }
 
-  __device__ __forceinline__ void join_splits() {
+  // Whether all other splits have been left, too.
+  __device__ __forceinline__ bool is_last() {
     __syncthreads();  // every thread's stores before the arrival
     if (threadIdx.x == 0) store_shared(shared_, arrive(a_.arrivals + row_));
     __syncthreads();
     const bool last = load_shared<uint32_t>(shared_) == static_cast<uint32_t>(splits_ - 1);
-    if (!last) return;
-    if (threadIdx.x == 0) a_.arrivals[row_] = 0;
-    FS_NO_UNROLL
-    for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
-      const int head = i / kQuads, quad = i % kQuads;
-      const auto load = [&](int split, int four) {
-        return load_l2(reinterpret_cast<const float4*>(partial(split, head)) + four);
-      };
-      const Joined joined = join(
-          splits_, [&](int split) { return load(split, kQuads); },
-          [&](int split) { return load(split, quad); });
-      store_result(head, quad, joined);
-    }
+    if (last && threadIdx.x == 0) a_.arrivals[row_] = 0;
+    return last;
   }
 
   __device__ __forceinline__ void store_result(int head, int quad, const Joined& joined) const {

@@ -6,51 +6,45 @@
 
 #include "common/device.cuh"
 #include "common/float32.cuh"
+#include "common/memory.cuh"
+#include "cuda/unified_max_plan.h"
 
 namespace flashsparse::unified_max {
 
 inline constexpr float kNoScore = -FLT_MAX;  // the reference of a part that has seen none
 
+// A part is a record for each head, in shared memory: the sums, and behind them this.
+template <int kHeadDim>
+inline constexpr uint32_t kAbout = kHeadDim * sizeof(float);  // (reference, norm, done again, -)
+
 struct Joined {
   float4 sums;
   float reference, norm, redone;
+
+  __device__ __forceinline__ float4 about() const { return make_float4(reference, norm, redone, 0); }
 };
 
-// Four sums of a head over all parts, in their order. about(part): (reference, norm, parts done
-// again, -) of the head; four_of(part): the sums. With one reference for all, weights are 1.
-template <class About, class FourOf>
-__device__ __forceinline__ Joined join(int parts, About about, FourOf four_of) {
+// The `quad`th four sums of a head over all parts, in their order, whose records of that head lie
+// `stride` apart. With one reference for all, weights are 1.
+template <int kHeadDim>
+__device__ __forceinline__ Joined join(int parts, uint32_t record, uint32_t stride, int quad) {
+  const uint32_t about = record + kAbout<kHeadDim>, four = record + quad * 16;
   Joined joined{make_float4(0, 0, 0, 0), kNoScore, 0, 0};
-  constexpr int kAhead = 8;  // parts whose loads are under way at once: each takes its time
-  FS_NO_UNROLL
-  for (int part = 0; part < parts; part += kAhead) {
-    float4 known[kAhead], four[kAhead];
-    FS_UNROLL
-    for (int i = 0; i < kAhead; ++i) {
-      known[i] = about(min(part + i, parts - 1));
-      four[i] = four_of(min(part + i, parts - 1));
-    }
-    float reference = joined.reference;
-    FS_UNROLL
-    for (int i = 0; i < kAhead; ++i) reference = fmaxf(reference, known[i].x);
-    const float shrink = exp2_approx(joined.reference - reference);
-    joined.reference = reference;
-    joined.norm *= shrink;
-    joined.sums.x *= shrink;
-    joined.sums.y *= shrink;
-    joined.sums.z *= shrink;
-    joined.sums.w *= shrink;
-    FS_UNROLL
-    for (int i = 0; i < kAhead; ++i) {
-      if (part + i >= parts) break;
-      const float weight = exp2_approx(known[i].x - reference);
-      joined.norm += weight * known[i].y;
-      joined.redone += known[i].z;
-      joined.sums.x += weight * four[i].x;
-      joined.sums.y += weight * four[i].y;
-      joined.sums.z += weight * four[i].z;
-      joined.sums.w += weight * four[i].w;
-    }
+  FS_UNROLL_BY(8)
+  for (int part = 0; part < parts; ++part) {
+    joined.reference = fmaxf(joined.reference, load_shared<float>(about + part * stride));
+  }
+  FS_UNROLL_BY(8)
+  for (int part = 0; part < parts; ++part) {
+    const float4 known = load_shared<float4>(about + part * stride);
+    const float4 sums = load_shared<float4>(four + part * stride);
+    const float weight = exp2_approx(known.x - joined.reference);
+    joined.norm += weight * known.y;
+    joined.redone += known.z;
+    joined.sums.x += weight * sums.x;
+    joined.sums.y += weight * sums.y;
+    joined.sums.z += weight * sums.z;
+    joined.sums.w += weight * sums.w;
   }
   return joined;
 }

@@ -31,18 +31,29 @@ int choose_warps(int head_dim, const Gpu& gpu) {
   return best;
 }
 
+// Most splits of a sequence: each has something to do, and in the end all lie where blocks of so
+// many warps have their rings.
+int64_t most_splits(const Problem& problem, int64_t warps) {
+  const int64_t tiles = ceil_div(problem.positions, kTile);
+  const int64_t room = warps * ring_bytes(problem.head_dim) - kSplitsAt;
+  const int64_t record_bytes = problem.record_floats() * sizeof(float);
+  const int64_t most = ceil_div(tiles, least_tiles(static_cast<int>(tiles)));
+  return std::clamp<int64_t>(std::min(most, room / record_bytes), 1, kMaxSplits);
+}
+
 }  // namespace
 
 DecodePlan plan_decode(const Problem& problem, const Gpu& gpu) {
   DecodePlan plan;
-  const int64_t rows = problem.rows(), tiles = ceil_div(problem.positions, kTile);
-  const int64_t most = std::clamp<int64_t>(ceil_div(tiles, kLeastTiles), 1, kMaxSplits);
+  const int64_t rows = problem.rows();
+  const int64_t warps =
+      std::min<int64_t>(gpu.shared_bytes / ring_bytes(problem.head_dim), kMaxWarps);
+  int64_t most = most_splits(problem, warps);
   // Few rows have the multiprocessors to themselves, a large block on each: the fewer tiles a warp
   // has in a row, the sooner it is done.
   const int64_t fit = std::clamp<int64_t>(rows == 0 ? 1 : gpu.multiprocessors / rows, 1, most);
   if (rows <= gpu.multiprocessors && (fit == most || 4 * rows * fit >= 3 * gpu.multiprocessors)) {
-    const int64_t warps = gpu.shared_bytes / ring_bytes(problem.head_dim);
-    plan.warps = static_cast<int>(std::min<int64_t>(warps, kMaxWarps));
+    plan.warps = static_cast<int>(warps);
     plan.splits = static_cast<int>(fit);
     return plan;
   }
@@ -53,6 +64,7 @@ DecodePlan plan_decode(const Problem& problem, const Gpu& gpu) {
   plan.splits = 1;
   const int64_t slots = gpu.multiprocessors * resident(plan.warps, problem.head_dim, gpu);
   if (rows == 0 || 5 * rows >= 4 * slots) return plan;
+  most = most_splits(problem, plan.warps);
   double best = 0;
   for (int64_t n = 1; n <= most; ++n) best = std::max(best, occupancy(rows, n, slots));
   while (occupancy(rows, plan.splits, slots) < 0.85 * best) ++plan.splits;

@@ -3,8 +3,10 @@
 // the decision. The true lengths are known to the device only; it cuts each sequence anew into as
 // many splits as it deserves, of at most those that were launched.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "cuda/gpu.h"
 
 namespace flashsparse::unified_max {
@@ -13,9 +15,6 @@ inline constexpr int kTile = 16;         // positions, the M of mma
 inline constexpr int kHeads = 8;         // query heads, the N of mma
 inline constexpr int kMaxWarps = 8;      // of a block, and while a multiprocessor has several
 inline constexpr int kSharingWarps = 4;  // of them, these
-inline constexpr int kMaxSplits = 16;    // of a sequence: more take longer to join than they save
-inline constexpr int kLeastTiles = 16;   // of a split: below, joining costs more than is gained
-
 // What the kernel is compiled for: head_dim, and for how many times 8 query heads of a group. (The
 // registers do not hold 16 heads of 256.)
 #define FS_DECODE_SHAPES(X) \
@@ -32,8 +31,21 @@ constexpr uint32_t tile_bytes(int head_dim) { return 2 * kTile * row_bytes(head_
 // Tiles of a warp that are in shared memory or on their way there.
 constexpr int stages(int head_dim) { return head_dim <= 80 ? 4 : head_dim <= 128 ? 3 : 2; }
 constexpr uint32_t ring_bytes(int head_dim) { return stages(head_dim) * tile_bytes(head_dim); }
+// The fewest tiles of a split, by those of its sequence. Splits take time to join: up to 16 pay with
+// 16 tiles each or more, and further ones with 64.
+inline constexpr int kMaxSplits = 32;
+FS_HOST_DEVICE constexpr int least_tiles(int tiles) {
+  const int of_16 = tiles / 16 + (tiles % 16 != 0);
+  return of_16 < 16 ? 16 : of_16 > 64 ? 64 : of_16;
+}
+
+// What a part leaves of a head: its sums, and what must be known of them.
+constexpr int record_floats(int head_dim) { return head_dim + 4; }
 // Blocks of kSharingWarps that the registers of a multiprocessor hold.
 constexpr int resident_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
+
+// Where splits are joined in shared memory; before it lies how many blocks had arrived.
+inline constexpr uint32_t kSplitsAt = 16;
 
 struct Problem {
   int64_t sequences, kv_heads, group;  // group: query heads of a kv head
@@ -45,17 +57,20 @@ struct Problem {
   int64_t group_blocks() const { return (group + block_heads() - 1) / block_heads(); }
   // Blocks that share no work; the splits of one are joined.
   int64_t rows() const { return sequences * kv_heads * group_blocks(); }
+  // Of one split.
+  int record_floats() const { return block_heads() * unified_max::record_floats(head_dim); }
 };
 
 struct DecodePlan {
   int warps, splits;
 
+  // The rings of its warps; in their place, once a row's last block has arrived, its splits.
   uint32_t shared_bytes(const Problem& problem) const {
-    return warps * ring_bytes(problem.head_dim);
+    return std::max<uint32_t>(warps * ring_bytes(problem.head_dim),
+                              kSplitsAt + splits * problem.record_floats() * sizeof(float));
   }
   int64_t partial_floats(const Problem& problem) const {
-    return splits > 1 ? problem.rows() * splits * problem.block_heads() * (problem.head_dim + 4)
-                      : 0;
+    return splits > 1 ? problem.rows() * splits * problem.record_floats() : 0;
   }
 };
 

@@ -28,11 +28,7 @@
 #pragma once
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define FS_HOST_DEVICE __host__ __device__
-#else
-#define FS_HOST_DEVICE
-#endif
+#include "common/host_device.h"
 
 namespace flashsparse::tiled_csl {
 

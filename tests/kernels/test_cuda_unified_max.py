@@ -103,7 +103,7 @@ MATRIX = {"shapes": shapes, "lengths": lengths, "masks": masks, "huge scores": h
 
 # What orders memory, or waits for it.
 ORDER = r"\b(?:__syncthreads|__syncwarp|copy_async_commit|copy_async_wait<[^>]*>)\([^;{}]*\);"
-BARRIERS = 7
+BARRIERS = 10
 
 
 @pytest.fixture(scope="module")

@@ -58,13 +58,21 @@ def test_a_gpu_that_is_busy_anyway_gets_no_splits(plan):
 
 
 def test_one_sequence_is_spread_over_the_gpu(plan):
-    """A block on each multiprocessor, at most 16 splits; a block takes 16 heads, of 256 only 8."""
+    """A block on each multiprocessor; a block takes 16 heads, of 256 only 8."""
     assert plan(1, 8, 4, 32768) == (8, 16, plan(1, 8, 4, 32768).shared_bytes, 8)
     assert [plan(1, 1, group, 32768).rows for group in (1, 8, 16, 17)] == [1, 1, 1, 2]
     assert [plan(1, 1, group, 32768, 256).rows for group in (1, 8, 16, 17)] == [1, 1, 2, 3]
     assert [plan(sequences, 8, 4, 32768).splits for sequences in (4, 8, 16)] == [4, 2, 1]
     assert plan(1, 8, 4, 1000).splits == 4  # 256 positions each
     assert plan(1, 8, 4, 200).splits == plan(1, 8, 4, 0).splits == 1
+
+
+def test_more_than_16_splits_are_for_long_sequences(plan):
+    """They have 1,024 positions each or more, and fit where the rings of a block's warps were."""
+    positions = (1 << 12, 1 << 14, 17 << 10, 1 << 15, 1 << 20)
+    assert [plan(1, 1, 8, each).splits for each in positions] == [16, 16, 17, 32, 32]
+    assert plan(1, 1, 16, 1 << 20).splits == 23  # records of 16 heads
+    assert plan(1, 1, 16, 1 << 20, gpu="RTX 4060").splits == 11
 
 
 @settings(max_examples=100)
@@ -77,6 +85,8 @@ def test_any_sizes(plan, sequences, kv_heads, group, positions, head_dim, gpu):
     assert chosen.rows == sequences * kv_heads * -(
         -group // (16 if group > 8 and head_dim < 256 else 8)
     )
-    assert 1 <= chosen.splits <= 64 and (chosen.splits - 1) * 256 <= positions
+    assert 1 <= chosen.splits <= 32 and (chosen.splits - 1) * 256 <= positions
+    stages = {64: 4, 80: 4, 96: 3, 128: 3, 256: 2}[head_dim]
+    assert chosen.shared_bytes == chosen.warps * stages * 2 * 16 * 2 * head_dim
     if chosen.splits > 1:  # as many counters as a launch may have
         assert chosen.rows <= 4096

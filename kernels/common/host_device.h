@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host and a kernel both compute. No CUDA header: nvcc and g++ compile it.
+#pragma once
+
+#ifdef __CUDACC__
+#define FS_HOST_DEVICE __host__ __device__
+#else
+#define FS_HOST_DEVICE
+#endif
