@@ -59,10 +59,14 @@ SAMPLES = {
         (*attention(torch.bfloat16), LENGTHS, torch.ones(2, 16, dtype=torch.bool)),
     ],
     "unified_max_paged_decode": [(*attention(torch.float16, paged=True), LENGTHS)],
+    "unified_max_paged_decode.out": [(*attention(torch.float16, paged=True), LENGTHS)],
     "cpu_capability": [()],
 }
+DECODE = {"scale": 0.125, "phi": torch.zeros(6)}
 OPTIONS = {
-    name: {"scale": 0.125, "phi": torch.zeros(6)} for name in SAMPLES if name.endswith("_decode")
+    "unified_max_decode": DECODE,
+    "unified_max_paged_decode": DECODE,
+    "unified_max_paged_decode.out": {**DECODE, "out": torch.empty(2, 6, 64, dtype=torch.float16)},
 }
 
 
@@ -80,7 +84,8 @@ def test_every_op_has_a_sample():
     [(name, args) for name, samples in SAMPLES.items() for args in samples if args],
 )
 def test_opcheck(name, args):
-    opcheck(getattr(ops, name).default, args, OPTIONS.get(name))
+    packet, _, overload = name.partition(".")
+    opcheck(getattr(getattr(ops, packet), overload or "default"), args, OPTIONS.get(name))
 
 
 def test_the_planned_linear_is_fake_without_a_gpu():

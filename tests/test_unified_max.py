@@ -37,6 +37,13 @@ def decode(case: Decode, **options) -> tuple[torch.Tensor, torch.Tensor]:
 def counted(case: Decode) -> torch.Tensor:
     out, recomputed = decode(case)
     require_exact(case, out, rounded_terms=False)
+    if case.page:
+        given = torch.full_like(out, torch.nan)
+        key, value, table = case.cache()
+        same = ops.unified_max_paged_decode.out(
+            case.query, key, value, table, case.lengths, **case.arguments(), phi=case.phi, out=given
+        )
+        assert torch.equal(given, out) and torch.equal(same, recomputed)
     assert out.dtype == case.query.dtype
     return recomputed
 
@@ -251,6 +258,23 @@ def test_bad_arguments_are_errors(change, message):
 )
 def test_bad_pages_are_errors(args, message):
     refuse(message, ops.unified_max_paged_decode, QUERY, *args)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (QUERY.double(), "out must have the dtype of query"),
+        (QUERY[:1], "out must be contiguous and of the shape of query"),
+        (QUERY.transpose(0, 1).contiguous().transpose(0, 1), "out must be contiguous"),
+        (QUERY.to("meta"), "out must be on the device of query"),
+    ],
+)
+def test_a_bad_out_is_an_error(out, message):
+    with pytest.raises(RuntimeError, match=message):
+        ops.unified_max_paged_decode.out.redispatch(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
+            QUERY, PAGES, PAGES, TABLE, LENGTHS, scale=1.0, out=out,
+        )  # fmt: skip
 
 
 def test_entries_beyond_a_length_are_not_used():

@@ -227,6 +227,18 @@ def _(query, key_cache, value_cache, block_table, lengths, *, scale, **options):
     return _decode_result(query)
 
 
+@register_fake("flashsparse::unified_max_paged_decode.out")
+def _(query, key_cache, value_cache, block_table, lengths, *, scale, out, **options):
+    """unified_max_paged_decode.out(...) -> recomputed
+
+    The same into a tensor of the caller's: vLLM has one for the attention of each layer.
+
+    Args:
+        out: Of the dtype and shape of query, contiguous; on CUDA it starts on 8 bytes.
+    """
+    return query.new_empty(query.shape[:2], dtype=torch.int32)
+
+
 def _decode_result(query: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.int32)
 

@@ -91,15 +91,20 @@ class Decoder:
         self.options = {"scale": impl.scale, "softcap": impl.logits_soft_cap, "window": window}
 
     def __call__(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, table: Tensor, lengths: Tensor
-    ) -> Tensor:
-        """Attention, [sequences, heads, head_dim]; the arguments are the op's."""
-        out, recomputed = ops.unified_max_paged_decode(
-            query, key_cache, value_cache, table, lengths, phi=self.phi, **self.options
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        table: Tensor,
+        lengths: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Attention into `out`; the arguments are the op's."""
+        recomputed = ops.unified_max_paged_decode.out(
+            query, key_cache, value_cache, table, lengths, phi=self.phi, out=out, **self.options
         )
         if self.counter is not None:
             self.counter.add(recomputed)
-        return out
 
 
 class DecodeImpl:
@@ -144,8 +149,8 @@ class DecodeImpl:
             )
         tokens = attn_metadata.num_actual_tokens
         pages = self.pages(layer, kv_cache, attn_metadata)
-        out = self.decoder(query[:tokens], *pages, attn_metadata.seq_lens)
-        output[:tokens].copy_(out.view_as(output[:tokens]))
+        query = query[:tokens]
+        self.decoder(query, *pages, attn_metadata.seq_lens, output[:tokens].view(query.shape))
         return output
 
     def reason_against(self, layer: Attention, dtype: torch.dtype) -> str | None:

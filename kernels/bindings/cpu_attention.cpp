@@ -22,10 +22,9 @@ Dtype dtype_of(const Tensor& query) {
   }
 }
 
-std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
+// Writes attention to `out` and returns how many parts of it were computed again.
+Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   STD_TORCH_CHECK(inputs.query.is_cpu(), "query must be on the CPU here");
-  Tensor out =
-      torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads, inputs.head_dim});
   Tensor recomputed =
       torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads}, ScalarType::Int);
   const auto strides = [&](const Tensor& t) -> cpu::DecodeCall::Strides {
@@ -62,7 +61,12 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   call.recomputed = recomputed.mutable_data_ptr<int32_t>();
   const std::string error = cpu::decode(call);
   STD_TORCH_CHECK(error.empty(), error);
-  return {out, recomputed};
+  return recomputed;
+}
+
+std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
+  Tensor out = new_out(inputs);
+  return {out, decode(inputs, out)};
 }
 
 std::tuple<Tensor, Tensor> unified_max_decode(const Tensor& query, const Tensor& key,
@@ -85,9 +89,22 @@ std::tuple<Tensor, Tensor> unified_max_paged_decode(
                                    low, high, softcap, window));
 }
 
+Tensor unified_max_paged_decode_out(const Tensor& query, const Tensor& key_cache,
+                                    const Tensor& value_cache, const Tensor& block_table,
+                                    const Tensor& lengths, double scale,
+                                    const std::optional<Tensor>& phi, std::optional<double> low,
+                                    std::optional<double> high, double softcap, int64_t window,
+                                    const Tensor& out) {
+  const DecodeInputs inputs = check_paged_decode(query, key_cache, value_cache, block_table,
+                                                 lengths, scale, phi, low, high, softcap, window);
+  check_out(out, inputs);
+  return decode(inputs, out);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
   m.impl("unified_max_decode", TORCH_BOX(&unified_max_decode));
   m.impl("unified_max_paged_decode", TORCH_BOX(&unified_max_paged_decode));
+  m.impl("unified_max_paged_decode.out", TORCH_BOX(&unified_max_paged_decode_out));
 }
 
 }  // namespace

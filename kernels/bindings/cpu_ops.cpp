@@ -57,6 +57,10 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
       "unified_max_paged_decode(Tensor query, Tensor key_cache, Tensor value_cache, "
       "Tensor block_table, Tensor lengths, *, float scale, Tensor? phi=None, float? low=None, "
       "float? high=None, float softcap=0.0, int window=0) -> (Tensor out, Tensor recomputed)");
+  m.def(
+      "unified_max_paged_decode.out(Tensor query, Tensor key_cache, Tensor value_cache, "
+      "Tensor block_table, Tensor lengths, *, float scale, Tensor? phi=None, float? low=None, "
+      "float? high=None, float softcap=0.0, int window=0, Tensor(a!) out) -> Tensor recomputed");
   m.def("cpu_capability() -> str");
 }
 

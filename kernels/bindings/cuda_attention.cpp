@@ -45,14 +45,16 @@ void check_tensors(const DecodeInputs& inputs) {
                   inputs.heads);
 }
 
-std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
+// Writes attention to `out` and returns how many parts of it were computed again.
+Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   check_tensors(inputs);
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 8 == 0,
+                  "out must start on 8 bytes");
   const Tensor& query = inputs.query;
   const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
-  Tensor out = torch::stable::new_empty(query, {inputs.sequences, inputs.heads, inputs.head_dim});
   Tensor recomputed =
       torch::stable::new_empty(query, {inputs.sequences, inputs.heads}, ScalarType::Int);
-  if (out.numel() == 0) return {out, recomputed};
+  if (out.numel() == 0) return recomputed;
 
   const Problem problem{inputs.sequences, inputs.kv_heads, inputs.group(),
                         inputs.options.window > 0
@@ -102,7 +104,12 @@ std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
   }
   STD_CUDA_CHECK(cuda::unified_max_decode(arguments, problem, plan,
                                           query.scalar_type() == ScalarType::BFloat16, stream));
-  return {out, recomputed};
+  return recomputed;
+}
+
+std::tuple<Tensor, Tensor> decode(const DecodeInputs& inputs) {
+  Tensor out = new_out(inputs);
+  return {out, decode(inputs, out)};
 }
 
 std::tuple<Tensor, Tensor> unified_max_decode(const Tensor& query, const Tensor& key,
@@ -125,9 +132,22 @@ std::tuple<Tensor, Tensor> unified_max_paged_decode(
                                    low, high, softcap, window));
 }
 
+Tensor unified_max_paged_decode_out(const Tensor& query, const Tensor& key_cache,
+                                    const Tensor& value_cache, const Tensor& block_table,
+                                    const Tensor& lengths, double scale,
+                                    const std::optional<Tensor>& phi, std::optional<double> low,
+                                    std::optional<double> high, double softcap, int64_t window,
+                                    const Tensor& out) {
+  const DecodeInputs inputs = check_paged_decode(query, key_cache, value_cache, block_table,
+                                                 lengths, scale, phi, low, high, softcap, window);
+  check_out(out, inputs);
+  return decode(inputs, out);
+}
+
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("unified_max_decode", TORCH_BOX(&unified_max_decode));
   m.impl("unified_max_paged_decode", TORCH_BOX(&unified_max_paged_decode));
+  m.impl("unified_max_paged_decode.out", TORCH_BOX(&unified_max_paged_decode_out));
 }
 
 }  // namespace

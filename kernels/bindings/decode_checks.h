@@ -125,6 +125,22 @@ inline DecodeOptions options_of(const Tensor& query, double scale, const std::op
 
 }  // namespace detail
 
+// Where a caller wants the result.
+inline void check_out(const Tensor& out, const DecodeInputs& inputs) {
+  const Tensor& query = inputs.query;
+  detail::check_beside(out, "out", query);
+  STD_TORCH_CHECK(out.scalar_type() == query.scalar_type(), "out must have the dtype of query");
+  bool same = out.dim() == 3 && out.is_contiguous();
+  for (int i = 0; same && i < 3; ++i) same = out.size(i) == query.size(i);
+  STD_TORCH_CHECK(same, "out must be contiguous and of the shape of query, [", inputs.sequences,
+                  ", ", inputs.heads, ", ", inputs.head_dim, "]");
+}
+
+inline Tensor new_out(const DecodeInputs& inputs) {
+  return torch::stable::new_empty(inputs.query,
+                                  {inputs.sequences, inputs.heads, inputs.head_dim});
+}
+
 inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const Tensor& value,
                                  const std::optional<Tensor>& lengths,
                                  const std::optional<Tensor>& mask, double scale,
