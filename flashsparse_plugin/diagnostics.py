@@ -119,6 +119,13 @@ def transformers() -> Report:
     return {"registered": known and "flashsparse" in auto.AUTO_QUANTIZER_MAPPING, "why": complaint}
 
 
+def attention() -> Report:
+    """What running processes have counted of parts of a softmax that were computed again."""
+    from .attention import published
+
+    return {"running": published()}
+
+
 def entry_points() -> Report:
     """The hooks by which torch and vLLM find this package, by group: present or not."""
     found = {}
@@ -142,6 +149,7 @@ SECTIONS: dict[str, Callable[[], Report]] = {
     "torch": torch_build,
     "compiled": compiled,
     "transformers": transformers,
+    "attention": attention,
 }
 
 
@@ -223,6 +231,8 @@ def _judge(report: Report) -> tuple[list[str], list[str]]:
     )
     driver = hardware.get("driver")
     _judge_compiled(compiled, problems)
+    running = report["attention"].get("running", [])
+    problems += [process["error"] for process in running if "error" in process]
     if "error" not in torch:
         _judge_gpu(driver, torch, compiled, problems, hints)
     _judge_transformers(found, report["transformers"], problems, hints)

@@ -6,7 +6,7 @@ references.py   the same as config.json holds it
 counters.py     how many parts of a softmax were computed again while a model ran
 """
 
-from .counters import Counter, counters
+from .counters import Counter, counters, publish, published
 from .references import CalibrationError, LayerReference, UnifiedMax, unified_max_of
 
 __all__ = [
@@ -15,5 +15,7 @@ __all__ = [
     "LayerReference",
     "UnifiedMax",
     "counters",
+    "publish",
+    "published",
     "unified_max_of",
 ]

@@ -4,16 +4,26 @@
 A counter is a tensor that a decode step adds to without waiting for anything, so that a CUDA graph
 holds the adding, too. It costs a small kernel a layer and step, so on a GPU nothing is counted
 unless the logger "flashsparse_plugin.attention" is set to DEBUG when a model is loaded.
+
+Counts are this process's; what it publishes, `flashsparse doctor` finds, a file a process in the
+cache directory.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import weakref
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
+
+from ..cache import cache_directory, write_whole
 
 logger = logging.getLogger("flashsparse_plugin.attention")
 
@@ -59,6 +69,59 @@ def counters() -> dict[str, tuple[int, int]]:
         before = found.get(counter.layer, (0, 0))
         found[counter.layer] = (before[0] + recomputed, before[1] + seen)
     return found
+
+
+class Counts(BaseModel):
+    """What a process publishes."""
+
+    counted: datetime
+    layers: dict[str, tuple[int, int]]
+
+
+def _folder() -> Path:
+    return cache_directory() / "counters"
+
+
+def publish() -> None:
+    """Lets `flashsparse doctor` see the counts of this process; waits for the devices."""
+    found = counters()
+    if found:
+        counts = Counts(counted=datetime.now().astimezone(), layers=found)
+        write_whole(_folder() / f"{os.getpid()}.json", counts.model_dump_json())
+
+
+def published() -> list[dict[str, Any]]:
+    """What running processes have published; removes what others left behind.
+
+    Returns:
+        For each process "pid" and "command", then "counted", the time, and "layers", as `counters`
+        gives them; or "error", where its file cannot be read.
+    """
+    found = []
+    for path in sorted(_folder().glob("*.json")):
+        command = _command(path.stem)
+        if command is None:
+            path.unlink(missing_ok=True)
+            continue
+        process: dict[str, Any] = {"pid": int(path.stem), "command": command}
+        try:
+            counts = Counts.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = str(error).splitlines()[0]
+            process["error"] = f"{path} cannot be read as counts: {reason}. Remove it"
+        else:
+            process |= counts.model_dump(mode="json")
+        found.append(process)
+    return found
+
+
+def _command(pid: str) -> str | None:
+    """How a running process was called; None where there is none of this number."""
+    try:
+        text = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return text.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _natural(name: str) -> list[str | int]:

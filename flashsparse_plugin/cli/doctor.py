@@ -17,6 +17,7 @@ _TITLES = {
     "torch": "Importing torch",
     "compiled": "Testing every op against its reference",
     "transformers": "Asking transformers",
+    "attention": "Looking for running models",
 }
 
 
@@ -51,6 +52,7 @@ def _show(report: dict[str, Any]) -> None:
     _show_machine(report)
     _show_compiled(report["compiled"])
     _show_integrations(report)
+    _show_attention(report["attention"])
     if report["environment"]:
         made = table("Environment", "", left=2)
         for name, value in report["environment"].items():
@@ -133,6 +135,28 @@ def _show_integrations(report: dict[str, Any]) -> None:
     for group, present in report["entry_points"].items():
         text = "installed" if present else "not installed"
         made.add_row(_GOOD if present else _NONE, f"entry point {group}: {text}")
+    out.print(made, "")
+
+
+def _show_attention(section: dict[str, Any]) -> None:
+    """Running models whose decode attention counts what it computes again."""
+    running = [process for process in section.get("running", []) if process.get("layers")]
+    if not running:
+        return
+    columns = ("Computed again", "layers", "parts", "of sequences x heads", "most in", "counted")
+    made = table(*columns, left=2)
+    for process in running:
+        layers = process["layers"]
+        again, seen = (sum(column) for column in zip(*layers.values(), strict=True))
+        most = max(layers, key=lambda name: layers[name][0])
+        made.add_row(
+            Text(f"{process['pid']}  {process['command'][:40]}"),
+            f"{len(layers)}",
+            f"{again:,}",
+            f"{seen:,}",
+            Text(most) if again else "[dim]none[/dim]",
+            process["counted"][11:19],
+        )
     out.print(made, "")
 
 

@@ -13,9 +13,7 @@ import bisect
 import json
 import logging
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,6 +23,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ..cache import cache_directory, write_whole
 from . import model
 from .model import Gpu, Weight
 
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 MAX_BYTES = 16 << 20  # of a file: some 50,000 entries
 NEAREST_DENSITY = 0.05  # how far a measured density may be from that of the weight
-CACHE = "FLASHSPARSE_CACHE"
 SHIPPED = Path(__file__).parent / "tables"
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -167,13 +165,6 @@ def _key(entry: Entry) -> tuple[tuple[int, int], str, float]:
 # ---- files --------------------------------------------------------------------------------------
 
 
-def cache_directory() -> Path:
-    """FLASHSPARSE_CACHE, or the user's cache directory."""
-    if found := os.environ.get(CACHE):
-        return Path(found).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashsparse"
-
-
 def table_path(device: DeviceKey, dtype: str) -> Path:
     return cache_directory() / f"dataflow-{device.slug}-{dtype}.json"
 
@@ -223,10 +214,7 @@ def text_of(table: Table) -> str:
 
 def write_table(table: Table, path: Path) -> None:
     """Writes a table; whoever reads it meanwhile sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text_of(table))
-    os.replace(file.name, path)
+    write_whole(path, text_of(table))
     _cached.cache_clear()
 
 

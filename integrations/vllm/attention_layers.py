@@ -282,7 +282,7 @@ def phi_of(
 
 
 def log_counts(names: Iterable[str]) -> None:
-    """Tells at DEBUG how much was computed again; waits for the device."""
+    """Tells how much was computed again, at DEBUG and to doctor; waits for the device."""
     if not counting.isEnabledFor(logging.DEBUG):
         return
     found = {name: count for name, count in counters().items() if name in set(names)}

@@ -2,6 +2,7 @@
 """`flashsparse doctor` on a sound installation, a damaged one, and none at all."""
 
 import json
+import os
 import sys
 import textwrap
 
@@ -10,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from flashsparse_plugin import diagnostics
+from flashsparse_plugin.attention import Counter, publish
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.ops import reference, selftest
 
@@ -112,6 +114,21 @@ def test_the_table_names_every_op_and_setting(monkeypatch):
         assert expected in result.stdout
 
 
+def test_counts_of_a_running_model_are_shown(child, monkeypatch, tmp_path):
+    child("diagnostics.SECTIONS['compiled'] = lambda: {'objects': {}, 'ops': []}")
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))
+    held = [Counter(f"layer {number}", torch.device("cpu")) for number in range(3)]
+    held[2].add(torch.tensor([[40, 2]]))
+    publish()
+    del held
+    report = json.loads(doctor("--json").stdout)
+    (process,) = report["attention"]["running"]
+    assert process["pid"] == os.getpid() and process["layers"]["layer 2"] == [42, 2]
+    monkeypatch.setenv("COLUMNS", "200")
+    (line,) = (line for line in doctor().stdout.splitlines() if str(os.getpid()) in line)
+    assert line.split()[-6:] == ["3", "42", "2", "layer", "2", process["counted"][11:19]]
+
+
 def test_a_missing_object_is_told_and_the_rest_still_stands(child):
     child(
         "import flashsparse_plugin; flashsparse_plugin.__path__ = flashsparse_plugin.__path__[:1]"
@@ -178,6 +195,7 @@ HEALTHY = {
     "compiled": {"objects": {"_C_cuda": {"loaded": False, "reason": "not built"}}, "ops": []},
     "transformers": {"registered": True},
     "entry_points": {"torch.backends": True, "vllm.general_plugins": False},
+    "attention": {"running": []},
 }
 CUDA = {"build": "cuda 13.0", "gpus": []}
 H100 = {"name": "H100", "capability": "9.0", "memory": 80e9}
@@ -196,6 +214,7 @@ H100 = {"name": "H100", "capability": "9.0", "memory": 80e9}
         ({"transformers": {"registered": False}}, "does not know", None),
         ({"transformers": {"error": "ImportError: x"}}, "ImportError: x", None),
         ({"entry_points": {"torch.backends": False}}, "torch.backends", None),
+        ({"attention": {"running": [{"pid": 7, "error": "7.json cannot"}]}}, "7.json", None),
     ],
 )
 def test_judgement(change, problem, hint):

@@ -9,7 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashsparse_plugin.attention import CalibrationError, Counter, UnifiedMax, counters
+from flashsparse_plugin.attention import (
+    CalibrationError,
+    Counter,
+    UnifiedMax,
+    counters,
+    published,
+)
 from flashsparse_plugin.attention.counters import logger as counting
 from flashsparse_plugin.ops import attention_reference
 
@@ -218,14 +224,17 @@ def test_an_entry_for_a_dtype_with_more_room_is_left_alone(backend, monkeypatch)
     attention.check_calibration(config)  # vLLM's own attention asks for no phi
 
 
-def test_counts_are_told_at_debug_level_only(caplog):
+def test_counts_are_told_at_debug_level_only(caplog, monkeypatch, tmp_path):
+    """In the log, and to `flashsparse doctor`."""
     from flashsparse_plugin.integrations.vllm.attention_layers import log_counts
+
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))
 
     first, second = (Counter(name, torch.device("cpu")) for name in ("first", "second"))
     first.add(torch.tensor([[1, 0]]))
     second.add(torch.tensor([[2, 3]]))
     log_counts(["first", "second"])
-    assert caplog.records == []
+    assert caplog.records == [] and published() == []
     with caplog.at_level(logging.DEBUG, counting.name):
         log_counts(["first", "second", "third"])
     (record,) = caplog.records
@@ -233,3 +242,5 @@ def test_counts_are_told_at_debug_level_only(caplog):
         "decode attention of 2 layers: 6 parts of a softmax computed again, for 4 sequences x "
         "heads; most in second, 5 for 2"
     )
+    (process,) = published()
+    assert process["layers"] == {"first": [1, 2], "second": [5, 2]}
