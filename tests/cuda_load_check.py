@@ -51,8 +51,9 @@ def check_fakes() -> str:
         weight = ops.tiled_csl_unpack(words, offsets, 300, 128, torch.float16)
         assert weight.shape == (300, 128) and weight.dtype == torch.float16
         x = torch.empty(5, 128, dtype=torch.float16, device="cuda")
-        y = ops.tiled_csl_linear(x, words, offsets, 300, torch.float16)
-        assert y.shape == (5, 300) and y.device.type == "cuda"
+        for most in (None, 0, 4):
+            y = ops.tiled_csl_linear(x, words, offsets, 300, torch.float16, None, most)
+            assert y.shape == (5, 300) and y.device.type == "cuda"
         y = ops.tiled_csl_linear_planned(x, words, offsets, 300, torch.float16, None, 0, 1)
         assert y.shape == (5, 300) and y.device.type == "cuda"
         y = ops.dense_linear(x, weight, None, 2, 16)
@@ -100,7 +101,8 @@ def check_binding() -> str:
         (query, pages, pages, table, lengths),
         "query must be on a CUDA device here",
     )
-    for op, (arguments, message) in calls.items():
+    refused = (x, words, offsets, out_features, weight.dtype, None, -1), "sparse_tokens must be 0"
+    for op, (arguments, message) in [*calls.items(), (ops.tiled_csl_linear, refused)]:
         options = {"scale": 0.125} if op in attention else {}
         try:
             op.default.redispatch(keys, *arguments, **options)
@@ -125,6 +127,10 @@ def check_gpu() -> str:
     y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype)
     torch.testing.assert_close(y.cpu(), x.cpu() @ weight.float().T)
     x = x.to(weight.dtype)
+    expected = x.cpu().float() @ weight.float().T
+    for most in (None, 0, 4, 5):
+        y = ops.tiled_csl_linear(x, words, offsets, weight.shape[0], weight.dtype, None, most)
+        torch.testing.assert_close(y.cpu().float(), expected, atol=2e-2, rtol=2e-2)
     for op in (ops.flat_gemm, ops.gemv):
         y = op(x, weight.cuda())
         torch.testing.assert_close(y.cpu(), op(x.cpu(), weight))

@@ -41,6 +41,8 @@ SAMPLES = {
     "tiled_csl_linear": [
         (x(), *STORED, OUT, torch.bfloat16),
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias()),
+        (x(), *STORED, OUT, torch.bfloat16, None, 0),
+        (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias(), 4),
     ],
     "tiled_csl_linear_planned": [],  # CUDA only
     "interleaved_bitmap_pack": [(WEIGHT,)],
@@ -98,19 +100,34 @@ def test_the_planned_linear_is_fake_without_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("op", "packed"),
-    [("tiled_csl_linear", STORED), ("interleaved_bitmap_linear", RUNNING)],
+    ("op", "packed", "more"),
+    [
+        ("tiled_csl_linear", STORED, ()),
+        ("tiled_csl_linear", STORED, (4,)),
+        ("interleaved_bitmap_linear", RUNNING, ()),
+    ],
 )
-def test_gradients_are_those_of_a_dense_linear(op, packed):
+def test_gradients_are_those_of_a_dense_linear(op, packed, more):
     ours, theirs = x(), None
     own_bias = bias()
     theirs = ours.detach().clone().requires_grad_()
     their_bias = own_bias.detach().clone().requires_grad_()
     dy = torch.randn(2, 3, OUT)
-    getattr(ops, op)(ours, *packed, OUT, torch.bfloat16, own_bias).backward(dy)
+    getattr(ops, op)(ours, *packed, OUT, torch.bfloat16, own_bias, *more).backward(dy)
     torch.nn.functional.linear(theirs, WEIGHT.float(), their_bias).backward(dy)
     torch.testing.assert_close(ours.grad, theirs.grad)
     torch.testing.assert_close(own_bias.grad, their_bias.grad)
+
+
+@pytest.mark.parametrize("most", [None, 0, 5, 6, 1 << 31])
+def test_on_a_cpu_any_number_of_sparse_tokens_is_the_same(most):
+    arguments = x(), *STORED, OUT, torch.bfloat16, bias()
+    assert torch.equal(ops.tiled_csl_linear(*arguments, most), ops.tiled_csl_linear(*arguments))
+
+
+def test_fewer_than_no_sparse_tokens_are_an_error():
+    with pytest.raises(RuntimeError, match="sparse_tokens must be 0 .* or more, not -1"):
+        ops.tiled_csl_linear(x(), *STORED, OUT, torch.bfloat16, None, -1)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

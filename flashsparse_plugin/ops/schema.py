@@ -81,10 +81,18 @@ def _(values, masks, panel_offsets, out_features, in_features, dtype):
 
 
 @register_fake("flashsparse::tiled_csl_linear")
-def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None):
+def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None, sparse_tokens=None):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
+
+    On CUDA up to sparse_tokens tokens are multiplied by the sparse kernel; for more the weight is
+    unpacked, and torch's own linear multiplies. None: 256 on Hopper, else 192; 0: always unpacked;
+    a negative number raises. The choice is made in each call, from sizes alone: a graph of
+    torch.compile holds any number of tokens. Always unpacked are a weight whose dtype x has
+    not, and one of more than 2^20 tiles or 2^19 rows. On a CPU there is one implementation, and
+    sparse_tokens changes nothing.
+
     Source: Flash-LLM, section 4.1 (load as sparse, compute as dense).
     """
     return x.new_empty(*x.shape[:-1], out_features)
@@ -244,7 +252,7 @@ def _decode_result(query: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
-    """Gives `op(x, *packed, out_features, weight_dtype, bias)` a gradient for x and bias.
+    """Gives `op(x, *packed, out_features, weight_dtype, bias, ...)` a gradient for x and bias.
 
     dx = dy W, through the unpacked weight: training happens around a frozen sparse weight (LoRA),
     where the backward pass is one product among several and a transposed packed kernel would buy
@@ -252,7 +260,7 @@ def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
     """
 
     def setup(ctx, inputs, output):
-        x, packed, (out_features, weight_dtype, bias) = (
+        x, packed, (out_features, weight_dtype, bias, *rest) = (
             inputs[0],
             inputs[1 : 1 + tensors],
             inputs[1 + tensors :],
@@ -260,6 +268,7 @@ def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
         ctx.save_for_backward(*packed)
         ctx.shape, ctx.weight_dtype = (out_features, x.shape[-1]), weight_dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.rest = len(rest)
 
     def backward(ctx, dy):
         dx = dbias = None
@@ -268,7 +277,7 @@ def _register_linear_autograd(op: str, unpack, tensors: int) -> None:
             dx = dy @ weight.to(dy.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[3 + tensors]:
             dbias = dy.reshape(-1, dy.shape[-1]).sum(0).to(ctx.bias_dtype)
-        return (dx, *([None] * tensors), None, None, dbias)
+        return (dx, *([None] * tensors), None, None, dbias, *([None] * ctx.rest))
 
     register_autograd(f"flashsparse::{op}", backward, setup_context=setup)
 

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/packed_checks.h"
 #include "bindings/torch_stable.h"
 #include "common/huge_pages.h"
 #include "cpu/interleaved_bitmap.h"
@@ -26,7 +27,7 @@ STABLE_TORCH_LIBRARY(flashsparse, m) {
       "int in_features) -> Tensor");
   m.def(
       "tiled_csl_linear(Tensor x, Tensor weight_packed, Tensor tile_offsets, int out_features, "
-      "ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+      "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
   m.def(
       "tiled_csl_linear_planned(Tensor x, Tensor weight_packed, Tensor tile_offsets, "
       "int out_features, ScalarType weight_dtype, Tensor? bias, int shape, int blocks) -> Tensor");
@@ -296,8 +297,11 @@ Tensor interleaved_bitmap_linear(const Tensor& x, const Tensor& values, const Te
   return args.y;
 }
 
+// One implementation for any number of tokens: sparse_tokens leaves it nothing to choose.
 Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t out,
-                        ScalarType weight_dtype, const std::optional<Tensor>& bias) {
+                        ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                        std::optional<int64_t> sparse_tokens) {
+  check_sparse_tokens(sparse_tokens);
   check_weight_dtype(weight_dtype);
   check_shape(out, 1);
   LinearArguments args(x, out, bias);

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiled_csl_linear on CUDA: the sparse kernel for few tokens, unpacking and the dense library for
-// many, where the product is bound by arithmetic and the weight's bytes no longer count.
+// many, where the product is bound by arithmetic and the weight's bytes no longer count. How many
+// is the caller's to say, or else a constant of the GPU: known on the host, so that a CUDA graph
+// can hold the decision.
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
 
 #include "bindings/cuda_checks.h"
+#include "bindings/packed_checks.h"
 #include "cuda/arrivals.h"
 #include "cuda/linear_plan.h"
 #include "cuda/tiled_csl.h"
@@ -162,12 +165,14 @@ Tensor shaped(const Problem& problem, const Tensor& x) {
 }
 
 Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t rows,
-                        ScalarType weight_dtype, const std::optional<Tensor>& bias) {
+                        ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                        std::optional<int64_t> sparse_tokens) {
+  check_sparse_tokens(sparse_tokens);
   Problem problem = make_problem(x, words, offsets, rows, weight_dtype, bias);
   const torch::stable::accelerator::DeviceGuard guard(words.get_device_index());
+  const int64_t most = sparse_tokens.value_or(tiled_csl::max_sparse_tokens(gpu_of(words)));
   const int64_t tile_rows = tiled_csl::tile_rows(rows);
-  const bool sparse = x.scalar_type() == weight_dtype &&
-                      problem.tokens <= tiled_csl::max_sparse_tokens(gpu_of(words)) &&
+  const bool sparse = x.scalar_type() == weight_dtype && problem.tokens <= most &&
                       tile_rows <= cuda::kMaxArrivals &&
                       tile_rows * tiled_csl::tile_cols(problem.cols) <= tiled_csl::kMaxLinearTiles;
   if (problem.tokens > 0) sparse ? sparse_product(problem, nullptr) : dense_product(problem);

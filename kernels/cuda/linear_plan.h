@@ -73,7 +73,8 @@ inline constexpr int64_t kMaxLinearTiles = 1 << 20;
 // Of one launch. (The registers of mma hold sums for no more than 32 tokens.)
 constexpr int max_linear_tokens(Gpu gpu) { return gpu.hopper ? 128 : 32; }
 
-// Of several, each of which reads the weight: for more it is faster to unpack the weight once.
+// Of several, each of which reads the weight: for more it is mostly faster to unpack the weight
+// once. Holds where the caller does not say better (flashsparse_plugin/dataflow).
 constexpr int max_sparse_tokens(Gpu gpu) { return gpu.hopper ? 256 : 192; }
 
 struct LinearPlan {
