@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .dataflow import sparse_tokens
 from .formats import get_format
 from .packed import Format, FormatError, PackedWeight
 
@@ -18,6 +19,9 @@ class SparseLinear(nn.Module):
     The weight is held once: in the storage form while it is loaded, saved or offloaded, and after
     `prepare()` in the form that the kernels of its device read. A state_dict always shows the
     storage form, under the names that are on disk.
+
+    On a GPU `sparse_tokens` is the most tokens that are multiplied by the packed weight as it is,
+    and not by the unpacked one: `prepare()` resolves it (see `dataflow`). None leaves it to the op.
 
     The packed tensors are parameters (accelerate offloads those, and not buffers), and integers,
     so `.half()` and `.to(dtype)` leave them alone.
@@ -52,6 +56,7 @@ class SparseLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.format = get_format(format) if isinstance(format, str) else format
         self.form = self.format  # of the tensors as they are now: storage or a runtime form
+        self.sparse_tokens: int | None = None
         self.weight_dtype = weight_dtype
         self.options = dict(options or {})
         for name, dtype in self.format.dtypes.items():
@@ -112,7 +117,7 @@ class SparseLinear(nn.Module):
             ) from None
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
-        return layer
+        return layer.prepare()
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """Returns the dense layer with the same weight, in `dtype` (default: as stored)."""
@@ -152,17 +157,26 @@ class SparseLinear(nn.Module):
         return self
 
     def prepare(self) -> SparseLinear:
-        """Turns the weight into the form that the kernels of its device read."""
+        """Turns the weight into the form that the kernels of its device read.
+
+        Raises:
+            TableError: Where there is a table for this GPU that cannot be read.
+        """
         packed = self.packed
         if packed.device.type != "meta":
-            self._set_tensors(packed.prepare(packed.device))
+            packed = packed.prepare(packed.device)
+            self._set_tensors(packed)
+            flow = sparse_tokens(packed)
+            self.sparse_tokens = flow.most if flow else None
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x ends in {x.shape[-1]} features, {self} takes {self.in_features}")
         tensors = {name: getattr(self, name) for name in self.form.tensor_names}
-        return self.form.linear(x, tensors, self.out_features, self.weight_dtype, self.bias)
+        return self.form.linear(
+            x, tensors, self.out_features, self.weight_dtype, self.bias, self.sparse_tokens
+        )
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, "
@@ -171,6 +185,8 @@ class SparseLinear(nn.Module):
         if packed.device.type != "meta":
             bits = 8 * packed.nbytes / (self.in_features * self.out_features)
             text += f", density={packed.density:.1%}, {bits:.2f} bits a weight"
+        if self.sparse_tokens is not None:
+            text += f", sparse_tokens={self.sparse_tokens}"
         return text
 
     def _set_tensors(self, packed: PackedWeight) -> None:
@@ -181,12 +197,13 @@ class SparseLinear(nn.Module):
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def _apply(self, fn, recurse=True):
-        # A device of another kind reads another form: go through the storage form.
         before = self.packed.device
-        probe = fn(torch.empty(0, dtype=torch.int32, device=before))
-        if probe.device.type == before.type or self.form is self.format.runtime(probe.device):
+        after = fn(torch.empty(0, dtype=torch.int32, device=before)).device
+        if before in (after, torch.device("meta")):
             return super()._apply(fn, recurse)
-        self._set_tensors(self.storage())
+        # A device of another kind reads another form: go through the storage form.
+        if self.form is not self.format.runtime(after):
+            self._set_tensors(self.storage())
         return super()._apply(fn, recurse).prepare()
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -214,6 +231,7 @@ class SparseLinear(nn.Module):
             else:
                 target = packed.device if device.type == "meta" else device
                 self._set_tensors(packed.prepare(target))
+                self.prepare()
         if self.bias is not None:
             key = prefix + "bias"
             if key not in state_dict:

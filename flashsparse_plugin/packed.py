@@ -94,13 +94,16 @@ class PackedWeight:
         """Returns the dense weight [out_features, in_features], bit for bit (zeros as +0)."""
         return self.format.unpack(self)
 
-    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, sparse_tokens: int | None = None
+    ) -> Tensor:
         """Computes `x @ weight.T + bias`.
 
         Args:
             x: Activations [..., in_features], float32, float16 or bfloat16. Their dtype rules the
                 arithmetic; sums are kept in float32.
             bias: Optional [out_features].
+            sparse_tokens: See `Format.linear`.
 
         Returns:
             [..., out_features] in the dtype of x.
@@ -110,7 +113,7 @@ class PackedWeight:
                 f"x ends in {x.shape[-1]} features, the weight of shape {list(self.shape)} "
                 f"takes {self.shape[1]}"
             )
-        return self.format.linear(x, self.tensors, self.shape[0], self.dtype, bias)
+        return self.format.linear(x, self.tensors, self.shape[0], self.dtype, bias, sparse_tokens)
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Moves the tensors as they are, without changing the form."""
@@ -177,8 +180,20 @@ class Format(ABC):
         out_features: int,
         weight_dtype: torch.dtype,
         bias: Tensor | None,
+        sparse_tokens: int | None = None,
     ) -> Tensor:
-        """Computes `x @ weight.T + bias` from the packed tensors (traceable by torch.compile)."""
+        """Computes `x @ weight.T + bias` from the packed tensors (traceable by torch.compile).
+
+        Args:
+            x: [..., in_features].
+            tensors: The packed tensors by name.
+            out_features: Rows of the weight.
+            weight_dtype: Of its values.
+            bias: Optional [out_features].
+            sparse_tokens: The most tokens that the format's own kernel multiplies; for more the
+                weight is unpacked. 0: it always is. None: as the op sees fit. A format that has one
+                implementation for any number of tokens on the device of `tensors` ignores it.
+        """
 
     @abstractmethod
     def check(self, packed: PackedWeight) -> None:

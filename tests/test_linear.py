@@ -2,13 +2,17 @@
 """SparseLinear behaves like a layer: state_dict, devices, dtypes, copies."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
+from flashsparse_plugin import linear as module
+from flashsparse_plugin.dataflow import SparseTokens
 
 
 @pytest.fixture
@@ -121,3 +125,60 @@ def test_no_packed_tensor_asks_for_a_gradient(layer):
 def test_wrong_width_is_an_error_that_names_the_layer(layer):
     with pytest.raises(ValueError, match="71 features.*takes 70"):
         layer(torch.randn(2, 71))
+
+
+@pytest.fixture
+def dataflow(monkeypatch):
+    """Pretends that weights leave a choice, as on a GPU; what was asked for, and what ops got."""
+    asked, given = [], []
+    monkeypatch.setattr(
+        module, "sparse_tokens", lambda packed: asked.append(packed) or SparseTokens(7, "so")
+    )
+    form = type(fs.pack(torch.ones(1, 1).half()).prepare("cpu").format)
+    inner = form.linear
+
+    def linear(self, *arguments):
+        given.append(arguments[-1])
+        return inner(self, *arguments)
+
+    monkeypatch.setattr(form, "linear", linear)
+    return asked, given
+
+
+def test_the_dataflow_is_resolved_when_a_weight_is_there_and_obeyed(linear, dataflow):
+    asked, given = dataflow
+    layer = fs.SparseLinear.from_linear(linear)
+    packed = fs.SparseLinear.from_packed(fs.pack(linear.weight.detach()), linear.bias)
+    loaded = empty_like(layer)
+    assert loaded.sparse_tokens is None and "sparse_tokens" not in repr(loaded)
+    loaded.load_state_dict(layer.state_dict())
+    assert len(asked) == 3 and all(each.format is layer.form for each in asked)  # as it is run
+    copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer.half()]
+    x = torch.randn(2, 3, 70)
+    for each in (layer, packed, loaded, *copies):
+        assert each.sparse_tokens == 7 and "sparse_tokens=7" in repr(each)
+        each(x)
+    assert given == [7] * 6 and len(asked) == 3  # and in no call
+
+
+def test_moved_to_a_gpu_it_is_resolved(linear, dataflow):
+    asked, _ = dataflow
+    layer = fs.SparseLinear(70, 150)
+    layer._set_tensors(fs.pack(linear.weight.detach()))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layer.to(torch.float16).sparse_tokens is None  # is still where it was
+        layer.to_empty(device="cuda")  # this torch may have no CUDA, and so no other way there
+    assert layer.sparse_tokens == 7 and [each.device.type for each in asked] == ["cuda"]
+
+
+def test_where_there_is_nothing_to_choose_the_op_is_left_to_itself(layer):
+    assert layer.sparse_tokens is None and "sparse_tokens" not in repr(layer)
+
+
+def test_compiled_it_holds_its_threshold(linear, dataflow):
+    layer = fs.SparseLinear.from_linear(linear)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (2, 7, 8):
+        x = torch.randn(tokens, 70)
+        assert torch.equal(compiled(x), layer(x))

@@ -4,11 +4,11 @@
 model.py   what each implementation should take, from bytes and latencies
 table.py   what was measured on a GPU, and `resolve`, which asks the tables and then the model
 tables/    what ships: measured on an H200, and estimated for an A100
-linear.py  what a dense layer calls then
+linear.py  what a layer is told of it when it is loaded
 tuner.py   measures, offline
 """
 
-from .linear import DenseLinear, dense_linear
+from .linear import DenseLinear, SparseTokens, dense_linear, sparse_tokens
 from .model import BUCKETS, DENSE, PACKED, Weight
 from .table import Dataflow, DeviceKey, Table, TableError, resolve
 
@@ -19,9 +19,11 @@ __all__ = [
     "Dataflow",
     "DenseLinear",
     "DeviceKey",
+    "SparseTokens",
     "Table",
     "TableError",
     "Weight",
     "dense_linear",
     "resolve",
+    "sparse_tokens",
 ]

@@ -40,6 +40,9 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+NO_LIMIT = (1 << 31) - 1  # tokens: more than any tensor of activations has rows
+
+
 class TableError(ValueError):
     """A table that cannot be read; the message names the file, what is wrong, and the remedy."""
 
@@ -262,9 +265,14 @@ class Dataflow:
         return self.ranges[bisect.bisect_left(self._ends, tokens)].implementation
 
     def most(self, implementation: str) -> int:
-        """The most tokens that an implementation is used for; 0: it is not, or has no limit."""
-        ends = [each.max_tokens for each in self.ranges if each.implementation == implementation]
-        return max((end or 0 for end in ends), default=0)
+        """The most tokens that an implementation is used for.
+
+        0 where it is not used, NO_LIMIT where it is for all that the others leave.
+        """
+        for each in self.ranges:
+            if each.implementation == implementation:
+                return NO_LIMIT if each.max_tokens is None else each.max_tokens
+        return 0
 
     @cached_property
     def _ends(self) -> list[int]:

@@ -27,8 +27,6 @@ from .table import Entry, Measurement, ranges_of
 
 Call = Callable[[], object]
 
-SPARSE_TOKENS = 128  # of a call: a whole number of launches, and few enough for it not to unpack
-
 
 class Timer(Protocol):
     """Seconds of one call, which takes turns over so many copies of its weight."""
@@ -169,10 +167,9 @@ def _dense_calls(x: Tensor) -> dict[str, Callable[[Tensor], object]]:
 
 
 def _packed_calls(x: Tensor) -> dict[str, Callable[[PackedWeight], object]]:
-    parts = x.split(SPARSE_TOKENS)
     return {
-        "sparse": lambda weight: [weight.linear(part) for part in parts],
-        "library": lambda weight: F.linear(x, weight.unpack()),
+        "sparse": lambda weight: weight.linear(x, sparse_tokens=len(x)),
+        "library": lambda weight: weight.linear(x, sparse_tokens=0),
     }
 
 

@@ -47,6 +47,7 @@ class InterleavedBitmap(Format):
         out_features: int,
         weight_dtype: torch.dtype,
         bias: Tensor | None,
+        sparse_tokens: int | None = None,  # there is one implementation
     ) -> Tensor:
         return ops.interleaved_bitmap_linear(
             x,

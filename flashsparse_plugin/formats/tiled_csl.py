@@ -39,9 +39,16 @@ class TiledCSL(Format):
         out_features: int,
         weight_dtype: torch.dtype,
         bias: Tensor | None,
+        sparse_tokens: int | None = None,
     ) -> Tensor:
         return ops.tiled_csl_linear(
-            x, tensors["weight_packed"], tensors["tile_offsets"], out_features, weight_dtype, bias
+            x,
+            tensors["weight_packed"],
+            tensors["tile_offsets"],
+            out_features,
+            weight_dtype,
+            bias,
+            sparse_tokens,
         )
 
     def check(self, packed: PackedWeight) -> None:

@@ -9,8 +9,17 @@ from torch.library import opcheck
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from flashsparse_plugin.dataflow import DenseLinear, dense_linear, linear
-from flashsparse_plugin.dataflow.table import Dataflow, Range
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow import (
+    DenseLinear,
+    SparseTokens,
+    TableError,
+    Weight,
+    dense_linear,
+    linear,
+    sparse_tokens,
+)
+from flashsparse_plugin.dataflow.table import NO_LIMIT, Dataflow, Range
 from flashsparse_plugin.ops import ops
 
 OUT, IN = 30, 70
@@ -126,28 +135,74 @@ def test_one_graph_for_any_number_of_tokens():
 
 
 def test_on_a_cpu_a_layer_stays_as_it_is():
-    assert dense_linear(torch.ones(OUT, IN).bfloat16()) is None
+    weight = torch.ones(OUT, IN).bfloat16()
+    assert dense_linear(weight) is None and sparse_tokens(fs.pack(weight)) is None
 
 
 @pytest.fixture
 def resolved(monkeypatch):
-    """Pretends to be on a GPU where the given ranges were found."""
+    """Pretends to be on a GPU where the given ranges were found; returns what was looked up."""
 
     def pretend(*ranges, loaded=True):
         found = (Range(max_tokens=most, implementation=name) for most, name in ranges)
         flow = Dataflow(tuple(found), "table", "so")
         monkeypatch.setattr(linear, "STATUS", {"_C_cuda": SimpleNamespace(loaded=loaded)})
-        monkeypatch.setattr(linear, "resolve", lambda weight, dtype, device: flow)
-        weight = SimpleNamespace(shape=(OUT, IN), dtype=torch.float16, device="cuda", is_cuda=True)
-        return dense_linear(weight)
+        asked = []
+        monkeypatch.setattr(linear, "resolve", lambda *about: asked.append(about) or flow)
+        return asked
 
     return pretend
 
 
-def test_a_dataflow_becomes_two_thresholds(resolved):
-    library = (None, "library")
-    assert resolved((2, "gemv"), (16, "flat_gemm"), library) == DenseLinear(2, 16, "so")
-    assert resolved((4, "gemv"), library) == DenseLinear(4, 0, "so")
-    assert resolved((16, "flat_gemm"), library) == DenseLinear(0, 16, "so")
-    assert resolved(library) is None
-    assert resolved((2, "gemv"), library, loaded=False) is None
+ON_GPU = SimpleNamespace(
+    **{"shape": (OUT, IN), "dtype": torch.float16, "device": torch.device("cuda"), "is_cuda": True},
+    **{"format": SimpleNamespace(name="tiled_csl"), "density": 0.25, "nbytes": 600},
+)
+LIBRARY = (None, "library")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([(2, "gemv"), (16, "flat_gemm"), LIBRARY], DenseLinear(2, 16, "so")),
+        ([(4, "gemv"), LIBRARY], DenseLinear(4, 0, "so")),
+        ([(16, "flat_gemm"), LIBRARY], DenseLinear(0, 16, "so")),
+        ([LIBRARY], None),
+    ],
+)
+def test_a_dataflow_becomes_two_thresholds(resolved, ranges, expected):
+    asked = resolved(*ranges)
+    assert dense_linear(ON_GPU) == expected
+    assert asked == [(Weight((OUT, IN)), torch.float16, torch.device("cuda"))]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "most", "told"),
+    [
+        ([(192, "sparse"), LIBRARY], 192, "packed for up to 192 tokens, else unpacked (so)"),
+        ([LIBRARY], 0, "always unpacked (so)"),
+        ([(None, "sparse")], NO_LIMIT, "packed for any number of tokens (so)"),
+    ],
+)
+def test_a_packed_weight_has_one_threshold(resolved, ranges, most, told):
+    asked = resolved(*ranges)
+    found = sparse_tokens(ON_GPU)
+    assert found == SparseTokens(most, "so") and str(found) == told
+    weight = Weight((OUT, IN), "tiled_csl", 0.25, 600)
+    assert asked == [(weight, torch.float16, torch.device("cuda"))]
+
+
+def test_without_cuda_kernels_there_is_nothing_to_choose(resolved):
+    asked = resolved((2, "gemv"), LIBRARY, loaded=False)
+    assert dense_linear(ON_GPU) is None and sparse_tokens(ON_GPU) is None and asked == []
+
+
+def test_a_table_that_cannot_be_read_is_an_error(resolved, monkeypatch):
+    def refuse(*about):
+        raise TableError("no table")
+
+    resolved(LIBRARY)
+    monkeypatch.setattr(linear, "resolve", refuse)
+    for decide in (dense_linear, sparse_tokens):
+        with pytest.raises(TableError):
+            decide(ON_GPU)

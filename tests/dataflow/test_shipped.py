@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, DeviceKey, TableError, Weight, model, table
 from flashsparse_plugin.dataflow.model import find_gpu
 from flashsparse_plugin.dataflow.table import (
+    NO_LIMIT,
     SHIPPED,
     Dataflow,
     Table,
@@ -85,6 +86,7 @@ def test_a_gpu_finds_the_table_of_its_class(gpu):
         assert "4096x4096: measured on an NVIDIA H200, 20" in flow.reason
     packed = resolve(Weight((4096, 4096), "tiled_csl", 0.32, 1 << 24), torch.float16, "cuda")
     assert packed.source == "shipped" and packed.implementation(16) == "sparse"
+    assert packed.most("sparse") in BUCKETS
     gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108)
     flow = resolve(NARROW, torch.float16, "cuda")
     assert flow.source == "shipped" and "estimated by the model of an A100" in flow.reason
@@ -181,7 +183,7 @@ def test_most():
         table.Range(max_tokens=None, implementation="library"),
     )
     flow = Dataflow(ranges, "model", "")
-    assert [flow.most(name) for name in DENSE] == [4, 0, 0]
+    assert [flow.most(name) for name in DENSE] == [4, 0, NO_LIMIT]
 
 
 def test_classes():

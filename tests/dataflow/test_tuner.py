@@ -61,9 +61,20 @@ def test_all_implementations_compute_the_product(monkeypatch, format):
     x = torch.randn((3, 64), generator=generator).half()
     assert len(results) == 2 * len(weight.implementations)
     for result, _ in results:
-        y = torch.cat(result) if isinstance(result, list) else result
-        torch.testing.assert_close(y, F.linear(x, dense), atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(result, F.linear(x, dense), atol=2e-3, rtol=2e-3)
     assert len({id(copy) for _, copy in results}) == 2
+
+
+def test_of_a_packed_layer_the_op_itself_is_timed(monkeypatch):
+    """Told which of its implementations to take, as it will be in a model."""
+    calls = []
+    monkeypatch.setattr(
+        tuner.PackedWeight, "linear", lambda *a, sparse_tokens: calls.append(sparse_tokens)
+    )
+    measure(
+        packed_weight((48, 64), "tiled_csl", 0.5), torch.float16, CPU, Pretending(1, 1), 0, (7,)
+    )
+    assert calls == [7, 7, 0, 0]  # two copies each
 
 
 def test_random_weights_are_as_dense_as_said():
