@@ -7,18 +7,21 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
+# Kinds of values, which are keys in `additional_config`.
+LENGTHS = "flashsparse_streams"  # of packed streams, in elements
+THRESHOLDS = "flashsparse_dataflow"  # tokens at which a layer changes its kernel
+
 
 def count_into_cache_key(vllm_config: VllmConfig, kind: str, name: str, value: Any) -> None:
     """Has vLLM's compile cache tell models apart by a value of one layer, too.
 
-    Compiled graphs hold such values (the length of a packed stream, the tokens at which a dense
-    layer changes its kernel), and the cache goes by the configuration alone: a model that was
-    pruned anew and saved in the same place would be run by the graphs of the old one. The
+    Compiled graphs hold such values, and the cache goes by the configuration alone: a model that
+    was pruned anew and saved in the same place would be run by the graphs of the old one. The
     configuration is this process's own, and its key is asked for once the weights are there.
 
     Args:
         vllm_config: Whose `additional_config` takes it.
-        kind: Key in there.
+        kind: LENGTHS or THRESHOLDS.
         name: Of the layer.
         value: As JSON has it.
     """

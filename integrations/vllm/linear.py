@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn import functional as F
+from vllm import envs
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearMethodBase
 
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.dataflow import sparse_tokens
 from flashsparse_plugin.formats import format_names, get_format
 from flashsparse_plugin.packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
 
-from .caching import count_into_cache_key
+from .caching import LENGTHS, THRESHOLDS, count_into_cache_key
 from .dense import DenseLinearMethod
 from .loading import LayerLoader
 from .summary import Summary
@@ -25,8 +27,6 @@ from .summary import Summary
 # torch.compile has the lengths of parameters in its graphs: with exact lengths no two layers would
 # share one. Densities are mostly whole percents, give or take: a bucket ends between two of them.
 _BUCKET = 0.01
-
-_LENGTHS = "flashsparse_streams"  # in additional_config
 
 
 class SparseLinearMethod(LinearMethodBase):
@@ -54,6 +54,7 @@ class SparseLinearMethod(LinearMethodBase):
         self.form: Format | None = None  # that of the tensors, once they are there
         self.shape: tuple[int, int] | None = None
         self.weight_dtype: torch.dtype | None = None
+        self.sparse_tokens: int | None = None  # that are multiplied by the packed weight as it is
         summary.expected += 1
 
     def create_weights(
@@ -73,9 +74,6 @@ class SparseLinearMethod(LinearMethodBase):
 
         def finish(weight: Tensor) -> None:
             self._finish(layer, weight, params_dtype, device, vllm_config)
-            if self.form is not None and self.form.stream is not None:
-                length = len(getattr(layer, self.form.stream))
-                count_into_cache_key(vllm_config, _LENGTHS, self.name, length)
 
         self.loader = LayerLoader(
             layer,
@@ -101,7 +99,9 @@ class SparseLinearMethod(LinearMethodBase):
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         tensors = {name: getattr(layer, name) for name in self.form.tensor_names}
-        return self.form.linear(x, tensors, self.shape[0], self.weight_dtype, bias)
+        return self.form.linear(
+            x, tensors, self.shape[0], self.weight_dtype, bias, self.sparse_tokens
+        )
 
     # The complete weight.
 
@@ -121,7 +121,7 @@ class SparseLinearMethod(LinearMethodBase):
         else:
             packed = self._pack(self._round(weight), device)
             if not self.auto or packed.nbytes < packed.dense_nbytes:
-                self._hold(layer, packed)
+                self._hold(layer, packed, vllm_config)
                 return
             self.summary.left_dense(self.name, "not sparse enough to gain from packing")
         dense = Parameter(weight.to(device=device, dtype=dtype), requires_grad=False)
@@ -130,11 +130,19 @@ class SparseLinearMethod(LinearMethodBase):
             self.name, self.summary, vllm_config, plain=self.config.dequantize
         )
 
-    def _hold(self, layer: nn.Module, packed: PackedWeight) -> None:
-        self.summary.add(self.name, packed)
+    def _hold(self, layer: nn.Module, packed: PackedWeight, vllm_config: VllmConfig) -> None:
+        # Where results should not depend on the batch no table adds to what they depend on.
+        flow = None if envs.VLLM_BATCH_INVARIANT else sparse_tokens(packed)
+        self.summary.add(self.name, packed, flow)
         self.form, self.shape, self.weight_dtype = packed.format, packed.shape, packed.dtype
         for name, tensor in _padded(packed).items():
             layer.register_parameter(name, Parameter(tensor, requires_grad=False))
+        if self.form.stream is not None:
+            length = len(getattr(layer, self.form.stream))
+            count_into_cache_key(vllm_config, LENGTHS, self.name, length)
+        if flow is not None:
+            self.sparse_tokens = flow.most
+            count_into_cache_key(vllm_config, THRESHOLDS, self.name, [flow.most])
         if not hasattr(layer, "weight_packed"):
             # vLLM's LoRA looks for a parameter of this name to learn the device.
             layer.register_parameter("weight_packed", getattr(layer, self.form.tensor_names[0]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flashsparse_plugin.dataflow import DenseLinear
+from flashsparse_plugin.dataflow import DenseLinear, SparseTokens
 from flashsparse_plugin.packed import Format, PackedWeight
 
 # Below "vllm", so that vLLM's settings of levels and handlers hold for it.
@@ -43,14 +43,15 @@ class Summary:
         self.reasons[reason] += 1
         logger.debug("%s stays dense: %s", name, reason)
 
-    def add(self, name: str, weight: PackedWeight) -> None:
-        """Takes note of a layer that was packed."""
+    def add(self, name: str, weight: PackedWeight, flow: SparseTokens | None = None) -> None:
+        """Takes note of a layer that was packed, and of what decides about its kernels."""
         self.packed += 1
         self.dense_bytes += weight.dense_nbytes
         self.packed_bytes += weight.nbytes
         if weight.nbytes > weight.dense_nbytes:
             self.larger.append(name)
-        self._tell(name, weight.shape, kernel_of(weight.format, weight.device))
+        kernel = kernel_of(weight.format, weight.device)
+        self._tell(name, weight.shape, f"{kernel}, {flow}" if flow else kernel)
 
     def dispatched(self, name: str, shape: tuple[int, int], linear: DenseLinear) -> None:
         """Takes note of a dense layer that is not left to torch alone."""

@@ -132,12 +132,14 @@ def jobs(models, tmp_path_factory):
         "ignore some": job(dense, additional_config={"flashsparse": {"ignore": ["k_proj"]}}),
         # Dense layers that several implementations multiply, as on a GPU.
         "dispatched": job(
-            tied, {"dataflow": [0, 0]}, additional_config={"flashsparse": {"ignore": ["down_proj"]}}
+            tied,
+            {"dataflow": [0, 0, 24]},
+            additional_config={"flashsparse": {"ignore": ["down_proj"]}},
         ),
-        "dispatched yardstick": job(packed, {"dataflow": [2, 16]}, sparse_method="none"),
+        "dispatched yardstick": job(packed, {"dataflow": [2, 16, 24]}, sparse_method="none"),
         "dispatched compiled": job(
             unpruned,
-            {"dataflow": [2, 16], **pieces},
+            {"dataflow": [2, 16, 24], **pieces},
             enforce_eager=False,
             sparse_method="auto",
             dtype="bfloat16",
@@ -239,7 +241,19 @@ def test_dense_layers_go_by_their_dataflow(results, expected):
     assert result["tokens"] == expected["llama-tied"]
     yardstick = results["dispatched yardstick"]
     assert yardstick["tokens"] == expected["llama"]
-    assert not [line for line in yardstick["log"] if "else torch" in line]
+    assert not [line for line in yardstick["log"] if "pretended" in line]
+    assert "flashsparse_dataflow" not in yardstick["settings"]
+
+
+def test_packed_layers_go_by_their_dataflow(results):
+    """The op is told the threshold, the log who decided it, and the compile cache goes by it."""
+    result = results["dispatched"]
+    assert result["sparse_tokens"] == [24]
+    found = "_linear on CPU, packed for up to 24 tokens, else unpacked (pretended)"
+    assert len([line for line in result["log"] if line.endswith(found)]) == 3  # kinds of layers
+    counted = result["settings"]["flashsparse_dataflow"]
+    assert counted["model.layers.1.self_attn.qkv_proj"] == [24]
+    assert counted["model.layers.1.mlp.down_proj"] == [0, 0]
 
 
 def test_graphs_hold_the_dataflow_of_dense_layers(results, expected):

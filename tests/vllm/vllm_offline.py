@@ -3,10 +3,11 @@
 
 `python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
-to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens]; its result {"tokens": [[...]],
-"layers": {name: kind of method}, "streams": {name: [elements, length]}, "settings":
-additional_config, "counts": {layer: [parts of a softmax computed again, looked at]},
-"compiled": {...}, "peak": bytes, "log": [...]} or {"error": text}.
+to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens, sparse_tokens]; its result
+{"tokens": [[...]], "layers": {name: kind of method}, "streams": {name: [elements, length]},
+"sparse_tokens": [those that packed layers were called with], "settings": additional_config,
+"counts": {layer: [parts of a softmax computed again, looked at]}, "compiled": {...},
+"peak": bytes, "log": [...]} or {"error": text}.
 """
 
 import contextlib
@@ -94,28 +95,41 @@ def _compiled(piecewise: bool):
 
 @contextlib.contextmanager
 def _dataflow(thresholds: list[int] | None):
-    """Treats layers that stay dense as on a GPU where these thresholds were found for them all."""
+    """Treats layers as on a GPU where these thresholds were found for them all; yields those that
+    packed layers were called with."""
+    from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
+
+    inner, given = InterleavedBitmap.linear, set()
+
+    def linear(self, *arguments):
+        given.add(arguments[-1])
+        return inner(self, *arguments)
+
     if thresholds is None:
-        yield
+        yield given
         return
     from vllm.model_executor.layers import utils
 
-    from flashsparse_plugin.dataflow import DenseLinear
+    from flashsparse_plugin.dataflow import DenseLinear, SparseTokens
     from flashsparse_plugin.integrations.vllm import dense, quantization
+    from flashsparse_plugin.integrations.vllm import linear as packed
 
     def keep(layer, remove_weight):
         prepare(layer, remove_weight=False)
 
     prepare = utils.dispatch_cpu_unquantized_gemm
-    found = DenseLinear(*thresholds, "pretended")
+    *of_dense, of_packed = thresholds
+    found = DenseLinear(*of_dense, "pretended")
     gpu = SimpleNamespace(is_cuda=lambda: True)
     with (
         mock.patch.object(quantization, "current_platform", gpu),
         mock.patch.object(dense, "multiplies_by_torch", lambda method: True),
         mock.patch.object(dense, "dense_linear", lambda weight: found),
         mock.patch.object(utils, "dispatch_cpu_unquantized_gemm", keep),
+        mock.patch.object(packed, "sparse_tokens", lambda _: SparseTokens(of_packed, "pretended")),
+        mock.patch.object(InterleavedBitmap, "linear", linear),
     ):
-        yield
+        yield given
 
 
 def _peak() -> int:
@@ -144,7 +158,10 @@ def run(job: dict) -> dict:
     collector = _Collector()
     logging.getLogger("vllm.flashsparse").addHandler(collector)
     try:
-        with _compiled(job.get("piecewise", False)) as compiled, _dataflow(job.get("dataflow")):
+        with (
+            _compiled(job.get("piecewise", False)) as compiled,
+            _dataflow(job.get("dataflow")) as given,
+        ):
             llm = LLM(job["model"], **options)
             outputs = llm.generate(
                 [{"prompt_token_ids": ids} for ids in job["prompts"]],
@@ -156,6 +173,7 @@ def run(job: dict) -> dict:
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
+            "sparse_tokens": sorted(given),
             "settings": llm.llm_engine.vllm_config.additional_config,
             "counts": counters(),
             "compiled": compiled,

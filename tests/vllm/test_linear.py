@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One packed layer, without an engine: up to how many tokens it is multiplied as it is."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow import SparseTokens
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The method of a layer that holds a weight where a table says so, and its configuration."""
+    from flashsparse_plugin.integrations.vllm import linear
+    from flashsparse_plugin.integrations.vllm.summary import Summary
+
+    def hold(found):
+        monkeypatch.setattr(linear, "sparse_tokens", lambda packed: found)
+        method = linear.SparseLinearMethod(fs.FlashSparseConfig(), "tiled_csl", "name", Summary())
+        config = SimpleNamespace(additional_config={})
+        method._hold(nn.Module(), fs.pack(torch.ones(8, 8).half()).prepare("cpu"), config)
+        return method, config.additional_config
+
+    return hold
+
+
+def test_a_table_decides_and_the_compile_cache_knows(held):
+    method, counted = held(SparseTokens(5, "so"))
+    assert method.sparse_tokens == 5 and counted["flashsparse_dataflow"] == {"name": [5]}
+
+
+def test_without_one_the_op_is_left_to_itself(held):
+    method, counted = held(None)
+    assert method.sparse_tokens is None and "flashsparse_dataflow" not in counted
+
+
+def test_where_results_may_not_depend_on_the_batch_no_table_decides(held, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    method, counted = held(SparseTokens(5, "so"))
+    assert method.sparse_tokens is None and "flashsparse_dataflow" not in counted
