@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from flashsparse_plugin.dataflow.tuner import entry_of
 
 RESULTS = Path(__file__).parent / "results" / "nvidia-h200"
 FORMAT = "tiled_csl"
-MOST_SPARSE = 256  # tokens; for more the op unpacks, as kernels/cuda/linear_plan.h says
+MOST_SPARSE = 256  # tokens; for more the op unpacks on its own, kernels/cuda/linear_plan.h says
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
@@ -39,31 +39,46 @@ def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
 
 
 def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
-    """Of spmm.json, at BUCKETS.
-
-    What unpacking takes is known from the most tokens, where the op does it; beside a dense product
-    it takes the same time for any number of them. Between the tokens that were measured times are
-    taken to lie on lines.
-    """
+    """Of spmm.json, at BUCKETS; between the tokens that were measured times lie on lines."""
     measured: dict[tuple[tuple[int, int], int], list[Mapping[str, Any]]] = {}
     for row in rows:
         measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
     found = {}
     for (shape, sparsity), own in measured.items():
-        last = max(own, key=lambda row: row["tokens"])
-        if last["tokens"] <= MOST_SPARSE:
-            raise SystemExit(f"spmm.json does not say what unpacking {shape} takes")
-        unpack = last["us"] - last["dense_us"]
-        sparse = {row["tokens"]: row["us"] for row in own if row["tokens"] <= MOST_SPARSE}
-        dense = {row["tokens"]: row["dense_us"] for row in own}
+        both = any("unpacked_us" in row for row in own)
+        sparse, library = _measured(own) if both else _inferred(own)
         times: Times = {}
-        for tokens in (each for each in BUCKETS if min(dense) <= each <= last["tokens"]):
-            times[tokens] = {"library": (_between(dense, tokens) + unpack) * 1e-6}
+        for tokens in (each for each in BUCKETS if min(library) <= each <= max(library)):
+            times[tokens] = {"library": _between(library, tokens) * 1e-6}
             if tokens <= max(sparse):
                 times[tokens]["sparse"] = _between(sparse, tokens) * 1e-6
+        last = max(own, key=lambda row: row["tokens"])
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
         found[Weight(shape, FORMAT, round(1 - sparsity / 100, 2), nbytes)] = times
     return found
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
+    """Microseconds of the sparse kernel and of unpacking and the library, by tokens.
+
+    Of few tokens only the first was measured. Beside a dense product unpacking takes the same time
+    for any number of them.
+    """
+    first = min((row for row in rows if "unpacked_us" in row), key=lambda row: row["tokens"])
+    unpack = first["unpacked_us"] - first["dense_us"]
+    sparse = {row["tokens"]: row.get("sparse_us", row["us"]) for row in rows}
+    library = {row["tokens"]: row.get("unpacked_us", row["dense_us"] + unpack) for row in rows}
+    return sparse, library
+
+
+def _inferred(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
+    """The same, from what the op takes by its own choice: at the most tokens it unpacks."""
+    last = max(rows, key=lambda row: row["tokens"])
+    if last["tokens"] <= MOST_SPARSE:
+        raise SystemExit(f"spmm.json does not say what unpacking {last['shape']} takes")
+    unpack = last["us"] - last["dense_us"]
+    sparse = {row["tokens"]: row["us"] for row in rows if row["tokens"] <= MOST_SPARSE}
+    return sparse, {row["tokens"]: row["dense_us"] + unpack for row in rows}
 
 
 def _shape(row: Mapping[str, Any]) -> tuple[int, int]:

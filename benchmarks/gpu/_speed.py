@@ -9,13 +9,18 @@ Beside it, each over cold weights and from a CUDA graph:
     fp8      torch._scaled_mm, e4m3, one scale a tensor, without the work of quantizing x
     csr      cuSPARSE through torch.sparse, for a few layers only
     bound    the bytes of packed weight, x and y at the bandwidth that this card shows in this run
+
+and, where it is a question which of the two is faster, each implementation of the op itself:
+
+    sparse   the sparse kernel for all of the tokens, in several launches if need be
+    unpacked the weight is unpacked, and torch's own linear multiplies
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +35,7 @@ from torch import Tensor
 from flashsparse_plugin.ops import ops
 
 DENSE_ZEROS = 0.8
+MANY = (64, 96, 128, 192, 256, 384, 512, 1024)  # tokens at which either implementation is timed
 Row = dict[str, Any]
 
 
@@ -47,9 +53,9 @@ class Stage:
 STAGES = (
     Stage(OPT, (70, 80, 90), (8, 16, 32)),
     Stage(LLAMA, (50, 60, 70, 80, 90), (1, 8, 16, 32)),
-    Stage(OPT, (70, 80, 90), (1, 64, 256, 1024)),
-    Stage(OPT, (50, 60), (1, 8, 16, 32, 64, 256, 1024)),
-    Stage(LLAMA, (50, 60, 70, 80, 90), (64, 256, 1024)),
+    Stage(OPT, (70, 80, 90), (1, *MANY)),
+    Stage(OPT, (50, 60), (1, 8, 16, 32, *MANY)),
+    Stage(LLAMA, (50, 60, 70, 80, 90), MANY),
     Stage(OPT[1:3], (80, 90), (16,), csr=True),
 )
 
@@ -211,13 +217,23 @@ class Speed:
     ) -> None:
         x = activations(tokens, layer, self._dtype, self._device)
 
-        op = ops.tiled_csl_linear if plan is None else ops.tiled_csl_linear_planned
-        chosen = () if plan is None else (plan.shape.index, plan.blocks)
+        def timed(op: Callable[..., Tensor], *chosen: int) -> Time:
+            def call() -> Tensor:
+                return op(x, *copies(), layer.out_features, self._dtype, None, *chosen)
 
-        def call() -> Tensor:
-            return op(x, *copies(), layer.out_features, self._dtype, None, *chosen)
+            return self._stopwatch(call, len(copies))
 
-        time = self._stopwatch(call, len(copies))
+        either = {}
+        if plan is None:
+            time = timed(ops.tiled_csl_linear)
+            if tokens >= MANY[0] and not self._shapes:
+                most = {"sparse_us": tokens, "unpacked_us": 0}  # sparse_tokens of each
+                either = {
+                    name: round(timed(ops.tiled_csl_linear, each).microseconds, 2)
+                    for name, each in most.items()
+                }
+        else:
+            time = timed(ops.tiled_csl_linear_planned, plan.shape.index, plan.blocks)
         moved = packed.nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
         dense = self._dense[layer, tokens]
         dense_bytes = layer.out_features * layer.in_features * x.element_size()
@@ -239,6 +255,7 @@ class Speed:
                 "fp8_ratio": round(dense["dense_us"] / dense["fp8_us"], 3)
                 if "fp8_us" in dense
                 else None,
+                **either,
             }
         )
 

@@ -49,7 +49,7 @@ GOAL_TOKENS = (8, 16, 32)
 PREFILL_GOAL = 0.95
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # where more than one is asked
-TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16))
+TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16, 64))
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -109,7 +109,7 @@ def _stages(arguments: argparse.Namespace, device: torch.device) -> Sequence[Sta
 
 def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
     """Geometric means of the ratio to dense, by family of layers, zeros and tokens."""
-    console = _measure.console(width=110)
+    console = _measure.console(width=140)
     opt = {str(each) for each in OPT}
     families = {"OPT": opt, "Llama 3": {str(each) for each in LLAMA} - opt}
     other = {row["shape"] for row in rows} - set().union(*families.values())

@@ -18,7 +18,7 @@ from _check import Case, Checker, small_cases
 from _device import Budget, Stopwatch
 from _layers import LLAMA, OPT, Layer, assembled, layer
 from _plans import HEADER, compiled_shapes, plans
-from _speed import STAGES, Speed, Stage
+from _speed import MANY, STAGES, Speed, Stage
 from _tools import emulated_wavefronts, profile_summary, raw_metrics
 
 from flashsparse_plugin.ops import ops
@@ -30,6 +30,7 @@ CASES = (
     Case((300, 256), 0.5, torch.bfloat16, (3, 16)),
     Case((64, 128), 0.8, torch.bfloat16, (2,), activations=torch.float32),
 )
+EITHER = Case((129, 200), 0.8, torch.float16, (1, 17), either=True)
 
 
 def test_a_toy_run_from_end_to_end(tmp_path):
@@ -40,8 +41,11 @@ def test_a_toy_run_from_end_to_end(tmp_path):
     assert "dense time / time, by tokens" in ran.stdout
     with (tmp_path / "spmm.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 2 * 2
+    assert len(rows) == 2 * 2 * 3
     assert all(float(row["us"]) > 0 and float(row["ratio"]) > 0 for row in rows)
+    for row in rows:  # either implementation, where there are many tokens
+        either = [row["sparse_us"], row["unpacked_us"]]
+        assert all(map(float, either)) if int(row["tokens"]) >= MANY[0] else not any(either)
     about = json.loads((tmp_path / "spmm.json").read_text())["about"]
     assert about["copy_gb_s"] > 0 and about["date"] and about["torch"]
 
@@ -54,21 +58,34 @@ def test_without_a_gpu_it_says_so():
     assert "Traceback" not in ran.stderr
 
 
-def checked(monkeypatch, linear=None):
-    """Tally of CASES with another linear op in the place of ours."""
+def checked(monkeypatch, linear=None, todo=CASES):
+    """Tally of cases with another linear op in the place of ours."""
     fake = SimpleNamespace(
         tiled_csl_pack=ops.tiled_csl_pack,
         tiled_csl_unpack=ops.tiled_csl_unpack,
         tiled_csl_linear=linear or ops.tiled_csl_linear,
     )
     monkeypatch.setattr(_check, "ops", fake)
-    return Checker(CPU, CPU, graphs=False).run(iter(CASES), Budget(60))
+    return Checker(CPU, CPU, graphs=False).run(iter(todo), Budget(60))
 
 
 def test_the_checks_pass_what_is_right(monkeypatch):
     tally = checked(monkeypatch)
     assert tally.failures == [] and 0 < tally.worst < 1
     assert tally.checks["exact in each element"] == 5
+
+
+def test_either_implementation_is_checked(monkeypatch):
+    assert checked(monkeypatch, todo=[EITHER]).checks["exact in each element"] == 2 * 3
+    for wrong in (0, 17):  # sparse_tokens
+
+        def faulty(*arguments, wrong=wrong):
+            y = ops.tiled_csl_linear(*arguments)
+            return y + 1 if arguments[6:] == (wrong,) else y
+
+        tally = checked(monkeypatch, faulty, [EITHER])
+        name = "unpacked" if wrong == 0 else "by the sparse kernel"
+        assert tally.failures and all(name in failure for failure in tally.failures)
 
 
 def test_a_lost_weight_is_found(monkeypatch):
@@ -168,7 +185,7 @@ def test_layers():
         for sparsity in stage.sparsities
         for tokens in stage.tokens
     }
-    assert len(points) == 20 * 5 * 7  # every layer, sparsity and number of tokens
+    assert len(points) == 20 * 5 * (4 + len(MANY))  # every layer, sparsity and number of tokens
 
 
 def test_every_compiled_shape_is_planned(monkeypatch):
@@ -225,6 +242,8 @@ def test_the_table_for_the_documents():
     about |= {"torch": "2", "date": "2026-11-20T00:00"}
     table = tables.TABLES["spmm_opt"]({"rows": rows, "about": about})
     assert "| 2 layers, tokens: | bound | goal | 8 |" in table
+    rows.append(row | {"tokens": 96})  # measured for the dataflow only
+    assert tables.TABLES["spmm_opt"]({"rows": rows, "about": about}) == table
     assert "| **80% zeros** | 2.50 | 2.1 | 3.00 |" in table
     assert "| 80% zeros | 50% |" in tables.TABLES["spmm_shares"]({"rows": rows, "about": about})
 
