@@ -28,6 +28,7 @@ from flashsparse_plugin.attention import (
     Counter,
     UnifiedMax,
     counters,
+    publish,
     unified_max_of,
 )
 from flashsparse_plugin.attention.counters import logger as counting
@@ -299,3 +300,4 @@ def log_counts(names: Iterable[str]) -> None:
         most,
         *found[most],
     )
+    publish()

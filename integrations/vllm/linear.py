@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn import functional as F
-from vllm import envs
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearMethodBase
 
@@ -131,8 +130,7 @@ class SparseLinearMethod(LinearMethodBase):
         )
 
     def _hold(self, layer: nn.Module, packed: PackedWeight, vllm_config: VllmConfig) -> None:
-        # Where results should not depend on the batch no table adds to what they depend on.
-        flow = None if envs.VLLM_BATCH_INVARIANT else sparse_tokens(packed)
+        flow = sparse_tokens(packed)
         self.summary.add(self.name, packed, flow)
         self.form, self.shape, self.weight_dtype = packed.format, packed.shape, packed.dtype
         for name, tensor in _padded(packed).items():

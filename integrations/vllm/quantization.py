@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm import envs
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import (
@@ -128,6 +129,12 @@ class FlashSparseQuantization(QuantizationConfig):
             settings = settings_of(get_current_vllm_config().additional_config)
             self.auto = settings.get(METHOD) == AUTO
             self.config = merge(self.stored, settings)
+            if envs.VLLM_BATCH_INVARIANT and not self.config.dequantize:
+                raise SettingsError(
+                    "VLLM_BATCH_INVARIANT is set, and the last bits of what a packed layer gives "
+                    "depend on how many tokens are in the batch. Unset it, or serve the weights "
+                    "dense with --sparse-method none"
+                )
 
     def _format_of(self, prefix: str, is_head: bool) -> tuple[str | None, str]:
         """Returns the format of a layer, or None and the reason why it stays dense.

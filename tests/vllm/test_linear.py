@@ -37,7 +37,16 @@ def test_without_one_the_op_is_left_to_itself(held):
     assert method.sparse_tokens is None and "flashsparse_dataflow" not in counted
 
 
-def test_where_results_may_not_depend_on_the_batch_no_table_decides(held, monkeypatch):
+def test_results_that_may_not_depend_on_the_batch_are_refused(monkeypatch):
+    from flashsparse_plugin.integrations.vllm import quantization
+    from flashsparse_plugin.integrations.vllm.settings import SettingsError
+
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    method, counted = held(SparseTokens(5, "so"))
-    assert method.sparse_tokens is None and "flashsparse_dataflow" not in counted
+    engine = SimpleNamespace(additional_config={"flashsparse": {"method": "tiled_csl"}})
+    monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
+    with pytest.raises(SettingsError, match="VLLM_BATCH_INVARIANT is set.*--sparse-method none"):
+        quantization.FlashSparseQuantization()._settle()
+    engine.additional_config["flashsparse"]["method"] = "none"
+    packed = quantization.FlashSparseQuantization(fs.FlashSparseConfig())
+    packed._settle()
+    assert packed.config.dequantize
