@@ -24,7 +24,6 @@ from flashsparse_plugin.dataflow.tuner import entry_of
 
 RESULTS = Path(__file__).parent / "results" / "nvidia-h200"
 FORMAT = "tiled_csl"
-MOST_SPARSE = 256  # tokens; for more the op unpacks on its own, kernels/cuda/linear_plan.h says
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
@@ -45,13 +44,15 @@ def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
         measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
     found = {}
     for (shape, sparsity), own in measured.items():
-        both = any("unpacked_us" in row for row in own)
-        sparse, library = _measured(own) if both else _inferred(own)
-        times: Times = {}
-        for tokens in (each for each in BUCKETS if min(library) <= each <= max(library)):
-            times[tokens] = {"library": _between(library, tokens) * 1e-6}
-            if tokens <= max(sparse):
-                times[tokens]["sparse"] = _between(sparse, tokens) * 1e-6
+        sparse, library = _measured(own)
+        times = {
+            tokens: {
+                "sparse": _between(sparse, tokens) * 1e-6,
+                "library": _between(library, tokens) * 1e-6,
+            }
+            for tokens in BUCKETS
+            if min(sparse) <= tokens <= max(sparse)
+        }
         last = max(own, key=lambda row: row["tokens"])
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
         found[Weight(shape, FORMAT, round(1 - sparsity / 100, 2), nbytes)] = times
@@ -64,21 +65,14 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict
     Of few tokens only the first was measured. Beside a dense product unpacking takes the same time
     for any number of them.
     """
-    first = min((row for row in rows if "unpacked_us" in row), key=lambda row: row["tokens"])
+    both = [row for row in rows if "unpacked_us" in row]
+    if not both:
+        raise SystemExit(f"spmm.json does not say what unpacking {rows[0]['shape']} takes")
+    first = min(both, key=lambda row: row["tokens"])
     unpack = first["unpacked_us"] - first["dense_us"]
     sparse = {row["tokens"]: row.get("sparse_us", row["us"]) for row in rows}
     library = {row["tokens"]: row.get("unpacked_us", row["dense_us"] + unpack) for row in rows}
     return sparse, library
-
-
-def _inferred(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
-    """The same, from what the op takes by its own choice: at the most tokens it unpacks."""
-    last = max(rows, key=lambda row: row["tokens"])
-    if last["tokens"] <= MOST_SPARSE:
-        raise SystemExit(f"spmm.json does not say what unpacking {last['shape']} takes")
-    unpack = last["us"] - last["dense_us"]
-    sparse = {row["tokens"]: row["us"] for row in rows if row["tokens"] <= MOST_SPARSE}
-    return sparse, {row["tokens"]: row["dense_us"] + unpack for row in rows}
 
 
 def _shape(row: Mapping[str, Any]) -> tuple[int, int]:
