@@ -132,8 +132,10 @@ FLAT_ROWS, FLAT_X, FLAT_MANY = 32, 0.15, 1.2  # rows of a block: kernels/cuda/de
 CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
-# the share that each further token of a launch adds: fitted to Tiled-CSL on an H200.
-TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.030, 0.0135
+# the share that each further token of a launch adds; seconds that joining sums between blocks takes,
+# and each token adds. Fitted to Tiled-CSL on an H200.
+TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.028, 0.0135
+SPARSE_JOIN, SPARSE_JOIN_TOKEN = 3.5e-6, 0.06e-6
 UNPACK_MEMORY = 0.61  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
@@ -212,9 +214,10 @@ def _sparse(weight: Weight, tokens: int, gpu: Gpu) -> float:
     spread = tiles / (gpu.multiprocessors * gpu.clock)
     total = 0.0
     for begin in range(0, tokens, gpu.sparse_tokens):
-        more = max(0, min(gpu.sparse_tokens, tokens - begin) - 8)
-        busy = clocks * spread * (1 + TILE_TOKEN * more)
-        total += LAUNCH + BEGIN + JOIN_BLOCKS + max(weight.nbytes / gpu.memory, busy)
+        taken = min(gpu.sparse_tokens, tokens - begin)
+        busy = clocks * spread * (1 + TILE_TOKEN * max(0, taken - 8))
+        join = SPARSE_JOIN + SPARSE_JOIN_TOKEN * taken
+        total += LAUNCH + BEGIN + join + max(weight.nbytes / gpu.memory, busy)
     return total
 
 

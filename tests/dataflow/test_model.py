@@ -25,12 +25,15 @@ def shares() -> dict[str, list[float]]:
         shape = tuple(map(int, row["shape"].split("x")))
         nbytes = round(row["packed_gb_s"] * row["us"] * 1e3)
         packed = Weight(shape, "tiled_csl", 1 - row["sparsity"] / 100, nbytes)
-        tokens = row["tokens"]
-        dense = model.seconds("library", Weight(shape), tokens, H200)
-        found["dense"].append(dense * 1e6 / row["dense_us"])
-        name = "sparse" if tokens <= 256 else "library"  # as kernels/cuda/linear_plan.h
-        own = model.seconds(name, packed, tokens, H200) * 1e6 / row["us"]
-        found["sparse" if name == "sparse" else "unpack"].append(own)
+        measured = {
+            "dense": (Weight(shape), "library", row["dense_us"]),
+            "sparse": (packed, "sparse", row.get("sparse_us", row["us"])),
+            "unpack": (packed, "library", row.get("unpacked_us")),
+        }
+        for name, (weight, implementation, microseconds) in measured.items():
+            if microseconds:  # of few tokens the op does not unpack
+                estimated = model.seconds(implementation, weight, row["tokens"], H200) * 1e6
+                found[name].append(estimated / microseconds)
     return found
 
 
@@ -38,7 +41,7 @@ def test_it_agrees_with_what_was_measured():
     for name, ratios in shares().items():
         assert len(ratios) >= 100
         assert 0.93 < statistics.geometric_mean(ratios) < 1.1, name
-        assert min(ratios) > 0.6 and max(ratios) < 1.35, name
+        assert min(ratios) > 0.7 and max(ratios) < 1.35, name
 
 
 def test_what_it_expects_beyond_its_doubt_was_measured_to_be_faster():
