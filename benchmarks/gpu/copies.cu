@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -31,10 +33,11 @@ void require(cudaError_t error) {
 }
 
 // Every warp takes tiles of kTile bytes: pieces of kPiece bytes, of rows that lie `pitch` apart, to
-// rows of shared memory that lie kTo apart.
+// rows of shared memory that lie kTo apart. With an order of pages, of two tiles each, they are not
+// where their number says.
 template <int kPiece, int kTo>
 __global__ void __launch_bounds__(kWarps * 32, kBlocks)
-    copy(const unsigned char* from, int64_t pitch, uint32_t* out) {
+    copy(const unsigned char* from, int64_t pitch, const int* pages, uint32_t* out) {
   constexpr int kRows = kTile / kPiece, kChunks = kPiece / 16, kAtOnce = 32 / kChunks;
   FS_DYNAMIC_SHARED(shared);
   const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / kChunks;
@@ -42,16 +45,22 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
   const uint32_t ring = shared_address(shared) + warp * kStages * kRows * kTo;
   const int64_t in_a_row = pitch / kPiece, tiles = kBytes / kTile / gridDim.x;
   int64_t tile = blockIdx.x * tiles + warp, left = tiles / kWarps;
+  const auto page_of = [&](int64_t tile) {  // looked up before it is needed
+    return pages && tile < kBytes / kTile ? load_readonly(pages + tile / 2) : tile / 2;
+  };
+  int64_t page = page_of(tile);
   const auto start = [&](int stage, bool there) {
     if (there) {
+      const int64_t number = page * 2 + tile % 2;
       const unsigned char* place =
-          from + tile / in_a_row * kRows * pitch + tile % in_a_row * kPiece;
+          from + number / in_a_row * kRows * pitch + number % in_a_row * kPiece;
       FS_UNROLL
       for (int r = 0; r < kRows; r += kAtOnce) {
         copy_async<16>(ring + (stage * kRows + row + r) * kTo + chunk * 16,
                        place + (row + r) * pitch + chunk * 16, true);
       }
       tile += kWarps;
+      page = page_of(tile);
     }
     copy_async_commit();
   };
@@ -68,7 +77,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
 
 // Gigabytes a second, the median of 15.
 template <int kPiece, int kTo>
-double speed(const unsigned char* from, int64_t pitch, uint32_t* out, int multiprocessors) {
+double speed(const unsigned char* from, int64_t pitch, uint32_t* out, int multiprocessors,
+             const int* pages = nullptr) {
   const int bytes = kWarps * kStages * kTile / kPiece * kTo;
   require(
       cudaFuncSetAttribute(copy<kPiece, kTo>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -78,7 +88,7 @@ double speed(const unsigned char* from, int64_t pitch, uint32_t* out, int multip
   std::vector<float> times;
   for (int i = 0; i < 18; ++i) {
     require(cudaEventRecord(begin));
-    copy<kPiece, kTo><<<multiprocessors * kBlocks, kWarps * 32, bytes>>>(from, pitch, out);
+    copy<kPiece, kTo><<<multiprocessors * kBlocks, kWarps * 32, bytes>>>(from, pitch, pages, out);
     require(cudaEventRecord(end));
     require(cudaEventSynchronize(end));
     float ms;
@@ -104,12 +114,21 @@ int main(int argc, char** argv) {
   require(cudaGetDeviceProperties(&gpu, 0));
   const int count = gpu.multiProcessorCount;
 
+  int* pages;
+  std::vector<int> order(kBytes / kTile / 2);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(1));
+  require(cudaMalloc(&pages, order.size() * sizeof(int)));
+  require(cudaMemcpy(pages, order.data(), order.size() * sizeof(int), cudaMemcpyHostToDevice));
+
   struct Row {
     const char* what;
     double gb_s;
   };
   const Row rows[] = {
       {"256 bytes to rows of 256", speed<256, 256>(from, 256, out, count)},
+      {"256 bytes to rows of 256, from 8 KB here and there",
+       speed<256, 256>(from, 256, out, count, pages)},
       {"256 bytes to rows of 272", speed<256, 272>(from, 256, out, count)},
       {"128 bytes of rows 8 KB apart to rows of 128", speed<128, 128>(from, 8192, out, count)},
       {"128 bytes of rows 8 KB apart to rows of 144", speed<128, 144>(from, 8192, out, count)},
@@ -121,7 +140,7 @@ int main(int argc, char** argv) {
   std::string csv = "pieces,gb_s\n", json;
   for (const Row& row : rows) {
     char line[200];
-    std::printf("%-45s %5.0f GB/s\n", row.what, row.gb_s);
+    std::printf("%-52s %5.0f GB/s\n", row.what, row.gb_s);
     std::snprintf(line, sizeof line, "%s,%.0f\n", row.what, row.gb_s);
     csv += line;
     std::snprintf(line, sizeof line, "%s\n  {\"pieces\": \"%s\", \"gb_s\": %.0f}",

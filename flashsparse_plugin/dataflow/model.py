@@ -132,8 +132,8 @@ FLAT_ROWS, FLAT_X, FLAT_MANY = 32, 0.15, 1.2  # rows of a block: kernels/cuda/de
 CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
-# the share that each further token of a launch adds; seconds that joining sums between blocks takes,
-# and each token adds. Fitted to Tiled-CSL on an H200.
+# the share that each further token of a launch adds; seconds for the joining of sums between
+# blocks, and for each token of them. Fitted to Tiled-CSL on an H200.
 TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.028, 0.0135
 SPARSE_JOIN, SPARSE_JOIN_TOKEN = 3.5e-6, 0.06e-6
 UNPACK_MEMORY = 0.61  # share of the bandwidth that unpacking reaches, over what it reads and writes

@@ -137,8 +137,7 @@ inline void check_out(const Tensor& out, const DecodeInputs& inputs) {
 }
 
 inline Tensor new_out(const DecodeInputs& inputs) {
-  return torch::stable::new_empty(inputs.query,
-                                  {inputs.sequences, inputs.heads, inputs.head_dim});
+  return torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads, inputs.head_dim});
 }
 
 inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -21,7 +21,9 @@ struct Joined {
   float4 sums;
   float reference, norm, redone;
 
-  __device__ __forceinline__ float4 about() const { return make_float4(reference, norm, redone, 0); }
+  __device__ __forceinline__ float4 about() const {
+    return make_float4(reference, norm, redone, 0);
+  }
 };
 
 // The `quad`th four sums of a head over all parts, in their order, whose records of that head lie

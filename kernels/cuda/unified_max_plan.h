@@ -31,8 +31,8 @@ constexpr uint32_t tile_bytes(int head_dim) { return 2 * kTile * row_bytes(head_
 // Tiles of a warp that are in shared memory or on their way there.
 constexpr int stages(int head_dim) { return head_dim <= 80 ? 4 : head_dim <= 128 ? 3 : 2; }
 constexpr uint32_t ring_bytes(int head_dim) { return stages(head_dim) * tile_bytes(head_dim); }
-// The fewest tiles of a split, by those of its sequence. Splits take time to join: up to 16 pay with
-// 16 tiles each or more, and further ones with 64.
+// The fewest tiles of a split, by those of its sequence. Splits take time to join: up to 16 pay
+// with 16 tiles each or more, and further ones with 64.
 inline constexpr int kMaxSplits = 32;
 FS_HOST_DEVICE constexpr int least_tiles(int tiles) {
   const int of_16 = tiles / 16 + (tiles % 16 != 0);
