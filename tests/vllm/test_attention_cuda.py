@@ -244,3 +244,8 @@ def test_counts_are_told_at_debug_level_only(caplog, monkeypatch, tmp_path):
     )
     (process,) = published()
     assert process["layers"] == {"first": [1, 2], "second": [5, 2]}
+    monkeypatch.setenv("FLASHSPARSE_CACHE", __file__)  # no folder: told, and nothing stops
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, counting.name):
+        log_counts(["first"])
+    assert "doctor` cannot be told" in caplog.records[-1].getMessage()
