@@ -15,6 +15,15 @@ inline constexpr int kTile = 16;         // positions, the M of mma
 inline constexpr int kHeads = 8;         // query heads, the N of mma
 inline constexpr int kMaxWarps = 8;      // of a block, and while a multiprocessor has several
 inline constexpr int kSharingWarps = 4;  // of them, these
+
+// The fewest tiles of a split, by those of its sequence. Splits take time to join: up to 16 pay
+// with 16 tiles each or more, and further ones with 64.
+inline constexpr int kMaxSplits = 32;
+FS_HOST_DEVICE constexpr int least_tiles(int tiles) {
+  const int of_16 = tiles / 16 + (tiles % 16 != 0);
+  return of_16 < 16 ? 16 : of_16 > 64 ? 64 : of_16;
+}
+
 // What the kernel is compiled for: head_dim, and for how many times 8 query heads of a group. (The
 // registers do not hold 16 heads of 256.)
 #define FS_DECODE_SHAPES(X) \
@@ -31,19 +40,11 @@ constexpr uint32_t tile_bytes(int head_dim) { return 2 * kTile * row_bytes(head_
 // Tiles of a warp that are in shared memory or on their way there.
 constexpr int stages(int head_dim) { return head_dim <= 80 ? 4 : head_dim <= 128 ? 3 : 2; }
 constexpr uint32_t ring_bytes(int head_dim) { return stages(head_dim) * tile_bytes(head_dim); }
-// The fewest tiles of a split, by those of its sequence. Splits take time to join: up to 16 pay
-// with 16 tiles each or more, and further ones with 64.
-inline constexpr int kMaxSplits = 32;
-FS_HOST_DEVICE constexpr int least_tiles(int tiles) {
-  const int of_16 = tiles / 16 + (tiles % 16 != 0);
-  return of_16 < 16 ? 16 : of_16 > 64 ? 64 : of_16;
-}
-
-// What a part leaves of a head: its sums, and what must be known of them.
-constexpr int record_floats(int head_dim) { return head_dim + 4; }
 // Blocks of kSharingWarps that the registers of a multiprocessor hold.
 constexpr int resident_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 
+// What a part leaves of a head: its sums, and what must be known of them.
+constexpr int record_floats(int head_dim) { return head_dim + 4; }
 // Where splits are joined in shared memory; before it lies how many blocks had arrived.
 inline constexpr uint32_t kSplitsAt = 16;
 

@@ -145,8 +145,9 @@ def test_decode(driver, cases):
 
 
 def test_a_hundred_thousand_positions(driver):
+    """In 32 splits, as many as there are, and as 33 multiprocessors would get."""
     case = random_decode(
-        1, 1, 2, 64, 100_003, splits=0, warps=8, page=256, dtype=BFLOAT16
+        1, 1, 2, 64, 100_003, splits=0, warps=33, page=256, dtype=BFLOAT16
     )  # fmt: skip
     for phi in (None, phi_of(case)):
         assert not counted(driver("decode_driver", "plain"), replace(case, phi=phi)).any()
