@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -23,6 +24,18 @@ def is_experts(layer: nn.Module) -> bool:
 def cpu_layout(impl: Any, layer: nn.Module) -> str:
     """vLLM's name for how its CPU kernels store a layer's keys and values."""
     return getattr(layer, "isa", None) or impl.isa  # 0.26 has it in the implementation
+
+
+def allow_matrix_registers() -> None:
+    """Asks Linux for the registers of AMX, which vLLM's attention on a CPU takes for granted.
+
+    A process has to ask once, or the first such instruction ends it. oneDNN asks before the first
+    dense bfloat16 layer, but where all layers are packed attention comes first.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        torch.cpu._init_amx()  # false where there is no AMX
 
 
 def multiplies_by_torch(method: Any) -> bool:

@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 
-from .compat import is_experts
+from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
@@ -129,6 +129,7 @@ class FlashSparseQuantization(QuantizationConfig):
             settings = settings_of(get_current_vllm_config().additional_config)
             self.auto = settings.get(METHOD) == AUTO
             self.config = merge(self.stored, settings)
+            allow_matrix_registers()
             if envs.VLLM_BATCH_INVARIANT and not self.config.dequantize:
                 raise SettingsError(
                     "VLLM_BATCH_INVARIANT is set, and the last bits of what a packed layer gives "

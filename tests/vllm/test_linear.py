@@ -50,3 +50,15 @@ def test_results_that_may_not_depend_on_the_batch_are_refused(monkeypatch):
     packed = quantization.FlashSparseQuantization(fs.FlashSparseConfig())
     packed._settle()
     assert packed.config.dequantize
+
+
+def test_amx_is_asked_for_where_all_layers_may_be_packed(monkeypatch):
+    """vLLM's attention on a CPU with AMX would be the first to use it, and end the process."""
+    from flashsparse_plugin.integrations.vllm import quantization
+
+    asked = []
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
+    engine = SimpleNamespace(additional_config={})
+    monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
+    quantization.FlashSparseQuantization(fs.FlashSparseConfig())._settle()
+    assert asked == [True]
