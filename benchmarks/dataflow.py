@@ -4,9 +4,9 @@
     python benchmarks/dataflow.py            writes them
     python benchmarks/dataflow.py --check    fails where one is not what the results say
 
-h200.json is what was measured: dense layers by gemm.py, packed ones by spmm.py. a100.json is what
-the model of bytes and latencies expects of an A100, of the same layers. Then benchmarks/tables.py
-writes the documents' tables of both.
+h200.json and h100.json are what was measured: dense layers by gemm.py, packed ones by spmm.py.
+a100.json is what the model of bytes and latencies expects of an A100, of the same layers. Then
+benchmarks/tables.py writes the documents' tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of
 
-RESULTS = Path(__file__).parent / "results" / "nvidia-h200"
+RESULTS = Path(__file__).parent / "results"
+MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
 FORMAT = "tiled_csl"
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
@@ -89,27 +90,31 @@ def _between(found: Mapping[int, float], tokens: int) -> float:
 
 def tables() -> dict[str, Table]:
     """The tables by the names of their files."""
-    gemm, spmm = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("gemm", "spmm"))
-    measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"])
-    date = min(each["about"]["date"][:10] for each in (gemm, spmm))
-    h200, a100 = (model.find_gpu(name, (0, 0)) for name in ("H200", "A100"))
-    return {
-        "h200.json": _table(
-            gemm["about"]["gpu"],
-            h200,
-            gemm["about"]["dtype"],
+    found: dict[str, Table] = {}
+    for name, folder in MEASURED.items():
+        gemm, spmm = (
+            json.loads((RESULTS / folder / f"{program}.json").read_text())
+            for program in ("gemm", "spmm")
+        )
+        measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"])
+        about = gemm["about"]
+        found[name] = _table(
+            about["gpu"],
+            model.find_gpu(about["gpu"], (9, 0)),
+            about["dtype"],
             (entry_of(weight, times) for weight, times in measured.items()),
             source="measured",
-            date=date,
-        ),
-        "a100.json": _table(
-            a100.name,
-            a100,
-            gemm["about"]["dtype"],
-            (entry_of(weight, model.times(weight, a100), model.DOUBT) for weight in measured),
-            source="model",
-        ),
-    }
+            date=min(each["about"]["date"][:10] for each in (gemm, spmm)),
+        )
+    a100 = model.find_gpu("A100", (8, 0))
+    found["a100.json"] = _table(
+        a100.name,
+        a100,
+        about["dtype"],
+        (entry_of(weight, model.times(weight, a100), model.DOUBT) for weight in measured),
+        source="model",
+    )
+    return found
 
 
 def _table(name: str, gpu: model.Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:

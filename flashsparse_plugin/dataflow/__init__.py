@@ -3,7 +3,7 @@
 
 model.py   what each implementation should take, from bytes and latencies
 table.py   what was measured on a GPU, and `resolve`, which asks the tables and then the model
-tables/    what ships: measured on an H200, and estimated for an A100
+tables/    what ships: measured on an H200 and an H100, and estimated for an A100
 linear.py  what a layer is told of it when it is loaded
 tuner.py   measures, offline
 """

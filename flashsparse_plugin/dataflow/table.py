@@ -359,7 +359,9 @@ def _decide(weight: Weight, dtype: str, device: torch.device) -> Dataflow:
         return Dataflow(tuple(entry.ranges), "table", f"{weight}: {own.origin}, in {path}")
     gpu = model.find_gpu(key.name, key.capability)
     shipped = shipped_table(gpu)
-    if shipped and (entry := shipped.find(weight)):
+    # A class may hold other generations, too, whose kernels are others.
+    same = shipped is not None and shipped.device.capability == key.capability
+    if same and (entry := shipped.find(weight)):
         reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
         return Dataflow(tuple(entry.ranges), "shipped", reason)
     return Dataflow(
