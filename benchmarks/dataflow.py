@@ -18,13 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of
+from flashsparse_plugin.formats import DEFAULT_FORMAT, get_format
+from flashsparse_plugin.gpu import Gpu, find_gpu
 
 RESULTS = Path(__file__).parent / "results"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
-FORMAT = "tiled_csl"
+SCHEME = get_format(DEFAULT_FORMAT).scheme(torch.float16)
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
@@ -56,7 +60,7 @@ def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
         }
         last = max(own, key=lambda row: row["tokens"])
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
-        found[Weight(shape, FORMAT, round(1 - sparsity / 100, 2), nbytes)] = times
+        found[Weight(shape, SCHEME, round(1 - sparsity / 100, 2), nbytes)] = times
     return found
 
 
@@ -100,13 +104,13 @@ def tables() -> dict[str, Table]:
         about = gemm["about"]
         found[name] = _table(
             about["gpu"],
-            model.find_gpu(about["gpu"], (9, 0)),
+            find_gpu(about["gpu"], (9, 0)),
             about["dtype"],
             (entry_of(weight, times) for weight, times in measured.items()),
             source="measured",
             date=min(each["about"]["date"][:10] for each in (gemm, spmm)),
         )
-    a100 = model.find_gpu("A100", (8, 0))
+    a100 = find_gpu("A100", (8, 0))
     found["a100.json"] = _table(
         a100.name,
         a100,
@@ -117,7 +121,7 @@ def tables() -> dict[str, Table]:
     return found
 
 
-def _table(name: str, gpu: model.Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:
+def _table(name: str, gpu: Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:
     """Without the times, which are in benchmarks/results."""
     key = DeviceKey(name=name, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     kept = [entry.model_copy(update={"measurements": []}) for entry in entries]

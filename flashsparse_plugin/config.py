@@ -9,26 +9,40 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .formats import get_format
+from .formats.values import packable_dtype, parse_dtype
+from .names import DEFAULT_FORMAT, DENSE, QUANT_METHOD
+from .packed import FormatError, Scheme
 
 logger = logging.getLogger(__name__)
 
-QUANT_METHOD = "flashsparse"
-
 
 class LayerConfig(BaseModel):
-    """Where one layer differs from the rest of the checkpoint."""
+    """Where one layer differs from the rest of the checkpoint.
+
+    Attributes:
+        format: A packed format, or "dense" for a layer that was left as it is.
+        format_version: Version of that format; None: the checkpoint's, where the format is the
+            same, else this release's.
+        dtype: Dtype of the packed values; None: the checkpoint's.
+        options: Options of the format; None: the checkpoint's, where the format is the same, else
+            the format's defaults.
+        reason: Why the layer differs, for people.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     format: str
-    """A packed format, or "dense" for a layer that was left as it is."""
+    format_version: int | None = None
+    dtype: str | None = None
+    options: dict[str, Any] | None = None
     reason: str | None = None
-    """Why it differs, for people."""
 
 
 class FlashSparseConfig(BaseModel):
@@ -37,8 +51,8 @@ class FlashSparseConfig(BaseModel):
     Attributes:
         format: Packed format of the linear layers.
         format_version: Version of that format.
-        dtype: Dtype of the packed values, "float16" or "bfloat16"; None means that of the model,
-            or bfloat16 where that is neither.
+        dtype: Dtype of the packed values, such as "bfloat16"; None means that of the model, or
+            bfloat16 where the format does not take that.
         sparsity: Share of zeros: to reach, where `pruning` is given, else for information.
         pruning: What to do with a dense checkpoint before packing it: "none" where its zeros are
             already there, "magnitude" to drop the smallest weights of every layer (to try things
@@ -47,24 +61,26 @@ class FlashSparseConfig(BaseModel):
             after "re:" (see `matching.matches`). While a dense checkpoint is packed, the output
             head stays dense beside whatever is listed here; `ignore=[]`, or naming it in `layers`,
             packs it too.
-        layers: Layers that differ from the rest, by name. Stronger than `ignore`.
+        layers: Layers that differ from the rest, by name: a scheme of their own, or "dense".
+            Stronger than `ignore`.
         options: Options of the format (nm_vector: n, m, vector_length).
         dequantize: Unpack while loading and run dense. Not written to disk.
 
-    Keys of later versions are kept and warned of; a later `format_version` is refused.
+    Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
+    that a format does not know, are refused, for a layer too.
     """
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
 
     quant_method: Literal["flashsparse"] = QUANT_METHOD
-    format: str = "tiled_csl"
+    format: str = DEFAULT_FORMAT
     format_version: int = 1
-    dtype: Literal["float16", "bfloat16"] | None = None
+    dtype: str | None = None
     sparsity: float | None = Field(default=None, ge=0.0, le=1.0)
     pruning: Literal["none", "magnitude"] = "none"
     ignore: list[str] = ["lm_head"]
     layers: dict[str, LayerConfig] = {}
-    options: dict[str, int] = {}
+    options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
 
     @model_validator(mode="before")
@@ -82,19 +98,12 @@ class FlashSparseConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> FlashSparseConfig:
-        known = get_format(self.format)
-        if self.format_version > known.version:
-            raise ValueError(
-                f"this checkpoint is {self.format} version {self.format_version}; this version of "
-                f"flashsparse-plugin reads up to version {known.version}. Remedy: pip install -U "
-                f"flashsparse-plugin, to a release that knows {self.format} version "
-                f"{self.format_version}"
-            )
-        if self.format_version < 1:
-            raise ValueError(
-                f"this checkpoint calls itself {self.format} version {self.format_version}, and "
-                "versions start at 1. Remedy: convert the dense model with `flashsparse convert`"
-            )
+        self._scheme(LayerConfig(format=self.format), ())
+        for name, layer in self.layers.items():
+            try:
+                self._scheme(layer, ())
+            except FormatError as error:
+                raise ValueError(f"layer {name!r}: {error}") from None
         if self.pruning != "none" and self.sparsity is None:
             raise ValueError(f'pruning="{self.pruning}" needs sparsity=, for example sparsity=0.5')
         if self.__pydantic_extra__:
@@ -110,15 +119,44 @@ class FlashSparseConfig(BaseModel):
         # `ignore: []` stays: to leave it out would mean the default, ["lm_head"].
         return {key: value for key, value in data.items() if value != {}}
 
-    def format_of(self, *names: str) -> str:
-        """Returns the format of a layer that `ignore` does not mean, or "dense".
+    def scheme_of(self, *names: str, dtypes: Sequence[torch.dtype] = ()) -> Scheme | None:
+        """Returns the scheme of a layer that `ignore` does not mean, or None for a dense one.
 
         Args:
             *names: The names that the layer goes by, in the model and in the file.
+            dtypes: What to pack in where the configuration leaves that open, in order of
+                preference; bfloat16 where the format takes none of them. Only a checkpoint that is
+                being packed leaves it open.
+
+        Raises:
+            FormatError: Where neither the configuration nor `dtypes` names a dtype.
         """
-        return next(
-            (self.layers[name].format for name in names if name in self.layers), self.format
-        )
+        default = LayerConfig(format=self.format)
+        layer = next((self.layers[name] for name in names if name in self.layers), default)
+        if layer.format != DENSE and not dtypes and (layer.dtype or self.dtype) is None:
+            raise FormatError(
+                "the quantization_config of this checkpoint does not say which dtype its values "
+                'have. Remedy: add "dtype": "bfloat16" (or "float16") to it in config.json'
+            )
+        return self._scheme(layer, dtypes)
+
+    @property
+    def formats(self) -> list[str]:
+        """Names of the packed formats that the configuration names, that of most layers first."""
+        own = [layer.format for layer in self.layers.values() if layer.format != DENSE]
+        return list(dict.fromkeys([self.format, *own]))
+
+    def _scheme(self, layer: LayerConfig, dtypes: Sequence[torch.dtype]) -> Scheme | None:
+        if layer.format == DENSE:
+            return None
+        format, alike = get_format(layer.format), layer.format == self.format
+        named = layer.dtype or self.dtype
+        dtype = parse_dtype(named, format.dtypes) if named else packable_dtype(format, *dtypes)
+        options = self.options if layer.options is None and alike else layer.options
+        version = layer.format_version
+        if version is None and alike:
+            version = self.format_version
+        return format.scheme(dtype, options, version)
 
     # transformers calls the rest by these names; see integrations/hf/__init__.py.
 

@@ -89,7 +89,8 @@ def torch_build() -> Report:
 
 def compiled() -> Report:
     """Whether the compiled objects are loaded, and how every op fares against the reference."""
-    from .ops import STATUS, selftest
+    from . import selftest
+    from .ops import STATUS
 
     objects = {
         name: {"path": str(status.path) if status.path else None, "loaded": status.loaded}

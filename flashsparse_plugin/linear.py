@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .dataflow import sparse_tokens
+from .dataflow import plan_of
 from .formats import get_format
-from .packed import Format, FormatError, PackedWeight
+from .formats.values import cast, packable_dtype
+from .names import DEFAULT_FORMAT
+from .packed import FormatError, PackedWeight, Scheme
+from .plan import Plan
 
 
 class SparseLinear(nn.Module):
@@ -20,61 +25,53 @@ class SparseLinear(nn.Module):
     `prepare()` in the form that the kernels of its device read. A state_dict always shows the
     storage form, under the names that are on disk.
 
-    On a GPU `sparse_tokens` is the most tokens that are multiplied by the packed weight as it is,
-    and not by the unpacked one: `prepare()` resolves it (see `dataflow`). None leaves it to the op.
-
-    The packed tensors are parameters (accelerate offloads those, and not buffers), and integers,
-    so `.half()` and `.to(dtype)` leave them alone.
+    The packed tensors are parameters (accelerate offloads those, and not buffers). They keep their
+    dtypes under `.half()` and `.to(dtype)`, which are about activations.
 
     Args:
         in_features: Columns of the weight.
         out_features: Rows of the weight.
-        format: The storage format, by name or as an object.
-        weight_dtype: float16 or bfloat16.
+        scheme: The storage form.
         sizes: Shape of each packed tensor, where they are to be filled in later (on `device`,
-            usually "meta"); empty unless given.
+            usually "meta"); streams are empty unless given.
         bias: Whether there is a bias [out_features].
-        bias_dtype: Its dtype; `weight_dtype` unless given.
-        options: Options of the format.
+        bias_dtype: Its dtype; that of the scheme unless given.
         device: Where to create the empty parameters.
+
+    Attributes:
+        scheme: Of the storage form.
+        held: The scheme of the tensors as they are now: storage or a runtime form.
+        plan: On a GPU, which implementation multiplies how many tokens: `prepare()` resolves it
+            (see `dataflow`). None leaves the choice to the format.
     """
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
+        scheme: Scheme,
         *,
-        format: str | Format = "tiled_csl",
-        weight_dtype: torch.dtype = torch.bfloat16,
         sizes: Mapping[str, tuple[int, ...]] | None = None,
         bias: bool = False,
         bias_dtype: torch.dtype | None = None,
-        options: Mapping[str, int] | None = None,
         device: torch.device | str = "meta",
     ):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.format = get_format(format) if isinstance(format, str) else format
-        self.form = self.format  # of the tensors as they are now: storage or a runtime form
-        self.sparse_tokens: int | None = None
-        self.weight_dtype = weight_dtype
-        self.options = dict(options or {})
-        for name, dtype in self.format.dtypes.items():
-            empty = torch.empty((sizes or {}).get(name, 0), dtype=dtype, device=device)
+        self.scheme = self.held = scheme
+        self._names = tuple(scheme.format.tensors(scheme, self.shape))  # as they are held now
+        self.plan: Plan | None = None
+        for name, spec in scheme.format.tensors(scheme, self.shape).items():
+            size = (sizes or {}).get(name, tuple(each or 0 for each in spec.shape))
+            empty = torch.empty(size, dtype=spec.dtype, device=device)
             self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
-        empty_bias = torch.empty(out_features, dtype=bias_dtype or weight_dtype, device=device)
+        empty_bias = torch.empty(out_features, dtype=bias_dtype or scheme.dtype, device=device)
         self.bias = nn.Parameter(empty_bias, requires_grad=False) if bias else None
 
     @classmethod
     def from_packed(cls, packed: PackedWeight, bias: Tensor | None = None) -> SparseLinear:
         """Wraps a packed weight (in a storage form) and prepares it for its device."""
-        layer = cls(
-            packed.shape[1],
-            packed.shape[0],
-            format=packed.format,
-            weight_dtype=packed.dtype,
-            options=packed.options,
-        )
+        layer = cls(packed.shape[1], packed.shape[0], packed.scheme)
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         layer._set_tensors(packed)
@@ -82,22 +79,29 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, format: str = "tiled_csl", **options: int
+        cls, linear: nn.Linear, format: str = DEFAULT_FORMAT, **options: Any
     ) -> SparseLinear:
-        """Packs the weight of `linear`; float32 weights are rounded to bfloat16 first."""
+        """Packs the weight of `linear`, rounded first where the format does not take its dtype.
+
+        Raises:
+            FormatError: As `pack` does, and for a value that is too large for the rounded dtype.
+        """
         weight = linear.weight.detach()
-        if weight.dtype == torch.float32:
-            weight = weight.to(torch.bfloat16)
+        weight = cast(weight, packable_dtype(get_format(format), weight.dtype), "weight")
         return cls.from_weight(weight, linear.bias, format, **options)
 
     @classmethod
     def from_weight(
-        cls, weight: Tensor, bias: Tensor | None = None, format: str = "tiled_csl", **options: int
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        format: str = DEFAULT_FORMAT,
+        **options: Any,
     ) -> SparseLinear:
         """Packs a dense weight straight into the form that the kernels of its device read.
 
         Args:
-            weight: [out_features, in_features], float16 or bfloat16.
+            weight: [out_features, in_features], of a dtype that the format takes.
             bias: Optional [out_features], taken as it is.
             format: The storage format, into which the layer is turned when it is saved.
             **options: Options of the format.
@@ -105,16 +109,15 @@ class SparseLinear(nn.Module):
         Raises:
             FormatError: As `pack` does.
         """
-        storage = get_format(format)
-        layer = cls(
-            *reversed(weight.shape), format=storage, weight_dtype=weight.dtype, options=options
-        )
-        try:
-            layer._set_tensors(storage.runtime(weight.device).pack(weight, **options))
-        except TypeError as error:
-            raise FormatError(
-                f"{format} cannot be packed with options {options}: {error}"
-            ) from None
+        return cls.pack(weight, bias, get_format(format).scheme(weight.dtype, options))
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> SparseLinear:
+        """The same by a scheme."""
+        scheme.format.require_weight(weight, scheme)
+        layer = cls(weight.shape[1], weight.shape[0], scheme)
+        runtime = scheme.format.runtime(scheme, weight.device)
+        layer._set_tensors(runtime.format.pack(weight, runtime))
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         return layer.prepare()
@@ -124,7 +127,7 @@ class SparseLinear(nn.Module):
         linear = nn.Linear(
             self.in_features, self.out_features, bias=self.bias is not None, device="meta"
         )
-        weight = self.weight.to(dtype or self.weight_dtype)
+        weight = self.weight.to(dtype or self.scheme.dtype)
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if self.bias is not None:
             bias = self.bias.detach().to(dtype or self.bias.dtype)
@@ -132,11 +135,15 @@ class SparseLinear(nn.Module):
         return linear
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        return self.out_features, self.in_features
+
+    @property
     def packed(self) -> PackedWeight:
         """The weight in the form in which it is held now."""
-        tensors = {name: getattr(self, name).data for name in self.form.tensor_names}
-        shape = (self.out_features, self.in_features)
-        return PackedWeight(self.form, tensors, shape, self.weight_dtype, self.options)
+        tensors = {name: getattr(self, name).data for name in self._names}
+        return PackedWeight(self.held, self.shape, tensors)
 
     @property
     def weight(self) -> Tensor:
@@ -145,11 +152,7 @@ class SparseLinear(nn.Module):
 
     def storage(self) -> PackedWeight:
         """The weight in its storage form, as a state_dict shows it."""
-        packed = self.packed
-        if self.form is self.format:
-            return packed
-        device = packed.device
-        return packed.to("cpu").transcode(self.format).to(device)
+        return self.packed.transcode(self.scheme)
 
     def validate(self, name: str | None = None) -> SparseLinear:
         """Proves the stored tensors sound; see `PackedWeight.validate`."""
@@ -166,45 +169,52 @@ class SparseLinear(nn.Module):
         if packed.device.type != "meta":
             packed = packed.prepare(packed.device)
             self._set_tensors(packed)
-            flow = sparse_tokens(packed)
-            self.sparse_tokens = flow.most if flow else None
+            self.plan = plan_of(packed)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x ends in {x.shape[-1]} features, {self} takes {self.in_features}")
-        tensors = {name: getattr(self, name) for name in self.form.tensor_names}
-        return self.form.linear(
-            x, tensors, self.out_features, self.weight_dtype, self.bias, self.sparse_tokens
-        )
+        tensors = {name: getattr(self, name) for name in self._names}
+        return self.held.format.linear(x, self.held, self.shape, tensors, self.bias, self.plan)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, "
-        text += f"bias={self.bias is not None}, format={self.format.name}"
+        text += f"bias={self.bias is not None}, scheme={self.scheme}"
         packed = self.packed
         if packed.device.type != "meta":
             bits = 8 * packed.nbytes / (self.in_features * self.out_features)
-            text += f", density={packed.density:.1%}, {bits:.2f} bits a weight"
-        if self.sparse_tokens is not None:
-            text += f", sparse_tokens={self.sparse_tokens}"
+            text += f", {bits:.2f} bits a weight"
+        if self.plan is not None and len(self.plan.ranges) > 1:
+            text += f", {replace(self.plan, reason='')}"
         return text
 
     def _set_tensors(self, packed: PackedWeight) -> None:
-        for name in self.form.tensor_names:
+        for name in self._names:
             self._parameters.pop(name, None)
-        self.form = packed.format
+        self.held, self._names = packed.scheme, tuple(packed.tensors)
         for name, tensor in packed.tensors.items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def _apply(self, fn, recurse=True):
+        own = {id(self._parameters[name]) for name in self._names}
+
+        def place(tensor: Tensor) -> Tensor:
+            """Leaves the dtype of packed tensors alone, which `.half()` would change of scales."""
+            moved = fn(tensor)
+            if id(tensor) not in own or moved.dtype == tensor.dtype:
+                return moved
+            return tensor.to(moved.device)
+
         before = self.packed.device
         after = fn(torch.empty(0, dtype=torch.int32, device=before)).device
         if before in (after, torch.device("meta")):
-            return super()._apply(fn, recurse)
+            return super()._apply(place, recurse)
         # A device of another kind reads another form: go through the storage form.
-        if self.form is not self.format.runtime(after):
+        if self.held != self.scheme.format.runtime(self.scheme, after):
             self._set_tensors(self.storage())
-        return super()._apply(fn, recurse).prepare()
+            own = {id(self._parameters[name]) for name in self._names}
+        return super()._apply(place, recurse).prepare()
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         for name, tensor in self.storage().tensors.items():
@@ -215,14 +225,13 @@ class SparseLinear(nn.Module):
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ):
-        names = self.format.tensor_names
+        names = tuple(self.scheme.format.tensors(self.scheme, self.shape))
         missing = [prefix + name for name in names if prefix + name not in state_dict]
         if missing:
             missing_keys.extend(missing)
         else:
             tensors = {name: state_dict[prefix + name] for name in names}
-            shape = (self.out_features, self.in_features)
-            packed = PackedWeight(self.format, tensors, shape, self.weight_dtype, self.options)
+            packed = PackedWeight(self.scheme, self.shape, tensors)
             device = self.packed.device
             try:
                 packed = packed.validate(prefix.removesuffix("."))

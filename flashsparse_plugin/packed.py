@@ -1,47 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A packed weight, and what every format must be able to do with one.
+"""A scheme, a weight that is packed by it, and what every format must be able to do.
 
-Ground floor: knows no format by name. `formats/` brings them.
+Ground floor, one file, since the three name each other. It knows no format by name: `formats/`
+brings them.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-WEIGHT_DTYPES = (torch.float16, torch.bfloat16)
+from .gpu import Gpu
+from .plan import Implementation, Plan
 
 
 class FormatError(ValueError):
-    """A weight or a packed tensor that breaks a rule of its format.
+    """A weight, a scheme or a packed tensor that breaks a rule of its format.
 
     The message names the layer where one is known, the shape, the rule and the remedy.
     """
 
 
-@dataclass(frozen=True)
-class PackedWeight:
-    """One weight in one format.
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name that config.json uses: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
-    Attributes:
-        format: The format that can read `tensors`.
-        tensors: The packed tensors by the names they have on disk.
-        shape: `(out_features, in_features)` of the weight.
-        dtype: float16 or bfloat16, the dtype of the values.
-        options: What the format needs to know beside the tensors (N, M and L of nm_vector);
-            empty for formats without options.
+
+class Options(BaseModel):
+    """Options of a format that has none; a format with options derives its own.
+
+    Fields are typed and bounded, so that pydantic refuses what is out of bounds or unknown. The
+    values are hashable and survive JSON.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one weight is packed: the format, its options, and the dtype of the unpacked weight.
+
+    The one value that travels between config, layers, tables and caches; hashable. `Format.scheme`
+    makes it from plain values.
+
+    Raises:
+        FormatError: For a dtype that the format does not take, or options of another format.
     """
 
     format: Format
-    tensors: Mapping[str, Tensor]
-    shape: tuple[int, int]
     dtype: torch.dtype
-    options: Mapping[str, int] = field(default_factory=dict)
+    options: Options = Options()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in self.format.dtypes:
+            known = " or ".join(map(dtype_name, self.format.dtypes))
+            raise FormatError(
+                f"{self.format.name} packs {known} weights, not {dtype_name(self.dtype)}: convert "
+                f"the weight first, e.g. weight.to({self.format.dtypes[-1]})"
+            )
+        if type(self.options) is not self.format.Options:
+            raise FormatError(f"{self.options!r} are not the options of {self.format.name}")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options as plain values, as config.json holds them."""
+        return self.options.model_dump(mode="json")
+
+    @property
+    def title(self) -> str:
+        """Format and options for people: "nm_vector(n=2, m=4)"."""
+        options = ", ".join(f"{name}={value}" for name, value in self.values.items())
+        return f"{self.format.name}({options})" if options else self.format.name
+
+    def __str__(self) -> str:
+        return f"{self.title} {dtype_name(self.dtype)}"
+
+
+class TensorSpec(NamedTuple):
+    """What a packed tensor looks like.
+
+    Attributes:
+        dtype: Of its elements. Integers stand for bits; a scale may be a float, and keeps its
+            dtype when the module around it is cast.
+        shape: Its sizes. None in place of the first: a stream, whose length depends on the kept
+            values. In a runtime form a stream may be longer than needed: kernels go by offsets.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """One weight, packed.
+
+    Attributes:
+        scheme: How to read `tensors`.
+        shape: `(out_features, in_features)` of the weight.
+        tensors: The packed tensors by the names they have on disk.
+    """
+
+    scheme: Scheme
+    shape: tuple[int, int]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def format(self) -> Format:
+        return self.scheme.format
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the unpacked weight."""
+        return self.scheme.dtype
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +129,7 @@ class PackedWeight:
     @property
     def dense_nbytes(self) -> int:
         """Bytes that the unpacked weight would take."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def device(self) -> torch.device:
@@ -60,7 +138,7 @@ class PackedWeight:
     @property
     def density(self) -> float:
         """Share of elements that are not zero, counted from the packed tensors."""
-        return self.format.nonzeros(self) / (self.shape[0] * self.shape[1])
+        return self.format.nonzeros(self) / math.prod(self.shape)
 
     @property
     def sparsity(self) -> float:
@@ -79,14 +157,15 @@ class PackedWeight:
             FormatError: Naming layer, shape, broken rule and remedy.
         """
         try:
-            self.format.check(self)
-        except (FormatError, RuntimeError) as error:
+            self.format.require_tensors(self)
+            with rules():
+                self.format.check(self)
+        except FormatError as error:
             where = f"layer {layer!r}: " if layer else ""
             raise FormatError(
                 f"{where}{self.format.name} weight of shape {list(self.shape)} is not valid: "
-                f"{str(error).splitlines()[0]}. The file is damaged or was not written by a "
-                "compatible packer: fetch it again, or convert the model anew with "
-                "`flashsparse convert`."
+                f"{error}. The file is damaged or was not written by a compatible packer: fetch it "
+                "again, or convert the model anew with `flashsparse convert`."
             ) from None
         return self
 
@@ -94,52 +173,63 @@ class PackedWeight:
         """Returns the dense weight [out_features, in_features], bit for bit (zeros as +0)."""
         return self.format.unpack(self)
 
-    def linear(
-        self, x: Tensor, bias: Tensor | None = None, sparse_tokens: int | None = None
-    ) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, plan: Plan | None = None) -> Tensor:
         """Computes `x @ weight.T + bias`.
 
         Args:
             x: Activations [..., in_features], float32, float16 or bfloat16. Their dtype rules the
                 arithmetic; sums are kept in float32.
             bias: Optional [out_features].
-            sparse_tokens: See `Format.linear`.
+            plan: Which implementation to use for how many tokens; None: as the format sees fit.
 
         Returns:
             [..., out_features] in the dtype of x.
+
+        Raises:
+            ValueError: Where x does not end in in_features.
         """
         if x.shape[-1] != self.shape[1]:
             raise ValueError(
                 f"x ends in {x.shape[-1]} features, the weight of shape {list(self.shape)} "
                 f"takes {self.shape[1]}"
             )
-        return self.format.linear(x, self.tensors, self.shape[0], self.dtype, bias, sparse_tokens)
+        return self.format.linear(x, self.scheme, self.shape, self.tensors, bias, plan)
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Moves the tensors as they are, without changing the form."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return PackedWeight(self.format, moved, self.shape, self.dtype, self.options)
+        return PackedWeight(self.scheme, self.shape, moved)
 
-    def transcode(self, target: Format) -> PackedWeight:
-        """Returns the same weight in another format or form, without loss."""
-        if target is self.format:
-            return self
-        return self.format.transcode(self, target)
+    def transcode(self, target: Scheme, device: torch.device | str | None = None) -> PackedWeight:
+        """Returns the same weight in another scheme, without loss.
+
+        Args:
+            target: The scheme to change to.
+            device: Where the result belongs; the weight's own device unless given.
+        """
+        device = self.device if device is None else torch.device(device)
+        if target == self.scheme:
+            return self.to(device)
+        return self.format.transcode(self, target, device)
 
     def prepare(self, device: torch.device | str) -> PackedWeight:
         """Moves to `device` in the form that its kernels read (see `Format.runtime`)."""
         device = torch.device(device)
-        target = self.format.runtime(device)
-        # The transcoding kernels run on the CPU: form first, then place.
-        weight = self if target is self.format else self.to("cpu").transcode(target)
-        return weight.to(device)
+        return self.transcode(self.format.runtime(self.scheme, device), device)
 
     def __repr__(self) -> str:
         return (
-            f"PackedWeight({self.format.name}, shape={list(self.shape)}, "
-            f"dtype={str(self.dtype).removeprefix('torch.')}, density={self.density:.1%}, "
-            f"{self.nbytes / max(self.dense_nbytes, 1):.1%} of dense bytes)"
+            f"PackedWeight({self.scheme}, shape={list(self.shape)}, density={self.density:.1%}, "
+            f"{self.nbytes / self.dense_nbytes:.1%} of dense bytes)"
         )
+
+
+class Reference(Protocol):
+    """The oracle of a format: pure torch, slow, written from its specification alone."""
+
+    def pack(self, weight: Tensor, scheme: Scheme) -> dict[str, Tensor]: ...
+
+    def unpack(self, packed: PackedWeight) -> Tensor: ...
 
 
 class Format(ABC):
@@ -147,96 +237,320 @@ class Format(ABC):
 
     A format has a storage form, which is what is on disk and in a state_dict, and per device a
     runtime form, which its kernels read. A runtime form is a `Format` too, one that is never
-    written to disk (`on_disk` is False).
+    written to disk (`on_disk` is False). There is one object of each class: formats compare by
+    identity, also after pickling.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
     on_disk: ClassVar[bool] = True
-    dtypes: ClassVar[Mapping[str, torch.dtype]]
-    """Names of the packed tensors, on disk and in the state_dict, with their dtypes (integers, so
-    that `module.half()` leaves them alone), in the order in which ops take them."""
-    stream: ClassVar[str | None] = None
-    """Name of the tensor whose length depends on the number of kept values, if there is one. In a
-    runtime form it may be longer than needed: kernels go by the offsets."""
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16)
+    """Dtypes of weights that can be packed; the last is what other weights are rounded to."""
+    Options: ClassVar[type[Options]] = Options
+    tensor_names: ClassVar[tuple[str, ...]]
+    """All names that packed tensors of this format may have, on disk and in a state_dict."""
+    reference: ClassVar[Reference]
 
-    @property
-    def tensor_names(self) -> tuple[str, ...]:
-        return tuple(self.dtypes)
+    def __new__(cls) -> Format:
+        if "_only" not in cls.__dict__:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    # ---- schemes --------------------------------------------------------------------------------
+
+    def scheme(
+        self,
+        dtype: torch.dtype,
+        options: Mapping[str, Any] | None = None,
+        version: int | None = None,
+    ) -> Scheme:
+        """Makes a scheme of this format from plain values, as a file or a user has them.
+
+        Args:
+            dtype: Of the unpacked weight.
+            options: Options of the format, by name.
+            version: Of the format that wrote the tensors; None: this one.
+
+        Raises:
+            FormatError: For a dtype, an option or a version that the format does not know.
+        """
+        version = self.version if version is None else version
+        if version > self.version:
+            raise FormatError(
+                f"this checkpoint is {self.name} version {version}; this version of "
+                f"flashsparse-plugin reads up to version {self.version}. Remedy: pip install -U "
+                f"flashsparse-plugin, to a release that knows {self.name} version {version}"
+            )
+        if version < 1:
+            raise FormatError(
+                f"this checkpoint calls itself {self.name} version {version}, and versions start "
+                "at 1. Remedy: convert the dense model with `flashsparse convert`"
+            )
+        try:
+            typed = self.Options(**(options or {}))
+        except ValidationError as error:
+            raise FormatError(self._complaint(error)) from None
+        return Scheme(self, dtype, typed)
+
+    def _complaint(self, error: ValidationError) -> str:
+        first = error.errors(include_url=False)[0]
+        option = ".".join(map(str, first["loc"]))
+        known = ", ".join(self.Options.model_fields) or "none"
+        if first["type"] == "extra_forbidden":
+            return f"{self.name} has no option {option!r}; its options: {known}"
+        if first["type"] == "missing":
+            return f"{self.name} needs the option {option!r}; its options: {known}"
+        message = first["msg"].removeprefix("Value error, ")
+        return f"{self.name}: {f'option {option}: ' if option else ''}{message}"
+
+    def examples(self) -> tuple[Scheme, ...]:
+        """Schemes that stand for all of them in self-tests; a format with options names some."""
+        return tuple(self.scheme(dtype) for dtype in self.dtypes)
+
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        """Drops what a scheme cannot keep from a random weight, for self-tests and tuning.
+
+        An unstructured format keeps everything. A format with a pattern keeps what is largest.
+        """
+        return weight
 
     @abstractmethod
-    def pack(self, weight: Tensor, **options: int) -> PackedWeight:
-        """Packs a dense weight [out_features, in_features] of float16 or bfloat16."""
+    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        """The packed tensors of a weight, in the order in which ops take them."""
+
+    # ---- one weight -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        """Packs a dense weight [out_features, in_features], on its device.
+
+        Raises:
+            FormatError: For a weight that the scheme cannot hold; see `require_weight`.
+        """
 
     @abstractmethod
     def unpack(self, packed: PackedWeight) -> Tensor:
-        """Returns the dense weight."""
+        """Returns the dense weight, where the packed tensors are."""
 
     @abstractmethod
     def linear(
         self,
         x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        out_features: int,
-        weight_dtype: torch.dtype,
-        bias: Tensor | None,
-        sparse_tokens: int | None = None,
+        bias: Tensor | None = None,
+        plan: Plan | None = None,
     ) -> Tensor:
-        """Computes `x @ weight.T + bias` from the packed tensors (traceable by torch.compile).
+        """Computes `x @ weight.T + bias` from packed tensors (traceable by torch.compile).
 
         Args:
             x: [..., in_features].
+            scheme: Of the tensors.
+            shape: (out_features, in_features).
             tensors: The packed tensors by name.
-            out_features: Rows of the weight.
-            weight_dtype: Of its values.
             bias: Optional [out_features].
-            sparse_tokens: The most tokens that the format's own kernel multiplies; for more the
-                weight is unpacked. 0: it always is. None: as the op sees fit. A format that has one
-                implementation for any number of tokens on the device of `tensors` ignores it.
+            plan: Names of `implementations` for numbers of tokens; None: as the ops see fit. A
+                format that has one implementation on the device of `tensors` ignores it.
         """
 
     @abstractmethod
     def check(self, packed: PackedWeight) -> None:
-        """Raises FormatError or RuntimeError with the rule that `packed` breaks, if any."""
+        """Raises FormatError, or RuntimeError inside an op, with the rule that the content breaks.
+
+        Names, dtypes and shapes of the tensors are right when it is called.
+        """
 
     @abstractmethod
     def nonzeros(self, packed: PackedWeight) -> int:
         """Counts the elements other than zero."""
 
-    def runtime(self, device: torch.device) -> Format:
-        """The form that this format's kernels read on `device`."""
-        return self
+    # ---- forms ----------------------------------------------------------------------------------
 
-    def transcode(self, packed: PackedWeight, target: Format) -> PackedWeight:
-        """Turns `packed` into `target`'s layout. A format may know a shorter way than this one."""
-        return target.pack(self.unpack(packed), **packed.options)
+    def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
+        """The scheme that the kernels of `device` read; by default the storage form itself."""
+        return scheme
 
-    def require_weight(self, weight: Tensor) -> None:
-        """Raises FormatError unless `weight` is something that can be packed."""
+    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        """Turns `packed` into another scheme, on `device`.
+
+        By way of the dense weight, unpacked where the tensors are and packed on `device`. A format
+        may know a shorter way.
+        """
+        return target.format.pack(self.unpack(packed).to(device), target).to(device)
+
+    # ---- parts ----------------------------------------------------------------------------------
+
+    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
+        """Where a packed weight may be cut: at multiples of so many rows, and of so many columns.
+
+        None: nowhere. Unstructured formats may be cut anywhere.
+        """
+        return 1, 1
+
+    def cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
+        """The part of a weight that covers some rows and columns, as a weight of its own.
+
+        Args:
+            packed: The whole weight.
+            rows: A range of step 1; both ends on the grain, or at the edge.
+            columns: Likewise.
+
+        Raises:
+            FormatError: For an end that is not on the grain.
+        """
+        self.require_cut(packed.scheme, packed.shape, rows, columns)
+        if (len(rows), len(columns)) == packed.shape:
+            return packed
+        return self._cut(packed, rows, columns)
+
+    def join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
+        """Puts weights of one scheme and as many columns on top of each other, in order.
+
+        Raises:
+            FormatError: For parts that differ in scheme or columns, or end off the grain.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        grain = self.grain(first.scheme)[0]
+        for part in parts:
+            if (part.scheme, part.shape[1]) != (first.scheme, first.shape[1]):
+                raise FormatError(
+                    f"weights of {first.scheme} with {first.shape[1]} columns and of {part.scheme} "
+                    f"with {part.shape[1]} cannot be joined: all need one scheme and one width"
+                )
+        for part in parts[:-1]:
+            if grain is None or part.shape[0] % grain:
+                raise FormatError(
+                    f"{first.scheme} cannot join a weight of {part.shape[0]} rows with another: "
+                    f"{_steps(grain, 'row')}"
+                )
+        return self._join(parts)
+
+    def require_cut(
+        self, scheme: Scheme, shape: tuple[int, int], rows: range, columns: range
+    ) -> None:
+        """Raises FormatError unless a weight may be cut so."""
+        for taken, size, grain, what in zip(
+            (rows, columns), shape, self.grain(scheme), ("row", "column"), strict=True
+        ):
+            ends = [end for end in (taken.start, taken.stop) if end not in (0, size)]
+            if any(grain is None or end % grain for end in ends):
+                raise FormatError(
+                    f"a {scheme} weight of shape {list(shape)} cannot be cut at {what} {ends[0]}: "
+                    f"{_steps(grain, what)}"
+                )
+
+    def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
+        weight = self.unpack(packed)[rows.start : rows.stop, columns.start : columns.stop]
+        return self.pack(weight.contiguous(), packed.scheme)
+
+    def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
+        rows = sum(part.shape[0] for part in parts)
+        weight = torch.empty(rows, parts[0].shape[1], dtype=parts[0].dtype, device=parts[0].device)
+        for part, place in zip(parts, weight.split([p.shape[0] for p in parts]), strict=True):
+            place.copy_(self.unpack(part))
+        return self.pack(weight, parts[0].scheme)
+
+    # ---- implementations and what they cost -----------------------------------------------------
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        """What multiplies a weight on a GPU, in the order in which each is best as tokens grow."""
+        return {"sparse": Implementation(None, f"the kernel of {self.name}")}
+
+    def seconds(
+        self,
+        implementation: str,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        nbytes: int,
+        tokens: int,
+        gpu: Gpu,
+    ) -> float:
+        """Estimated time of one product on a GPU, beside the traffic of x and y.
+
+        Args:
+            implementation: A key of `implementations`.
+            scheme: Of the weight.
+            shape: (out_features, in_features).
+            nbytes: Of the packed weight.
+            tokens: At least 1.
+            gpu: What the estimate knows of the device.
+
+        Raises:
+            FormatError: Where the format has no cost model.
+        """
+        raise FormatError(
+            f"{self.name} has no cost model, so nothing can be estimated for a "
+            f"{shape[0]}x{shape[1]} weight: measure it on the GPU with "
+            f"`flashsparse tune --format {self.name}`"
+        )
+
+    # ---- what all formats ask -------------------------------------------------------------------
+
+    def require_weight(self, weight: Tensor, scheme: Scheme) -> None:
+        """Raises FormatError unless `weight` is something that `scheme` can hold."""
         if weight.dim() != 2 or min(weight.shape) < 1:
             raise FormatError(
                 f"{self.name} packs a weight [out_features, in_features] with at least one row and "
                 f"one column, not a tensor of shape {list(weight.shape)}"
             )
-        if weight.dtype not in WEIGHT_DTYPES:
+        if weight.dtype != scheme.dtype:
             raise FormatError(
-                f"{self.name} packs float16 and bfloat16 values, not {weight.dtype}: convert the "
-                "weight first, e.g. weight.to(torch.bfloat16)"
+                f"a {scheme} weight is made of {dtype_name(scheme.dtype)} values, not of "
+                f"{dtype_name(weight.dtype)}: convert them first, weight.to({scheme.dtype})"
             )
 
     def require_tensors(self, packed: PackedWeight) -> None:
-        """Raises FormatError unless `packed` has exactly the tensors of this format."""
-        if packed.dtype not in WEIGHT_DTYPES:
-            raise FormatError(f"values are float16 or bfloat16, not {packed.dtype}")
+        """Raises FormatError unless `packed` has the tensors of its scheme: names, dtypes, sizes.
+
+        Reads no element, so that tensors on the meta device can be asked.
+        """
         if len(packed.shape) != 2 or min(packed.shape) < 1:
             raise FormatError(f"the shape must be (out_features, in_features), not {packed.shape}")
-        missing = self.dtypes.keys() - packed.tensors.keys()
-        unknown = packed.tensors.keys() - self.dtypes.keys()
+        specs = self.tensors(packed.scheme, packed.shape)
+        missing, unknown = (
+            specs.keys() - packed.tensors.keys(),
+            packed.tensors.keys() - specs.keys(),
+        )
         if missing or unknown:
             raise FormatError(
-                f"tensors missing: {sorted(missing) or 'none'}; "
-                f"unknown: {sorted(unknown) or 'none'}"
+                f"tensors missing: {', '.join(sorted(missing)) or 'none'}; "
+                f"unknown: {', '.join(sorted(unknown)) or 'none'}"
             )
-        for name, dtype in self.dtypes.items():
-            if packed.tensors[name].dtype != dtype:
-                raise FormatError(f"{name} must be {dtype}, not {packed.tensors[name].dtype}")
+        for name, spec in specs.items():
+            tensor = packed.tensors[name]
+            if tensor.dtype != spec.dtype:
+                raise FormatError(f"{name} must be {spec.dtype}, not {tensor.dtype}")
+            sizes = zip(tensor.shape, spec.shape, strict=False)
+            if tensor.dim() != len(spec.shape) or any(s not in (None, t) for t, s in sizes):
+                wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
+                raise FormatError(f"{name} must be [{wanted}], not {list(tensor.shape)}")
+
+    def __repr__(self) -> str:
+        return f"<format {self.name} version {self.version}>"
+
+
+def _steps(grain: int | None, what: str) -> str:
+    return f"only at multiples of {grain}" if grain else f"it cannot be cut between {what}s"
+
+
+# Of a RuntimeError that is no verdict on the tensors: torch has a class for a GPU without memory,
+# but none for a CPU.
+_NO_VERDICT = ("allocate memory", "out of memory", "CUDA error")
+
+
+@contextmanager
+def rules() -> Iterator[None]:
+    """Turns an op's RuntimeError about a broken rule into a FormatError of one line.
+
+    A lack of memory and a failure of the device are no verdict on a weight, and pass through.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _NO_VERDICT):
+            raise
+        raise FormatError(text.splitlines()[0]) from None

@@ -80,7 +80,8 @@ def quantization(path):
 
 def unpack(tensors, layer, shape, dtype=torch.bfloat16):
     stored = {name: tensors[f"{layer}.{name}"] for name in PACKED}
-    return fs.PackedWeight(fs.get_format("tiled_csl"), stored, shape, dtype).validate().unpack()
+    scheme = fs.get_format("tiled_csl").scheme(dtype)
+    return fs.PackedWeight(scheme, shape, stored).validate().unpack()
 
 
 def bits(tensor):

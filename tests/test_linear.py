@@ -12,7 +12,7 @@ from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin import linear as module
-from flashsparse_plugin.dataflow import SparseTokens
+from flashsparse_plugin.plan import Plan
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def layer(linear):
 
 
 def empty_like(layer):
-    return fs.SparseLinear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    return fs.SparseLinear(
+        layer.in_features, layer.out_features, layer.scheme, bias=layer.bias is not None
+    )
 
 
 def test_computes_what_the_dense_layer_computes(linear, layer):
@@ -52,7 +54,9 @@ def test_float32_weights_are_rounded_to_bfloat16():
 
 
 def test_the_weight_is_held_once_in_the_runtime_form(layer):
-    assert layer.form.name == "interleaved_bitmap" and layer.format.name == "tiled_csl"
+    assert (
+        layer.held.format.name == "interleaved_bitmap" and layer.scheme.format.name == "tiled_csl"
+    )
     held = {name for name, _ in layer.named_parameters()}
     assert held == {"values", "masks", "panel_offsets", "bias"}
 
@@ -65,7 +69,7 @@ def test_state_dict_shows_the_storage_form_and_loads_again(layer):
 
     again = empty_like(layer)
     again.load_state_dict(state)
-    assert again.form.name == "interleaved_bitmap"
+    assert again.held.format.name == "interleaved_bitmap"
     x = torch.randn(3, 70)
     assert torch.equal(again(x), layer(x))
 
@@ -97,16 +101,16 @@ def test_loading_says_what_is_wrong(layer):
 def test_casting_the_module_leaves_the_packed_weight_alone(layer, cast):
     before = layer.weight
     cast(layer)
-    assert torch.equal(layer.weight, before) and layer.weight_dtype == torch.bfloat16
+    assert torch.equal(layer.weight, before) and layer.scheme.dtype == torch.bfloat16
     dtype = layer.bias.dtype
     assert layer(torch.randn(2, 70).to(dtype)).dtype == dtype
 
 
 def test_moving_to_meta_and_printing(layer):
     moved = copy.deepcopy(layer).to("meta")
-    assert moved.form.name == "tiled_csl" and moved.weight_packed.is_meta
-    assert "density" not in repr(moved)
-    assert "density=29.5%" in repr(layer) and "bits a weight" in repr(layer)
+    assert moved.held.format.name == "tiled_csl" and moved.weight_packed.is_meta
+    assert "bits a weight" not in repr(moved)
+    assert "scheme=tiled_csl bfloat16" in repr(layer) and "bits a weight" in repr(layer)
     assert "in_features=70, out_features=150, bias=True" in repr(layer)
 
 
@@ -127,13 +131,14 @@ def test_wrong_width_is_an_error_that_names_the_layer(layer):
         layer(torch.randn(2, 71))
 
 
+PLAN = Plan.of([(7, "sparse"), (None, "library")], "table", "so")
+
+
 @pytest.fixture
 def dataflow(monkeypatch):
     """Pretends that weights leave a choice, as on a GPU; what was asked for, and what ops got."""
     asked, given = [], []
-    monkeypatch.setattr(
-        module, "sparse_tokens", lambda packed: asked.append(packed) or SparseTokens(7, "so")
-    )
+    monkeypatch.setattr(module, "plan_of", lambda packed: asked.append(packed) or PLAN)
     form = type(fs.pack(torch.ones(1, 1).half()).prepare("cpu").format)
     inner = form.linear
 
@@ -150,29 +155,29 @@ def test_the_dataflow_is_resolved_when_a_weight_is_there_and_obeyed(linear, data
     layer = fs.SparseLinear.from_linear(linear)
     packed = fs.SparseLinear.from_packed(fs.pack(linear.weight.detach()), linear.bias)
     loaded = empty_like(layer)
-    assert loaded.sparse_tokens is None and "sparse_tokens" not in repr(loaded)
+    assert loaded.plan is None and "for up to" not in repr(loaded)
     loaded.load_state_dict(layer.state_dict())
-    assert len(asked) == 3 and all(each.format is layer.form for each in asked)  # as it is run
+    assert len(asked) == 3 and all(each.scheme == layer.held for each in asked)  # as it is run
     copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer.half()]
     x = torch.randn(2, 3, 70)
     for each in (layer, packed, loaded, *copies):
-        assert each.sparse_tokens == 7 and "sparse_tokens=7" in repr(each)
+        assert each.plan == PLAN and "sparse for up to 7 tokens, else library" in repr(each)
         each(x)
-    assert given == [7] * 6 and len(asked) == 3  # and in no call
+    assert given == [PLAN] * 6 and len(asked) == 3  # and in no call
 
 
 def test_moved_to_a_gpu_it_is_resolved(linear, dataflow):
     asked, _ = dataflow
-    layer = fs.SparseLinear(70, 150)
+    layer = fs.SparseLinear(70, 150, fs.pack(linear.weight.detach()).scheme)
     layer._set_tensors(fs.pack(linear.weight.detach()))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert layer.to(torch.float16).sparse_tokens is None  # is still where it was
+        assert layer.to(torch.float16).plan is None  # is still where it was
         layer.to_empty(device="cuda")  # this torch may have no CUDA, and so no other way there
-    assert layer.sparse_tokens == 7 and [each.device.type for each in asked] == ["cuda"]
+    assert layer.plan == PLAN and [each.device.type for each in asked] == ["cuda"]
 
 
 def test_where_there_is_nothing_to_choose_the_op_is_left_to_itself(layer):
-    assert layer.sparse_tokens is None and "sparse_tokens" not in repr(layer)
+    assert layer.plan is None and "for up to" not in repr(layer)
 
 
 def test_compiled_it_holds_its_threshold(linear, dataflow):

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_capabilities import supported_capabilities
 
-from flashsparse_plugin.ops import ops, selftest
+from flashsparse_plugin import selftest
+from flashsparse_plugin.ops import ops
 
 HEAD_DIMS, DTYPES = (64, 80, 96, 128, 256), (torch.float32, torch.float16, torch.bfloat16)
 

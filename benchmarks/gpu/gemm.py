@@ -55,10 +55,11 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from flashsparse_plugin.dataflow import DENSE, Dataflow
+from flashsparse_plugin.dataflow import DENSE
 from flashsparse_plugin.dataflow.table import ranges_of
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.plan import Plan
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # where more than one is asked
@@ -179,13 +180,14 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     return bool(measured.rows)
 
 
-def dataflow_of(rows: Sequence[Row]) -> tuple[Dataflow, dict[int, dict[str, float]]]:
+def dataflow_of(rows: Sequence[Row]) -> tuple[Plan, dict[int, dict[str, float]]]:
     """What a table of these measurements of one layer would choose, and the times."""
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         by_op = times.setdefault(row["tokens"], {"library": row["dense_us"]})
         by_op[row["op"]] = row["us"]
-    return Dataflow(tuple(ranges_of(times, DENSE)), "table", "measured here"), times
+    ranges = ((each.max_tokens, each.implementation) for each in ranges_of(times, DENSE))
+    return Plan.of(ranges, "table", "measured here"), times
 
 
 def show(rows: Sequence[Row], about: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def write_card(path: Path, directory: ModelDirectory, report: ConversionReport) 
     data = ModelCardData(
         **{"pipeline_tag": "text-generation", **carried},
         library_name="transformers",
-        tags=["flashsparse", "sparse", "pruned", report.format],
+        tags=["flashsparse", "sparse", "pruned", *report.formats],
     )
     path.write_text(f"---\n{data.to_yaml()}\n---\n\n{_text(report)}", encoding="utf-8")
 

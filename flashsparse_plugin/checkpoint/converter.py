@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 import flashsparse_plugin
 
-from ..config import FlashSparseConfig
-from ..formats import get_format, pack
+from ..config import FlashSparseConfig, LayerConfig
+from ..formats import get_format
+from ..formats.values import cast, count_changed, packable_dtype, parse_dtype
 from ..matching import matches
-from ..packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
+from ..names import DEFAULT_FORMAT, DENSE
+from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
 from .linears import Linear, find_linears
@@ -27,20 +30,12 @@ from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
 from .staging import Staging
 from .surroundings import CARD, carry_files, name_shards, write_json
-from .values import (
-    cast,
-    count_changed,
-    dtype_name,
-    parse_dtype,
-    parse_size,
-    same_bits,
-    same_bits_but_zero_sign,
-)
+from .values import parse_size, same_bits, same_bits_but_zero_sign
 from .writer import ShardWriter
 
 logger = logging.getLogger(__name__)
 
-_FLOATS = (*WEIGHT_DTYPES, torch.float32, torch.float64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Progress = Callable[[int, int, str], None]
 """Called with bytes done, bytes in all, and what is done now."""
@@ -50,8 +45,9 @@ def convert_checkpoint(
     source: str | Path,
     out: str | Path,
     *,
-    format: str = "tiled_csl",
-    options: Mapping[str, int] | None = None,
+    format: str = DEFAULT_FORMAT,
+    options: Mapping[str, Any] | None = None,
+    layers: Mapping[str, Mapping[str, Any]] | None = None,
     dtype: torch.dtype | str | None = None,
     ignore: Sequence[str] = ("lm_head",),
     pack_all: bool = False,
@@ -70,9 +66,12 @@ def convert_checkpoint(
         out: Directory to make; nothing is there before it is complete.
         format: Packed format, one of `format_names()`.
         options: Options of the format (nm_vector: n, m, vector_length).
-        dtype: float16 or bfloat16, for all matrices; vectors (norms, biases) keep theirs. None
-            keeps every tensor as it is, but for float32 layers, which have to be rounded to be
-            packed, to the dtype in config.json or else bfloat16; a warning counts the values.
+        layers: Layers that differ, by name: `{"format": ..., "options": ..., "dtype": ...}`, as in
+            FlashSparseConfig. Stronger than `ignore`.
+        dtype: A dtype of the format, such as float16 or bfloat16, for all matrices; vectors (norms,
+            biases) keep theirs. None keeps every tensor as it is, but for layers whose dtype the
+            format does not take (float32), which are rounded to be packed, to the dtype in
+            config.json or else bfloat16; a warning counts the values.
         ignore: Layers to leave dense: names, or patterns after "re:".
         pack_all: Pack also those layers that are larger packed than dense.
         max_shard_size: Bytes in one output file, as a number or like "5GB".
@@ -89,17 +88,14 @@ def convert_checkpoint(
     """
     directory = ModelDirectory(source)
     _refuse_quantized(directory)
+    chosen = get_format(format)
+    wanted = None if dtype is None else parse_dtype(dtype, chosen.dtypes)
+    config = _config(format, chosen.version, wanted, dict(options or {}), layers or {}, ignore)
+    matches("", config.ignore)  # a pattern that is none is an error before the work starts
     conversion = _Conversion(
         directory,
         find_linears(directory),
-        _Settings(
-            get_format(format),
-            dict(options or {}),
-            parse_dtype(dtype),
-            tuple(ignore),
-            pack_all,
-            parse_size(max_shard_size),
-        ),
+        _Settings(config, wanted, pack_all, parse_size(max_shard_size)),
         on_progress or (lambda done, total, what: None),
     )
     _refuse_overlap(directory.path.resolve(), Path(out).resolve())
@@ -107,19 +103,48 @@ def convert_checkpoint(
         return conversion.run(staging)
 
 
+def _config(
+    format: str,
+    version: int,
+    dtype: torch.dtype | None,
+    options: dict[str, Any],
+    layers: Mapping[str, Mapping[str, Any]],
+    ignore: Sequence[str],
+) -> FlashSparseConfig:
+    """What the user asked for, as it will be written, but for what the weights have yet to tell.
+
+    Raises:
+        FormatError: For a format, options or a dtype that there are not.
+    """
+    try:
+        return FlashSparseConfig(
+            format=format,
+            format_version=version,
+            dtype=None if dtype is None else dtype_name(dtype),
+            options=options,
+            layers={name: dict(layer) for name, layer in layers.items()},
+            ignore=list(ignore),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise FormatError(first["msg"].removeprefix("Value error, ")) from None
+
+
 @dataclass(frozen=True)
 class _Settings:
-    """What the user asked for, checked."""
+    """What the user asked for, checked.
 
-    format: Format
-    options: dict[str, int]
+    Attributes:
+        config: How to pack which layer.
+        dtype: Of all matrices; None: each as it is.
+        pack_all: Pack also those layers that get larger by it.
+        max_shard_bytes: In one output file.
+    """
+
+    config: FlashSparseConfig
     dtype: torch.dtype | None
-    ignore: tuple[str, ...]
     pack_all: bool
     max_shard_bytes: int
-
-    def __post_init__(self) -> None:
-        matches("", self.ignore)  # a pattern that is none is an error before the work starts
 
 
 class _Conversion:
@@ -133,14 +158,19 @@ class _Conversion:
         self.directory, self.settings, self.linears = directory, settings, linears
         self.linear_of = {f"{x.stored}.weight": x for x in linears if x.stored is not None}
         self.reasons = {x.name: self._reason_not_to_pack(x) for x in linears}
-        self.value_dtype, self.rounded_unasked = self._choose_dtype()
+        self._refuse_unknown_layers()
+        self.rounded_unasked = self._choose_dtype()
+        self.schemes: dict[str, Scheme] = {}  # of the layers that are to be packed
+        for linear in linears:
+            if self.reasons[linear.name] is None:
+                self.schemes[linear.name] = settings.config.scheme_of(linear.name)
         self.tensors = list(directory.tensors.values())
         self.on_progress, self.done, self.total = on_progress, 0, 2 * directory.nbytes
         self.report = ConversionReport(
             str(directory.path),
             "",
-            settings.format.name,
-            dtype_name(self.value_dtype),
+            settings.config.formats,
+            settings.config.dtype,
             directory.nbytes,
         )
 
@@ -156,9 +186,8 @@ class _Conversion:
             "tool": flashsparse_plugin.__version__,
             "files": files,
             "config": hashlib.sha256(config).hexdigest(),
-            "format": [settings.format.name, settings.format.version, settings.options],
+            "packing": settings.config.to_dict(),
             "dtype": settings.dtype and dtype_name(settings.dtype),
-            "ignore": settings.ignore,
             "pack_all": settings.pack_all,
             "max_shard_bytes": settings.max_shard_bytes,
         }
@@ -238,7 +267,8 @@ class _Conversion:
         for info in infos:
             yield info.name
             if info.name in self.linear_of:
-                for name in self.settings.format.tensor_names:
+                scheme = self.schemes.get(self.linear_of[info.name].name)
+                for name in scheme.format.tensor_names if scheme else ():
                     yield f"{info.name.removesuffix('weight')}{name}"
 
     def _pack(self, info: TensorInfo) -> tuple[PackedWeight | None, LayerReport | None]:
@@ -257,16 +287,17 @@ class _Conversion:
         )
         if reason is not None:
             return None, layer
-        weight = cast(info.read(), self.value_dtype, info.name)
+        scheme = self.schemes[linear.name]
+        weight = _cast(info.read(), scheme.dtype, info.name)
         try:
-            packed = pack(weight, self.settings.format.name, **self.settings.options)
-        except (FormatError, RuntimeError) as error:
+            packed = scheme.format.pack(weight, scheme)
+        except FormatError as error:
             raise CheckpointError(
-                f"layer {linear.name!r} {list(linear.shape)} cannot be packed to "
-                f"{self.settings.format.name}: {str(error).splitlines()[0]}. Leave it dense with "
-                f"--ignore {linear.name} (ignore=), or choose another format or options"
+                f"layer {linear.name!r} {list(linear.shape)} cannot be packed to {scheme.title}: "
+                f"{error}. Leave it dense with --ignore {linear.name} (ignore=), or choose another "
+                "format or options"
             ) from None
-        layer.bytes_packed = packed.nbytes
+        layer.bytes_packed, layer.scheme = packed.nbytes, scheme.title
         if packed.nbytes > bytes_dense and not self.settings.pack_all:
             layer.reason = (
                 f"larger packed than dense: {human(packed.nbytes)} against {human(bytes_dense)} "
@@ -283,7 +314,7 @@ class _Conversion:
             nonlocal changed
             for part in info.rows():
                 changed += count_changed(part, dtype)
-                yield cast(part, dtype, info.name)
+                yield _cast(part, dtype, info.name)
 
         writer.add(info.name, dtype, info.shape, parts())
         return changed
@@ -303,7 +334,7 @@ class _Conversion:
                 dtype = self._carried_dtype(info)
                 written = TensorInfo(info.name, path, dtype, info.shape)
                 same = all(
-                    same_bits(part, cast(other, dtype, info.name))
+                    same_bits(part, _cast(other, dtype, info.name))
                     for part, other in zip(written.rows(), info.rows(), strict=True)
                 )
             else:
@@ -316,17 +347,17 @@ class _Conversion:
             self._advance(info.nbytes, f"checking {info.name}")
 
     def _packed_is_same(self, path: Path, info: TensorInfo) -> bool:
-        linear, form = self.linear_of[info.name], self.settings.format
+        linear = self.linear_of[info.name]
+        scheme = self.schemes[linear.name]
         prefix = info.name.removesuffix("weight")
         tensors = {
-            name: TensorInfo(prefix + name, path, dtype, ()).read()
-            for name, dtype in form.dtypes.items()
+            name: TensorInfo(prefix + name, path, spec.dtype, ()).read()
+            for name, spec in scheme.format.tensors(scheme, linear.shape).items()
         }
-        packed = PackedWeight(form, tensors, linear.shape, self.value_dtype, self.settings.options)
-        weight = packed.validate(linear.name).unpack()
+        weight = PackedWeight(scheme, linear.shape, tensors).validate(linear.name).unpack()
         start = 0
         for part in info.rows():
-            part = cast(part, self.value_dtype, info.name)
+            part = _cast(part, scheme.dtype, info.name)
             if not same_bits_but_zero_sign(weight[start : start + len(part)], part):
                 return False
             start += len(part)
@@ -335,9 +366,13 @@ class _Conversion:
     # Deciding
 
     def _reason_not_to_pack(self, linear: Linear) -> str | None:
+        config = self.settings.config
         if linear.tied_to is not None:
             return f"tied to {linear.tied_to}"
-        if matches(linear.name, self.settings.ignore):
+        if linear.name in config.layers:
+            if config.layers[linear.name].format == DENSE:
+                return config.layers[linear.name].reason or "ignored by name"
+        elif matches(linear.name, config.ignore):
             return "ignored by name"
         if linear.stored is None:
             return "not in the checkpoint"
@@ -345,31 +380,41 @@ class _Conversion:
             return "a subclass of nn.Linear, which may compute something else"
         return None
 
-    def _choose_dtype(self) -> tuple[torch.dtype, bool]:
-        """Dtype of the packed values, and whether it was chosen for float32 layers unasked."""
-        found: dict[torch.dtype, str] = {}
+    def _refuse_unknown_layers(self) -> None:
+        unknown = self.settings.config.layers.keys() - {linear.name for linear in self.linears}
+        if unknown:
+            raise CheckpointError(
+                f"layers= names {min(unknown)!r}, and the model has no such linear layer"
+            )
+
+    def _choose_dtype(self) -> bool:
+        """Settles the dtype of the packed values; whether it was chosen unasked for some layer."""
+        config, found = self.settings.config, {}
         for name, linear in self.linear_of.items():
             if self.reasons[linear.name] is None:
                 info = self.directory.tensors[name]
                 found.setdefault(info.dtype, f"layer {linear.name!r} {list(info.shape)}")
         for dtype, layer in found.items():
-            if dtype not in (*WEIGHT_DTYPES, torch.float32):
+            if dtype not in _FLOATS[:3]:
                 raise CheckpointError(
                     f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 "
                     "or float32. Start from the model before it was quantized, or leave the layer "
                     "dense with --ignore (ignore=)"
                 )
-        if self.settings.dtype is not None:
-            return self.settings.dtype, False
-        stored = [dtype for dtype in WEIGHT_DTYPES if dtype in found]
+        if config.dtype is not None:
+            return False
+        format = get_format(config.format)
+        stored = [dtype for dtype in format.dtypes if dtype in found]
         if len(stored) > 1:
+            one, other = stored[:2]
             raise CheckpointError(
-                f"{found[torch.float16]} is float16 and {found[torch.bfloat16]} is bfloat16, and "
+                f"{found[one]} is {dtype_name(one)} and {found[other]} is {dtype_name(other)}, and "
                 "a packed model has one dtype: choose it with --dtype (dtype=)"
             )
         named = self.directory.config.get("dtype", self.directory.config.get("torch_dtype"))
-        default = torch.float16 if named == "float16" else torch.bfloat16
-        return (stored[0] if stored else default), torch.float32 in found
+        chosen = stored[0] if stored else packable_dtype(format, str(named))
+        config.dtype = dtype_name(chosen)
+        return any(dtype not in format.dtypes for dtype in found)
 
     # Finishing
 
@@ -401,21 +446,20 @@ class _Conversion:
         write_json(staging.path / CONFIG, config)
 
     def _quantization_config(self) -> dict[str, Any]:
-        report, settings = self.report, self.settings
-        config = FlashSparseConfig(
-            format=settings.format.name,
-            format_version=settings.format.version,
-            dtype=report.dtype,
-            sparsity=round(report.sparsity, 4),
-            ignore=list(settings.ignore),
-            options=settings.options,
-            layers={
-                layer.name: {"format": "dense", "reason": layer.reason}
-                for layer in report.layers
-                if not layer.is_packed
-            },
-        )
+        report = self.report
+        config = self.settings.config.model_copy(deep=True)
+        config.sparsity = round(report.sparsity, 4)
+        dense = [layer for layer in report.layers if not layer.is_packed]
+        own = {layer.name: LayerConfig(format=DENSE, reason=layer.reason) for layer in dense}
+        config.layers = {**config.layers, **own}
         return config.to_dict()
+
+
+def _cast(part: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    try:
+        return cast(part, dtype, name)
+    except FormatError as error:
+        raise CheckpointError(f"{error} (--dtype, dtype=)") from None
 
 
 def _refuse_quantized(directory: ModelDirectory) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from ..config import QUANT_METHOD, FlashSparseConfig
-from ..formats import format_names, get_format
+from ..config import FlashSparseConfig
+from ..formats import format_names, get_format, packed_names
+from ..formats.values import cast, packable_dtype
 from ..matching import matches
-from ..packed import WEIGHT_DTYPES, FormatError, PackedWeight
+from ..names import QUANT_METHOD
+from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .linears import Linear, find_linears
 from .reader import CheckpointError, ModelDirectory
 from .report import mean_sparsity
-from .values import dtype_name, parse_dtype
 
 
 @dataclass
@@ -31,6 +32,7 @@ class LayerInspection:
         dtype: Of the values.
         sparsity: Share of zeros.
         format: The format in which it is stored; None for dense.
+        scheme: The same with its options.
         bytes_stored: What it takes in the checkpoint.
         bytes_dense: What it takes or would take dense, in its dtype.
         bytes_in: What it would take in each format, by name; None where the format refuses it.
@@ -49,6 +51,7 @@ class LayerInspection:
     bytes_in: dict[str, int | None]
     bytes_cpu: int | None
     reason: str | None = None
+    scheme: str | None = None
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Inspection:
     Attributes:
         path: The directory.
         model_type: As in config.json.
-        format: Of the packed layers; None for a dense model.
+        format: Of the packed layers, several joined by "and"; None for a dense model.
         bytes_stored: All tensors.
         bytes_other: Those that are not the weight of a linear layer.
         layers: The linear layers that have a weight of their own.
@@ -87,8 +90,9 @@ def inspect_checkpoint(
 ) -> Inspection:
     """Reads a dense or packed model directory, one layer at a time, and packs every layer.
 
-    Packed layers are validated before they are unpacked. float32 layers are rounded to bfloat16
-    to be packed, as `convert_checkpoint` does unless told otherwise.
+    Packed layers are validated before they are unpacked. To be packed, a layer is rounded to
+    bfloat16 where a format does not take its dtype. A format that needs options is shown where the
+    model is packed in it.
 
     Args:
         path: Model directory with safetensors weights.
@@ -103,15 +107,16 @@ def inspect_checkpoint(
     found = Inspection(
         str(directory.path),
         str(directory.config.get("model_type", "unknown")),
-        config.format if config else None,
+        " and ".join(config.formats) if config else None,
         directory.nbytes,
     )
+    packed = packed_names(directory.tensors)
     linears = [linear for linear in find_linears(directory) if linear.stored is not None]
-    sizes = [_stored_bytes(directory, linear) for linear in linears]
+    sizes = [_stored_bytes(directory, packed, linear) for linear in linears]
     found.bytes_other = directory.nbytes - sum(sizes)
     done = 0
     for linear, size in zip(linears, sizes, strict=True):
-        found.layers.append(_inspect(directory, linear, config))
+        found.layers.append(_inspect(directory, packed, linear, size, config))
         done += size
         if on_progress is not None:
             on_progress(done, sum(sizes), linear.name)
@@ -138,79 +143,75 @@ def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
 
 
 def _inspect(
-    directory: ModelDirectory, linear: Linear, config: FlashSparseConfig | None
+    directory: ModelDirectory,
+    packed: Mapping[str, Mapping[str, str]],
+    linear: Linear,
+    size: int,
+    config: FlashSparseConfig | None,
 ) -> LayerInspection:
+    stored = None
     dense = directory.tensors.get(f"{linear.stored}.weight")
     if dense is None:
-        stored = _read_packed(directory, linear, config)
-        weight, runtime = stored.unpack(), stored.prepare("cpu")
-        sizes: dict[str, int | None] = {stored.format.name: stored.nbytes}
+        stored = _read_packed(directory, packed[linear.stored], linear, config)
+        weight = stored.unpack()
     else:
-        stored, runtime, sizes = None, None, {}
         weight = dense.read()
-    dtype = weight.dtype
-    if dtype == torch.float32:
-        weight = weight.to(torch.bfloat16)
-    if dtype not in (*WEIGHT_DTYPES, torch.float32):
+    if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise CheckpointError(
-            f"layer {linear.name!r} {list(linear.shape)} is {dtype_name(dtype)}: weights are "
-            "float16, bfloat16 or float32. Start from the model before it was quantized"
+            f"layer {linear.name!r} {list(linear.shape)} is {dtype_name(weight.dtype)}: weights "
+            "are float16, bfloat16 or float32. Start from the model before it was quantized"
         )
+    made: dict[str, PackedWeight | None] = {}
     for name in format_names():
-        packed = None if name in sizes else _try_pack(weight, name)
-        if packed is not None and runtime is None:
-            runtime = packed.prepare("cpu")
-        sizes.setdefault(name, None if packed is None else packed.nbytes)
+        mine = stored is not None and stored.format.name == name
+        made[name] = stored if mine else _try_pack(weight, name)
+    runtime = stored or next((weight for weight in made.values() if weight is not None), None)
     return LayerInspection(
         linear.name,
         linear.kind,
         linear.shape,
-        dtype_name(dtype),
+        dtype_name(weight.dtype),
         1 - int(weight.count_nonzero()) / weight.numel(),
         None if stored is None else stored.format.name,
-        _stored_bytes(directory, linear),
-        weight.numel() * dtype.itemsize,
-        {name: sizes[name] for name in format_names()},
-        None if runtime is None else runtime.nbytes,
+        size,
+        weight.nbytes,
+        {name: None if each is None else each.nbytes for name, each in made.items()},
+        None if runtime is None else runtime.prepare("cpu").nbytes,
         None if stored is not None else _reason(linear, config),
+        None if stored is None else stored.scheme.title,
     )
 
 
 def _read_packed(
-    directory: ModelDirectory, linear: Linear, config: FlashSparseConfig | None
+    directory: ModelDirectory,
+    named: Mapping[str, str],
+    linear: Linear,
+    config: FlashSparseConfig | None,
 ) -> PackedWeight:
-    if config is None:
-        raise CheckpointError(
-            f"layer {linear.name!r} {list(linear.shape)} is packed, and config.json has no "
-            "quantization_config that tells how: fetch the model again"
-        )
-    own = config.layers.get(linear.name)
-    form = get_format(own.format if own is not None else config.format)
-    infos = {name: directory.tensors.get(f"{linear.stored}.{name}") for name in form.tensor_names}
-    missing = [name for name, info in infos.items() if info is None]
-    if missing:
-        raise FormatError(
-            f"layer {linear.name!r} {list(linear.shape)}: {form.name} consists of "
-            f"{', '.join(form.tensor_names)}, and {linear.stored}.{missing[0]} is missing: fetch "
-            "the model again"
-        )
-    named = config.dtype or directory.config.get("dtype")
-    dtype = parse_dtype(named if named in ("float16", "bfloat16") else "bfloat16")
-    tensors = {name: info.read() for name, info in infos.items()}
-    return PackedWeight(form, tensors, linear.shape, dtype, config.options).validate(linear.name)
+    where = f"layer {linear.name!r} {list(linear.shape)}"
+    scheme = None if config is None else config.scheme_of(linear.name, linear.stored)
+    if scheme is None:
+        told = "has no quantization_config that tells how" if config is None else "calls it dense"
+        raise CheckpointError(f"{where} is packed, and config.json {told}: fetch the model again")
+    tensors = {own: directory.tensors[name].read() for own, name in named.items()}
+    return PackedWeight(scheme, linear.shape, tensors).validate(linear.name)
 
 
-def _try_pack(weight: Tensor, format: str) -> PackedWeight | None:
+def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:
+    """The weight in a format; None where that needs options or refuses the weight."""
+    format = get_format(name)
     try:
-        return get_format(format).pack(weight)
-    except (FormatError, TypeError):  # a pattern that the weight has not, or options it needs
+        scheme: Scheme = format.scheme(packable_dtype(format, weight.dtype))
+        return format.pack(cast(weight, scheme.dtype, "weight"), scheme)
+    except FormatError:
         return None
 
 
-def _stored_bytes(directory: ModelDirectory, linear: Linear) -> int:
-    names = {"weight", *(t for f in format_names() for t in get_format(f).tensor_names)}
-    infos = (directory.tensors.get(f"{linear.stored}.{name}") for name in names)
-    return sum(info.nbytes for info in infos if info is not None)
+def _stored_bytes(
+    directory: ModelDirectory, packed: Mapping[str, Mapping[str, str]], linear: Linear
+) -> int:
+    names = [f"{linear.stored}.weight", *packed.get(linear.stored, {}).values()]
+    return sum(directory.tensors[name].nbytes for name in names if name in directory.tensors)
 
 
 def _reason(linear: Linear, config: FlashSparseConfig | None) -> str | None:

@@ -7,14 +7,14 @@ transformers without memory (on the meta device) and asked for its nn.Linear mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..formats import format_names, get_format
+from ..formats import packed_names
 from .reader import CheckpointError, ModelDirectory
 
 
@@ -100,12 +100,13 @@ def find_linears(directory: ModelDirectory) -> list[Linear]:
     names_of: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(parameter), []).append(name)
-    suffixes = ["weight", *(t for f in format_names() for t in get_format(f).tensor_names)]
+    known = {name.removesuffix(".weight") for name in directory.tensors if name.endswith(".weight")}
+    known |= packed_names(directory.tensors).keys()
     found = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear):
             continue
-        stored = _stored_name(name, model.base_model_prefix, suffixes, directory)
+        stored = _stored_name(name, model.base_model_prefix, known)
         same = [other for other in names_of[id(module.weight)] if other != f"{name}.weight"]
         shape = tuple(module.weight.shape)
         tied_to = same[0] if same else None
@@ -124,16 +125,11 @@ def find_linears(directory: ModelDirectory) -> list[Linear]:
     return found
 
 
-def _stored_name(
-    name: str, prefix: str, suffixes: Iterable[str], directory: ModelDirectory
-) -> str | None:
+def _stored_name(name: str, prefix: str, known: Container[str]) -> str | None:
     candidates = [name]
     if prefix:
         candidates += [name.removeprefix(f"{prefix}."), f"{prefix}.{name}"]
-    for candidate in candidates:
-        if any(f"{candidate}.{suffix}" in directory.tensors for suffix in suffixes):
-            return candidate
-    return None
+    return next((candidate for candidate in candidates if candidate in known), None)
 
 
 def not_linear(directory: ModelDirectory, linears: Iterable[Linear]) -> list[str]:

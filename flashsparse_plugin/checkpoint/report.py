@@ -20,6 +20,7 @@ class LayerReport:
         bytes_dense: Of the dense weight.
         bytes_packed: Of the packed weight; None where it was not packed for comparison.
         reason: Why the layer is dense; None where it is packed.
+        scheme: Format and options that the layer was packed by, or would be.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LayerReport:
     bytes_dense: int
     bytes_packed: int | None = None
     reason: str | None = None
+    scheme: str | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -47,7 +49,7 @@ class ConversionReport:
 
     Attributes:
         source, out: The two directories.
-        format: The packed format.
+        formats: Names of the packed formats.
         dtype: Of the packed values.
         bytes_source, bytes_out: All tensors before and after.
         layers: The linear layers of the model.
@@ -58,7 +60,7 @@ class ConversionReport:
 
     source: str
     out: str
-    format: str
+    formats: list[str]
     dtype: str
     bytes_source: int
     bytes_out: int = 0
@@ -66,6 +68,11 @@ class ConversionReport:
     rounded_values: int = 0
     resumed_shards: int = 0
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def format(self) -> str:
+        """The packed formats, for people."""
+        return " and ".join(self.formats)
 
     @property
     def packed(self) -> list[LayerReport]:
@@ -80,6 +87,7 @@ class ConversionReport:
         """Returns everything as plain JSON values."""
         return {
             **asdict(self),
+            "format": self.format,
             "layers": [
                 {**asdict(x), "packed": x.is_packed, "shape": list(x.shape)} for x in self.layers
             ],

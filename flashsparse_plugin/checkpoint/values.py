@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dtypes and sizes as users write them; casting and comparing values."""
+"""Sizes as users write them, and comparing values bit for bit."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ import re
 import torch
 from torch import Tensor
 
-from ..packed import WEIGHT_DTYPES
 from .reader import CheckpointError
-
-
-def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Returns float16 or bfloat16, by name or as it is; None stays None."""
-    names = {dtype_name(known): known for known in WEIGHT_DTYPES}
-    found = names.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is None or found in WEIGHT_DTYPES:
-        return found
-    raise CheckpointError(f"dtype must be float16 or bfloat16, not {dtype}")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Returns the name that config.json uses: "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def parse_size(size: int | str) -> int:
@@ -38,27 +23,6 @@ def parse_size(size: int | str) -> int:
     return nbytes
 
 
-def cast(part: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Casts, and refuses to turn a finite value into an infinite one."""
-    if part.dtype == dtype:
-        return part
-    rounded = part.to(dtype)
-    lost = int((rounded.isinf() & part.isfinite()).sum())
-    if lost:
-        raise CheckpointError(
-            f"tensor {name!r}: {lost} of its values are too large for {dtype_name(dtype)}. Use "
-            "--dtype bfloat16 (dtype=), which has the range of float32"
-        )
-    return rounded
-
-
-def count_changed(part: Tensor, dtype: torch.dtype) -> int:
-    """Counts the values that a cast changes; NaN stays NaN."""
-    if part.dtype == dtype:
-        return 0
-    return int(((part != part.to(dtype).to(part.dtype)) & ~part.isnan()).sum())
-
-
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one dtype and size hold the same bits."""
     x, y = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
@@ -66,6 +30,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def same_bits_but_zero_sign(a: Tensor, b: Tensor) -> bool:
-    """Whether two 16-bit tensors have the same bits, +0 and -0 taken as one."""
-    x, y = a.contiguous().view(torch.int16), b.contiguous().view(torch.int16)
-    return torch.equal(x, y) or bool(((x == y) | (((x | y) & 0x7FFF) == 0)).all())
+    """Whether two tensors of one floating dtype have the same bits, +0 and -0 taken as one."""
+    integer = {2: torch.int16, 4: torch.int32}[a.dtype.itemsize]
+    x, y = a.contiguous().view(integer), b.contiguous().view(integer)
+    return torch.equal(x, y) or bool(((x == y) | ((a == 0) & (b == 0))).all())

@@ -7,24 +7,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from flashsparse_plugin.names import DEFAULT_FORMAT
+
 from .console import err, out, print_json, size, table, usage
-from .models import model_directory
+from .models import model_directory, parse_option
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ConversionReport
-
-
-class PackedDtype(str, Enum):
-    float16 = "float16"
-    bfloat16 = "bfloat16"
+    from flashsparse_plugin.packed import Format, Scheme
 
 
 def convert(
@@ -32,14 +29,16 @@ def convert(
     destination: Annotated[
         Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
     ],
-    format: Annotated[str, typer.Option(help="Packed format of the layers.")] = "tiled_csl",
+    format: Annotated[str, typer.Option(help="Packed format of the layers.")] = DEFAULT_FORMAT,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Option of the format. Can be repeated.", metavar="NAME=NUMBER"),
+        typer.Option(help="Option of the format. Can be repeated.", metavar="NAME=VALUE"),
     ] = None,
     dtype: Annotated[
-        PackedDtype | None,
-        typer.Option(help="Round all matrices to it.", show_default="as they are"),
+        str | None,
+        typer.Option(
+            help="Round all matrices to it: float16 or bfloat16.", show_default="as they are"
+        ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
@@ -74,17 +73,19 @@ def convert(
       flashsparse convert PRUNED OUT --pack-all --json
     """
     directory = model_directory(source)
-    options = dict(_option(text) for text in option or [])
-
+    options = dict(parse_option(text) for text in option or [])
     ignore = ["lm_head"] if ignore is None else ignore
     with err.status("Starting"):
         from flashsparse_plugin.checkpoint import convert_checkpoint
         from flashsparse_plugin.checkpoint.values import parse_size
         from flashsparse_plugin.formats import get_format
+        from flashsparse_plugin.formats.values import parse_dtype
         from flashsparse_plugin.matching import matches
 
     for check, value, name in (
         (get_format, format, "--format"),
+        (lambda name: name and parse_dtype(name, get_format(format).dtypes), dtype, "--dtype"),
+        (lambda given: _scheme(get_format(format), given), options, "--option"),
         (parse_size, max_shard_size, "--max-shard-size"),
         (lambda patterns: matches("", patterns), ignore, "--ignore"),
     ):
@@ -99,7 +100,7 @@ def convert(
             destination,
             format=format,
             options=options,
-            dtype=None if dtype is None else dtype.value,
+            dtype=dtype,
             ignore=ignore,
             pack_all=pack_all,
             max_shard_size=max_shard_size,
@@ -113,11 +114,8 @@ def convert(
         _show(report, seconds)
 
 
-def _option(text: str) -> tuple[str, int]:
-    name, _, number = text.partition("=")
-    if not (name.isidentifier() and number.isdecimal()):
-        raise usage(f"{text!r} is not NAME=NUMBER, such as n=2", "--option")
-    return name, int(number)
+def _scheme(format: Format, options: dict[str, Any]) -> Scheme:
+    return format.scheme(format.dtypes[-1], options)
 
 
 @contextmanager

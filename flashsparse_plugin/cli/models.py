@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .console import usage
 
@@ -34,6 +35,17 @@ def model_directory(name: str) -> Path:
             "MODEL",
         )
     return path
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """Reads NAME=VALUE, an option of a format; the format judges it."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals and value):
+        raise usage(f"{text!r} is not NAME=VALUE, such as n=2", "--option")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a word
 
 
 def load_model(

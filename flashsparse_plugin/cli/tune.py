@@ -13,23 +13,18 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, table, usage
-from .models import model_directory
+from .models import model_directory, parse_option
 
 if TYPE_CHECKING:
     from flashsparse_plugin.dataflow import Weight
     from flashsparse_plugin.dataflow.table import Entry
+    from flashsparse_plugin.packed import Scheme
 
-_STYLES = {
+_STYLES = {  # letters of implementations; one that is not here shows its own first letter
     "gemv": ("G", "black on cyan"),
     "flat_gemm": ("F", "black on green"),
     "sparse": ("S", "black on green"),
     "library": ("L", "black on yellow"),
-}
-_LEGEND = {
-    "gemv": "gemv: CUDA cores",
-    "flat_gemm": "flat_gemm: tensor cores, padded to 8 tokens",
-    "sparse": "the sparse kernel of the format",
-    "library": "torch's own linear (a packed layer is unpacked for it)",
 }
 _SHOWN = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # by engines such as vLLM
@@ -66,7 +61,14 @@ def tune(
             show_default="what the model's config says",
         ),
     ] = None,
-    format: Annotated[str, typer.Option(help="Of the packed layers.")] = "tiled_csl",
+    format: Annotated[
+        str | None,
+        typer.Option(help="Of the packed layers.", show_default="what the model's config says"),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Option of the format. Can be repeated.", metavar="NAME=VALUE"),
+    ] = None,
     estimate: Annotated[
         Estimate | None,
         typer.Option(help="Measure nothing: show what the model of bytes and latencies expects."),
@@ -93,14 +95,18 @@ def tune(
     with err.status("Starting"):
         from flashsparse_plugin import formats
 
-    if format not in formats.format_names():
-        known = ", ".join(formats.format_names())
-        raise usage(f"{format!r} is no format; there are {known}", "--format")
-    densities = [1 - each for each in (_model_sparsity(target) if sparsity is None else sparsity)]
+    stored = _stored_config(target)
+    options = dict(parse_option(text) for text in option or [])
+    try:
+        scheme = _scheme(formats, format, options, stored, dtype.value)
+    except ValueError as error:
+        raise usage(str(error), "--format") from None
+    sparsities = _stored_sparsity(stored) if sparsity is None else sparsity
+    weights = _weights(shapes, [1 - each for each in sparsities], scheme)
     if estimate is not None:
-        entries, device, path = _estimated(shapes, densities, format, estimate.value)
+        entries, device, path = _estimated(weights, estimate.value)
     else:
-        entries, device, path = _measured(shapes, densities, format, dtype.value)
+        entries, device, path = _measured(weights, dtype.value)
     if plot is not None:
         _draw(entries, device, plot)
     if as_json:
@@ -140,47 +146,64 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     return list(dict.fromkeys(shapes))
 
 
-def _model_sparsity(target: str) -> list[float]:
-    """Share of zeros that a packed model's config tells, else nothing."""
+def _stored_config(target: str) -> dict[str, Any]:
+    """The quantization_config of a model directory, as it is; empty where there is none."""
     import json
 
     path = Path(target).expanduser() / "config.json"
     if not path.is_file():
-        return []
+        return {}
     config = json.loads(path.read_text(encoding="utf-8"))
-    quantization = config.get("quantization_config") if isinstance(config, dict) else None
-    found = quantization.get("sparsity") if isinstance(quantization, dict) else None
+    found = config.get("quantization_config") if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _stored_sparsity(stored: dict[str, Any]) -> list[float]:
+    """Share of zeros that a packed model's config tells, else nothing."""
+    found = stored.get("sparsity")
     return [found] if isinstance(found, (int, float)) and 0 <= found <= 1 else []
 
 
+def _scheme(
+    formats: Any, format: str | None, options: dict[str, Any], stored: dict[str, Any], dtype: str
+) -> Scheme:
+    """The scheme that was asked for, else that of the packed model.
+
+    Raises:
+        FormatError: For a format, options or a dtype that there are not.
+    """
+    import torch
+
+    if format is None and stored.get("quant_method") == "flashsparse":
+        format, options = stored.get("format"), {**stored.get("options", {}), **options}
+    chosen = formats.get_format(format or formats.DEFAULT_FORMAT)
+    return chosen.scheme(getattr(torch, dtype), options)
+
+
 def _weights(
-    shapes: Sequence[tuple[int, int]], densities: Sequence[float], format: str
+    shapes: Sequence[tuple[int, int]], densities: Sequence[float], scheme: Scheme
 ) -> list[Weight]:
     from flashsparse_plugin.dataflow import Weight
     from flashsparse_plugin.dataflow.tuner import packed_weight
 
-    packed = [packed_weight(shape, format, d) for shape in shapes for d in densities]
+    packed = [packed_weight(shape, scheme, d) for shape in shapes for d in densities]
     return [*(Weight(shape) for shape in shapes), *packed]
 
 
 # ---- looking ------------------------------------------------------------------------------------
 
 
-def _estimated(
-    shapes: Sequence[tuple[int, int]], densities: Sequence[float], format: str, name: str
-) -> tuple[list[Entry], str, None]:
+def _estimated(weights: Sequence[Weight], name: str) -> tuple[list[Entry], str, None]:
     from flashsparse_plugin.dataflow import model
     from flashsparse_plugin.dataflow.tuner import entry_of
+    from flashsparse_plugin.gpu import find_gpu
 
-    gpu = model.find_gpu(name, (0, 0))
-    weights = _weights(shapes, densities, format)
+    gpu = find_gpu(name, (0, 0))
     entries = [entry_of(weight, model.times(weight, gpu)) for weight in weights]
     return entries, f"{gpu.name}, estimated and not measured", None
 
 
-def _measured(
-    shapes: Sequence[tuple[int, int]], densities: Sequence[float], format: str, dtype: str
-) -> tuple[list[Entry], str, Path]:
+def _measured(weights: Sequence[Weight], dtype: str) -> tuple[list[Entry], str, Path]:
     import torch
 
     from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, tuner
@@ -192,7 +215,6 @@ def _measured(
     # Before anything is measured: a table that cannot be read is an error, and not overwritten.
     before = read_table(path) if path.exists() else Table(device=key, dtype=dtype, entries=[])
     entries = []
-    weights = _weights(shapes, densities, format)
     with err.status("Measuring") as status:
         for number, weight in enumerate(weights, start=1):
 
@@ -221,26 +243,32 @@ def _measured(
 
 def _show(entries: Sequence[Entry], device: str, path: Path | None) -> None:
     """A line a layer, as in FlashDecoding++, Figure 9(c)."""
+    from flashsparse_plugin.dataflow.model import implementations_of
+
     made = table("Layer", "", _cells(str, lambda tokens: ""), "changes at", left=3)
     for entry in entries:
         shape = f"{entry.shape[0]}x{entry.shape[1]}"
-        packed = "" if entry.format == "dense" else f"{entry.format} {1 - entry.density:.0%}"
+        packed = _packed_as(entry)
 
         def name(tokens: int, entry: Entry = entry) -> str:
             return _implementation(entry, tokens)
 
-        fastest = _cells(lambda t, name=name: _STYLES[name(t)][0], lambda t: _STYLES[name(t)][1])
+        fastest = _cells(lambda t, name=name: _style(name(t))[0], lambda t: _style(name(t))[1])
         changes = ", ".join(str((each.max_tokens or 0) + 1) for each in entry.ranges[:-1])
         made.add_row(shape, Text(packed or "dense"), fastest, changes)
     for column in made.columns:
         column.no_wrap = True
-    used = {_implementation(entry, tokens) for entry in entries for tokens in _SHOWN}
+    used: dict[str, dict[str, None]] = {}  # by implementation what it is, said once
+    for entry in entries:
+        known = implementations_of(entry.scheme())
+        for name in dict.fromkeys(_implementation(entry, tokens) for tokens in _SHOWN):
+            used.setdefault(name, {})[known[name].what] = None
     out.print(Text(f"Fastest by tokens, {device}", style="bold"), "")
     out.print(made)
     out.print()
-    for name, (letter, style) in _STYLES.items():
-        if name in used:
-            out.print(Text.assemble((f" {letter} ", style), f" {_LEGEND[name]}"))
+    for name, whats in used.items():
+        letter, style = _style(name)
+        out.print(Text.assemble((f" {letter} ", style), f" {'; '.join(whats)}"))
     if path is not None:
         out.print(Text(f"\nWritten to {path}"), soft_wrap=True)
 
@@ -254,9 +282,16 @@ def _cells(text: Callable[[int], str], style: Callable[[int], str]) -> Text:
 
 
 def _implementation(entry: Entry, tokens: int) -> str:
-    from flashsparse_plugin.dataflow import Dataflow
+    return entry.plan().implementation(tokens)
 
-    return Dataflow(tuple(entry.ranges), "table", "").implementation(tokens)
+
+def _packed_as(entry: Entry) -> str:
+    scheme = entry.scheme()
+    return "" if scheme is None else f"{scheme.title} {1 - entry.density:.0%}"
+
+
+def _style(implementation: str) -> tuple[str, str]:
+    return _STYLES.get(implementation, (implementation[0].upper(), "black on magenta"))
 
 
 def _draw(entries: Sequence[Entry], device: str, path: Path) -> None:
@@ -290,7 +325,8 @@ def _draw_entry(axis: Any, entry: Entry) -> None:
                   color=colours.get(name, "tab:orange"))  # fmt: skip
     for each in entry.ranges[:-1]:
         axis.axvline((each.max_tokens or 0) + 0.5, color="0.5", linestyle="--", linewidth=1)
-    zeros = "" if entry.format == "dense" else f", {entry.format}, {1 - entry.density:.0%} zeros"
+    packed = _packed_as(entry)
+    zeros = f", {packed} zeros" if packed else ""
     axis.set_title(f"{entry.shape[0]}x{entry.shape[1]}{zeros}", fontsize=9)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:.0f}")

@@ -8,22 +8,19 @@ linear.py  what a layer is told of it when it is loaded
 tuner.py   measures, offline
 """
 
-from .linear import DenseLinear, SparseTokens, dense_linear, sparse_tokens
-from .model import BUCKETS, DENSE, PACKED, Weight
-from .table import Dataflow, DeviceKey, Table, TableError, resolve
+from .linear import DenseLinear, dense_linear, plan_of
+from .model import BUCKETS, DENSE, Weight
+from .table import DeviceKey, Table, TableError, resolve
 
 __all__ = [
     "BUCKETS",
     "DENSE",
-    "PACKED",
-    "Dataflow",
     "DenseLinear",
     "DeviceKey",
-    "SparseTokens",
     "Table",
     "TableError",
     "Weight",
     "dense_linear",
+    "plan_of",
     "resolve",
-    "sparse_tokens",
 ]

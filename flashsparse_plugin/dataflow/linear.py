@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..ops import STATUS, ops
 from ..packed import PackedWeight
+from ..plan import Plan
 from .model import Weight
-from .table import NO_LIMIT, resolve
+from .table import resolve
 
 
 @dataclass(frozen=True)
@@ -58,39 +59,20 @@ def dense_linear(weight: Tensor) -> DenseLinear | None:
     return found if found.gemv_tokens or found.flat_tokens else None
 
 
-@dataclass(frozen=True)
-class SparseTokens:
-    """The same of a packed layer: what the linear of its format takes as `sparse_tokens`.
-
-    Attributes:
-        most: The most tokens that the format's own kernel multiplies; 0: none, NO_LIMIT: any
-            number. For more the weight is unpacked, for torch's own linear.
-        reason: Why, in one sentence for people.
-    """
-
-    most: int
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.most in (0, NO_LIMIT):
-            text = "packed for any number of tokens" if self.most else "always unpacked"
-        else:
-            text = f"packed for up to {self.most} tokens, else unpacked"
-        return f"{text} ({self.reason})"
-
-
-def sparse_tokens(packed: PackedWeight) -> SparseTokens | None:
-    """Up to how many tokens a packed weight is multiplied as it is, once it is where it will stay.
+def plan_of(packed: PackedWeight) -> Plan | None:
+    """Which implementation multiplies a packed weight, once it is where it will stay.
 
     Counts the nonzeros, and so waits for the device.
 
     Returns:
-        None where there is nothing to choose, as on every CPU: the op is left to itself.
+        None where there is nothing to choose, as on every CPU: the format is left to itself.
 
     Raises:
         TableError: Where there is a table for this GPU that cannot be read.
+        FormatError: Where no table knows the weight, and its format has no cost model.
     """
     if packed.device.type != "cuda" or not STATUS["_C_cuda"].loaded:
         return None
-    flow = resolve(Weight.of(packed), packed.dtype, packed.device)
-    return SparseTokens(flow.most("sparse"), flow.reason)
+    if len(packed.format.implementations(packed.scheme)) < 2:
+        return None
+    return resolve(Weight.of(packed), packed.dtype, packed.device)

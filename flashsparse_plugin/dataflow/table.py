@@ -9,23 +9,26 @@ it is believed, and refused with a message that names the file, the rule and the
 
 from __future__ import annotations
 
-import bisect
 import json
 import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..cache import cache_directory, write_whole
+from ..formats import get_format
+from ..gpu import Gpu, find_gpu
+from ..names import DENSE
+from ..packed import Scheme
+from ..plan import Implementation, Plan
 from . import model
-from .model import Gpu, Weight
+from .model import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +41,6 @@ Tokens = Annotated[int, Field(ge=1, le=1 << 20)]
 Size = Annotated[int, Field(ge=1, lt=1 << 31)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-NO_LIMIT = (1 << 31) - 1  # tokens: more than any tensor of activations has rows
 
 
 class TableError(ValueError):
@@ -74,7 +74,7 @@ class DeviceKey(_Strict):
 
 
 class Range(_Strict):
-    """An implementation and the most tokens that it is used for; None: all that are left."""
+    """A `plan.Range` in a file: an implementation and the most tokens that it is used for."""
 
     max_tokens: Tokens | None
     implementation: Name
@@ -88,17 +88,27 @@ class Measurement(_Strict):
 
 
 class Entry(_Strict):
-    """The decision for one weight."""
+    """The decision for one weight.
+
+    Attributes:
+        shape: (out_features, in_features).
+        format: Of a packed weight, or "dense".
+        options: Of its format.
+        density: Share of the elements that are kept.
+        ranges: Rising; the last has no end.
+        measurements: What the ranges follow from.
+    """
 
     shape: tuple[Size, Size]
-    format: Name = "dense"
+    format: Name = DENSE
+    options: Annotated[dict[Name, Any], Field(max_length=20)] = {}
     density: Annotated[float, Field(ge=0, le=1)] = 1.0
     ranges: Annotated[list[Range], Field(min_length=1, max_length=16)]
     measurements: Annotated[list[Measurement], Field(max_length=100)] = []
 
     @model_validator(mode="after")
     def _check(self) -> Entry:
-        known = model.implementations_of(self.format)
+        known = model.implementations_of(self.scheme())
         where = f"{self.shape[0]}x{self.shape[1]} {self.format}"
         ends = [each.max_tokens for each in self.ranges]
         if ends[-1] is not None or None in ends[:-1]:
@@ -108,13 +118,35 @@ class Entry(_Strict):
         for each in self.ranges:
             if each.implementation not in known:
                 raise ValueError(f"{where}: {each.implementation!r} is none of {', '.join(known)}")
-            most = known[each.implementation]
+            most = known[each.implementation].most_tokens
             if most is not None and (each.max_tokens is None or each.max_tokens > most):
                 raise ValueError(f"{where}: {each.implementation} takes up to {most} tokens")
         order = [list(known).index(each.implementation) for each in self.ranges]
         if any(a >= b for a, b in zip(order, order[1:], strict=False)):
             raise ValueError(f"{where}: each but once, in the order {', '.join(known)}")
         return self
+
+    def scheme(self, dtype: torch.dtype | None = None) -> Scheme | None:
+        """The scheme that the entry is about, in a dtype or any; None for a dense weight.
+
+        Raises:
+            FormatError: For a format or options that this release does not know.
+        """
+        if self.format == DENSE:
+            return None
+        format = get_format(self.format)
+        return format.scheme(dtype or format.dtypes[-1], self.options)
+
+    def plan(self, source: Literal["table", "shipped"] = "table", reason: str = "") -> Plan:
+        ranges = ((each.max_tokens, each.implementation) for each in self.ranges)
+        return Plan.of(ranges, source, reason)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What no two entries of a table share."""
+        scheme = self.scheme()
+        title = DENSE if scheme is None else scheme.title
+        return self.shape, title, round(self.density, 3)
 
 
 class Table(_Strict):
@@ -131,18 +163,21 @@ class Table(_Strict):
     def _check(self) -> Table:
         seen = set()
         for entry in self.entries:
-            key = _key(entry)
-            if key in seen:
-                raise ValueError(f"two entries for {key[0]} {key[1]} at density {key[2]}")
-            seen.add(key)
+            if entry.key in seen:
+                raise ValueError("two entries for {} {} at density {}".format(*entry.key))
+            seen.add(entry.key)
         return self
 
     def find(self, weight: Weight) -> Entry | None:
-        """The entry of exactly this shape and format whose density is nearest, and near enough."""
+        """The entry of exactly this shape, format and options whose density is near enough.
+
+        Of several the nearest.
+        """
+        title = DENSE if weight.scheme is None else weight.scheme.title
         near = [
             (abs(entry.density - weight.density), entry)
             for entry in self.entries
-            if entry.shape == tuple(weight.shape) and entry.format == weight.format
+            if entry.key[:2] == (tuple(weight.shape), title)
         ]
         distance, entry = min(near, key=lambda pair: pair[0], default=(1.0, None))
         return entry if distance <= NEAREST_DENSITY else None
@@ -157,12 +192,8 @@ class Table(_Strict):
 
     def with_entries(self, entries: Iterable[Entry]) -> Table:
         """This table with entries added, each in the place of the one that it repeats."""
-        merged = {_key(entry): entry for entry in (*self.entries, *entries)}
+        merged = {entry.key: entry for entry in (*self.entries, *entries)}
         return self.model_copy(update={"entries": list(merged.values())})
-
-
-def _key(entry: Entry) -> tuple[tuple[int, int], str, float]:
-    return entry.shape, entry.format, round(entry.density, 3)
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -234,7 +265,7 @@ def shipped_table(gpu: Gpu) -> Table | None:
     """
     path = SHIPPED / f"{gpu.name.lower()}.json"
     table = _cached(path)
-    if table and model.find_gpu(table.device.name, table.device.capability) is not gpu:
+    if table and find_gpu(table.device.name, table.device.capability) is not gpu:
         raise TableError(
             f"{path} was made for an {table.device.name}, not for an {gpu.name}. It is a part of "
             "flashsparse-plugin: install that again"
@@ -245,43 +276,9 @@ def shipped_table(gpu: Gpu) -> Table | None:
 # ---- the decision -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Dataflow:
-    """Which implementation a weight is multiplied by, for any number of tokens.
-
-    Attributes:
-        ranges: Rising; the last has no end.
-        source: Which of them decided: "table" (the user's), "shipped" (the package's table),
-            "model" (of bytes and latencies), or "device" (there is nothing to choose).
-        reason: One sentence for people.
-    """
-
-    ranges: tuple[Range, ...]
-    source: Literal["table", "shipped", "model", "device"]
-    reason: str
-
-    def implementation(self, tokens: int) -> str:
-        """The name of the implementation for a number of tokens."""
-        return self.ranges[bisect.bisect_left(self._ends, tokens)].implementation
-
-    def most(self, implementation: str) -> int:
-        """The most tokens that an implementation is used for.
-
-        0 where it is not used, NO_LIMIT where it is for all that the others leave.
-        """
-        for each in self.ranges:
-            if each.implementation == implementation:
-                return NO_LIMIT if each.max_tokens is None else each.max_tokens
-        return 0
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return [each.max_tokens for each in self.ranges[:-1]]
-
-
 def ranges_of(
     found: Mapping[int, Mapping[str, float]],
-    implementations: Mapping[str, int | None],
+    implementations: Mapping[str, Implementation],
     margin: float = model.MARGIN,
 ) -> list[Range]:
     """The ranges that follow from times.
@@ -293,8 +290,7 @@ def ranges_of(
 
     Args:
         found: Seconds of the implementations, by tokens.
-        implementations: `Weight.implementations`: names in order, the library last, and the most
-            tokens of each.
+        implementations: `Weight.implementations`, in order; the last takes any number of tokens.
         margin: What a kernel for dense layers must be faster by, as a share.
     """
     names, tokens = list(implementations), sorted(found)
@@ -302,7 +298,7 @@ def ranges_of(
         count: {
             name: seconds
             for name, seconds in times.items()
-            if implementations[name] is None
+            if implementations[name].most_tokens is None
             or seconds * (1 + margin) <= times.get(names[-1], math.inf)
         }
         for count, times in found.items()
@@ -314,7 +310,7 @@ def ranges_of(
         if begin < end
     ]
     last = ranges[-1].implementation
-    if implementations[last] is None:
+    if implementations[last].most_tokens is None:
         ranges.pop()
     else:
         last = names[-1]
@@ -324,7 +320,7 @@ def ranges_of(
 _told: set[str] = set()
 
 
-def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Dataflow:
+def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Plan:
     """Decides once, when a layer is loaded, what will multiply it. Logs a new reason once.
 
     Asks the user's table of this GPU and dtype, then the table that ships for GPUs of its class,
@@ -337,6 +333,7 @@ def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> D
 
     Raises:
         TableError: Where there is a table for this GPU that cannot be read.
+        FormatError: Where no table knows the weight, and its format has no cost model.
     """
     found = _decide(weight, str(dtype).removeprefix("torch."), torch.device(device))
     if found.reason not in _told:
@@ -345,27 +342,31 @@ def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> D
     return found
 
 
-def _decide(weight: Weight, dtype: str, device: torch.device) -> Dataflow:
+def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan:
     if device.type != "cuda" or dtype not in ("float16", "bfloat16"):
         # torch's own linear for any number of tokens, or the format's own kernels.
-        name = "library" if weight.format == "dense" else "sparse"
-        only = Range(max_tokens=None, implementation=name)
+        known = list(weight.implementations)
         where = f"on {device.type}" if device.type != "cuda" else f"in {dtype}"
-        return Dataflow((only,), "device", f"{where} every layer has one implementation")
+        return Plan.of(
+            [(None, known[-1] if weight.scheme is None else known[0])],
+            "device",
+            f"{where} every layer has one implementation",
+        )
     key = DeviceKey.of(device)
     path = table_path(key, dtype)
     own = _cached(path)
     if own and (own.device, own.dtype) == (key, dtype) and (entry := own.find(weight)):
-        return Dataflow(tuple(entry.ranges), "table", f"{weight}: {own.origin}, in {path}")
-    gpu = model.find_gpu(key.name, key.capability)
+        return entry.plan("table", f"{weight}: {own.origin}, in {path}")
+    gpu = find_gpu(key.name, key.capability)
     shipped = shipped_table(gpu)
     # A class may hold other generations, too, whose kernels are others.
     same = shipped is not None and shipped.device.capability == key.capability
     if same and (entry := shipped.find(weight)):
         reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
-        return Dataflow(tuple(entry.ranges), "shipped", reason)
-    return Dataflow(
-        tuple(ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)),
+        return entry.plan("shipped", reason)
+    ranges = ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)
+    return Plan.of(
+        ((each.max_tokens, each.implementation) for each in ranges),
         "model",
         f"{weight}: estimated by the model of an {gpu.name}, as no table has this shape and "
         "density; `flashsparse tune` measures",

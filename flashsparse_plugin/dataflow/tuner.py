@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..formats import pack
 from ..ops import STATUS, ops
-from ..packed import PackedWeight
+from ..packed import PackedWeight, Scheme
+from ..plan import Plan
 from .model import BUCKETS, MARGIN, Weight
 from .table import Entry, Measurement, ranges_of
 
@@ -99,11 +99,19 @@ def require_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def packed_weight(shape: tuple[int, int], format: str, density: float) -> Weight:
-    """A layer's weight in a format, whose bytes are those of a random sample, scaled."""
-    sample = random_weight((512, 512), density, torch.bfloat16)
-    nbytes = pack(sample, format).nbytes * shape[0] * shape[1] // sample.numel()
-    return Weight(shape, format, density, nbytes)
+def packed_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> Weight:
+    """A layer's weight by a scheme, whose density and bytes are those of a random sample, scaled.
+
+    Args:
+        shape: (out_features, in_features).
+        scheme: How it is packed. A pattern may keep less than `density`.
+        density: Share of the elements that are kept at random.
+    """
+    random = random_weight((512, 512), density, scheme.dtype)
+    sample = scheme.format.conform(random, scheme)
+    packed = scheme.format.pack(sample, scheme)
+    nbytes = packed.nbytes * shape[0] * shape[1] // sample.numel()
+    return Weight(shape, scheme, density if sample is random else packed.density, nbytes)
 
 
 def random_weight(
@@ -130,8 +138,9 @@ class _Layer:
         dense = random_weight(weight.shape, weight.density, dtype, device)
         made: Tensor | PackedWeight = dense
         nbytes = dense.nbytes
-        if weight.format != "dense":
-            made = pack(dense, weight.format).prepare(device)
+        if weight.scheme is not None:
+            format = weight.scheme.format
+            made = format.pack(format.conform(dense, weight.scheme), weight.scheme).prepare(device)
             nbytes = made.nbytes
         count = max(2, cold_bytes // nbytes + 1)
         self.copies = [made, *(_copy(made) for _ in range(count - 1))]
@@ -140,9 +149,10 @@ class _Layer:
         generator = torch.Generator(self._device).manual_seed(tokens)
         size = (tokens, self._weight.shape[1])
         x = torch.randn(size, generator=generator, device=self._device).to(self._dtype)
-        implementations = _dense_calls(x) if self._weight.format == "dense" else _packed_calls(x)
-        for name, multiply in implementations.items():
-            most = self._weight.implementations[name]
+        known = self._weight.implementations
+        calls = _dense_calls(x) if self._weight.scheme is None else _packed_calls(x, known)
+        for name, multiply in calls.items():
+            most = known[name].most_tokens
             if most is None or tokens <= most:
                 yield name, partial(_next, multiply, itertools.cycle(self.copies)), len(self.copies)
 
@@ -155,7 +165,7 @@ def _copy(weight: Tensor | PackedWeight) -> Tensor | PackedWeight:
     if isinstance(weight, Tensor):
         return weight.clone()
     tensors = {name: tensor.clone() for name, tensor in weight.tensors.items()}
-    return PackedWeight(weight.format, tensors, weight.shape, weight.dtype, weight.options)
+    return PackedWeight(weight.scheme, weight.shape, tensors)
 
 
 def _dense_calls(x: Tensor) -> dict[str, Callable[[Tensor], object]]:
@@ -166,11 +176,12 @@ def _dense_calls(x: Tensor) -> dict[str, Callable[[Tensor], object]]:
     }
 
 
-def _packed_calls(x: Tensor) -> dict[str, Callable[[PackedWeight], object]]:
-    return {
-        "sparse": lambda weight: weight.linear(x, sparse_tokens=len(x)),
-        "library": lambda weight: weight.linear(x, sparse_tokens=0),
-    }
+def _packed_calls(x: Tensor, names: Iterable[str]) -> dict[str, Callable[[PackedWeight], object]]:
+    return {name: partial(_multiply, x, Plan.only(name)) for name in names}
+
+
+def _multiply(x: Tensor, plan: Plan, weight: PackedWeight) -> Tensor:
+    return weight.linear(x, plan=plan)
 
 
 def measure(
@@ -185,8 +196,8 @@ def measure(
     """Times every implementation of one layer and draws the inflection points.
 
     Args:
-        weight: Shape, format and density of the layer; its values are random.
-        dtype: float16 or bfloat16.
+        weight: Shape, scheme and density of the layer; its values are random.
+        dtype: float16 or bfloat16, that of the scheme where there is one.
         device: Where to measure.
         timer: `graph_timer`.
         cold_bytes: Of the copies of the weight in all.
@@ -208,6 +219,7 @@ def entry_of(
     return Entry(
         shape=weight.shape,
         format=weight.format,
+        options={} if weight.scheme is None else weight.scheme.values,
         density=weight.density,
         ranges=ranges_of(found, weight.implementations, margin),
         measurements=[

@@ -1,6 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed formats: one file a format, and the registry that knows them by name."""
+"""Packed formats: one folder a format, and the registry that knows them by name."""
 
-from .registry import format_names, get_format, pack
+from .registry import (
+    DEFAULT_FORMAT,
+    all_formats,
+    format_names,
+    get_format,
+    pack,
+    packed_names,
+    register_format,
+)
 
-__all__ = ["format_names", "get_format", "pack"]
+__all__ = [
+    "DEFAULT_FORMAT",
+    "all_formats",
+    "format_names",
+    "get_format",
+    "pack",
+    "packed_names",
+    "register_format",
+]

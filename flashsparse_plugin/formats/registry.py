@@ -3,42 +3,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from torch import Tensor
 
+from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
+from .interleaved_bitmap import InterleavedBitmap
 from .tiled_csl import TiledCSL
 
-_FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (TiledCSL(),)}
+_FORMATS: dict[str, Format] = {}
+
+
+def register_format(format: Format) -> None:
+    """Makes a format known by its name, to this process.
+
+    Raises:
+        FormatError: Where the name is taken by another format.
+    """
+    if _FORMATS.setdefault(format.name, format) is not format:
+        raise FormatError(f"there is a format called {format.name!r} already")
+
+
+for _format in (TiledCSL(), InterleavedBitmap()):
+    register_format(_format)
+
+
+def all_formats() -> tuple[Format, ...]:
+    """Every format, runtime forms included."""
+    return tuple(_FORMATS.values())
 
 
 def format_names() -> tuple[str, ...]:
     """Names of the formats that a weight can be packed to and stored in."""
-    return tuple(_FORMATS)
+    return tuple(name for name, format in _FORMATS.items() if format.on_disk)
 
 
 def get_format(name: str) -> Format:
     """Returns the format called `name`.
 
     Raises:
-        FormatError: Where there is none, listing those that exist.
+        FormatError: Where there is none that can be stored, listing those that can.
     """
-    try:
+    if name in format_names():
         return _FORMATS[name]
-    except KeyError:
-        raise FormatError(
-            f"unknown format {name!r}; this version of flashsparse-plugin knows "
-            f"{', '.join(_FORMATS)}"
-        ) from None
+    raise FormatError(
+        f"unknown format {name!r}; this version of flashsparse-plugin knows "
+        f"{', '.join(format_names())}"
+    )
 
 
-def pack(weight: Tensor, format: str = "tiled_csl", **options: int) -> PackedWeight:
+def packed_names(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Finds the packed layers among tensor names.
+
+    Args:
+        names: Of all tensors of a checkpoint.
+
+    Returns:
+        For each packed layer its tensors: the tensor's own name ("weight_packed") to its full name.
+        A layer that has a dense weight beside a scale is not packed.
+    """
+    own = {name for format in _FORMATS.values() if format.on_disk for name in format.tensor_names}
+    principal = {format.tensor_names[0] for format in _FORMATS.values() if format.on_disk}
+    layers: dict[str, dict[str, str]] = {}
+    for name in names:
+        layer, _, last = name.rpartition(".")
+        if last in own:
+            layers.setdefault(layer, {})[last] = name
+    dense = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    return {
+        layer: tensors
+        for layer, tensors in layers.items()
+        if layer not in dense or principal & tensors.keys()
+    }
+
+
+def pack(
+    weight: Tensor,
+    format: str = DEFAULT_FORMAT,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> PackedWeight:
     """Packs one weight.
 
     Args:
-        weight: [out_features, in_features], float16 or bfloat16. Elements equal to zero are
-            dropped; all others are kept bit for bit, NaN and infinities included.
+        weight: [out_features, in_features] of a dtype that the format takes (for unstructured
+            formats float16 or bfloat16). Elements equal to zero are dropped; all others are kept
+            bit for bit, NaN and infinities included.
         format: One of `format_names()`.
-        **options: Options of the format.
+        options: Options of the format, by name.
+        **more: The same as keywords: `pack(weight, "nm_vector", n=2, m=4)`.
 
     Returns:
         The packed weight on the device of `weight`; `.unpack()` gives it back.
@@ -48,7 +103,4 @@ def pack(weight: Tensor, format: str = "tiled_csl", **options: int) -> PackedWei
             does not have.
     """
     chosen = get_format(format)
-    try:
-        return chosen.pack(weight, **options)
-    except TypeError as error:
-        raise FormatError(f"{format} cannot be packed with options {options}: {error}") from None
+    return chosen.pack(weight, chosen.scheme(weight.dtype, {**(options or {}), **more}))

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled ops, `torch.ops.flashsparse.*`, loaded and completed for torch.compile."""
+"""The compiled ops, `torch.ops.flashsparse.*`, loaded and completed for torch.compile.
 
-from .library import STATUS
-from .schema import ops
+Those of dense layers and of attention are completed here, those of a packed format in its folder
+of `formats/`.
+"""
 
-__all__ = ["STATUS", "ops"]
+from . import attention, dense
+from .library import STATUS, ops
+
+__all__ = ["STATUS", "attention", "dense", "ops"]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats import pack
+from flashsparse_plugin.formats.values import cast, count_changed
 from flashsparse_plugin.linear import SparseLinear
-from flashsparse_plugin.packed import FormatError, PackedWeight
+from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_weight
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ class Conversion:
 
     Attributes:
         config: How to prune and pack.
-        targets: Layer name -> format.
+        targets: Layer name -> scheme.
         offloaded: Layers that will live on disk, or on the CPU while a GPU runs them. These keep
             the storage form; the others go straight into the form that their device reads.
-        rounded: Layers whose values changed because the file has more digits than `config.dtype`.
+        rounded: Layers whose values changed because the file has more digits than their scheme.
         error: The first failure. transformers would only log it and fill the layer with random
             numbers, so it is kept here and raised when loading is through.
     """
 
     config: FlashSparseConfig
-    targets: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, Scheme] = field(default_factory=dict)
     offloaded: set[str] = field(default_factory=set)
     rounded: list[str] = field(default_factory=list)
     error: Exception | None = None
@@ -58,33 +58,18 @@ class Conversion:
             )
         if self.config.pruning == "magnitude":
             weight = prune_weight(weight, self.config.sparsity, name=name)
-        weight, options = self._round(name, weight), self.config.options
+        scheme = self.targets[name]
+        if count_changed(weight, scheme.dtype):
+            self.rounded.append(name)
+        weight = cast(weight, scheme.dtype, f"{name}.weight")
         if name in self.offloaded:
-            packed = pack(weight, self.targets[name], **options)
+            packed = scheme.format.pack(weight, scheme)
             layer = skeleton(packed)
             layer.bias = linear.bias
             adopt(model, name, layer)
             return {f"{name}.{key}": value for key, value in packed.tensors.items()}
-        adopt(
-            model,
-            name,
-            SparseLinear.from_weight(weight, linear.bias, self.targets[name], **options),
-        )
+        adopt(model, name, SparseLinear.pack(weight, linear.bias, scheme))
         return {}
-
-    def _round(self, name: str, weight: Tensor) -> Tensor:
-        dtype = getattr(torch, self.config.dtype)
-        if weight.dtype == dtype:
-            return weight
-        rounded = weight.to(dtype)
-        if bool((rounded.isinf() & weight.isfinite()).any()):
-            raise FormatError(
-                f"layer {name!r}: values up to {float(weight.abs().max()):.3g} do not fit into "
-                f'{self.config.dtype}. Remedy: FlashSparseConfig(dtype="bfloat16")'
-            )
-        if not torch.equal(rounded.to(weight.dtype), weight):
-            self.rounded.append(name)
-        return rounded
 
 
 def skeleton(packed: PackedWeight, **bias: Any) -> SparseLinear:
@@ -92,10 +77,8 @@ def skeleton(packed: PackedWeight, **bias: Any) -> SparseLinear:
     return SparseLinear(
         packed.shape[1],
         packed.shape[0],
-        format=packed.format,
-        weight_dtype=packed.dtype,
+        packed.scheme,
         sizes={name: tuple(tensor.shape) for name, tensor in packed.tensors.items()},
-        options=packed.options,
         **bias,
     )
 

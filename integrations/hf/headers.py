@@ -13,7 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
-
-_PACKED_NAMES = {name for fmt in format_names() for name in get_format(fmt).tensor_names}
 
 _REMEDY = "The checkpoint is incomplete or damaged: fetch it again, or convert the model anew."
 
@@ -66,9 +65,15 @@ class Checkpoint:
         converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
         skeleton = model.state_dict()
         checkpoint = cls()
-        for key, tensor in _headers(files).items():
-            layer, _, name = key.rpartition(".")
-            is_packed = name in _PACKED_NAMES
+        headers = _headers(files)
+        packed = {
+            key: (layer, own)
+            for layer, tensors in packed_names(headers).items()
+            for own, key in tensors.items()
+        }
+        for key, tensor in headers.items():
+            layer, name = packed.get(key, ("", ""))
+            is_packed = key in packed
             # The loader's own renaming (prefixes, old names), asked for the weight's dense name.
             target, converter = rename_source_key(
                 f"{layer}.weight" if is_packed else key,
@@ -101,7 +106,7 @@ class Checkpoint:
             name: The layer's name in the model.
             shape: (out_features, in_features) in the model.
             bias: Whether the model's layer has a bias.
-            config: What names the format.
+            config: What names the scheme.
 
         Raises:
             FormatError: Where a tensor is missing, of a wrong dtype, or there twice.
@@ -113,20 +118,19 @@ class Checkpoint:
             raise FormatError(
                 f"layer {name!r} is in the checkpoint twice, packed and dense. {_REMEDY}"
             )
-        chosen = config.format_of(name, self.stored_as[name])
-        if chosen == "dense":
+        scheme = config.scheme_of(name, self.stored_as[name])
+        if scheme is None:
             raise FormatError(
                 f"layer {name!r} is packed in the checkpoint, and config.json calls it dense. "
                 f"{_REMEDY}"
             )
-        packed = PackedWeight(
-            get_format(chosen), tensors, shape, getattr(torch, config.dtype), config.options
-        )
+        packed = PackedWeight(scheme, shape, tensors)
         try:
             packed.format.require_tensors(packed)
         except FormatError as error:
             raise FormatError(
-                f"layer {name!r}, {chosen} weight of shape {list(shape)}: {error}. {_REMEDY}"
+                f"layer {name!r}, {scheme.format.name} weight of shape {list(shape)}: {error}. "
+                f"{_REMEDY}"
             ) from None
         if bias and f"{name}.bias" not in self.dense:
             raise FormatError(f"layer {name!r}: its bias is not in the checkpoint. {_REMEDY}")

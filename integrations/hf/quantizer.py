@@ -22,9 +22,11 @@ from transformers.integrations.accelerate import get_device
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats.values import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
-from flashsparse_plugin.packed import WEIGHT_DTYPES, FormatError, PackedWeight
+from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
@@ -84,14 +86,8 @@ class FlashSparseQuantizer(HfQuantizer):
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Takes the dtype of the activations, which is that of packed values only by default."""
         config = self.quantization_config
-        if config.dtype is None and self.pre_quantized:
-            raise FormatError(
-                "the quantization_config of this checkpoint does not say which dtype its values "
-                'have. Remedy: add "dtype": "bfloat16" (or "float16") to it in config.json'
-            )
-        if config.dtype is None:
-            values = dtype if dtype in WEIGHT_DTYPES else torch.bfloat16
-            config.dtype = str(values).removeprefix("torch.")
+        if config.dtype is None and not self.pre_quantized:
+            config.dtype = dtype_name(packable_dtype(get_format(config.format), dtype))
         self.dtype = dtype
         return dtype
 
@@ -138,10 +134,10 @@ class FlashSparseQuantizer(HfQuantizer):
         config.ignore = self._ignored(model)
         _refuse_fused_experts(model, config.ignore)
         for name, linear in _linears(model):
-            chosen = config.format_of(name)
-            if chosen == "dense" or (name not in config.layers and matches(name, config.ignore)):
+            scheme = config.scheme_of(name)
+            if scheme is None or (name not in config.layers and matches(name, config.ignore)):
                 continue
-            self.conversion.targets[name] = chosen
+            self.conversion.targets[name] = scheme
             stored = checkpoint.dense.get(f"{name}.weight")
             if stored is not None and stored.is_floating_point():
                 # transformers casts to what the skeleton has. To the dtype of the file, so that
@@ -184,13 +180,14 @@ class FlashSparseQuantizer(HfQuantizer):
         layer_name, _, name = param_name.rpartition(".")
         layer = model.get_submodule(layer_name)
         if self.quantization_config.dequantize and isinstance(layer, SparseLinear):
-            if name != layer.format.tensor_names[0]:
-                return 0.0 if name in layer.format.dtypes else param.element_size()
+            names = layer.scheme.format.tensor_names
+            if name != names[0]:
+                return 0.0 if name in names else param.element_size()
             dense = layer.in_features * layer.out_features * self.dtype.itemsize
             return dense / max(param.numel(), 1)
         if layer_name in self.conversion.targets and name == "weight":
             # Not known before it is packed; a file in float32 would count double otherwise.
-            return getattr(torch, self.quantization_config.dtype).itemsize
+            return self.conversion.targets[layer_name].dtype.itemsize
         return param.element_size()
 
     # The loaded model.
@@ -248,7 +245,7 @@ class FlashSparseQuantizer(HfQuantizer):
             logger.warning(
                 "flashsparse: the values of %d layers were rounded to %s (%s, ...)",
                 len(self.conversion.rounded),
-                config.dtype,
+                dtype_name(self.conversion.targets[self.conversion.rounded[0]].dtype),
                 self.conversion.rounded[0],
             )
         if not weights:
@@ -261,7 +258,7 @@ class FlashSparseQuantizer(HfQuantizer):
             logging.WARNING if packed > dense else logging.INFO,
             "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
             len(weights),
-            config.format,
+            " and ".join(config.formats),
             dense / 1e6,
             packed / 1e6,
             100 * packed / dense,

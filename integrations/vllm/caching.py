@@ -9,7 +9,7 @@ from vllm.config import VllmConfig
 
 # Kinds of values, which are keys in `additional_config`.
 LENGTHS = "flashsparse_streams"  # of packed streams, in elements
-THRESHOLDS = "flashsparse_dataflow"  # tokens at which a layer changes its kernel
+PLANS = "flashsparse_dataflow"  # which implementation multiplies how many tokens
 
 
 def count_into_cache_key(vllm_config: VllmConfig, kind: str, name: str, value: Any) -> None:
@@ -21,7 +21,7 @@ def count_into_cache_key(vllm_config: VllmConfig, kind: str, name: str, value: A
 
     Args:
         vllm_config: Whose `additional_config` takes it.
-        kind: LENGTHS or THRESHOLDS.
+        kind: LENGTHS or PLANS.
         name: Of the layer.
         value: As JSON has it.
     """

@@ -10,7 +10,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from flashsparse_plugin.dataflow import DenseLinear, dense_linear
 
-from .caching import THRESHOLDS, count_into_cache_key
+from .caching import PLANS, count_into_cache_key
 from .compat import multiplies_by_torch
 from .summary import Summary
 
@@ -38,7 +38,7 @@ class _Dispatched:
         if self.linear is not None:
             self.summary.dispatched(self.name, tuple(layer.weight.shape), self.linear)
             thresholds = [self.linear.gemv_tokens, self.linear.flat_tokens]
-            count_into_cache_key(self.vllm_config, THRESHOLDS, self.name, thresholds)
+            count_into_cache_key(self.vllm_config, PLANS, self.name, thresholds)
         super().process_weights_after_loading(layer)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:

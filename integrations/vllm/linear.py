@@ -13,11 +13,12 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearMethodBase
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.dataflow import sparse_tokens
+from flashsparse_plugin.dataflow import plan_of
 from flashsparse_plugin.formats import format_names, get_format
-from flashsparse_plugin.packed import WEIGHT_DTYPES, Format, FormatError, PackedWeight
+from flashsparse_plugin.packed import Format, FormatError, PackedWeight, Scheme
+from flashsparse_plugin.plan import Plan
 
-from .caching import LENGTHS, THRESHOLDS, count_into_cache_key
+from .caching import LENGTHS, PLANS, count_into_cache_key
 from .dense import DenseLinearMethod
 from .loading import LayerLoader
 from .summary import Summary
@@ -33,8 +34,9 @@ class SparseLinearMethod(LinearMethodBase):
 
     Args:
         config: How to prune and pack.
-        format: Name of the layer's format.
-        name: Of the layer.
+        names: Of the layer as the configuration may know it: of one that vLLM merges, its parts,
+            which have one scheme.
+        name: Of vLLM's layer.
         summary: Where to take note of what became of it.
         auto: Leave the layer dense where that is smaller.
     """
@@ -42,18 +44,18 @@ class SparseLinearMethod(LinearMethodBase):
     def __init__(
         self,
         config: FlashSparseConfig,
-        format: str,
+        names: list[str],
         name: str,
         summary: Summary,
         auto: bool = False,
     ):
-        self.config, self.format, self.name = config, format, name
+        self.config, self.names, self.name = config, names, name
         self.summary, self.auto = summary, auto
         self.loader: LayerLoader | None = None
-        self.form: Format | None = None  # that of the tensors, once they are there
-        self.shape: tuple[int, int] | None = None
-        self.weight_dtype: torch.dtype | None = None
-        self.sparse_tokens: int | None = None  # that are multiplied by the packed weight as it is
+        self.held: Scheme | None = None  # of the tensors, once they are there
+        self.tensor_names: tuple[str, ...] = ()
+        self.shape: tuple[int, int] = (0, 0)
+        self.plan: Plan | None = None
         summary.expected += 1
 
     def create_weights(
@@ -71,17 +73,18 @@ class SparseLinearMethod(LinearMethodBase):
         device = torch.empty(0).device  # vLLM creates a model under the device it will run on
         vllm_config = get_current_vllm_config()
 
-        def finish(weight: Tensor) -> None:
+        def finish(weight: Tensor | PackedWeight) -> None:
             self._finish(layer, weight, params_dtype, device, vllm_config)
 
         self.loader = LayerLoader(
             layer,
             self.name,
             self.config,
-            self.format,
+            lambda *dtypes: self.config.scheme_of(self.names[0], dtypes=dtypes),
             (sum(output_partition_sizes), input_size_per_partition),
             len(output_partition_sizes),
             params_dtype,
+            device,
             weight_loader,
             finish,
         )
@@ -97,80 +100,92 @@ class SparseLinearMethod(LinearMethodBase):
         self.summary.finish_layer()
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        tensors = {name: getattr(layer, name) for name in self.form.tensor_names}
-        return self.form.linear(
-            x, tensors, self.shape[0], self.weight_dtype, bias, self.sparse_tokens
-        )
+        tensors = {name: getattr(layer, name) for name in self.tensor_names}
+        return self.held.format.linear(x, self.held, self.shape, tensors, bias, self.plan)
 
     # The complete weight.
 
     def _finish(
         self,
         layer: nn.Module,
-        weight: Tensor,
+        weight: Tensor | PackedWeight,
         dtype: torch.dtype,
         device: torch.device,
         vllm_config: VllmConfig,
     ) -> None:
-        """Packs a weight [out_features, in_features], or leaves the layer dense after all."""
+        """Holds a weight packed, or leaves the layer dense after all.
+
+        Args:
+            layer: vLLM's layer.
+            weight: [out_features, in_features], dense in main memory, or packed on `device`.
+            dtype: Of the model's activations.
+            device: Where the layer runs.
+            vllm_config: Of the engine.
+        """
         for name in self.loader.placeholders:
             delattr(layer, name)
+        if self.loader.rounded:
+            self.summary.rounded.append(self.name)
         if self.config.dequantize:
             self.summary.left_dense(self.name, "unpacked, as --sparse-method none asks")
         else:
-            packed = self._pack(self._round(weight), device)
+            packed = (
+                weight.prepare(device)
+                if isinstance(weight, PackedWeight)
+                else self._pack(weight.to(device), self.loader.scheme)
+            )
             if not self.auto or packed.nbytes < packed.dense_nbytes:
                 self._hold(layer, packed, vllm_config)
                 return
             self.summary.left_dense(self.name, "not sparse enough to gain from packing")
-        dense = Parameter(weight.to(device=device, dtype=dtype), requires_grad=False)
+        unpacked = weight.unpack() if isinstance(weight, PackedWeight) else weight
+        dense = Parameter(unpacked.to(device=device, dtype=dtype), requires_grad=False)
         layer.register_parameter("weight", dense)
         layer.quant_method = _DenseAfterAll(
             self.name, self.summary, vllm_config, plain=self.config.dequantize
         )
 
     def _hold(self, layer: nn.Module, packed: PackedWeight, vllm_config: VllmConfig) -> None:
-        flow = sparse_tokens(packed)
-        self.summary.add(self.name, packed, flow)
-        self.form, self.shape, self.weight_dtype = packed.format, packed.shape, packed.dtype
+        self.plan = plan_of(packed)
+        self.summary.add(self.name, packed, self.plan)
+        self.held, self.shape, self.tensor_names = packed.scheme, packed.shape, (*packed.tensors,)
         for name, tensor in _padded(packed).items():
             layer.register_parameter(name, Parameter(tensor, requires_grad=False))
-        if self.form.stream is not None:
-            length = len(getattr(layer, self.form.stream))
-            count_into_cache_key(vllm_config, LENGTHS, self.name, length)
-        if flow is not None:
-            self.sparse_tokens = flow.most
-            count_into_cache_key(vllm_config, THRESHOLDS, self.name, [flow.most])
+        for name, spec in self.held.format.tensors(self.held, self.shape).items():
+            if None in spec.shape:
+                length = len(getattr(layer, name))
+                count_into_cache_key(vllm_config, LENGTHS, f"{self.name}.{name}", length)
+        if self.plan is not None:
+            ranges = [list(each) for each in self.plan.ranges]
+            count_into_cache_key(vllm_config, PLANS, self.name, ranges)
         if not hasattr(layer, "weight_packed"):
             # vLLM's LoRA looks for a parameter of this name to learn the device.
-            layer.register_parameter("weight_packed", getattr(layer, self.form.tensor_names[0]))
+            layer.register_parameter("weight_packed", getattr(layer, self.tensor_names[0]))
 
-    def _round(self, weight: Tensor) -> Tensor:
-        if weight.dtype in WEIGHT_DTYPES:
-            return weight
-        rounded = weight.to(torch.bfloat16)
-        if not torch.equal(rounded.to(weight.dtype), weight):
-            self.summary.rounded.append(self.name)
-        return rounded
-
-    def _pack(self, weight: Tensor, device: torch.device) -> PackedWeight:
-        """Packs on `device`, straight into the form that its kernels read."""
-        weight = weight.to(device)
-        names = (self.format,)
-        if self.auto and not self.loader.is_packed:
-            names = format_names()
+    def _pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        """Packs a dense weight where it is, straight into the form that kernels there read."""
+        schemes = [scheme]
+        if self.auto:  # every other format that needs no options
+            others = [get_format(name) for name in format_names() if name != scheme.format.name]
+            for format in others:
+                if weight.dtype in format.dtypes and not _needs_options(format):
+                    schemes.append(format.scheme(weight.dtype))
         made, error = [], None
-        for name in names:
+        for each in schemes:
+            runtime = each.format.runtime(each, weight.device)
             try:
-                made.append(get_format(name).runtime(device).pack(weight, **self.config.options))
-            except (FormatError, TypeError, RuntimeError) as e:
-                error = e  # N:M formats do not take every weight, nor do they work without options
+                made.append(runtime.format.pack(weight, runtime))
+            except FormatError as e:  # a pattern that the weight does not follow
+                error = error or e
         if not made:
             raise FormatError(
-                f"layer {self.name!r} {list(weight.shape)} cannot be packed as {self.format}: "
-                f"{str(error).splitlines()[0]}"
+                f"layer {self.name!r} {list(weight.shape)} cannot be packed as {scheme}: {error}"
             )
-        return min(made, key=lambda packed: packed.nbytes).to(device)
+        return min(made, key=lambda packed: packed.nbytes)
+
+
+def _needs_options(format: Format) -> bool:
+    return any(field.is_required() for field in format.Options.model_fields.values())
 
 
 class _DenseAfterAll(DenseLinearMethod):
@@ -182,11 +197,11 @@ class _DenseAfterAll(DenseLinearMethod):
 
 
 def _padded(packed: PackedWeight) -> dict[str, Tensor]:
-    """The tensors of a weight, with its stream padded to a bucket; kernels go by the offsets."""
+    """The tensors of a weight, its streams padded to a bucket; kernels go by the offsets."""
     tensors = dict(packed.tensors)
-    stream = packed.format.stream
-    if stream is not None:
-        bucket = max(2, int(_BUCKET * packed.shape[0] * packed.shape[1]))
-        padding = (bucket // 2 - len(tensors[stream])) % bucket
-        tensors[stream] = F.pad(tensors[stream], (0, padding))
+    for name, spec in packed.format.tensors(packed.scheme, packed.shape).items():
+        if None in spec.shape:
+            bucket = max(2, int(_BUCKET * packed.shape[0] * packed.shape[1]))
+            padding = (bucket // 2 - len(tensors[name])) % bucket
+            tensors[name] = F.pad(tensors[name], (0, padding))
     return tensors

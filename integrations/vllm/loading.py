@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fills one layer from a checkpoint and packs it as soon as it is complete.
+"""Fills one layer from a checkpoint, which is dense or packed.
 
 vLLM hands over what it reads tensor by tensor, each for a layer or for one shard of a merged
-layer. Whether the checkpoint is dense or packed, a shard ends as rows of one dense weight in main
-memory, placed there by the weight loader of vLLM's own layer, which knows about tensor parallelism,
-replicated key and value heads, layers fused on disk and the padding of vocabularies. When the last
-shard is there the weight is packed and the dense one let go: one dense layer is in memory at a
-time.
+layer. The weight loader of vLLM's own layer knows which rows and columns of it belong to this
+process: about tensor parallelism, replicated key and value heads, layers fused on disk and the
+padding of vocabularies. It is asked in two ways:
+
+- Of a dense checkpoint it places the rows themselves into one dense weight in main memory. When the
+  last shard is there the weight is packed and the dense one let go.
+- Of a packed checkpoint it places the numbers of the rows. What it took is cut out of the packed
+  shards and joined, by the format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,8 +25,8 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.packed import WEIGHT_DTYPES, FormatError, PackedWeight
+from flashsparse_plugin.formats.values import cast, count_changed
+from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 
 ShardId = Any  # None, "q" "k" "v", a number, or a tuple of numbers: vLLM's names of shards
 
@@ -35,16 +38,17 @@ class LayerLoader:
         layer: vLLM's layer.
         name: Its full name.
         config: How to prune and pack.
-        format: Name of the packed format.
+        scheme_of: The layer's scheme; takes dtypes to pack in, in order of preference.
         shape: (out_features, in_features) of this process's part of the layer.
         shards: How many logical layers vLLM merged into it.
         dtype: Of the model's activations.
+        device: Where the layer will run.
         place: vLLM's own weight loader of the layer.
-        finish: Called with the complete dense weight, on the CPU.
+        finish: Called with the complete weight, dense on the CPU, or packed on `device`.
 
     Attributes:
         placeholders: Empty parameters, to be registered with the layer for loading.
-        is_packed: What the checkpoint turned out to be.
+        rounded: Whether values were changed to pack them.
     """
 
     def __init__(
@@ -52,37 +56,43 @@ class LayerLoader:
         layer: nn.Module,
         name: str,
         config: FlashSparseConfig,
-        format: str,
+        scheme_of: Callable[..., Scheme],
         shape: tuple[int, int],
         shards: int,
         dtype: torch.dtype,
+        device: torch.device,
         place: Callable[..., None],
-        finish: Callable[[Tensor], None],
+        finish: Callable[[Tensor | PackedWeight], None],
     ):
-        self.layer, self.name, self.config = layer, name, config
-        self.format = get_format(format)
-        self.shape, self.shards, self.dtype = shape, shards, dtype
+        self.layer, self.name, self.config, self.scheme_of = layer, name, config, scheme_of
+        self.scheme = scheme_of(dtype)
+        self.shape, self.shards, self.dtype, self.device = shape, shards, dtype, device
         self.place, self.finish = place, finish
-        self.weight: Parameter | None = None  # the dense weight that is being filled
-        self.is_packed: bool | None = None
+        self.rounded = False
         self.missing = set(range(shards))
+        self.is_packed: bool | None = None  # what the checkpoint turned out to be
+        self.weight: Parameter | None = None  # of a dense checkpoint: the weight being filled
         self.streams: dict[ShardId, dict[str, Tensor]] = {}  # packed shards not complete yet
+        self.parts: list[tuple[int, PackedWeight]] = []  # packed parts and their first rows
         self.placeholders = self._placeholders()
 
     @property
     def done(self) -> bool:
         return not self.missing
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the packed tensors."""
+        return tuple(self.scheme.format.tensors(self.scheme, self.shape))
+
     def _placeholders(self) -> dict[str, Parameter]:
         """Makes empty parameters under every name that the checkpoint may have for the layer."""
-        dense = Parameter(torch.empty(0, dtype=self.dtype), requires_grad=False)
-        dense.output_dim, dense.input_dim = 0, 1
+        dense = _parameter(torch.empty(0, dtype=self.dtype))
         dense.weight_loader = self._load_dense
         made = {"weight": dense}
-        for name, dtype in self.format.dtypes.items():
-            packed = Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
-            packed.weight_loader = self._loader_of(name)
-            made[name] = packed
+        for name, spec in self.scheme.format.tensors(self.scheme, self.shape).items():
+            made[name] = Parameter(torch.empty(0, dtype=spec.dtype), requires_grad=False)
+            made[name].weight_loader = self._loader_of(name)
         return made
 
     def require_complete(self) -> None:
@@ -90,7 +100,7 @@ class LayerLoader:
         if self.done:
             return
         incomplete = [streams.keys() for streams in self.streams.values()]
-        absent = [name for name in self.format.dtypes if any(name not in k for k in incomplete)]
+        absent = [name for name in self.names if any(name not in k for k in incomplete)]
         if absent:
             what = f"the checkpoint lacks its {', '.join(absent)}"
         elif len(self.missing) == self.shards:
@@ -119,49 +129,102 @@ class LayerLoader:
             from flashsparse_plugin.pruning import prune_weight
 
             loaded = prune_weight(loaded, self.config.sparsity, name=self.name)
-        self._fill(loaded, self._dtype_for(loaded), shard_id)
-
-    def _loader_of(self, tensor_name: str) -> Callable[..., None]:
-        def load(param: Parameter, loaded: Tensor, shard_id: ShardId = None) -> None:
-            self._note_kind(is_packed=True)
-            if shard_id is None:
-                refuse_reordered(self.layer, self.name, self.format.name)
-            streams = self.streams.setdefault(shard_id, {})
-            streams[tensor_name] = loaded
-            if streams.keys() == self.format.dtypes.keys():
-                self._fill_from_packed(self.streams.pop(shard_id), shard_id)
-
-        return load
-
-    def _fill_from_packed(self, tensors: dict[str, Tensor], shard_id: ShardId) -> None:
-        dtype = getattr(torch, self.config.dtype or "bfloat16")
-        shape = _shape_on_disk(self.layer, shard_id)
-        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-        packed = PackedWeight(self.format, tensors, shape, dtype, self.config.options)
-        self._fill(packed.validate(self._shard(shard_id)).unpack(), dtype, shard_id)
-
-    def _fill(self, rows: Tensor, dtype: torch.dtype, shard_id: ShardId) -> None:
-        """Lets vLLM place its part of the rows into the dense weight; packs after the last."""
-        if not self.missing:
-            raise FormatError(
-                f"layer {self._shard(shard_id)}: the checkpoint has it twice. Fetch it again, or "
-                "convert the model anew with `flashsparse convert`"
-            )
+        self._require_missing(shard_id)
         if self.weight is None:
-            empty = torch.empty(self.shape, dtype=dtype, device="cpu")
-            self.weight = Parameter(empty, requires_grad=False)
-            self.weight.output_dim, self.weight.input_dim = 0, 1
-        self.place(self.weight, rows, *([] if shard_id is None else [shard_id]))
+            self.scheme = self.scheme_of(self.dtype, loaded.dtype)
+            self.weight = _parameter(torch.empty(self.shape, dtype=self.scheme.dtype, device="cpu"))
+        self.rounded |= bool(count_changed(loaded, self.scheme.dtype))
+        self._place(self.weight, cast(loaded, self.scheme.dtype, f"{self.name}.weight"), shard_id)
         self.missing -= _indices(shard_id, self.shards)
         if self.done:
             weight, self.weight = self.weight.data, None
             self.finish(weight)
 
-    def _dtype_for(self, loaded: Tensor) -> torch.dtype:
-        """Dtype of the values: as configured, else the model's, else the file's, if of 16 bits."""
-        configured = getattr(torch, self.config.dtype) if self.config.dtype else None
-        candidates = (configured, self.dtype, loaded.dtype)
-        return next((d for d in candidates if d in WEIGHT_DTYPES), torch.float32)
+    def _loader_of(self, tensor_name: str) -> Callable[..., None]:
+        def load(param: Parameter, loaded: Tensor, shard_id: ShardId = None) -> None:
+            self._note_kind(is_packed=True)
+            if shard_id is None:
+                refuse_reordered(self.layer, self.name, self.scheme)
+            streams = self.streams.setdefault(shard_id, {})
+            streams[tensor_name] = loaded
+            if len(streams) == len(self.names):
+                self._take(self.streams.pop(shard_id), shard_id)
+
+        return load
+
+    # Packed shards.
+
+    def _take(self, tensors: dict[str, Tensor], shard_id: ShardId) -> None:
+        """Cuts this process's part out of a shard; joins the parts after the last."""
+        shape = _shape_on_disk(self.layer, shard_id)
+        packed = PackedWeight(self.scheme, shape, tensors).to(self.device)
+        packed.validate(self._shard(shard_id))
+        self._require_missing(shard_id)
+        try:
+            for first, rows, columns in self._taken(shape, shard_id):
+                self.parts.append((first, packed.format.cut(packed, rows, columns)))
+            self.missing -= _indices(shard_id, self.shards)
+            whole = self._join() if self.done else None
+        except FormatError as error:
+            raise FormatError(
+                f"layer {self._shard(shard_id)} {list(shape)}: {error}. Serve the model on fewer "
+                "GPUs (--tensor-parallel-size), or leave the layer dense: `flashsparse convert "
+                f"--ignore {self.name}`"
+            ) from None
+        if whole is not None:
+            self.finish(whole)
+
+    def _taken(
+        self, shape: tuple[int, int], shard_id: ShardId
+    ) -> Iterator[tuple[int, range, range]]:
+        """What this process takes of a shard.
+
+        vLLM's loader is given numbers in the place of weights: each stands for a row, and for one
+        of the blocks of columns that processes share; 0 stands for no row.
+
+        Yields:
+            Runs of rows: the first row in the layer, rows of the shard, and columns of it.
+        """
+        width = self.shape[1]
+        blocks = shape[1] // width
+        numbers = torch.arange(1, shape[0] * blocks + 1).view(shape[0], blocks)
+        placed = _parameter(torch.zeros(self.shape[0], 1, dtype=numbers.dtype))
+        self._place(placed, numbers, shard_id)
+        where = placed.data.flatten().nonzero().flatten()
+        taken = placed.data.flatten()[where] - 1
+        rows, block = taken // blocks, int(taken[0]) % blocks
+        ends = ((where.diff() != 1) | (rows.diff() != 1)).nonzero().flatten() + 1
+        for run, of in zip(where.tensor_split(ends), rows.tensor_split(ends), strict=True):
+            columns = range(block * width, (block + 1) * width)
+            yield int(run[0]), range(int(of[0]), int(of[-1]) + 1), columns
+
+    def _join(self) -> PackedWeight:
+        """Puts all parts in order, with empty rows where vLLM pads a vocabulary."""
+        joined: list[PackedWeight] = []
+        end = 0
+        for first, part in [*sorted(self.parts, key=lambda each: each[0]), (self.shape[0], None)]:
+            if first > end:
+                padding = torch.zeros(
+                    first - end, self.shape[1], dtype=self.scheme.dtype, device=self.device
+                )
+                joined.append(self.scheme.format.pack(padding, self.scheme))
+            if part is not None:
+                joined.append(part)
+                end = first + part.shape[0]
+        self.parts.clear()
+        return self.scheme.format.join(joined)
+
+    # Both.
+
+    def _place(self, parameter: Parameter, loaded: Tensor, shard_id: ShardId) -> None:
+        self.place(parameter, loaded, *([] if shard_id is None else [shard_id]))
+
+    def _require_missing(self, shard_id: ShardId) -> None:
+        if not _indices(shard_id, self.shards) <= self.missing:
+            raise FormatError(
+                f"layer {self._shard(shard_id)}: the checkpoint has it twice. Fetch it again, or "
+                "convert the model anew with `flashsparse convert`"
+            )
 
     def _note_kind(self, is_packed: bool) -> None:
         if self.is_packed is not None and self.is_packed != is_packed:
@@ -176,13 +239,20 @@ class LayerLoader:
         return repr(self.name) if shard_id is None else f"{self.name!r} (shard {shard_id})"
 
 
+def _parameter(tensor: Tensor) -> Parameter:
+    """A parameter whose dimensions vLLM's loaders know."""
+    made = Parameter(tensor, requires_grad=False)
+    made.output_dim, made.input_dim = 0, 1
+    return made
+
+
 # Architectures that store q, k and v as one weight, one after the other. All others that store one
 # weight interleave the heads, and vLLM reorders the rows of the tensor as it reads it, before it
 # reaches any layer: of packed tensors that would make nonsense, and mostly not even an error.
 _PLAIN_FUSED_QKV = {"Phi3ForCausalLM", "Phi3VForCausalLM", "Phi4MMForCausalLM"}
 
 
-def refuse_reordered(layer: nn.Module, name: str, format: str) -> None:
+def refuse_reordered(layer: nn.Module, name: str, scheme: Scheme) -> None:
     """Raises FormatError for a packed layer whose rows vLLM's model would reorder."""
     config = get_current_vllm_config_or_none()
     architecture = config.model_config.architecture if config else "this model"
@@ -190,7 +260,7 @@ def refuse_reordered(layer: nn.Module, name: str, format: str) -> None:
         raise FormatError(
             f"layer {name!r}: q, k and v are one packed weight, whose rows vLLM's {architecture} "
             "reorders while it loads, and packed rows cannot be. Serve the dense pruned model "
-            f"instead: vllm serve DENSE_MODEL --sparse-method {format}"
+            f"instead: vllm serve DENSE_MODEL --sparse-method {scheme.format.name}"
         )
 
 

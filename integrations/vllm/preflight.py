@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
 from flashsparse_plugin.checkpoint.linears import Linear, find_linears
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
@@ -77,13 +75,10 @@ def packed_layers(path: str) -> frozenset[str]:
 
 
 def _packed_layers(directory: ModelDirectory) -> dict[str, dict[str, TensorInfo]]:
-    names = {name for format in format_names() for name in get_format(format).tensor_names}
-    layers: dict[str, dict[str, TensorInfo]] = {}
-    for name, info in directory.tensors.items():
-        layer, _, own = name.rpartition(".")
-        if own in names:
-            layers.setdefault(layer, {})[own] = info
-    return layers
+    return {
+        layer: {own: directory.tensors[name] for own, name in named.items()}
+        for layer, named in packed_names(directory.tensors).items()
+    }
 
 
 def _linears(directory: ModelDirectory) -> list[Linear] | None:
@@ -104,27 +99,15 @@ def _check_layer(
     config: FlashSparseConfig,
 ) -> None:
     files = ", ".join(sorted({str(info.path) for info in tensors.values()}))
-    format_name = config.format_of(name)
-    ignored = name not in config.layers and matches(name, config.ignore)
-    if ignored or format_name == "dense":
-        raise CheckpointError(
-            f"{files}: layer {name!r} is packed, and config.json calls it dense: {_REMEDY}"
-        )
-    format = get_format(format_name)
-    dtype = getattr(torch, config.dtype or "bfloat16")
-    for own, info in tensors.items():
-        if own in format.dtypes and info.dtype != format.dtypes[own]:
-            raise CheckpointError(
-                f"{files}: layer {name!r}: {own} must be {format.dtypes[own]}, not {info.dtype}: "
-                f"{_REMEDY}"
-            )
-    missing = sorted(format.dtypes.keys() - tensors.keys())
-    if missing:
-        raise CheckpointError(f"{files}: layer {name!r} lacks {', '.join(missing)}: {_REMEDY}")
-    if shape is None:
-        return
-    loaded = {own: info.read() for own, info in tensors.items()}
     try:
-        PackedWeight(format, loaded, shape, dtype, config.options).validate(name)
+        scheme = config.scheme_of(name)
+        ignored = name not in config.layers and matches(name, config.ignore)
+        if ignored or scheme is None:
+            raise FormatError(
+                f"layer {name!r} is packed, and config.json calls it dense: {_REMEDY}"
+            )
+        if shape is not None:
+            loaded = {own: info.read() for own, info in tensors.items()}
+            PackedWeight(scheme, shape, loaded).validate(name)
     except FormatError as error:
         raise CheckpointError(f"{files}: {error}") from None

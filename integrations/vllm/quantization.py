@@ -22,6 +22,7 @@ from vllm.platforms import current_platform
 
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
+from flashsparse_plugin.packed import FormatError, Scheme
 
 from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
@@ -110,12 +111,12 @@ class FlashSparseQuantization(QuantizationConfig):
         if not is_head and not isinstance(layer, LinearBase):
             return None
         self._settle()
-        format, reason = self._format_of(prefix, is_head)
-        if format is not None:
+        names, reason = self._packed_as(prefix, is_head)
+        if names:
             # Known here where the files are at hand, and in any case once its tensors arrive.
             if prefix in packed_layers(get_current_vllm_config().model_config.model):
-                refuse_reordered(layer, prefix, format)
-            return SparseLinearMethod(self.config, format, prefix, self.summary, auto=self.auto)
+                refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
+            return SparseLinearMethod(self.config, names, prefix, self.summary, auto=self.auto)
         self.summary.left_dense(prefix, reason)
         if current_platform.is_cuda():
             method = DenseHeadMethod if is_head else DenseLinearMethod
@@ -137,44 +138,48 @@ class FlashSparseQuantization(QuantizationConfig):
                     "dense with --sparse-method none"
                 )
 
-    def _format_of(self, prefix: str, is_head: bool) -> tuple[str | None, str]:
-        """Returns the format of a layer, or None and the reason why it stays dense.
+    def _packed_as(self, prefix: str, is_head: bool) -> tuple[list[str], str]:
+        """Tells whether a layer is packed, and by which names the configuration knows it.
 
         vLLM merges layers (q_proj, k_proj and v_proj into qkv_proj); a configuration may name
         either.
+
+        Returns:
+            Names that have one scheme; none where the layer stays dense, and then why.
         """
         config = self.config
         if is_head:
             text_config = get_current_vllm_config().model_config.hf_text_config
             if getattr(text_config, "tie_word_embeddings", False):
-                return None, "tied to the embedding"
+                return [], "tied to the embedding"
             if self.stored is None and "lm_head" in config.ignore:
-                return None, "output head"  # whatever this model calls it
+                return [], "output head"  # whatever this model calls it
         parent, _, own = prefix.rpartition(".")
         merged = [f"{parent}.{part}" for part in self.packed_modules_mapping.get(own, [])]
         names = merged or [prefix]
-        formats = {name: self._format_of_shard(name, prefix) for name in names}
-        chosen = set(formats.values())
-        if len(chosen) > 1:
+        schemes = {name: self._scheme_of(name, prefix) for name in names}
+        if len(set(schemes.values())) > 1:
             differing = ", ".join(
-                f"{name}: {format or 'dense'}" for name, format in formats.items()
+                f"{name}: {scheme or 'dense'}" for name, scheme in schemes.items()
             )
             raise SettingsError(
                 f"layer {prefix!r} merges layers that must be alike, and they are not ({differing})"
                 ". Treat them alike: name all of them in `ignore`, or convert the model with "
                 "`flashsparse convert --pack-all`"
             )
-        format = chosen.pop()
-        if format is not None:
-            return format, ""
+        if schemes[names[0]] is not None:
+            return names, ""
         listed = next((config.layers[name].reason for name in names if name in config.layers), None)
-        return None, listed or "ignored by name"
+        return [], listed or "ignored by name"
 
-    def _format_of_shard(self, name: str, merged: str) -> str | None:
+    def _scheme_of(self, name: str, merged: str) -> Scheme | None:
         config = self.config
-        if name in config.layers:
-            format = config.layers[name].format
-            return None if format == "dense" else format
-        if matches(name, config.ignore) or matches(merged, config.ignore):
+        if name not in config.layers and (
+            matches(name, config.ignore) or matches(merged, config.ignore)
+        ):
             return None
-        return config.format
+        dtypes = () if self.stored else (get_current_vllm_config().model_config.dtype,)
+        try:
+            return config.scheme_of(name, dtypes=dtypes)
+        except FormatError as error:
+            raise SettingsError(f"layer {name!r}: {error}") from None

@@ -102,9 +102,10 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
     settings = dict(settings)
     method = settings.pop(METHOD, None)
     named = method not in (None, AUTO, NONE)
-    if named and stored is not None and method != stored.format:
+    if named and stored is not None and [method] != stored.formats:
         raise SettingsError(
-            f"this checkpoint is packed as {stored.format}, and --sparse-method asks for {method}. "
+            f"this checkpoint is packed as {' and '.join(stored.formats)}, and --sparse-method "
+            f"asks for {method}. "
             "Serve it as it is (--sparse-method auto, or none to unpack it), or convert the dense "
             f"model with `flashsparse convert --format {method}`"
         )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flashsparse_plugin.dataflow import DenseLinear, SparseTokens
-from flashsparse_plugin.packed import Format, PackedWeight
+from flashsparse_plugin.dataflow import DenseLinear
+from flashsparse_plugin.packed import PackedWeight, Scheme
+from flashsparse_plugin.plan import Plan
 
 # Below "vllm", so that vLLM's settings of levels and handlers hold for it.
 logger = logging.getLogger("vllm.flashsparse")
@@ -43,15 +44,15 @@ class Summary:
         self.reasons[reason] += 1
         logger.debug("%s stays dense: %s", name, reason)
 
-    def add(self, name: str, weight: PackedWeight, flow: SparseTokens | None = None) -> None:
+    def add(self, name: str, weight: PackedWeight, plan: Plan | None = None) -> None:
         """Takes note of a layer that was packed, and of what decides about its kernels."""
         self.packed += 1
         self.dense_bytes += weight.dense_nbytes
         self.packed_bytes += weight.nbytes
         if weight.nbytes > weight.dense_nbytes:
             self.larger.append(name)
-        kernel = kernel_of(weight.format, weight.device)
-        self._tell(name, weight.shape, f"{kernel}, {flow}" if flow else kernel)
+        kernel = kernel_of(weight.scheme, weight.device)
+        self._tell(name, weight.shape, f"{kernel}, {plan}" if plan else kernel)
 
     def dispatched(self, name: str, shape: tuple[int, int], linear: DenseLinear) -> None:
         """Takes note of a dense layer that is not left to torch alone."""
@@ -93,9 +94,9 @@ class Summary:
         return text
 
 
-def kernel_of(form: Format, device: torch.device) -> str:
-    """Names the kernel that multiplies with a weight of this form on this device."""
-    return f"flashsparse::{form.name}_linear on {device.type.upper()}"
+def kernel_of(scheme: Scheme, device: torch.device) -> str:
+    """Names the op that multiplies with a weight of this scheme on this device."""
+    return f"flashsparse::{scheme.format.name}_linear on {device.type.upper()}"
 
 
 def kind_of(name: str) -> str:

@@ -97,7 +97,8 @@ def test_convert_errors_are_one_paragraph(tmp_path, monkeypatch):
         (["--dtype", "float32"], "float32"),
         (["--max-shard-size", "many"], "not 'many'"),
         (["--ignore", "re:("], "no regular expression"),
-        (["--option", "n"], "NAME=NUMBER"),
+        (["--option", "n"], "NAME=VALUE"),
+        (["--option", "n=2"], "has no option 'n'"),
     ],
 )
 def test_convert_wrong_usage(dense, tmp_path, options, message):

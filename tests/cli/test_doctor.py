@@ -10,10 +10,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flashsparse_plugin import diagnostics
+from flashsparse_plugin import diagnostics, selftest
 from flashsparse_plugin.attention import Counter, publish
 from flashsparse_plugin.cli import app
-from flashsparse_plugin.ops import reference, selftest
+from flashsparse_plugin.ops import reference
 
 
 def doctor(*arguments):
@@ -66,17 +66,15 @@ def test_a_wrong_op_fails(monkeypatch, op):
         return result
 
     assert selftest.check(op).status == selftest.PASS
-    monkeypatch.setattr(selftest, "_op", lambda name: wrong if name == op else getattr(right, name))
+    monkeypatch.setattr(selftest.ops, op, wrong)
     result = selftest.check(op)
     assert result.status == selftest.FAIL
     assert result.detail
 
 
 def test_a_validator_that_takes_anything_fails(monkeypatch):
-    weight = selftest._weights()[0]
-    count = weight.count_nonzero()
-    monkeypatch.setattr(selftest, "_op", lambda name: lambda *args: count)
-    monkeypatch.setattr(selftest, "_weights", lambda: [weight])
+    count = selftest._weight(torch.float16).count_nonzero()
+    monkeypatch.setattr(selftest.ops, "tiled_csl_validate", lambda *args: count)
     assert "cut short" in selftest.check("tiled_csl_validate").detail
 
 
@@ -84,7 +82,7 @@ def test_nan_is_not_within_the_limit(monkeypatch):
     def nan(x, *args):
         return torch.full((len(x), 200), torch.nan, dtype=x.dtype)
 
-    monkeypatch.setattr(selftest, "_op", lambda name: nan)
+    monkeypatch.setattr(selftest.ops, "tiled_csl_linear", nan)
     assert selftest.check("tiled_csl_linear").status == selftest.FAIL
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.dataflow import DeviceKey, Weight, model, table, tuner
 from flashsparse_plugin.dataflow.table import read_table, table_path
+from flashsparse_plugin.gpu import GPUS
 
 GPU = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
 
@@ -35,7 +36,7 @@ def pretended_gpu(monkeypatch, tmp_path):
 
     def measure(weight, dtype, device, timer, cold_bytes, on_measured):
         on_measured(1)
-        return tuner.entry_of(weight, model.times(weight, model.GPUS[0]))
+        return tuner.entry_of(weight, model.times(weight, GPUS[0]))
 
     monkeypatch.setattr(tuner, "measure", measure)
     table._cached.cache_clear()
@@ -62,9 +63,7 @@ def test_an_estimate_is_shown_and_marked_as_one():
 
 def test_an_estimate_is_that_of_the_model():
     found = entries(tune("4096x4096", "--estimate", "H200", "--json"))
-    expected = tuner.entry_of(
-        Weight((4096, 4096)), model.times(Weight((4096, 4096)), model.GPUS[0])
-    )
+    expected = tuner.entry_of(Weight((4096, 4096)), model.times(Weight((4096, 4096)), GPUS[0]))
     assert found == [expected.model_dump(mode="json")]
 
 
@@ -126,7 +125,7 @@ def test_a_plot_without_matplotlib_tells_the_remedy(monkeypatch, tmp_path):
         (["no/such/model"], "is no directory"),
         (["0x4096"], "between 1 and"),
         (["4096x99999999999"], "between 1 and"),
-        (["4096x4096", "--format", "zip"], "'zip' is no format; there are tiled_csl"),
+        (["4096x4096", "--format", "zip"], "unknown format 'zip'"),
         (["4096x4096", "--sparsity", "1.5"], "--sparsity"),
         (["4096x4096", "--estimate", "TPU"], "--estimate"),
     ],

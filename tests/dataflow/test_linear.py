@@ -12,15 +12,15 @@ from torch.profiler import ProfilerActivity, profile
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import (
     DenseLinear,
-    SparseTokens,
     TableError,
     Weight,
     dense_linear,
     linear,
-    sparse_tokens,
+    plan_of,
 )
-from flashsparse_plugin.dataflow.table import NO_LIMIT, Dataflow, Range
+from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.plan import NO_LIMIT, Plan
 
 OUT, IN = 30, 70
 OPS = ("flashsparse::gemv", "flashsparse::flat_gemm")
@@ -136,7 +136,7 @@ def test_one_graph_for_any_number_of_tokens():
 
 def test_on_a_cpu_a_layer_stays_as_it_is():
     weight = torch.ones(OUT, IN).bfloat16()
-    assert dense_linear(weight) is None and sparse_tokens(fs.pack(weight)) is None
+    assert dense_linear(weight) is None and plan_of(fs.pack(weight)) is None
 
 
 @pytest.fixture
@@ -144,8 +144,7 @@ def resolved(monkeypatch):
     """Pretends to be on a GPU where the given ranges were found; returns what was looked up."""
 
     def pretend(*ranges, loaded=True):
-        found = (Range(max_tokens=most, implementation=name) for most, name in ranges)
-        flow = Dataflow(tuple(found), "table", "so")
+        flow = Plan.of(ranges, "table", "so")
         monkeypatch.setattr(linear, "STATUS", {"_C_cuda": SimpleNamespace(loaded=loaded)})
         asked = []
         monkeypatch.setattr(linear, "resolve", lambda *about: asked.append(about) or flow)
@@ -156,7 +155,8 @@ def resolved(monkeypatch):
 
 ON_GPU = SimpleNamespace(
     **{"shape": (OUT, IN), "dtype": torch.float16, "device": torch.device("cuda"), "is_cuda": True},
-    **{"format": SimpleNamespace(name="tiled_csl"), "density": 0.25, "nbytes": 600},
+    **{"scheme": get_format("tiled_csl").scheme(torch.float16), "density": 0.25, "nbytes": 600},
+    format=get_format("tiled_csl"),
 )
 LIBRARY = (None, "library")
 
@@ -179,22 +179,22 @@ def test_a_dataflow_becomes_two_thresholds(resolved, ranges, expected):
 @pytest.mark.parametrize(
     ("ranges", "most", "told"),
     [
-        ([(192, "sparse"), LIBRARY], 192, "packed for up to 192 tokens, else unpacked (so)"),
-        ([LIBRARY], 0, "always unpacked (so)"),
-        ([(None, "sparse")], NO_LIMIT, "packed for any number of tokens (so)"),
+        ([(192, "sparse"), LIBRARY], 192, "sparse for up to 192 tokens, else library (so)"),
+        ([LIBRARY], 0, "library for any number of tokens (so)"),
+        ([(None, "sparse")], NO_LIMIT, "sparse for any number of tokens (so)"),
     ],
 )
-def test_a_packed_weight_has_one_threshold(resolved, ranges, most, told):
+def test_a_packed_weight_has_a_plan(resolved, ranges, most, told):
     asked = resolved(*ranges)
-    found = sparse_tokens(ON_GPU)
-    assert found == SparseTokens(most, "so") and str(found) == told
-    weight = Weight((OUT, IN), "tiled_csl", 0.25, 600)
+    found = plan_of(ON_GPU)
+    assert found.most("sparse") == most and str(found) == told
+    weight = Weight((OUT, IN), ON_GPU.scheme, 0.25, 600)
     assert asked == [(weight, torch.float16, torch.device("cuda"))]
 
 
 def test_without_cuda_kernels_there_is_nothing_to_choose(resolved):
     asked = resolved((2, "gemv"), LIBRARY, loaded=False)
-    assert dense_linear(ON_GPU) is None and sparse_tokens(ON_GPU) is None and asked == []
+    assert dense_linear(ON_GPU) is None and plan_of(ON_GPU) is None and asked == []
 
 
 def test_a_table_that_cannot_be_read_is_an_error(resolved, monkeypatch):
@@ -203,6 +203,6 @@ def test_a_table_that_cannot_be_read_is_an_error(resolved, monkeypatch):
 
     resolved(LIBRARY)
     monkeypatch.setattr(linear, "resolve", refuse)
-    for decide in (dense_linear, sparse_tokens):
+    for decide in (dense_linear, plan_of):
         with pytest.raises(TableError):
             decide(ON_GPU)

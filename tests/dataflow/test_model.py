@@ -12,9 +12,12 @@ import torch
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, Weight, model
 from flashsparse_plugin.dataflow.tuner import packed_weight
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.gpu import GPUS, find_gpu
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200"
-H200 = model.find_gpu("NVIDIA H200", (9, 0))
+SCHEME = get_format("tiled_csl").scheme(torch.float16)
+H200 = find_gpu("NVIDIA H200", (9, 0))
 LLAMA2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
 
 
@@ -24,7 +27,7 @@ def shares() -> dict[str, list[float]]:
     for row in json.loads((RESULTS / "spmm.json").read_text())["rows"]:
         shape = tuple(map(int, row["shape"].split("x")))
         nbytes = round(row["packed_gb_s"] * row["us"] * 1e3)
-        packed = Weight(shape, "tiled_csl", 1 - row["sparsity"] / 100, nbytes)
+        packed = Weight(shape, SCHEME, 1 - row["sparsity"] / 100, nbytes)
         measured = {
             "dense": (Weight(shape), "library", row["dense_us"]),
             "sparse": (packed, "sparse", row.get("sparse_us", row["us"])),
@@ -59,16 +62,16 @@ def test_what_it_expects_beyond_its_doubt_was_measured_to_be_faster():
 
 def test_gpus():
     assert H200.name == "H200"
-    assert model.find_gpu("NVIDIA A100-SXM4-80GB", (8, 0)).name == "A100"
-    assert model.find_gpu("NVIDIA RTX 9999", (12, 0)).name == "H100"
-    assert model.find_gpu("NVIDIA RTX 4090", (8, 9)).name == "A100"
+    assert find_gpu("NVIDIA A100-SXM4-80GB", (8, 0)).name == "A100"
+    assert find_gpu("NVIDIA RTX 9999", (12, 0)).name == "H100"
+    assert find_gpu("NVIDIA RTX 4090", (8, 9)).name == "A100"
 
 
 @pytest.mark.parametrize("shape", LLAMA2_7B)
-@pytest.mark.parametrize("gpu", model.GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_more_tokens_never_take_less(gpu, shape):
-    for weight in (Weight(shape), packed_weight(shape, "tiled_csl", 0.3)):
-        for name, most in weight.implementations.items():
+    for weight in (Weight(shape), packed_weight(shape, SCHEME, 0.3)):
+        for name, (most, _) in weight.implementations.items():
             found = [model.seconds(name, weight, tokens, gpu) for tokens in BUCKETS]
             assert found == sorted(found)
             for tokens, each in zip(BUCKETS, found, strict=True):
@@ -113,6 +116,6 @@ def test_weights():
     assert found.nbytes == packed.nbytes
     assert Weight((256, 128)).nbytes == weight.nbytes
     with pytest.raises(ValueError, match="bytes of a packed weight must be given"):
-        Weight((256, 128), "tiled_csl", 0.25)
-    assumed = packed_weight((2560, 1280), "tiled_csl", 0.25)
+        Weight((256, 128), SCHEME, 0.25)
+    assumed = packed_weight((2560, 1280), SCHEME, 0.25)
     assert abs(assumed.nbytes / (100 * found.nbytes) - 1) < 0.02

@@ -14,12 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashsparse_plugin.dataflow import BUCKETS, DENSE, DeviceKey, TableError, Weight, model, table
-from flashsparse_plugin.dataflow.model import find_gpu
+from flashsparse_plugin.dataflow import BUCKETS, DENSE, DeviceKey, TableError, Weight, table
 from flashsparse_plugin.dataflow.table import (
-    NO_LIMIT,
     SHIPPED,
-    Dataflow,
     Table,
     ranges_of,
     read_table,
@@ -28,12 +25,16 @@ from flashsparse_plugin.dataflow.table import (
     text_of,
     write_table,
 )
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.gpu import GPUS, find_gpu
+from flashsparse_plugin.plan import NO_LIMIT, Plan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}
 H200 = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
 NARROW = Weight((4096, 4096))
+SCHEME = get_format("tiled_csl").scheme(torch.float16)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_what_they_choose_was_never_slower_than_the_library(name, folder):
     assert len(rows) > 100
     for row in rows:
         entry = found.find(Weight(tuple(map(int, row["shape"].split("x")))))
-        flow = Dataflow(tuple(entry.ranges), "shipped", "")
+        flow = entry.plan()
         if flow.implementation(int(row["tokens"])) == row["op"]:
             assert float(row["us"]) * 1.02 <= float(row["dense_us"])
 
@@ -84,7 +85,7 @@ def test_a_gpu_finds_the_table_of_its_class(gpu):
         flow = resolve(NARROW, dtype, "cuda")
         assert flow.source == "shipped"
         assert "4096x4096: measured on an NVIDIA H200, 20" in flow.reason
-    packed = resolve(Weight((4096, 4096), "tiled_csl", 0.32, 1 << 24), torch.float16, "cuda")
+    packed = resolve(Weight((4096, 4096), SCHEME, 0.32, 1 << 24), torch.float16, "cuda")
     assert packed.source == "shipped" and packed.implementation(16) == "sparse"
     assert packed.most("sparse") in BUCKETS
     gpu("NVIDIA H100 80GB HBM3")
@@ -100,7 +101,7 @@ def test_the_order_user_then_package_then_model(gpu):
     mine = Table(device=H200, dtype="float16", date="2020-02-02", entries=[own])
     write_table(mine, table_path(H200, "float16"))
     flow = resolve(NARROW, torch.float16, "cuda")
-    assert flow.source == "table" and flow.ranges == tuple(own.ranges)
+    assert flow.source == "table" and flow.ranges == own.plan().ranges
     assert "measured on an NVIDIA H200, 2020-02-02, in " in flow.reason
     assert str(table_path(H200, "float16")) in flow.reason
     # What the user's table has not, the package's has, and what neither has, the model estimates.
@@ -157,18 +158,22 @@ TIMES = st.dictionaries(
 )
 
 
+def plan_of_ranges(ranges):
+    return Plan.of((each.max_tokens, each.implementation) for each in ranges)
+
+
 @settings(max_examples=150, deadline=None)
 @given(times=TIMES, margin=st.sampled_from([0.0, 0.02, 0.1]))
 def test_what_is_chosen_is_faster_than_the_library_by_the_margin(times, margin):
     found = {
         tokens: {
             name: value
-            for (name, most), value in zip(DENSE.items(), each, strict=True)
+            for (name, (most, _)), value in zip(DENSE.items(), each, strict=True)
             if most is None or tokens <= most
         }
         for tokens, each in times.items()
     }
-    flow = Dataflow(tuple(ranges_of(found, DENSE, margin)), "model", "")
+    flow = plan_of_ranges(ranges_of(found, DENSE, margin))
     assert list(DENSE)[-1] == flow.ranges[-1].implementation and flow.ranges[-1].max_tokens is None
     for tokens, by_name in found.items():
         name = flow.implementation(tokens)
@@ -180,13 +185,9 @@ def test_what_is_chosen_is_faster_than_the_library_by_the_margin(times, margin):
 
 
 def test_most():
-    ranges = (
-        table.Range(max_tokens=4, implementation="gemv"),
-        table.Range(max_tokens=None, implementation="library"),
-    )
-    flow = Dataflow(ranges, "model", "")
+    flow = Plan.of([(4, "gemv"), (None, "library")])
     assert [flow.most(name) for name in DENSE] == [4, 0, NO_LIMIT]
 
 
 def test_classes():
-    assert {find_gpu(each.name, each.capability) for each in model.GPUS} == set(model.GPUS)
+    assert {find_gpu(each.name, each.capability) for each in GPUS} == set(GPUS)

@@ -11,7 +11,9 @@ import torch
 
 from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, resolve, table
 from flashsparse_plugin.dataflow.table import Entry, Table, read_table, table_path, write_table
+from flashsparse_plugin.formats import get_format
 
+SCHEME = get_format("tiled_csl").scheme(torch.bfloat16)
 GPU = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
 DENSE_RANGES = [
     {"max_tokens": 2, "implementation": "gemv"},
@@ -67,8 +69,8 @@ def test_what_was_measured_decides(h200):
 @pytest.mark.parametrize(
     ("weight", "dtype", "source"),
     [
-        (Weight((4096, 4096), "tiled_csl", 0.34, 1 << 24), torch.bfloat16, "table"),
-        (Weight((4096, 4096), "tiled_csl", 0.36, 1 << 24), torch.bfloat16, "model"),  # density
+        (Weight((4096, 4096), SCHEME, 0.34, 1 << 24), torch.bfloat16, "table"),
+        (Weight((4096, 4096), SCHEME, 0.36, 1 << 24), torch.bfloat16, "model"),  # density
         (Weight((4096, 4097)), torch.bfloat16, "model"),
         (Weight((4096, 4096)), torch.float16, "model"),
     ],
@@ -79,7 +81,7 @@ def test_the_nearest_density_of_the_same_shape_and_dtype(h200, weight, dtype, so
 
 
 def test_of_two_densities_the_nearer():
-    near = Table.model_validate(GOOD).find(Weight((4096, 4096), "tiled_csl", 0.24, 1 << 24))
+    near = Table.model_validate(GOOD).find(Weight((4096, 4096), SCHEME, 0.24, 1 << 24))
     assert near.density == 0.2
 
 
@@ -95,7 +97,7 @@ def test_without_a_table_the_model_decides_and_says_so_once(h200, caplog):
 
 def test_on_a_cpu_there_is_nothing_to_choose(h200):
     dense = resolve(Weight((10, 10)), torch.bfloat16, "cpu")
-    packed = resolve(Weight((10, 10), "tiled_csl", 0.5, 300), torch.bfloat16, "cpu")
+    packed = resolve(Weight((10, 10), SCHEME, 0.5, 300), torch.bfloat16, "cpu")
     assert (dense.implementation(1), packed.implementation(1000)) == ("library", "sparse")
     assert dense.source == "device"
 
@@ -146,6 +148,8 @@ def damaged(damage):
         (lambda d: d["entries"][0]["ranges"][2].update(implementation="gemv"), "up to 8 tokens"),
         (lambda d: d["entries"][1]["ranges"][0].update(implementation="gemv"), "is none of"),
         (lambda d: d["entries"][0]["ranges"][0].update(implementation="flat_gemm"), "but once"),
+        (lambda d: d["entries"][1].update(format="csr"), "unknown format 'csr'"),
+        (lambda d: d["entries"][1].update(options={"n": 2}), "no option 'n'"),
         (lambda d: d["entries"][0]["measurements"][0]["microseconds"].update(gemv=-1), "gemv"),
     ],
 )

@@ -7,8 +7,11 @@ from torch.nn import functional as F
 
 from flashsparse_plugin.dataflow import Weight, tuner
 from flashsparse_plugin.dataflow.tuner import measure, packed_weight
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.plan import NO_LIMIT, Plan
 
 CPU = torch.device("cpu")
+SCHEME = get_format("tiled_csl").scheme(torch.float16)
 
 
 class Pretending:
@@ -41,7 +44,7 @@ def test_a_dense_layer():
 
 
 def test_a_packed_layer():
-    weight = packed_weight((48, 64), "tiled_csl", 0.3)
+    weight = packed_weight((48, 64), SCHEME, 0.3)
     entry = measure(weight, torch.float16, CPU, Pretending(1, 2, 4, 3), 0, (1, 100))
     found = [(each.max_tokens, each.implementation) for each in entry.ranges]
     assert found == [(1, "sparse"), (None, "library")]
@@ -54,7 +57,7 @@ def test_all_implementations_compute_the_product(monkeypatch, format):
     results = []
     monkeypatch.setattr(tuner, "_next", lambda multiply, turns: results.append(
         (multiply(first := next(turns)), first)))  # fmt: skip
-    weight = Weight((48, 64)) if format == "dense" else packed_weight((48, 64), format, 0.5)
+    weight = Weight((48, 64)) if format == "dense" else packed_weight((48, 64), SCHEME, 0.5)
     measure(weight, torch.float16, CPU, Pretending(*[1] * 3), 0, (3,))
     dense = tuner.random_weight(weight.shape, weight.density, torch.float16, CPU)
     generator = torch.Generator().manual_seed(3)
@@ -68,13 +71,11 @@ def test_all_implementations_compute_the_product(monkeypatch, format):
 def test_of_a_packed_layer_the_op_itself_is_timed(monkeypatch):
     """Told which of its implementations to take, as it will be in a model."""
     calls = []
-    monkeypatch.setattr(
-        tuner.PackedWeight, "linear", lambda *a, sparse_tokens: calls.append(sparse_tokens)
-    )
-    measure(
-        packed_weight((48, 64), "tiled_csl", 0.5), torch.float16, CPU, Pretending(1, 1), 0, (7,)
-    )
-    assert calls == [7, 7, 0, 0]  # two copies each
+    monkeypatch.setattr(tuner.PackedWeight, "linear", lambda *a, plan: calls.append(plan))
+    measure(packed_weight((48, 64), SCHEME, 0.5), torch.float16, CPU, Pretending(1, 1), 0, (7,))
+    sparse, library = Plan.only("sparse"), Plan.only("library")
+    assert calls == [sparse, sparse, library, library]  # two copies each
+    assert [each.most("sparse") for each in (sparse, library)] == [NO_LIMIT, 0]
 
 
 def test_random_weights_are_as_dense_as_said():

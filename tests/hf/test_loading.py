@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.interleaved_bitmap import INTERLEAVED_BITMAP
+from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
 from flashsparse_plugin.integrations import hf
 
 
@@ -35,7 +35,7 @@ def test_dtype_is_that_of_activations_only(kind, dtype, llama):
     assert model.dtype == dtype
     dense = tiny.load(llama.masked, torch.bfloat16)
     for name, layer in tiny.sparse_layers(model).items():
-        assert layer.weight_dtype == torch.bfloat16
+        assert layer.scheme.dtype == torch.bfloat16
         assert layer.bias.dtype == dtype
         assert torch.equal(layer.weight, dense.get_submodule(name).weight)
     reference = tiny.load(llama.masked, dtype)
@@ -49,7 +49,7 @@ def test_dtype_is_that_of_activations_only(kind, dtype, llama):
 def test_the_weight_is_in_memory_once_and_in_runtime_form(kind, llama):
     path, kwargs = kinds(llama)[kind]
     for layer in tiny.sparse_layers(tiny.load(path, **kwargs)).values():
-        assert layer.form is INTERLEAVED_BITMAP
+        assert layer.held.format is InterleavedBitmap()
         assert {name for name, _ in layer.named_parameters()} == {
             "values",
             "masks",
@@ -75,7 +75,7 @@ def test_disk_offload(kind, llama, wanted, tmp_path):
     )
     for name, layer in tiny.sparse_layers(model).items():
         away = name.startswith("model.layers.1.")
-        assert (layer.form is layer.format) == away
+        assert (layer.held == layer.scheme) == away
         assert layer.packed.device.type == ("meta" if away else "cpu")
     assert torch.equal(tiny.generate(model), wanted)
 
@@ -115,7 +115,7 @@ def test_cpu_offload(llama, wanted, monkeypatch):
     places = {**dict.fromkeys(tiny.HERE_AND_ON_DISK, "cpu"), "lm_head": torch.device("cpu")}
     model = tiny.load(llama.packed, device_map=places)
     for layer in tiny.sparse_layers(model).values():
-        assert layer.form is layer.format
+        assert layer.held == layer.scheme
         assert layer.packed.device.type == "meta"
     assert torch.equal(tiny.generate(model), wanted)
 

@@ -17,7 +17,9 @@ from emulation import (
 )
 from kernel_weights import garbage_cases
 
-from flashsparse_plugin.ops import ops, reference
+from flashsparse_plugin.formats.tiled_csl import TiledCSL
+from flashsparse_plugin.ops import ops
+from flashsparse_plugin.packed import PackedWeight
 
 UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
 
@@ -49,7 +51,15 @@ def packed_cases(weights, seeds=SEEDS):
 
 def expected(cases) -> list[torch.Tensor]:
     return [
-        reference.tiled_csl_unpack(words, offsets, *shape, torch.float16).view(torch.int16)
+        TiledCSL()
+        .reference.unpack(
+            PackedWeight(
+                TiledCSL().scheme(torch.float16),
+                shape,
+                {"weight_packed": words, "tile_offsets": offsets},
+            )
+        )
+        .view(torch.int16)
         for words, offsets, shape, _ in cases
     ]
 

@@ -17,7 +17,9 @@ from kernel_weights import (
     skewed_weight,
 )
 
-from flashsparse_plugin.ops import ops, reference
+from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
+from flashsparse_plugin.formats.tiled_csl import TiledCSL
+from flashsparse_plugin.ops import ops
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 
@@ -26,7 +28,8 @@ def assert_packs_exactly(weight: torch.Tensor) -> None:
     """Every way into, between and out of the two layouts, bit for bit."""
     shape, dtype = weight.shape, weight.dtype
     words, offsets = ops.tiled_csl_pack(weight)
-    expected_words, expected_offsets = reference.tiled_csl_pack(weight)
+    csl, bitmap_of = TiledCSL().reference, InterleavedBitmap().reference
+    expected_words, expected_offsets = csl.pack(weight, TiledCSL().scheme(dtype)).values()
     assert torch.equal(offsets, expected_offsets)
     assert torch.equal(words, expected_words), "not in canonical order"
 
@@ -34,7 +37,7 @@ def assert_packs_exactly(weight: torch.Tensor) -> None:
     assert torch.equal(ops.tiled_csl_unpack(words, offsets, *shape, dtype).view(torch.int16), bits)
     assert int(ops.tiled_csl_validate(words, offsets, *shape)) == int((bits != 0).sum())
 
-    expected_bitmap = reference.interleaved_bitmap_pack(weight)
+    expected_bitmap = bitmap_of.pack(weight, InterleavedBitmap().scheme(dtype)).values()
     bitmap = ops.interleaved_bitmap_pack(weight)
     transcoded = ops.tiled_csl_to_interleaved_bitmap(words, offsets, *shape)
     for made, direct, expected in zip(transcoded, bitmap, expected_bitmap, strict=True):

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.dataflow import SparseTokens
+from flashsparse_plugin.plan import Plan
+
+PLAN = Plan.of([(5, "sparse"), (None, "library")], "table", "so")
 
 
 @pytest.fixture
@@ -18,8 +20,8 @@ def held(monkeypatch):
     from flashsparse_plugin.integrations.vllm.summary import Summary
 
     def hold(found):
-        monkeypatch.setattr(linear, "sparse_tokens", lambda packed: found)
-        method = linear.SparseLinearMethod(fs.FlashSparseConfig(), "tiled_csl", "name", Summary())
+        monkeypatch.setattr(linear, "plan_of", lambda packed: found)
+        method = linear.SparseLinearMethod(fs.FlashSparseConfig(), ["name"], "name", Summary())
         config = SimpleNamespace(additional_config={})
         method._hold(nn.Module(), fs.pack(torch.ones(8, 8).half()).prepare("cpu"), config)
         return method, config.additional_config
@@ -28,13 +30,14 @@ def held(monkeypatch):
 
 
 def test_a_table_decides_and_the_compile_cache_knows(held):
-    method, counted = held(SparseTokens(5, "so"))
-    assert method.sparse_tokens == 5 and counted["flashsparse_dataflow"] == {"name": [5]}
+    method, counted = held(PLAN)
+    assert method.plan == PLAN
+    assert counted["flashsparse_dataflow"] == {"name": [[5, "sparse"], [None, "library"]]}
 
 
 def test_without_one_the_op_is_left_to_itself(held):
     method, counted = held(None)
-    assert method.sparse_tokens is None and "flashsparse_dataflow" not in counted
+    assert method.plan is None and "flashsparse_dataflow" not in counted
 
 
 def test_results_that_may_not_depend_on_the_batch_are_refused(monkeypatch):

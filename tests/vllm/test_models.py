@@ -248,11 +248,11 @@ def test_dense_layers_go_by_their_dataflow(results, expected):
 def test_packed_layers_go_by_their_dataflow(results):
     """The op is told the threshold, the log who decided it, and the compile cache goes by it."""
     result = results["dispatched"]
-    assert result["sparse_tokens"] == [24]
-    found = "_linear on CPU, packed for up to 24 tokens, else unpacked (pretended)"
+    assert result["plans"] == ["sparse for up to 24 tokens, else library (pretended)"]
+    found = "_linear on CPU, sparse for up to 24 tokens, else library (pretended)"
     assert len([line for line in result["log"] if line.endswith(found)]) == 3  # kinds of layers
     counted = result["settings"]["flashsparse_dataflow"]
-    assert counted["model.layers.1.self_attn.qkv_proj"] == [24]
+    assert counted["model.layers.1.self_attn.qkv_proj"] == [[24, "sparse"], [None, "library"]]
     assert counted["model.layers.1.mlp.down_proj"] == [0, 0]
 
 

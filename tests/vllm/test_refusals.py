@@ -89,7 +89,7 @@ DAMAGES = {
 }
 MORE = {
     "location_outside": (location_outside, [FILE, UP, "flashsparse convert"]),
-    "missing_half": (missing_half, [FILE, Q, "lacks tile_offsets"]),
+    "missing_half": (missing_half, [FILE, Q, "missing: tile_offsets"]),
 }
 
 

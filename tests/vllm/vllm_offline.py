@@ -3,9 +3,9 @@
 
 `python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
-to, "piecewise": true, "dataflow": [gemv_tokens, flat_tokens, sparse_tokens]; its result
+to, "piecewise": true, "dataflow": [tokens of gemv, of flat_gemm, of the sparse kernel]; its result
 {"tokens": [[...]], "layers": {name: kind of method}, "streams": {name: [elements, length]},
-"sparse_tokens": [those that packed layers were called with], "settings": additional_config,
+"plans": [what packed layers were called with], "settings": additional_config,
 "counts": {layer: [parts of a softmax computed again, looked at]}, "compiled": {...},
 "peak": bytes, "log": [...]} or {"error": text}.
 """
@@ -54,12 +54,13 @@ def _methods(worker) -> dict[str, str]:
 
 
 def _streams(worker) -> dict[str, list[int]]:
-    """Per sparse layer the elements of its weight and the length of its packed stream."""
+    """Per sparse layer the elements of its weight and the length of its packed stream, which is
+    the first of its tensors."""
     return {
         name: [module.quant_method.shape[0] * module.quant_method.shape[1], stream.numel()]
         for name, module in worker.model_runner.model.named_modules()
-        if hasattr(getattr(module, "quant_method", None), "form")
-        for stream in [getattr(module, module.quant_method.form.stream)]
+        if hasattr(getattr(module, "quant_method", None), "held")
+        for stream in [getattr(module, module.quant_method.tensor_names[0])]
     }
 
 
@@ -102,7 +103,7 @@ def _dataflow(thresholds: list[int] | None):
     inner, given = InterleavedBitmap.linear, set()
 
     def linear(self, *arguments):
-        given.add(arguments[-1])
+        given.add(str(arguments[-1]))
         return inner(self, *arguments)
 
     if thresholds is None:
@@ -110,9 +111,10 @@ def _dataflow(thresholds: list[int] | None):
         return
     from vllm.model_executor.layers import utils
 
-    from flashsparse_plugin.dataflow import DenseLinear, SparseTokens
+    from flashsparse_plugin.dataflow import DenseLinear
     from flashsparse_plugin.integrations.vllm import dense, quantization
     from flashsparse_plugin.integrations.vllm import linear as packed
+    from flashsparse_plugin.plan import Plan
 
     def keep(layer, remove_weight):
         prepare(layer, remove_weight=False)
@@ -120,13 +122,14 @@ def _dataflow(thresholds: list[int] | None):
     prepare = utils.dispatch_cpu_unquantized_gemm
     *of_dense, of_packed = thresholds
     found = DenseLinear(*of_dense, "pretended")
+    plan = Plan.of([(of_packed, "sparse"), (None, "library")], "table", "pretended")
     gpu = SimpleNamespace(is_cuda=lambda: True)
     with (
         mock.patch.object(quantization, "current_platform", gpu),
         mock.patch.object(dense, "multiplies_by_torch", lambda method: True),
         mock.patch.object(dense, "dense_linear", lambda weight: found),
         mock.patch.object(utils, "dispatch_cpu_unquantized_gemm", keep),
-        mock.patch.object(packed, "sparse_tokens", lambda _: SparseTokens(of_packed, "pretended")),
+        mock.patch.object(packed, "plan_of", lambda _: plan),
         mock.patch.object(InterleavedBitmap, "linear", linear),
     ):
         yield given
@@ -173,7 +176,7 @@ def run(job: dict) -> dict:
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
-            "sparse_tokens": sorted(given),
+            "plans": sorted(given),
             "settings": llm.llm_engine.vllm_config.additional_config,
             "counts": counters(),
             "compiled": compiled,

@@ -2,8 +2,9 @@
 """Holds every registered op against its reference, on every device that it is implemented for.
 
 No op is listed here: `run` asks torch which there are, and an op's name says what it promises
-(`<format>_pack`, `<format>_linear`, ...). An op whose name promises nothing known is reported as
-"no self-test" rather than left out.
+(`<format>_pack`, `<format>_linear`, ...). The ops of a format are called as the format calls them,
+by each scheme that it gives as an example, and held against the format's reference. An op whose
+name promises nothing known is reported as "no self-test" rather than left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import attention_reference, ops, reference
+from .formats import all_formats
+from .ops import attention_reference, ops, reference
+from .packed import Format, FormatError, PackedWeight, Scheme
 
 PASS, FAIL, NO_SELF_TEST = "PASS", "FAIL", "no self-test"
 
@@ -87,7 +90,7 @@ def check(op: str, device: str = "cpu") -> SelfTest:
     if test is None:
         return SelfTest(op, device, NO_SELF_TEST)
     try:
-        worst = max(test(weight, device) for weight in _weights())
+        worst = test(device)
     except _Wrong as finding:
         return SelfTest(op, device, FAIL, None, str(finding))
     except Exception as error:
@@ -96,30 +99,42 @@ def check(op: str, device: str = "cpu") -> SelfTest:
     return SelfTest(op, device, PASS, worst, shown)
 
 
-def _find(op: str) -> Callable[[Tensor, str], float] | None:
+def _find(op: str) -> Callable[[str], float] | None:
+    """What tests an op, given a device."""
     if op == "cpu_capability":
         return _capability
     if op in _DENSE_TOKENS:
-        return lambda weight, device: _dense(op, weight, device)
-    if "_to_" in op:
-        source, target = op.split("_to_")
-        return lambda weight, device: _transcode(op, source, target, weight, device)
+        return lambda device: max(_dense(op, _weight(dtype), device) for dtype in _WEIGHT_DTYPES)
+    if op.endswith("_decode"):
+        name = op.removesuffix("_decode")
+        return lambda device: max(_decode(name, dtype, device) for dtype in _WEIGHT_DTYPES)
+    formats = {format.name: format for format in all_formats()}
     for promise, test in _PROMISES.items():
-        if op.endswith(promise):
-            name = op.removesuffix(promise)
-            return lambda weight, device: test(name, weight, device)
+        format = formats.get(op.removesuffix(promise))
+        if op.endswith(promise) and format is not None:
+            return lambda device: max(test(scheme, device) for scheme in format.examples())
+    source, _, target = op.partition("_to_")
+    if source in formats and target in formats:
+        return lambda device: _transcode(formats[source], formats[target], device)
     return None
 
 
-def _weights() -> list[Tensor]:
-    """Half-empty weights with an empty and a full tile, and the values that are easy to lose."""
+def _weight(dtype: torch.dtype) -> Tensor:
+    """A half-empty weight with an empty and a full tile, and values that are easy to lose."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(_SHAPE, generator=generator)
     weight[torch.rand(_SHAPE, generator=generator) < 0.5] = 0.0
     weight[:128, :64] = 0.0
     weight[128:, 64:128] = 1.5
     weight[0, 149] = -0.0
-    return [weight.to(dtype) for dtype in _WEIGHT_DTYPES]
+    return weight.to(dtype)
+
+
+def _example(scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight]:
+    """A weight that a scheme can hold, and what the reference makes of it, on a device."""
+    weight = scheme.format.conform(_weight(scheme.dtype), scheme)
+    tensors = scheme.format.reference.pack(weight, scheme)
+    return weight, PackedWeight(scheme, _SHAPE, tensors).to(device)
 
 
 def _op(name: str) -> Any:
@@ -147,54 +162,49 @@ def _same(result: Tensor, expected: Tensor, what: str) -> float:
 # ---- what a name promises -----------------------------------------------------------------------
 
 
-def _pack(name: str, weight: Tensor, device: str) -> float:
-    tensors = [tensor.cpu() for tensor in _op(f"{name}_pack")(weight.to(device))]
-    unpack = getattr(reference, f"{name}_unpack", None)
-    if unpack is not None:  # a format may leave its packer some freedom, so compare what it means
-        return _same(unpack(*tensors, *weight.shape, weight.dtype), weight, "packing")
-    expected = getattr(reference, f"{name}_pack")(weight)
-    return max(_same(*pair, "packing") for pair in zip(tensors, expected, strict=True))
+def _pack(scheme: Scheme, device: str) -> float:
+    weight, _ = _example(scheme, device)
+    packed = scheme.format.pack(weight.to(device), scheme).to("cpu")
+    # A format may leave its packer some freedom, so compare what it means.
+    return _same(scheme.format.reference.unpack(packed), weight, "packing")
 
 
-def _unpack(name: str, weight: Tensor, device: str) -> float:
-    tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
-    result = _op(f"{name}_unpack")(*tensors, *weight.shape, weight.dtype)
-    return _same(result, weight, "unpacking")
+def _unpack(scheme: Scheme, device: str) -> float:
+    weight, packed = _example(scheme, device)
+    return _same(packed.unpack(), weight, "unpacking")
 
 
-def _validate(name: str, weight: Tensor, device: str) -> float:
-    tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
-    validate = _op(f"{name}_validate")
-    result, nonzeros = int(validate(*tensors, *weight.shape)), int(weight.count_nonzero())
+def _validate(scheme: Scheme, device: str) -> float:
+    weight, packed = _example(scheme, device)
+    result, nonzeros = scheme.format.nonzeros(packed.validate()), int(weight.count_nonzero())
     if result != nonzeros:
         raise _Wrong(f"counted {result} nonzeros where there are {nonzeros}")
-    for index, tensor in enumerate(tensors):
-        damaged = [*tensors[:index], tensor[:-1], *tensors[index + 1 :]]
+    for name, tensor in packed.tensors.items():
+        damaged = PackedWeight(scheme, _SHAPE, {**packed.tensors, name: tensor[:-1]})
         try:
-            validate(*damaged, *weight.shape)
-        except RuntimeError:
+            damaged.validate()
+        except FormatError:
             continue
-        raise _Wrong(f"took tensors of which number {index} was cut short")
+        raise _Wrong(f"took tensors of which {name} was cut short")
     return 0.0
 
 
-def _transcode(op: str, source: str, target: str, weight: Tensor, device: str) -> float:
-    tensors = _on(device, getattr(reference, f"{source}_pack")(weight))
-    results = _op(op)(*tensors, *weight.shape)
-    expected = getattr(reference, f"{target}_pack")(weight)
-    return max(_same(*pair, "transcoding") for pair in zip(results, expected, strict=True))
+def _transcode(source: Format, target: Format, device: str) -> float:
+    for scheme in source.examples():
+        weight, packed = _example(scheme, device)
+        made = packed.transcode(target.scheme(scheme.dtype), device).to("cpu")
+        _same(target.reference.unpack(made), weight, "transcoding")
+    return 0.0
 
 
-def _linear(name: str, weight: Tensor, device: str) -> float:
-    tensors = _on(device, getattr(reference, f"{name}_pack")(weight))
+def _linear(scheme: Scheme, device: str) -> float:
+    weight, packed = _example(scheme, device)
     generator = torch.Generator().manual_seed(1)
     worst = 0.0
     for dtype in _X_DTYPES:
         for tokens in _TOKENS:
             x, bias = _activations(tokens, weight, dtype, generator)
-            y = _op(f"{name}_linear")(
-                x.to(device), *tensors, len(weight), weight.dtype, bias.to(device)
-            )
+            y = packed.linear(x.to(device), bias.to(device))
             worst = max(worst, _error(y, x, weight, bias))
     return worst
 
@@ -241,10 +251,10 @@ def _error(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> float:
     return error
 
 
-def _decode(name: str, weight: Tensor, device: str) -> float:
+def _decode(name: str, dtype: torch.dtype, device: str) -> float:
     """The error of each element in units of the largest value: that of its terms and its sum."""
     generator = torch.Generator().manual_seed(2)
-    dtype, sequences, kv_heads, heads, positions, page = weight.dtype, 2, 2, 6, 96, 16
+    sequences, kv_heads, heads, positions, page = 2, 2, 6, 96, 16
 
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, 64, generator=generator).to(dtype)
@@ -275,7 +285,7 @@ def _decode(name: str, weight: Tensor, device: str) -> float:
     return worst
 
 
-def _capability(weight: Tensor, device: str) -> float:
+def _capability(device: str) -> float:
     if not kernel_path():
         raise _Wrong("names no kernels")
     return 0.0
@@ -288,5 +298,4 @@ _PROMISES = {
     "_unpack": _unpack,
     "_validate": _validate,
     "_linear": _linear,
-    "_decode": _decode,
 }

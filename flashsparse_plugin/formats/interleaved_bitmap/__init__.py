@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form in which every unstructured format runs on a CPU; never written to disk.
+
+One mask bit a weight and 16 bits a kept value, 16 rows by 2 columns to a mask word, so that one
+expanded word is one operand of the CPU's dot-product instruction. Against Tiled-CSL it is smaller
+below 93.75% sparsity. The bit layout is in kernels/formats/interleaved_bitmap.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...packed import Format, PackedWeight, Scheme, TensorSpec, rules
+from ...plan import Plan
+from . import reference
+from .ops import ops
+
+
+class InterleavedBitmap(Format):
+    name = "interleaved_bitmap"
+    version = 1
+    on_disk = False
+    tensor_names = ("values", "masks", "panel_offsets")
+    reference = reference
+
+    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        panels = -(-shape[0] // 16)
+        return {
+            "values": TensorSpec(torch.int16, (None,)),
+            "masks": TensorSpec(torch.int32, (panels, -(-shape[1] // 2))),
+            "panel_offsets": TensorSpec(torch.int64, (panels + 1,)),
+        }
+
+    def wrap(self, tensors: Sequence[Tensor], scheme: Scheme, shape: Sequence[int]) -> PackedWeight:
+        """Names the tensors that an op returned."""
+        named = dict(zip(self.tensor_names, tensors, strict=True))
+        return PackedWeight(scheme, (shape[0], shape[1]), named)
+
+    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.require_weight(weight, scheme)
+        with rules():
+            tensors = ops.interleaved_bitmap_pack(weight.detach().cpu())
+        return self.wrap(tensors, scheme, weight.shape).to(weight.device)
+
+    def unpack(self, packed: PackedWeight) -> Tensor:
+        tensors = (packed.tensors[name].cpu() for name in self.tensor_names)
+        weight = ops.interleaved_bitmap_unpack(*tensors, *packed.shape, packed.dtype)
+        return weight.to(packed.device)
+
+    def linear(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None = None,
+        plan: Plan | None = None,  # there is one implementation
+    ) -> Tensor:
+        return ops.interleaved_bitmap_linear(
+            x,
+            tensors["values"],
+            tensors["masks"],
+            tensors["panel_offsets"],
+            shape[0],
+            scheme.dtype,
+            bias,
+        )
+
+    def check(self, packed: PackedWeight) -> None:
+        pass  # made in memory from a weight that was validated, never read from a file
+
+    def nonzeros(self, packed: PackedWeight) -> int:
+        return int(packed.tensors["panel_offsets"][-1])

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How values are stored: dtypes by name, and the one way from one dtype to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..packed import Format, FormatError, dtype_name
+
+
+def parse_dtype(name: str | torch.dtype, allowed: Iterable[torch.dtype]) -> torch.dtype:
+    """Returns one of some dtypes, by its name or as it is.
+
+    Raises:
+        FormatError: Where it is none of them.
+    """
+    names = {dtype_name(dtype): dtype for dtype in allowed}
+    found = names.get(name) if isinstance(name, str) else name
+    if found is None or found not in names.values():
+        raise FormatError(f"dtype must be {' or '.join(names)}, not {name}")
+    return found
+
+
+def packable_dtype(format: Format, *wanted: torch.dtype | str | None) -> torch.dtype:
+    """The dtype to pack in: the first wanted one that the format takes, else its own choice.
+
+    Args:
+        format: That is to hold the weight.
+        *wanted: In order of preference: what is configured, the model's dtype, the file's.
+    """
+    names = {dtype_name(dtype): dtype for dtype in format.dtypes}
+    for dtype in wanted:
+        name = dtype if isinstance(dtype, str) else dtype and dtype_name(dtype)
+        if name in names:
+            return names[name]
+    return format.dtypes[-1]
+
+
+def cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Rounds to nearest; NaN and infinities stay what they are.
+
+    Args:
+        values: Of any floating dtype.
+        dtype: To round to.
+        name: Of the tensor, for the error message.
+
+    Raises:
+        FormatError: Where a finite value would become infinite.
+    """
+    if values.dtype == dtype:
+        return values
+    rounded = values.to(dtype)
+    lost = rounded.isinf() & values.isfinite()
+    if bool(lost.any()):
+        raise FormatError(
+            f"tensor {name!r}: {int(lost.sum())} of its values, up to "
+            f"{float(values[lost].abs().max()):.3g}, are too large for {dtype_name(dtype)}. "
+            "Remedy: dtype bfloat16, which has the range of float32"
+        )
+    return rounded
+
+
+def count_changed(values: Tensor, dtype: torch.dtype) -> int:
+    """Counts the values that rounding to `dtype` changes; NaN stays NaN."""
+    if values.dtype == dtype:
+        return 0
+    return int(((values != values.to(dtype).to(values.dtype)) & ~values.isnan()).sum())

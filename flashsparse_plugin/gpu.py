@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What estimates of time know of a GPU, and the product that every estimate is compared with.
+
+Ground floor: cost models of formats and of dense layers stand on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Constants of one class of GPUs.
+
+    Attributes:
+        name: Part of what torch calls such a GPU.
+        memory: Bytes a second that a kernel reads from memory.
+        l2: Bytes a second that a kernel reads from L2.
+        clock: Hertz under load.
+        arithmetic: Operations a second that the library reaches on 16-bit products.
+        multiprocessors: Their number.
+        capability: The compute capability.
+    """
+
+    name: str
+    memory: float
+    l2: float
+    clock: float
+    arithmetic: float
+    multiprocessors: int
+    capability: tuple[int, int]
+
+
+# Of the H200 memory, L2, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all
+# other constants are estimates from data sheets.
+GPUS = (
+    Gpu("H200", 4.6e12, 9.4e12, 1.98e9, 800e12, 132, (9, 0)),
+    Gpu("H100", 3.2e12, 8.0e12, 1.75e9, 700e12, 132, (9, 0)),
+    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108, (8, 0)),
+)
+
+ITEMSIZE = 2  # bytes of float16 and bfloat16
+
+# Seconds. Measured on an H200: a launch in a CUDA graph, and all that the library takes beside its
+# bytes. Estimated: from the launch to the first sum.
+LAUNCH, LIBRARY_FIXED, BEGIN = 2.1e-6, 4.0e-6, 0.8e-6
+LIBRARY_ROWS, LIBRARY_TOKENS = 128, 64  # of a tile
+LIBRARY_MEMORY = 0.93  # share of the bandwidth that the library reaches
+
+
+def find_gpu(name: str, capability: tuple[int, int]) -> Gpu:
+    """The constants for a GPU, by its name or else by its generation."""
+    for gpu in GPUS:
+        if gpu.name.lower() in name.lower():
+            return gpu
+    wanted = "H100" if capability >= (9, 0) else "A100"
+    return next(gpu for gpu in GPUS if gpu.name == wanted)
+
+
+def library_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
+    """Estimated time of the library's product of a dense 16-bit weight, beside x and y."""
+    out_features, in_features = shape
+    nbytes = out_features * in_features * ITEMSIZE
+    padded = LIBRARY_TOKENS * -(-tokens // LIBRARY_TOKENS)
+    x_bytes = ITEMSIZE * padded * in_features * out_features / LIBRARY_ROWS / 4
+    memory = max(nbytes / (LIBRARY_MEMORY * gpu.memory), (nbytes + x_bytes) / gpu.l2)
+    arithmetic = 2.0 * padded * in_features * out_features / gpu.arithmetic
+    return LIBRARY_FIXED + max(memory, arithmetic)

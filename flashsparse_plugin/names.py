@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that stand in files and on command lines; imports nothing, so that commands start fast."""
+
+QUANT_METHOD = "flashsparse"
+"""In config.json's `quant_method`, and the key of settings in vLLM's `additional_config`."""
+
+DEFAULT_FORMAT = "tiled_csl"
+"""The format that weights are packed to unless another is named."""
+
+DENSE = "dense"
+"""In the place of a format's name: a layer that is not packed."""

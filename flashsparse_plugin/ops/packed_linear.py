@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the linear ops of all packed formats share: the shape of the result, and the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.library import register_autograd
+
+from .library import ops
+
+
+def register_linear_autograd(name: str, unpack: str) -> None:
+    """Gives a linear op of a packed format a gradient for x and bias.
+
+    dx = dy W, through the unpacked weight: training happens around a frozen sparse weight (LoRA),
+    where the backward pass is one product among several and a transposed packed kernel would buy
+    little. Packed tensors have no gradient.
+
+    Args:
+        name: Of the op, with arguments x, out_features, weight_dtype and bias among others.
+        unpack: Of the op that unpacks. It takes arguments of the linear op by their names, besides
+            in_features, and dtype, which is weight_dtype.
+    """
+    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
+    wanted = [argument.name for argument in getattr(ops, unpack).default._schema.arguments]
+    unpacked: Callable[..., Tensor] = getattr(ops, unpack)
+
+    def setup(ctx, inputs, output):
+        given = dict(zip(names, inputs, strict=False))
+        x, bias = given["x"], given.get("bias")
+        given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
+        ctx.tensors = [each for each in wanted if isinstance(given[each], Tensor)]
+        ctx.save_for_backward(*(given[each] for each in ctx.tensors))
+        ctx.plain = {each: given[each] for each in wanted if each not in ctx.tensors}
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    def backward(ctx, dy):
+        gradients = dict.fromkeys(names)
+        if ctx.needs_input_grad[names.index("x")]:
+            saved = dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+            weight = unpacked(**saved, **ctx.plain)
+            gradients["x"] = dy @ weight.to(dy.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[names.index("bias")]:
+            gradients["bias"] = dy.reshape(-1, dy.shape[-1]).sum(0).to(ctx.bias_dtype)
+        return tuple(gradients.values())
+
+    register_autograd(f"flashsparse::{name}", backward, setup_context=setup)
+
+
+def linear_result(x: Tensor, out_features: int, bias: Tensor | None = None) -> Tensor:
+    """The shape of y for torch.compile, and the checks that need shapes alone."""
+    if bias is not None:
+        torch._check(
+            bias.dim() == 1 and bias.shape[0] == out_features,
+            lambda: f"bias must be [{out_features}], not {list(bias.shape)}",
+        )
+    return x.new_empty(*x.shape[:-1], out_features)

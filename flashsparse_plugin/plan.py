@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan: which implementation multiplies how many tokens (FlashDecoding++, section 5).
+
+Ground floor: formats and layers follow plans, `dataflow` makes them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+NO_LIMIT = (1 << 31) - 1
+"""Tokens: more than any tensor of activations has rows."""
+
+
+class Implementation(NamedTuple):
+    """One way to multiply a weight.
+
+    Attributes:
+        most_tokens: The most tokens that it takes; None: any number.
+        what: What it is, for people.
+    """
+
+    most_tokens: int | None
+    what: str
+
+
+class Range(NamedTuple):
+    """An implementation and the most tokens that it is used for; None: all that are left."""
+
+    max_tokens: int | None
+    implementation: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The implementation for any number of tokens, decided once, when a layer is loaded.
+
+    Attributes:
+        ranges: Rising in tokens; the last has no end.
+        source: What decided: "table" (the user's), "shipped" (the package's table), "model" (of
+            bytes and latencies), or "device" (there is nothing to choose).
+        reason: One sentence for people.
+    """
+
+    ranges: tuple[Range, ...]
+    source: Literal["table", "shipped", "model", "device"] = "device"
+    reason: str = ""
+
+    @classmethod
+    def only(cls, implementation: str) -> Plan:
+        """The plan that takes one implementation for any number of tokens."""
+        return cls((Range(None, implementation),))
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int | None, str]], *about: str) -> Plan:
+        """The plan of some (max_tokens, implementation)."""
+        return cls(tuple(Range(*each) for each in ranges), *about)
+
+    def implementation(self, tokens: int) -> str:
+        """The name of the implementation for a number of tokens."""
+        ends = [each.max_tokens for each in self.ranges[:-1]]
+        return self.ranges[bisect.bisect_left(ends, tokens)].implementation
+
+    def most(self, implementation: str) -> int:
+        """The most tokens that an implementation is used for.
+
+        0 where it is not used, NO_LIMIT where it is used for all that the others leave.
+        """
+        for each in self.ranges:
+            if each.implementation == implementation:
+                return NO_LIMIT if each.max_tokens is None else each.max_tokens
+        return 0
+
+    def __str__(self) -> str:
+        if len(self.ranges) == 1:
+            text = f"{self.ranges[0].implementation} for any number of tokens"
+        else:
+            parts = [f"{name} for up to {most} tokens" for most, name in self.ranges[:-1]]
+            text = ", ".join([*parts, f"else {self.ranges[-1].implementation}"])
+        return f"{text} ({self.reason})" if self.reason else text

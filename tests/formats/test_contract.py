@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every format must do, from one weight to a model: all that are registered, and a toy.
+
+The toy (tests/toy_format.py) differs from ours wherever the interface allows it. A new format is
+found by the registry, and nothing here has to change for it. The part that needs vLLM is
+tests/vllm/test_contract.py.
+"""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from checkpoints import edit_config, load_all, quantization, save_llama
+from pydantic import ValidationError
+from torch import nn
+from toy_format import Toy
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+from weights import sparse_weight
+
+import flashsparse_plugin as fs
+from flashsparse_plugin import selftest
+from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
+from flashsparse_plugin.cli import app
+from flashsparse_plugin.dataflow import Weight, model
+from flashsparse_plugin.dataflow.table import Entry
+from flashsparse_plugin.formats import all_formats, packed_names
+from flashsparse_plugin.gpu import GPUS
+from flashsparse_plugin.ops.reference import linear as exact_linear
+from flashsparse_plugin.packed import FormatError, PackedWeight, TensorSpec
+
+STORED = [format for format in all_formats() if format.on_disk]
+SCHEMES = [s for format in (*STORED, Toy()) for s in format.examples()]
+FORMATS = [format.examples()[0] for format in (*STORED, Toy())]  # one scheme each
+SHAPES = [(1, 1), (3, 70), (130, 66), (200, 300)]
+
+pytestmark = pytest.mark.usefixtures("toy")
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+every_format = pytest.mark.parametrize("scheme", FORMATS, ids=str)
+
+
+def weight_of(scheme, shape=(200, 300), density=0.4, seed=0):
+    """A weight that a scheme can hold, with values that are easily lost."""
+    weight = sparse_weight(*shape, density, scheme.dtype, seed)
+    weight = scheme.format.conform(weight, scheme).contiguous()
+    odd = torch.tensor([torch.inf, -torch.inf, torch.finfo(scheme.dtype).max, 1e-30])
+    kept = weight.flatten().nonzero().flatten()[: len(odd)]
+    weight.view(-1)[kept] = odd[: len(kept)].to(scheme.dtype)
+    weight[weight == 0] = 0.0
+    return weight
+
+
+def finite_weight_of(scheme, shape=(200, 300)):
+    return scheme.format.conform(sparse_weight(*shape, 0.4, scheme.dtype), scheme).contiguous()
+
+
+def same(a, b):
+    integer = {2: torch.int16, 4: torch.int32}[a.dtype.itemsize]
+    return a.dtype == b.dtype and torch.equal(a.view(integer), b.contiguous().view(integer))
+
+
+# ---- one weight ---------------------------------------------------------------------------------
+
+
+@every_scheme
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_unpack_gives_the_weight_back(scheme, shape):
+    weight = weight_of(scheme, shape)
+    packed = scheme.format.pack(weight, scheme).validate("name")
+    assert packed.scheme == scheme and packed.shape == shape
+    assert same(packed.unpack(), weight)
+    assert packed.density == pytest.approx(weight.count_nonzero().item() / weight.numel())
+    specs = scheme.format.tensors(scheme, shape)
+    assert list(packed.tensors) == list(specs) and set(specs) <= set(scheme.format.tensor_names)
+    assert all(isinstance(spec, TensorSpec) for spec in specs.values())
+
+
+@every_scheme
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_packer_and_reference_read_each_other(scheme, shape):
+    weight, reference = weight_of(scheme, shape), scheme.format.reference
+    assert same(reference.unpack(scheme.format.pack(weight, scheme)), weight)
+    theirs = PackedWeight(scheme, shape, reference.pack(weight, scheme))
+    assert same(theirs.validate().unpack(), weight)
+
+
+@every_scheme
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_linear_is_the_product_in_storage_and_runtime_form(scheme, x_dtype):
+    weight = finite_weight_of(scheme)
+    x, bias = torch.randn(2, 3, 300).to(x_dtype), torch.randn(200).to(x_dtype)
+    exact, magnitude = (
+        exact_linear(x, weight, bias),
+        exact_linear(x.abs(), weight.abs(), bias.abs()),
+    )
+    tolerance = magnitude * 300 * 2**-23 + exact.abs() * torch.finfo(x_dtype).eps
+    stored = scheme.format.pack(weight, scheme)
+    for packed in (stored, stored.prepare("cpu")):
+        y = packed.linear(x, bias)
+        assert y.dtype == x_dtype and ((y.double() - exact).abs() <= tolerance).all()
+        with pytest.raises(ValueError, match="299 features"):
+            packed.linear(x[..., :299])
+
+
+@every_scheme
+def test_every_form_leads_back_to_the_same_tensors(scheme):
+    stored = scheme.format.pack(weight_of(scheme), scheme)
+    running = stored.prepare("cpu")
+    back = running.transcode(scheme)
+    assert list(back.tensors) == list(stored.tensors)
+    for name, tensor in stored.tensors.items():
+        assert torch.equal(back.tensors[name], tensor)
+
+
+@every_scheme
+def test_damaged_tensors_are_refused_by_name(scheme):
+    packed = scheme.format.pack(weight_of(scheme), scheme)
+    for name, tensor in packed.tensors.items():
+        wrong = torch.int8 if tensor.dtype != torch.int8 else torch.int16
+        for damaged in (tensor[:-1], tensor[None], tensor.to(wrong)):
+            with pytest.raises(FormatError, match=r"layer 'mine'.*\[200, 300\].*convert"):
+                PackedWeight(scheme, packed.shape, {**packed.tensors, name: damaged}).validate(
+                    "mine"
+                )
+        without = {other: t for other, t in packed.tensors.items() if other != name}
+        with pytest.raises(FormatError, match=f"missing: {name}"):
+            PackedWeight(scheme, packed.shape, without).validate()
+    with pytest.raises(FormatError, match="unknown: surprise"):
+        more = {**packed.tensors, "surprise": torch.ones(1)}
+        PackedWeight(scheme, packed.shape, more).validate()
+
+
+@every_scheme
+def test_a_lack_of_memory_is_no_verdict_on_a_weight(scheme, monkeypatch):
+    packed = scheme.format.pack(weight_of(scheme), scheme)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"),
+    ):
+
+        def fail(*arguments, error=error):
+            raise error
+
+        monkeypatch.setattr(type(scheme.format), "check", fail)
+        with pytest.raises(type(error)) as raised:
+            packed.validate()
+        assert raised.value is error
+
+
+@every_scheme
+def test_cut_and_join_are_those_of_the_dense_weight(scheme):
+    shape = (384, 256)
+    weight = weight_of(scheme, shape)
+    packed, (row, column) = scheme.format.pack(weight, scheme), scheme.format.grain(scheme)
+    ends = [0, 4 * row, 128, 200 // row * row, 384]
+    parts = [
+        packed.format.cut(packed, range(a, b), range(256))
+        for a, b in zip(ends, ends[1:], strict=False)
+    ]
+    for part, a, b in zip(parts, ends, ends[1:], strict=False):
+        assert same(part.validate().unpack(), weight[a:b])
+    whole = scheme.format.join(parts).validate()
+    assert whole.shape == shape and same(whole.unpack(), weight)
+    for columns in (range(64, 192), range(256 - 61, 256)):
+        if column is None or columns.start % column:
+            with pytest.raises(FormatError, match=r"\[384, 256\] cannot be cut at column"):
+                scheme.format.cut(packed, range(384), columns)
+        else:
+            part = scheme.format.cut(packed, range(128, 384), columns)
+            assert same(part.validate().unpack(), weight[128:, columns.start : columns.stop])
+    if row > 1:
+        with pytest.raises(FormatError, match="cannot be cut at row 2: only at multiples of"):
+            scheme.format.cut(packed, range(2, 384), range(256))
+        odd = scheme.format.cut(packed, range(380, 384), range(256))
+        stump = scheme.format.pack(weight_of(scheme, (2, 256)), scheme)
+        with pytest.raises(FormatError, match="cannot join a weight of 2 rows"):
+            scheme.format.join([stump, odd])
+
+
+@pytest.mark.parametrize("rows", [range(0, 128), range(128, 300), range(0, 300)], ids=str)
+@pytest.mark.parametrize("columns", [range(0, 64), range(64, 200), range(0, 200)], ids=str)
+def test_whole_tiles_are_cut_and_joined_without_unpacking(rows, columns, monkeypatch):
+    """Tiled-CSL's own way, at the ends of tiles, is what packing the part gives."""
+    weight = sparse_weight(300, 200, 0.3)
+    packed = fs.pack(weight, "tiled_csl")
+    expected = fs.pack(weight[rows.start : rows.stop, columns.start : columns.stop].contiguous())
+    top, bottom = (fs.pack(weight[part].contiguous()) for part in (slice(128), slice(128, 300)))
+    monkeypatch.setattr(type(packed.format), "unpack", None)
+    for made, wanted in (
+        (packed.format.cut(packed, rows, columns), expected),
+        (packed.format.join([top, bottom]), packed),
+    ):
+        assert made.shape == wanted.shape
+        assert all(torch.equal(made.tensors[name], t) for name, t in wanted.tensors.items())
+
+
+@every_scheme
+def test_the_self_test_of_doctor_holds_it_against_its_reference(scheme):
+    for test in selftest._PROMISES.values():
+        assert test(scheme, "cpu") < 1e-2
+
+
+# ---- schemes and configurations -----------------------------------------------------------------
+
+
+@every_scheme
+def test_schemes_are_values(scheme):
+    again = scheme.format.scheme(scheme.dtype, scheme.values, scheme.format.version)
+    copies = [again, copy.deepcopy(scheme), pickle.loads(pickle.dumps(scheme))]
+    assert all(each == scheme and hash(each) == hash(scheme) for each in copies)
+    assert all(each.format is scheme.format for each in copies)
+    assert str(scheme).startswith(scheme.format.name)
+    json.dumps(scheme.values)
+
+
+@every_scheme
+def test_what_a_format_does_not_know_is_refused(scheme):
+    format, options = scheme.format, scheme.values
+    with pytest.raises(FormatError, match=f"{format.name} has no option 'banana'; its options: "):
+        format.scheme(scheme.dtype, {**options, "banana": 7})
+    with pytest.raises(FormatError, match=f"{format.name} packs .* not int8"):
+        format.scheme(torch.int8, options)
+    with pytest.raises(FormatError, match=f"version {format.version + 1}.*pip install -U"):
+        format.scheme(scheme.dtype, options, format.version + 1)
+    with pytest.raises(FormatError, match="versions start at 1"):
+        format.scheme(scheme.dtype, options, 0)
+
+
+def test_options_are_typed_and_bounded(toy):
+    for options, message in (
+        ({}, "needs the option 'group'"),
+        ({"group": 0}, "option group: .*greater than or equal to 1"),
+        ({"group": "4"}, "option group: .*integer"),
+        ({"group": True}, "option group"),
+        ({"group": 4, "label": 3}, "option label: .*string"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            toy.scheme(torch.float32, options)
+
+
+def config_of(scheme, **more):
+    name, version = scheme.format.name, scheme.format.version
+    dtype = str(scheme.dtype).removeprefix("torch.")
+    return fs.FlashSparseConfig(
+        format=name, format_version=version, dtype=dtype, options=scheme.values, **more
+    )
+
+
+@every_scheme
+def test_a_configuration_carries_the_scheme(scheme):
+    config = config_of(scheme, layers={"head": {"format": "dense", "reason": "small"}})
+    again = fs.FlashSparseConfig(**json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert again.scheme_of("model.any") == scheme and again.scheme_of("x", "head") is None
+
+
+def test_a_layer_has_a_scheme_of_its_own(toy):
+    config = fs.FlashSparseConfig(
+        dtype="bfloat16",
+        layers={
+            "a": {"format": "toy", "options": {"group": 4}},
+            "b": {"format": "toy", "options": {"group": 2}, "dtype": "float32"},
+            "c": {"format": "tiled_csl", "dtype": "float16"},
+        },
+    )
+    assert config.formats == ["tiled_csl", "toy"]
+    assert config.scheme_of("a") == toy.scheme(torch.bfloat16, {"group": 4})
+    assert config.scheme_of("b") == toy.scheme(torch.float32, {"group": 2})
+    csl = fs.get_format("tiled_csl")
+    assert config.scheme_of("c") == csl.scheme(torch.float16)
+    assert config.scheme_of("d") == csl.scheme(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ({"format": "nonsense"}, "unknown format 'nonsense'"),
+        ({"format": "toy_runtime", "options": {"group": 1}}, "unknown format 'toy_runtime'"),
+        ({"format": "toy"}, "needs the option 'group'"),
+        ({"format": "toy", "options": {"group": 65}}, "option group"),
+        ({"format": "toy", "options": {"group": 1}, "format_version": 9}, "version 9.*pip install"),
+        ({"format": "tiled_csl", "format_version": 0}, "versions start at 1"),
+        ({"format": "tiled_csl", "options": {"banana": 7}}, "has no option 'banana'"),
+        ({"format": "tiled_csl", "dtype": "float32"}, "float16 or bfloat16, not float32"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused_by_name(layer, message):
+    with pytest.raises(ValidationError, match=rf"layer 'model\.a': .*{message}"):
+        fs.FlashSparseConfig(dtype="bfloat16", layers={"model.a": layer})
+
+
+def test_options_of_the_checkpoint_are_judged_too():
+    with pytest.raises(ValidationError, match="tiled_csl has no option 'banana'"):
+        fs.FlashSparseConfig(options={"banana": 7})
+
+
+def test_packed_layers_are_found_by_their_tensors():
+    names = ["a.weight_packed", "a.tile_offsets", "a.bias", "b.weight", "b.toy_scale"]
+    assert packed_names([*names, "c.toy_values"]) == {
+        "a": {"weight_packed": "a.weight_packed", "tile_offsets": "a.tile_offsets"},
+        "c": {"toy_values": "c.toy_values"},
+    }
+
+
+# ---- a layer ------------------------------------------------------------------------------------
+
+
+@every_scheme
+def test_a_layer_is_saved_loaded_copied_moved_and_cast(scheme):
+    weight, bias = finite_weight_of(scheme, (96, 70)), torch.randn(96)
+    layer = fs.SparseLinear.pack(weight, bias, scheme)
+    assert layer.held == scheme.format.runtime(scheme, torch.device("cpu"))
+    x = torch.randn(3, 70)
+    expected = layer(x)
+    torch.testing.assert_close(expected, torch.nn.functional.linear(x, weight.float(), bias))
+
+    state = layer.state_dict()
+    assert set(state) == {*scheme.format.tensors(scheme, (96, 70)), "bias"}
+    loaded = fs.SparseLinear(70, 96, scheme, bias=True, bias_dtype=torch.float32)
+    loaded.load_state_dict(state)
+    for each in (
+        loaded,
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        copy.deepcopy(layer).half().float(),
+        fs.SparseLinear.from_packed(scheme.format.pack(weight, scheme), bias),
+    ):
+        assert each.scheme == scheme and same(each.weight, weight)
+        torch.testing.assert_close(each(x), expected, rtol=1e-3, atol=1e-3)
+    half = copy.deepcopy(layer).half()
+    assert half.bias.dtype == torch.float16
+    assert {n: p.dtype for n, p in half.named_parameters() if n != "bias"} == {
+        n: p.dtype for n, p in layer.named_parameters() if n != "bias"
+    }
+    meta = copy.deepcopy(layer).to("meta")
+    assert meta.held == scheme.format.runtime(scheme, torch.device("meta"))
+    assert all(p.is_meta for p in meta.parameters())
+    assert str(scheme) in repr(layer) and str(scheme) in repr(meta)
+
+
+@every_scheme
+def test_a_scale_keeps_its_dtype_in_the_storage_form(scheme):
+    specs = scheme.format.tensors(scheme, (96, 70))
+    layer = fs.SparseLinear(70, 96, scheme, device="meta").half()
+    assert {n: p.dtype for n, p in layer.named_parameters()} == {
+        name: spec.dtype for name, spec in specs.items()
+    }
+
+
+@every_format
+def test_it_compiles_in_one_graph(scheme):
+    layer = fs.SparseLinear.pack(finite_weight_of(scheme, (96, 70)), None, scheme)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (2, 5):
+        x = torch.randn(tokens, 70)
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+@every_format
+def test_float32_layers_are_rounded_only_where_they_must_be(scheme):
+    linear = nn.Linear(8, 4)
+    layer = fs.SparseLinear.from_linear(linear, scheme.format.name, **scheme.values)
+    wide = torch.float32 in scheme.format.dtypes
+    assert layer.scheme.dtype == (torch.float32 if wide else torch.bfloat16)
+    assert torch.equal(layer.weight, linear.weight.detach().to(layer.scheme.dtype))
+    linear.weight.data[0, 0] = torch.finfo(torch.float32).max
+    if not wide:
+        with pytest.raises(FormatError, match="too large for bfloat16"):
+            fs.SparseLinear.from_linear(linear, scheme.format.name)
+
+
+# ---- a model ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return save_llama(tmp_path_factory.mktemp("dense") / "model", sparsity=0.85)
+
+
+@pytest.fixture(scope="module")
+def tokens(dense):
+    return generate(AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32))
+
+
+def generate(model):
+    ids = torch.arange(5, 12)[None]
+    return model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
+
+
+def convert_options(scheme):
+    return {"format": scheme.format.name, "options": scheme.values, "pack_all": True}
+
+
+@every_format
+def test_a_model_is_converted_inspected_and_loaded(scheme, dense, tokens, tmp_path):
+    report = convert_checkpoint(dense, tmp_path / "packed", **convert_options(scheme))
+    assert len(report.packed) == 14 and report.format == scheme.format.name
+    assert {layer.scheme for layer in report.packed} == {scheme.title}
+    found = inspect_checkpoint(tmp_path / "packed")
+    packed = [layer for layer in found.layers if layer.format is not None]
+    assert {layer.scheme for layer in packed} == {scheme.title} and len(packed) == 14
+    assert all(layer.bytes_in[scheme.format.name] == layer.bytes_stored for layer in packed)
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32)
+    layers = [m for m in model.modules() if isinstance(m, fs.SparseLinear)]
+    assert len(layers) == 14 and {m.scheme.title for m in layers} == {scheme.title}
+    assert torch.equal(generate(model), tokens)
+    model.save_pretrained(tmp_path / "again")
+    before, after = load_all(tmp_path / "packed"), load_all(tmp_path / "again")
+    assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
+
+
+@every_format
+def test_a_dense_model_is_packed_while_it_loads(scheme, dense, tokens):
+    config = fs.FlashSparseConfig(format=scheme.format.name, options=scheme.values)
+    model = AutoModelForCausalLM.from_pretrained(
+        dense, dtype=torch.float32, quantization_config=config
+    )
+    layers = [m for m in model.modules() if isinstance(m, fs.SparseLinear)]
+    assert len(layers) == 14 and {m.scheme.title for m in layers} == {scheme.title}
+    assert torch.equal(generate(model), tokens)
+
+
+def test_formats_and_options_are_mixed_by_layer(dense, tokens, tmp_path):
+    up, down = (f"model.layers.0.mlp.{kind}_proj" for kind in ("up", "down"))
+    layers = {
+        up: {"format": "toy", "options": {"group": 1}},
+        down: {"format": "toy", "options": {"group": 1, "label": "other"}, "dtype": "float32"},
+    }
+    report = convert_checkpoint(dense, tmp_path / "packed", layers=layers, pack_all=True)
+    assert report.format == "tiled_csl and toy"
+    by_name = {layer.name: layer.scheme for layer in report.packed}
+    assert by_name.pop(up) == "toy(group=1, label=plain)"
+    assert by_name.pop(down) == "toy(group=1, label=other)"
+    assert set(by_name.values()) == {"tiled_csl"} and len(by_name) == 12
+    assert quantization(tmp_path / "packed")["layers"][up]["options"] == {"group": 1}
+
+    found = {layer.name: layer for layer in inspect_checkpoint(tmp_path / "packed").layers}
+    assert found[down].scheme == "toy(group=1, label=other)" and found[down].dtype == "float32"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32)
+    assert model.get_submodule(down).scheme.dtype == torch.float32
+    assert model.get_submodule(up).scheme.title == "toy(group=1, label=plain)"
+    assert torch.equal(generate(model), tokens)
+
+    edit_config(
+        tmp_path / "packed",
+        quantization_config=quantization(tmp_path / "packed")
+        | {"layers": {up: {"format": "tiled_csl"}}},
+    )
+    with pytest.raises(FormatError, match=f"layer '{up}', tiled_csl.*missing: tile_offsets"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+
+
+def test_a_pattern_that_a_layer_does_not_follow_is_refused_by_name(dense, tmp_path):
+    with pytest.raises(ValueError, match=r"layer 'model\..*cannot be packed to toy\(group=4.*rows"):
+        convert_checkpoint(dense, tmp_path / "out", format="toy", options={"group": 4})
+
+
+# ---- tuning -------------------------------------------------------------------------------------
+
+
+@every_scheme
+def test_tables_tell_schemes_apart(scheme):
+    known = list(scheme.format.implementations(scheme))
+    entry = Entry(
+        shape=(8, 8),
+        format=scheme.format.name,
+        options=scheme.values,
+        density=0.5,
+        ranges=[{"max_tokens": None, "implementation": known[-1]}],
+    )
+    assert Entry.model_validate(json.loads(entry.model_dump_json())) == entry
+    assert entry.scheme(scheme.dtype) == scheme
+    with pytest.raises(ValidationError, match=f"'gemv' is none of {known[0]}"):
+        Entry.model_validate(
+            entry.model_dump() | {"ranges": [{"max_tokens": None, "implementation": "gemv"}]}
+        )
+
+
+@every_format
+def test_a_format_knows_what_its_implementations_cost_or_says_that_it_does_not(scheme):
+    weight = Weight((4096, 4096), scheme, 0.5, 1 << 24)
+    if scheme.format.name == "toy":
+        with pytest.raises(FormatError, match="toy has no cost model.*flashsparse tune --format"):
+            model.times(weight, GPUS[0])
+    else:
+        found = model.times(weight, GPUS[0])
+        assert all(seconds > 0 for each in found.values() for seconds in each.values())
+
+
+@every_format
+def test_tune_shows_its_implementations(scheme):
+    options = [f"--option={name}={value}" for name, value in scheme.values.items()]
+    arguments = ["tune", "512x512", "--sparsity", "0.5", "--estimate", "H200"]
+    result = CliRunner().invoke(app, [*arguments, "--format", scheme.format.name, *options])
+    if scheme.format.name == "toy":
+        assert result.exit_code == 1 and "toy has no cost model" in result.stderr
+    else:
+        assert result.exit_code == 0, result.output
+        assert scheme.title in result.stdout and "512x512" in result.stdout
+
+
+def test_tune_measures_every_implementation_of_a_format(toy, monkeypatch):
+    from flashsparse_plugin.dataflow import tuner
+
+    scheme, plans = toy.scheme(torch.bfloat16, {"group": 4}), []
+    monkeypatch.setattr(tuner.PackedWeight, "linear", lambda *a, plan: plans.append(str(plan)))
+    weight = tuner.packed_weight((48, 64), scheme, 0.5)
+    entry = tuner.measure(
+        weight, torch.bfloat16, torch.device("cpu"), lambda call, copies: call() or 1.0, 0, (1, 9)
+    )
+    assert plans == [f"{name} for any number of tokens" for name in ("loop", "whole", "whole")]
+    assert (entry.format, entry.options) == ("toy", {"group": 4, "label": "plain"})
