@@ -260,7 +260,7 @@ def test_a_value_too_large_for_float16(llama, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "nonsense", torch.float64])
 def test_dtypes_that_cannot_be_packed(llama, tmp_path, dtype):
-    with pytest.raises(CheckpointError, match="dtype must be float16 or bfloat16"):
+    with pytest.raises(fs.FormatError, match="dtype must be float16 or bfloat16"):
         convert_checkpoint(llama, tmp_path / "out", dtype=dtype)
 
 
@@ -295,7 +295,7 @@ def test_quantized_and_packed_sources_are_refused(llama, tmp_path):
 def test_a_format_or_option_that_there_is_not(llama, tmp_path):
     with pytest.raises(fs.FormatError, match="unknown format 'zip'.*tiled_csl"):
         convert_checkpoint(llama, tmp_path / "out", format="zip")
-    with pytest.raises(CheckpointError, match=r"layer '.*_proj' \[\d+, \d+\].*tiled_csl.*--ignore"):
+    with pytest.raises(fs.FormatError, match="tiled_csl has no option 'n'"):
         convert_checkpoint(llama, tmp_path / "out", options={"n": 2})
 
 
@@ -386,6 +386,7 @@ def test_report_is_json(llama, tmp_path):
         "bytes_dense": 128 * 128 * 2,
         "bytes_packed": fs.pack(weight).nbytes,
         "reason": None,
+        "scheme": "tiled_csl",
         "packed": True,
     }
 

@@ -72,7 +72,7 @@ def test_half_a_layer_is_named(packed):
     tensors = load_file(packed / "model.safetensors")
     del tensors["model.layers.1.mlp.down_proj.tile_offsets"]
     save_file(tensors, packed / "model.safetensors")
-    with pytest.raises(fs.FormatError, match=r"down_proj.*tile_offsets is missing"):
+    with pytest.raises(fs.FormatError, match=r"down_proj.*missing: tile_offsets"):
         inspect_checkpoint(packed)
 
 

@@ -9,6 +9,8 @@ tests/vllm/test_contract.py.
 import copy
 import json
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -514,3 +516,26 @@ def test_tune_measures_every_implementation_of_a_format(toy, monkeypatch):
     )
     assert plans == [f"{name} for any number of tokens" for name in ("loop", "whole", "whole")]
     assert (entry.format, entry.options) == ("toy", {"group": 4, "label": "plain"})
+
+
+# ---- the documentation's example ----------------------------------------------------------------
+
+
+def test_the_example_of_the_documentation_keeps_the_contract(dense, tokens, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "adding-a-format.md").read_text()
+    example: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "docs/adding-a-format.md", "exec"), example)
+    assert "masked" in fs.format_names() and example["layer"].scheme.format.name == "masked"
+    for dtype in (torch.float16, torch.bfloat16):
+        scheme = example["Masked"]().scheme(dtype)
+        test_unpack_gives_the_weight_back(scheme, (130, 66))
+        test_packer_and_reference_read_each_other(scheme, (130, 66))
+        test_linear_is_the_product_in_storage_and_runtime_form(scheme, torch.float32)
+        test_damaged_tensors_are_refused_by_name(scheme)
+        test_cut_and_join_are_those_of_the_dense_weight(scheme)
+        test_a_layer_is_saved_loaded_copied_moved_and_cast(scheme)
+    test_a_model_is_converted_inspected_and_loaded(scheme, dense, tokens, tmp_path)
+    options = example["PatternOptions"]
+    with pytest.raises(ValidationError):
+        options(n=0, m=4)
