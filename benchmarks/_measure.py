@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark needs: fair timing, a description of the machine, result files."""
+"""What every benchmark needs: fair timing and a description of the machine."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import datetime
-import json
 import multiprocessing
 import os
 import platform
@@ -20,7 +18,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-RESULTS = Path(__file__).parent / "results"
 COLD_BYTES = 512 << 20  # more than any cache: what is used next was used half a gigabyte ago
 
 
@@ -69,7 +66,7 @@ def interleaved(
     repeats: int,
     seconds: float = 0.012,
 ) -> dict[str, list[float]]:
-    """Times functions turn by turn, so that a change of the machine's mood meets all of them.
+    """Times functions turn by turn, so that a drift of the machine's speed affects all of them.
 
     Args:
         functions: What to time, by name.
@@ -124,23 +121,3 @@ def busy_core(core: int = 0) -> Iterator[None]:
     finally:
         process.kill()
         process.join()
-
-
-def write(
-    name: str,
-    about: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    folder: Path | None = None,
-) -> Path:
-    """Writes rows as CSV, and with the conditions as JSON, to results/<gpu or cpu>/<name>."""
-    slug = re.sub(r"[^a-z0-9]+", "-", str(about.get("gpu", about["cpu"])).lower()).strip("-")
-    folder = folder or RESULTS / slug
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with (folder / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    text = json.dumps({"about": about, "rows": rows}, indent=1)
-    (folder / f"{name}.json").write_text(text + "\n")
-    return folder / name

@@ -12,24 +12,22 @@ benchmarks/tables.py writes the documents' tables.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+import _results
 
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of
 
-RESULTS = Path(__file__).parent / "results"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
-FORMAT = "tiled_csl"
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
 def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
-    """Of gemm.json. The library is the fastest of three ways to call it."""
+    """Times of gemm.csv, where the library is the fastest of three ways to call it."""
     found: dict[Weight, Times] = {}
     for row in rows:
         times = found.setdefault(Weight(_shape(row)), {})
@@ -38,8 +36,8 @@ def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
     return found
 
 
-def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
-    """Of spmm.json, at BUCKETS; between the tokens that were measured times lie on lines."""
+def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight, Times]:
+    """Times of spmm.csv at BUCKETS, interpolated between the tokens that were measured."""
     measured: dict[tuple[tuple[int, int], int], list[Mapping[str, Any]]] = {}
     for row in rows:
         measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
@@ -56,7 +54,7 @@ def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
         }
         last = max(own, key=lambda row: row["tokens"])
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
-        found[Weight(shape, FORMAT, round(1 - sparsity / 100, 2), nbytes)] = times
+        found[Weight(shape, format, round(1 - sparsity / 100, 2), nbytes)] = times
     return found
 
 
@@ -68,7 +66,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict
     """
     both = [row for row in rows if "unpacked_us" in row]
     if not both:
-        raise SystemExit(f"spmm.json does not say what unpacking {rows[0]['shape']} takes")
+        raise SystemExit(f"spmm.csv does not say what unpacking {rows[0]['shape']} takes")
     first = min(both, key=lambda row: row["tokens"])
     unpack = first["unpacked_us"] - first["dense_us"]
     sparse = {row["tokens"]: row.get("sparse_us", row["us"]) for row in rows}
@@ -93,10 +91,10 @@ def tables() -> dict[str, Table]:
     found: dict[str, Table] = {}
     for name, folder in MEASURED.items():
         gemm, spmm = (
-            json.loads((RESULTS / folder / f"{program}.json").read_text())
+            _results.read(_results.FOLDER / folder / f"{program}.csv")
             for program in ("gemm", "spmm")
         )
-        measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"])
+        measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"], spmm["about"]["format"])
         about = gemm["about"]
         found[name] = _table(
             about["gpu"],

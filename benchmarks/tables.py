@@ -4,7 +4,7 @@
     python benchmarks/tables.py            writes them
     python benchmarks/tables.py --check    fails where one is not what the results say
 
-A table stands between `<!-- table: NAME results/FILE.json -->` and `<!-- end of table -->`.
+A table stands between `<!-- table: NAME results/FILE.csv -->` and `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import _results
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
@@ -95,7 +97,7 @@ def gpu_conditions(about: Result) -> str:
 
 def mean_of(rows: Sequence[Result], figure: str) -> str:
     """Geometric mean of what is there."""
-    values = [row[figure] for row in rows if row[figure]]
+    values = [row[figure] for row in rows if row.get(figure)]
     return f"{statistics.geometric_mean(values):.2f}" if values else ""
 
 
@@ -161,7 +163,7 @@ def cycles(result: Result) -> str:
     """
     about = result["about"]
     clock = float(str(about["clocks.sm"]).split()[0]) * 1e6
-    packer = json.loads((ROOT / "benchmarks/results/amd-epyc/cpu_pack_avx512.json").read_text())
+    packer = _results.read(_results.FOLDER / "amd-epyc/cpu_pack_avx512.csv")
     turns = {row["zeros"]: row["store cycles"] for row in packer["rows"]}
     cells = []
     for row in result["rows"]:
@@ -268,26 +270,28 @@ def sparse_until(result: Result) -> str:
             shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
             zeros = round(100 * (1 - entry["density"]))
             first = entry["ranges"][0]
-            sparse = first["implementation"] == "sparse"
-            found.setdefault(shape, {})[zeros] = str(first["max_tokens"] or "all") * sparse or "0"
+            until = (
+                str(first["max_tokens"] or "all") if first["implementation"] == "sparse" else "0"
+            )
+            found.setdefault(shape, {})[zeros] = until
     zeros = sorted({each for by_zeros in found.values() for each in by_zeros})
     cells = [[shape, *(own.get(each, "") for each in zeros)] for shape, own in found.items()]
     return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
 
 
-COMPARED = {
-    "none": "dense",
-    "tiled_csl": "sparse",
-    "default": "vLLM's attention",
-    "unified_max": "ours",
-}
+# What serve.py calls its methods; any other is a format's name.
+COMPARED = {"none": "dense", "default": "vLLM's attention", "unified_max": "ours"}
 
 
 def serve(result: Result) -> str:
     """Tokens a second and GPU in vLLM of the two that were compared, by batch."""
-    first, second = result["results"].values()
-    one, other = (COMPARED[name] for name in result["results"])
-    by_batch = [{row["batch"]: row for row in each["rows"]} for each in (first, second)]
+    about = result["about"]
+    first, second = about["runs"].values()
+    one, other = (COMPARED.get(name, "sparse") for name in about["runs"])
+    by_batch = [
+        {row["batch"]: row for row in result["rows"] if row["weights"] == name}
+        for name in about["runs"]
+    ]
     cells = []
     for batch in sorted(by_batch[0].keys() & by_batch[1].keys()):
         a, b = (rows[batch] for rows in by_batch)
@@ -303,9 +307,9 @@ def serve(result: Result) -> str:
     ]
     if first["weight_bytes"] == second["weight_bytes"]:
         weights = [f"{first['weight_bytes'] / 1e9:.1f} GB"]
-    versions = ", ".join(f"{name} {version}" for name, version in second["versions"].items())
-    text += f"\nWeights {', '.join(weights)}. {second['device']}, {versions}.\n"
-    agreement = result["agreement"]
+    versions = ", ".join(f"{name} {about[name]}" for name in ("vllm", "torch"))
+    text += f"\nWeights {', '.join(weights)}. {about['gpu']}, {versions}.\n"
+    agreement = about["agreement"]
     if agreement:
         same, compared = agreement["same_tokens"], agreement["compared_tokens"]
         alone = agreement["same_tokens_dense_one_by_one"]
@@ -351,13 +355,17 @@ TABLES: dict[str, Callable[[Result], str]] = {
 }
 
 
+def _loaded(path: Path) -> Result:
+    """A result, or one of the dataflow tables that ship."""
+    return json.loads(path.read_text()) if path.suffix == ".json" else _results.read(path)
+
+
 def rewritten(text: str) -> str:
     """The document with every marked table made anew."""
 
     def table(match: re.Match[str]) -> str:
         start, name, path, end = match.groups()
-        result = json.loads((ROOT / "benchmarks" / path).read_text())
-        return f"{start}{TABLES[name](result)}{end}"
+        return f"{start}{TABLES[name](_loaded(ROOT / 'benchmarks' / path))}{end}"
 
     return MARKED.sub(table, text)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _check import DTYPES, Tally, errors_of, poisoned_memory
-from _device import Budget
+from _check import DTYPES, Checker, errors_of
 from _layers import Layer, model_layers
 from torch import Tensor
 
@@ -127,29 +127,8 @@ def small_cases() -> Iterator[Case]:
         yield Case((30, 77), dtype, (2, 9), offset=3, gap=5)
 
 
-class DenseChecker:
-    """Runs cases. `reference` is where float64 is computed: the card, or a CPU beside a tool."""
-
-    def __init__(self, device: torch.device, reference: torch.device, graphs: bool):
-        self.tally = Tally()
-        self._device, self._reference = device, reference
-        self._graphs = graphs and device.type == "cuda"
-        self._generator = torch.Generator(device).manual_seed(0)
-
-    def run(self, todo: Iterator[Case], budget: Budget) -> Tally:
-        """Checks until all is done or the time is over."""
-        with poisoned_memory(self._device):
-            for number, case in enumerate(todo):
-                if budget.left < 0:
-                    self.tally.out_of_time = True
-                    break
-                try:
-                    self._check(case, number)
-                except RuntimeError as error:
-                    self.tally.add("ran", False, f"{case}: {error}")
-                    if "CUDA error" in str(error):  # the context is lost: nothing runs after it
-                        break
-        return self.tally
+class DenseChecker(Checker):
+    """Checks the ops of dense layers."""
 
     def _check(self, case: Case, number: int) -> None:
         weight = self._weight(case, number)
@@ -158,55 +137,41 @@ class DenseChecker:
             x = self._random((tokens, case.shape[1]), case.dtype)
             if (number + index) % 4 == 3:  # views of larger tensors start anywhere
                 x = self._random((x.numel() + 1,), case.dtype)[1:].view_as(x)
-            bias = self._random((case.shape[0],), case.dtype) if (number + index) % 2 else None
-            for op, most in OPS.items():
+            bias = self._random(case.shape[:1], case.dtype) if (number + index) % 2 else None
+            for name, most in OPS.items():
                 if tokens > most:
                     continue
-                call = getattr(ops, op)
-                y = self._judge(call, (x, weight, bias), exact, f"{case}, {tokens} tokens, {op}")
+                op = partial(getattr(ops, name), weight=weight, bias=bias)
+                where = f"{case}, {tokens} tokens, {name}"
+                y = self._check_product(op, x, exact, bias, where)
                 if self._graphs and index == number % len(case.tokens):
-                    self._check_graph(call, x, weight, bias, y, f"{case}, {tokens} tokens, {op}")
+                    self._check_stream(op, x, y, where)
+                    self._check_graph(op, x, y, where)
             for plan in configurations(case.shape) if self._device.type == "cuda" else ():
                 # The kernel for any alignment takes aligned weights as well.
                 if tokens > OPS[plan.op] or (plan.aligned and not case.aligned):
                     continue
-                call = getattr(ops, f"{plan.op}_planned")
+                op = partial(_planned, plan, weight, bias)
                 where = f"{case}, {tokens} tokens, {plan}"
-                self._judge(call, (x, weight, bias, *plan.arguments), exact, where)
+                self._check_product(op, x, exact, bias, where)
 
-    def _judge(self, call, arguments: tuple, exact: Tensor, where: str) -> Tensor:
+    def _check_product(
+        self,
+        op: Callable[[Tensor], Tensor],
+        x: Tensor,
+        exact: Tensor,
+        bias: Tensor | None,
+        where: str,
+    ) -> Tensor:
         """Two calls: right, in the norm and in each element, and the same bit for bit."""
         if self._device.type == "cuda":  # what the allocator gives next
             torch.full((8 << 20,), torch.nan, device=self._device)
-        y = call(*arguments)
-        same = torch.equal(y, call(*arguments))
-        x, _, bias = arguments[:3]
-        norm, element = (float(e) for e in errors_of(y, x, exact, bias, self._reference))
-        self.tally.worst = max(self.tally.worst, norm)
-        self.tally.add("exact in the norm", norm <= 1, f"{where}: {norm:.3g} of its bound")
-        self.tally.add("exact in each element", element <= 1, f"{where}: {element:.3g} of it")
+        y = op(x)
+        same = torch.equal(y, op(x))
+        norm, element = errors_of(y, x, exact, bias, self._reference)
+        self._judge(float(norm), float(element), where)
         self.tally.add("the same again", same, where)
         return y
-
-    def _check_graph(
-        self, call, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, where: str
-    ) -> None:
-        """On a stream of its own where x is there late, and replayed from a graph."""
-        stream, still = torch.cuda.Stream(), torch.full_like(x, torch.nan)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(200_000)  # cycles: whoever does not wait for x sees NaN
-            still.copy_(x)
-            y = call(still, weight, bias)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.tally.add("on another stream", torch.equal(y, wanted), where)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = call(still, weight, bias)
-        for _ in range(2):
-            y.fill_(torch.nan)
-            graph.replay()
-            self.tally.add("replayed from a graph", torch.equal(y, wanted), where)
 
     def _weight(self, case: Case, number: int) -> Tensor:
         rows, cols = case.shape
@@ -216,10 +181,11 @@ class DenseChecker:
         weight = around[case.offset :].view(rows, stride)[:, :cols]
         return weight.copy_(random_weight(case.shape, 1.0, case.dtype, seed=number))
 
-    def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=self._generator, device=self._device).to(dtype)
+
+def _planned(plan: Configuration, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    return getattr(ops, f"{plan.op}_planned")(x, weight, bias, *plan.arguments)
 
 
 def layers_once() -> list[Layer]:
-    """LAYERS without those whose shape another model has, too."""
+    """LAYERS, each shape once."""
     return list({layer.shape: layer for layer in reversed(LAYERS)}.values())[::-1]

@@ -19,7 +19,7 @@ from typing import Any
 
 from _device import Budget
 
-PROGRAM = Path(__file__).with_name("spmm.py")
+SPMM = Path(__file__).with_name("spmm.py")
 SANITIZERS = ("memcheck", "racecheck")
 FAILED = 86  # what compute-sanitizer exits with where it found something
 
@@ -80,8 +80,14 @@ def _run(
             process.wait()
 
 
-def sanitize(out: Path, budget: Budget, program: Path = PROGRAM) -> bool:
-    """Runs a few small checks of a program under compute-sanitizer and prints what came of it.
+def sanitize(out: Path, budget: Budget, program: Path, *options: str) -> bool:
+    """Runs a few small checks of a program under compute-sanitizer and prints what it found.
+
+    Args:
+        out: Where logs go.
+        budget: The time that all tools share.
+        program: What to run.
+        options: More options of the program.
 
     Returns:
         Whether each tool ran to its end and found nothing.
@@ -97,6 +103,7 @@ def sanitize(out: Path, budget: Budget, program: Path = PROGRAM) -> bool:
         start, log = time.monotonic(), out / f"sanitize-{tool}.log"
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(FAILED)]
         command += [sys.executable, str(program), "--check", "--small", "--out", str(out / "small")]
+        command += options
         code = _run(command, log, budget.left / (len(SANITIZERS) - index), environment)
         text = log.read_text(errors="replace")
         summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY:.*)", text)
@@ -110,7 +117,7 @@ def sanitize(out: Path, budget: Budget, program: Path = PROGRAM) -> bool:
     return good
 
 
-def profile(out: Path, budget: Budget) -> list[dict[str, Any]]:
+def profile(format: str, out: Path, budget: Budget) -> list[dict[str, Any]]:
     """Profiles one call of a few points with ncu.
 
     Returns:
@@ -126,7 +133,8 @@ def profile(out: Path, budget: Budget) -> list[dict[str, Any]]:
         table = out / f"{name}.csv"
         command = [ncu, "--profile-from-start", "off", "--set", "full", "--clock-control", "none"]
         command += ["--page", "raw", "--csv", "--log-file", str(table)]
-        program = [sys.executable, str(PROGRAM), "--one", shape, str(tokens), str(sparsity)]
+        program = [sys.executable, str(SPMM), "--format", format]
+        program += ["--one", shape, str(tokens), str(sparsity)]
         share = budget.at_most(budget.left / (len(PROFILED) - index))
         found: list[dict[str, Any]] = []
         # A metric that this ncu or this card does not have must not cost all the others.

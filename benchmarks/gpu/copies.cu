@@ -3,7 +3,7 @@
 // these land in shared memory? The decode and the flat GEMM kernel are laid out by the answer.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a -Ikernels benchmarks/gpu/copies.cu -o copies
-//   ./copies FOLDER     writes copies.csv and copies.json there
+//   ./copies FOLDER     writes copies.csv there
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -137,21 +137,14 @@ int main(int argc, char** argv) {
   char date[32] = "";
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S+00:00", std::gmtime(&now));
-  std::string csv = "pieces,gb_s\n", json;
+  std::string csv = std::string("# gpu: \"") + gpu.name + "\"\n# date: \"" + date + "\"\n";
+  csv += "pieces,gb_s\n";
   for (const Row& row : rows) {
     char line[200];
     std::printf("%-52s %5.0f GB/s\n", row.what, row.gb_s);
-    std::snprintf(line, sizeof line, "%s,%.0f\n", row.what, row.gb_s);
+    std::snprintf(line, sizeof line, "\"%s\",%.0f\n", row.what, row.gb_s);
     csv += line;
-    std::snprintf(line, sizeof line, "%s\n  {\"pieces\": \"%s\", \"gb_s\": %.0f}",
-                  json.empty() ? "" : ",", row.what, row.gb_s);
-    json += line;
   }
   std::printf("%s, %s\n", gpu.name, date);
-  if (argc < 2) return 0;
-  const std::string folder = argv[1], about = std::string("{\"gpu\": \"") + gpu.name +
-                                              "\", \"date\": \"" + date + "\"}";
-  std::ofstream(folder + "/copies.csv") << csv;
-  std::ofstream(folder + "/copies.json")
-      << "{\n \"about\": " << about << ",\n \"rows\": [" << json << "\n ]\n}\n";
+  if (argc >= 2) std::ofstream(std::string(argv[1]) + "/copies.csv") << csv;
 }

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,18 +36,20 @@ from _dense import (
     layers_once,
     small_cases,
 )
-from _device import (
-    Budget,
-    Stopwatch,
-    _measure,
-    bandwidth,
-    cold_bytes,
-    machine,
-    require_device,
-    results_folder,
-    run_parts,
-)
+from _device import Budget, Stopwatch, _measure, cold_bytes
 from _layers import Layer, layer
+from _program import (
+    DTYPES,
+    Row,
+    add_layer_options,
+    check_layers,
+    conditions,
+    device_of,
+    parser,
+    run_parts,
+    save_each,
+    signature,
+)
 from _speed import Dense, activations
 from _tools import sanitize
 from rich import box
@@ -60,26 +61,14 @@ from flashsparse_plugin.dataflow.table import ranges_of
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # where more than one is asked
 TOY = [Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)]
 GOAL_SHAPE, GOAL_TOKENS, GOAL = "4096x4096", 8, 1.3  # against cuBLAS, at so many tokens or fewer
-Row = dict[str, Any]
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    start = time.monotonic()
-    # Beside a tool the card should run our kernels and little else.
-    reference = torch.device("cpu") if arguments.small else device
-    todo = small_cases if arguments.small or device.type == "cpu" else cases
-    tally = DenseChecker(device, reference, graphs=not arguments.small).run(todo(), budget)
-    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
-    for failure in tally.failures[:40]:
-        print(f"  FAILED {failure}")
-    (arguments.out / "gemm_check.txt").write_text(
-        "\n".join([tally.summary(), *tally.failures]) + "\n"
-    )
-    return bool(tally.checks) and not tally.failures and not tally.out_of_time
+    report = arguments.out / "gemm_check.txt"
+    return check_layers(DenseChecker, cases, small_cases, report, arguments, device, budget)
 
 
 class Speed:
@@ -153,27 +142,16 @@ def _call(op, x: Tensor, copies: _measure.Rotation, *rest: object) -> Tensor:
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    name = "gemm_shapes" if arguments.shapes else "gemm"
-    start = time.monotonic()
     stopwatch = Stopwatch(device, arguments.replays)
-    found = bandwidth(device, stopwatch)
-    about = machine(device)  # the clocks of a card at work
-    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
-    about |= {"dtype": arguments.dtype, "minutes": arguments.minutes}
-    print(f"speed: copies {found['copy'] / 1e9:,.0f} GB/s, reads {found['read'] / 1e9:,.0f} GB/s")
-    measured = Speed(device, DTYPES[arguments.dtype], stopwatch, max(found.values()))
+    about, bandwidth = conditions(arguments, device, stopwatch)
+    measured = Speed(device, DTYPES[arguments.dtype], stopwatch, bandwidth)
     layers = arguments.layers or (layers_once() if device.type == "cuda" else TOY)
     tokens = arguments.tokens or (TOKENS if device.type == "cuda" else (1, 16))
     every = arguments.shapes and device.type == "cuda"
-    try:
-        for each in measured.run(layers, tokens, every, budget):
-            _measure.write(name, about, measured.rows, arguments.out)
-            print(f"  {each} measured, {budget.left:.0f} s left", flush=True)
-    finally:
-        about["seconds"] = round(time.monotonic() - start)
-        path = _measure.write(name, about, measured.rows, arguments.out)
-        (show_shapes if arguments.shapes else show)(measured.rows, about)
-        print(f"written to {path}.csv and .json")
+    path = arguments.out / ("gemm_shapes.csv" if arguments.shapes else "gemm.csv")
+    shown = show_shapes if arguments.shapes else show
+    run = measured.run(layers, tokens, every, budget)
+    save_each(run, measured.rows, about, path, budget, shown)
     if len({row["shape"] for row in measured.rows}) < len(layers):
         print(f"speed: time was over before all of {len(layers)} layers were measured")
     return bool(measured.rows)
@@ -225,7 +203,7 @@ def show(rows: Sequence[Row], about: dict[str, Any]) -> None:
             f"{GOAL_SHAPE}, up to {GOAL_TOKENS} tokens: {min(goals):.2f}x or more "
             f"(goal {GOAL}) {mark}"
         )
-    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+    console.print(signature(about))
 
 
 def _ratio(ratio: float | None) -> str:
@@ -249,11 +227,7 @@ def show_shapes(rows: Sequence[Row], about: dict[str, Any]) -> None:
             for row in [r for r in mine if r["plan"] == "its own choice"] + mine[:5]:
                 table.add_row(op, row["plan"], f"{row['us']:.2f}")
         console.print(table)
-    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    console.print(signature(about))
 
 
 def known_layer(text: str) -> Layer:
@@ -261,23 +235,12 @@ def known_layer(text: str) -> Layer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = parser(__doc__, minutes=4.0)
     for name in ("check", "sanitize", "speed"):
-        parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--dtype", default="float16", choices=DTYPES)
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
-    parser.add_argument("--shapes", action="store_true", help="every configuration, in turn")
-    parser.add_argument("--layers", type=lambda text: [known_layer(p) for p in text.split(",")])
-    parser.add_argument("--tokens", type=numbers)
-    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
-    arguments = parser.parse_args()
-    device = require_device(arguments.device)
-    arguments.out = results_folder(arguments.out, device)
+        options.add_argument(f"--{name}", action="store_true")
+    add_layer_options(options, known_layer)
+    arguments = options.parse_args()
+    device = device_of(arguments)
 
     arguments.speed |= arguments.shapes
     asked = [arguments.check, arguments.speed, arguments.sanitize]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What do sparse weights gain in vLLM? Tokens per GPU-second, dense and sparse, as Flash-LLM asks.
 
-    python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--out DIRECTORY]
+    python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--format NAME]
     python benchmarks/gpu/serve.py --compare attention --prompt 1024
 
 Makes a checkpoint of random weights with 80% zeros, runs it through vLLM twice, dense and packed
@@ -21,7 +21,6 @@ the program works.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -34,6 +33,11 @@ from statistics import median
 
 import torch
 from safetensors.torch import save_file
+
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
+
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH, which `run_apart` sets, leaves it out
+from _device import _results, machine
 
 SHAPES = {
     "llama-3-8b": {
@@ -77,18 +81,22 @@ SPARSITY = 0.8
 PROMPT, OUTPUT = 64, 512  # tokens, unless --prompt says otherwise
 BATCHES = (8, 16, 32, 64)
 COMPARED = (8, 64)  # prompts and tokens of the comparison of greedy tokens
-# What is compared: the yardstick, then the candidate. Name, how it is called in tables, options.
-COMPARISONS = {
-    "weights": {
-        "none": ("dense", {"sparse_method": "none"}),
-        "tiled_csl": ("sparse", {"sparse_method": "tiled_csl"}),
-    },
-    "attention": {
+COMPARISONS = ("weights", "attention")
+STARTED = time.monotonic()
+
+
+def methods_of(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, str]]]:
+    """What is compared, the baseline first: how tables call it, and vLLM's options."""
+    if arguments.compare == "weights":
+        format = arguments.format
+        return {
+            "none": ("dense", {"sparse_method": "none"}),
+            format: ("sparse", {"sparse_method": format}),
+        }
+    return {
         "default": ("vLLM", {"sparse_method": "none", "decode_attention": "default"}),
         "unified_max": ("ours", {"sparse_method": "none", "decode_attention": "unified_max"}),
-    },
-}
-STARTED = time.monotonic()
+    }
 
 
 def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
@@ -158,7 +166,7 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
     start = time.perf_counter()
     llm = LLM(
         str(path),
-        **COMPARISONS[arguments.compare][method][1],
+        **methods_of(arguments)[method][1],
         dtype="bfloat16",
         max_model_len=arguments.prompt + OUTPUT,
         max_num_seqs=most,
@@ -282,6 +290,7 @@ def run_apart(
     command = [sys.executable, __file__, "--measure", str(path), method, str(answer)]
     command += ["--rounds", str(arguments.rounds), "--batches", *map(str, arguments.batches)]
     command += ["--compare", arguments.compare, "--prompt", str(arguments.prompt)]
+    command += ["--format", arguments.format]
     command += ["--eager"] if arguments.eager else []
     environment = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -309,20 +318,28 @@ def run_apart(
     return result
 
 
-def write(name: str, results: dict[str, dict], agreement: dict | None, out: Path) -> None:
+def write(
+    name: str, about: dict, results: dict[str, dict], agreement: dict | None, out: Path
+) -> None:
+    """Writes one result: a row a method and batch; runs and agreement are conditions.
+
+    The generated tokens, which only the comparison needs, and what the rows hold are left out.
+    """
+    left_out = {"rows", "versions", "device", "texts", "texts_one_by_one"}
+    versions: dict[str, str] = {}
+    for result in results.values():
+        versions |= result.get("versions", {})
+    runs = {
+        method: {key: value for key, value in result.items() if key not in left_out}
+        for method, result in results.items()
+    }
     rows = [
         {"model": name, "weights": method, **row}
         for method, result in results.items()
         for row in result["rows"]
     ]
-    if rows:
-        with (out / f"serve-{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    (out / f"serve-{name}.json").write_text(
-        json.dumps({"results": results, "agreement": agreement}, indent=1)
-    )
+    about = about | versions | {"runs": runs, "agreement": agreement}
+    _results.write(out / f"serve-{name}.csv", about, rows)
 
 
 def show(
@@ -332,7 +349,7 @@ def show(
     from rich.table import Table
 
     console = Console()
-    methods = COMPARISONS[arguments.compare]
+    methods = methods_of(arguments)
     dense, sparse = ({row["batch"]: row for row in results[m]["rows"]} for m in methods)
     title = f"{name}, {SPARSITY:.0%} zeros, {arguments.prompt} tokens in, {OUTPUT} out"
     table = Table(title=title, title_justify="left", box=None)
@@ -383,6 +400,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SHAPES, default="llama-3-8b")
     parser.add_argument("--compare", choices=COMPARISONS, default="weights")
+    parser.add_argument("--format", choices=format_names(), default=DEFAULT_FORMAT)
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens in")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
@@ -412,12 +430,13 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        about = machine(torch.device(device))
         make_checkpoint(shape, Path(work), device)
         print(f"{time.monotonic() - STARTED:.0f} s: checkpoint written", flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
         results, agreement = {}, None
-        methods = COMPARISONS[arguments.compare]
+        methods = methods_of(arguments)
         for done, method in enumerate(methods):
             log = arguments.out / f"serve-{name}-{method}.log"
             seconds = None
@@ -425,11 +444,11 @@ def main() -> int:
                 left = arguments.limit - (time.monotonic() - STARTED)
                 seconds = max(0.0, left) / (len(methods) - done)
             results[method] = run_apart(Path(work), method, log, seconds, arguments)
-            write(name, results, agreement, arguments.out)
+            write(name, about, results, agreement, arguments.out)
             print(f"{time.monotonic() - STARTED:.0f} s: {method} measured", flush=True)
     if all("texts_one_by_one" in result for result in results.values()):
         agreement = compare(*results.values())
-    write(name, results, agreement, arguments.out)
+    write(name, about, results, agreement, arguments.out)
     show(name, results, agreement, arguments)
     complete = not any("failed" in result for result in results.values())
     return 0 if complete and agreement and agreement["explained_by_rounding"] else 1

@@ -8,6 +8,8 @@ from torch import Tensor
 from ..packed import Format, FormatError, PackedWeight
 from .tiled_csl import TiledCSL
 
+DEFAULT_FORMAT = "tiled_csl"
+
 _FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (TiledCSL(),)}
 
 
