@@ -33,7 +33,7 @@ def model_layers(model: str, **layers: tuple[int, int]) -> list[Layer]:
     return [Layer(model, name, *shape) for name, shape in layers.items()]
 
 
-# The 12 shapes of Flash-LLM, section 6.2, and Llama 3's as vLLM merges them.
+# The 12 shapes of Flash-LLM, section 6.1, and those of Llama 3 as vLLM merges its layers.
 OPT = [
     *model_layers(
         "OPT-30B", qkv=(21504, 7168), out=(7168, 7168), fc1=(28672, 7168), fc2=(7168, 28672)
