@@ -96,7 +96,7 @@ def test_convert_errors_are_one_paragraph(tmp_path, monkeypatch):
         (["--format", "zip"], "unknown format 'zip'"),
         (["--dtype", "float32"], "float32"),
         (["--max-shard-size", "many"], "not 'many'"),
-        (["--ignore", "re:("], "no regular expression"),
+        (["--ignore", "re:("], "not a regular expression"),
         (["--option", "n"], "NAME=NUMBER"),
     ],
 )
