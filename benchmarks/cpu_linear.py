@@ -6,8 +6,8 @@
     python benchmarks/cpu_linear.py --busy              with another process on one core
     FLASHSPARSE_CPU_CAPABILITY=avx2 python benchmarks/cpu_linear.py
 
-Weights are cold (copies of half a gigabyte take turns), kernels take turns too, and a ratio is the
-median over turns of time / dense time in the same turn.
+Weights are cold (copies of half a gigabyte take turns), kernels are timed in turn, and a ratio is
+the median over turns of time / dense time in the same turn.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Call = Callable[[Tensor], Tensor]
 
 
 def dense_kernels(weight: Tensor) -> dict[str, Call]:
-    """torch's own layers over copies of `weight` (bf16)."""
+    """torch's own layers, over copies of `weight` (bf16)."""
     out_features, in_features = weight.shape
     plain = _measure.Rotation(weight.clone, weight.nbytes)
     single = _measure.Rotation(weight.float, 2 * weight.nbytes)
@@ -180,7 +180,7 @@ def measure_busy(
 
 
 def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
-    """One table a shape: kernels down, tokens across, ratios in the cells."""
+    """Prints a table per shape: kernels down, tokens across, ratios in the cells."""
     console = _measure.console(width=120)
     tokens = list(dict.fromkeys(row["tokens"] for row in rows))
     for shape in dict.fromkeys(row["shape"] for row in rows):
@@ -282,12 +282,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=numbers, default="1,2,4,8,16,32,64,128,256,512,1024")
     parser.add_argument("--repeats", type=int, help="samples of each kernel (11, busy 31)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--busy", action="store_true", help="measure beside a busy process instead")
-    parser.add_argument("--plot", action="store_true", help="draw the result too")
+    parser.add_argument(
+        "--busy", action="store_true", help="measure with another process on one core instead"
+    )
+    parser.add_argument("--plot", action="store_true", help="also draw the result")
     parser.add_argument("--name", help="of the result file (default: by capability)")
     arguments = parser.parse_args()
 
-    # A busy core makes two kinds of samples, in turn and out of turn: it takes many for a median.
+    # A busy core makes samples of two kinds, disturbed and not, so a median takes many of them.
     repeats = arguments.repeats or (31 if arguments.busy else 11)
     torch.set_num_threads(arguments.threads)
     warnings.filterwarnings("ignore", category=DeprecationWarning)

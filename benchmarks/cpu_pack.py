@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast does this CPU pack, unpack, check and transcode, and how good is the word order?
+"""How fast does this CPU pack, validate, unpack and transcode, and how good is the word order?
 
     python benchmarks/cpu_pack.py
     FLASHSPARSE_CPU_CAPABILITY=portable python benchmarks/cpu_pack.py

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables that ship, flashsparse_plugin/dataflow/tables, from benchmarks/results.
+"""Generates the tables that ship, flashsparse_plugin/dataflow/tables, from benchmarks/results.
 
     python benchmarks/dataflow.py            writes them
     python benchmarks/dataflow.py --check    fails where one is not what the results say
 
-h200.json and h100.json are what was measured: dense layers by gemm.py, packed ones by spmm.py.
-a100.json is what the model of bytes and latencies expects of an A100, of the same layers. Then
-benchmarks/tables.py writes the documents' tables.
+h200.json and h100.json hold measurements: dense layers by gemm.py, packed ones by spmm.py.
+a100.json holds the estimates of the model of bytes and latencies for the same layers on an A100.
+Run benchmarks/tables.py afterwards, which writes the documents' tables.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
 
 
 def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Microseconds of the sparse kernel and of unpacking and the library, by tokens.
+    """Microseconds of the sparse kernel, and of unpacking and the library, by tokens.
 
-    Of few tokens only the first was measured. Beside a dense product unpacking takes the same time
-    for any number of them.
+    For few tokens only the sparse kernel was measured. Unpacking takes the same time for any number
+    of tokens, so it is added to the time of the dense product.
     """
     both = [row for row in rows if "unpacked_us" in row]
     if not both:
@@ -116,7 +116,7 @@ def tables() -> dict[str, Table]:
 
 
 def _table(name: str, gpu: model.Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:
-    """Without the times, which are in benchmarks/results."""
+    """Makes a table without the times, which are in benchmarks/results."""
     key = DeviceKey(name=name, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     kept = [entry.model_copy(update={"measurements": []}) for entry in entries]
     return Table(device=key, dtype=dtype, entries=kept, **about)

@@ -146,11 +146,11 @@ def errors_of(
     terms = weight.shape[0]
     numbers = torch.finfo(y.dtype)
     rounding = numbers.eps / 2
-    # A plain float32 product adds one by one: rounded, and as many steps as terms.
+    # A plain float32 product adds one by one, so it rounds once per term.
     steps = terms / 16 + 64 if y.dtype != torch.float32 else terms + 64
     sums = steps * 2.0**-23
     difference = (y.to(reference).double() - exact).abs()
-    smallest = numbers.tiny * numbers.eps  # below it there is nothing to round to
+    smallest = numbers.tiny * numbers.eps  # the smallest subnormal number
     element = difference / ((rounding * exact.abs() + sums * sizes) * 1.01 + smallest)
     norm = difference.norm() / ((rounding + sums) * exact.norm() + smallest)
     return norm, element.max()
@@ -158,14 +158,14 @@ def errors_of(
 
 @contextlib.contextmanager
 def poisoned_memory(device: torch.device) -> Iterator[None]:
-    """Fresh memory is NaN, so that an output that was not written shows."""
+    """Fills fresh memory with NaN, which reveals an output that was not written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
         try:
             if not torch.empty(1000, device=device).isnan().all():
-                raise RuntimeError("this torch does not poison fresh memory: nothing is proven")
+                raise RuntimeError("this torch does not fill fresh memory: nothing is proven")
             yield
         finally:
             torch.use_deterministic_algorithms(False)
@@ -173,7 +173,7 @@ def poisoned_memory(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """The library's products, where many tokens use them, keep their sums in float32 here."""
+    """Makes the library's products keep their sums in float32."""
     matmul = torch.backends.cuda.matmul
     flags = [f"allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16")]
     before = {flag: getattr(matmul, flag) for flag in flags}

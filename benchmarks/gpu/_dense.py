@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops of dense layers: the layers to measure, the kernels' configurations, and their checks.
 
-A product is held against float64 as `_check` does it, in each configuration that the kernels are
-compiled in. Some weights are slices of larger tensors full of NaN: a load beyond a row shows.
+A product is compared with float64 as in `_check`, in each configuration that the kernels are
+compiled in. Some weights are slices of larger tensors full of NaN, which reveal a load beyond a
+row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "dense_plan.h"
-OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each
+OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each op
 
 # FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers and pads
 # their heads.
@@ -47,7 +48,7 @@ TOKENS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64)
 
 
 class Configuration(NamedTuple):
-    """One kernel of one op, and how it cuts the work: what the op's _planned form takes."""
+    """One kernel of one op, and how it cuts the work: the arguments of the op's _planned form."""
 
     op: str
     tokens: int
@@ -59,7 +60,7 @@ class Configuration(NamedTuple):
 
 
 def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Configuration]:
-    """Every compiled kernel, flat_gemm's with K cut into 1, 2, 3, ... parts."""
+    """Every compiled kernel; those of flat_gemm with K cut into 1, 2, 3, ... parts."""
     text = HEADER.read_text()
     for op, name in (("flat_gemm", "FLAT"), ("gemv", "GEMV")):
         listed = re.search(rf"#define FS_{name}_SHAPES\(X\)((?: *\\\n +X\(.*?\))+)", text)[1]
@@ -82,8 +83,8 @@ def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Conf
 class Case:
     """A weight, and the numbers of tokens to multiply it with.
 
-    Its rows lie `gap` elements further apart than they must, and the first one `offset` elements
-    from where torch's allocator begins.
+    Its rows are `gap` elements further apart than necessary, and the first one is `offset` elements
+    from the start of its allocation.
     """
 
     shape: tuple[int, int]
@@ -104,7 +105,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Everything, the most telling first."""
+    """All cases, the most informative first."""
     for dtype in DTYPES:
         for shape in ((4096, 4096), (4096, 11008), (300, 4096), (130, 1000)):
             yield Case(shape, dtype, (1, 3, 8, 13, 16, 30, 64))
@@ -120,7 +121,7 @@ def cases() -> Iterator[Case]:
 
 
 def small_cases() -> Iterator[Case]:
-    """A few, for tools that make every access a hundred times as long, and for a CPU."""
+    """A few cases, for tools that slow every access down a hundredfold, and for a CPU."""
     for dtype in DTYPES:
         yield Case((129, 200), dtype, (1, 8, 17))
         yield Case((70, 1000), dtype, (3, 64))
@@ -164,7 +165,7 @@ class DenseChecker(Checker):
         where: str,
     ) -> Tensor:
         """Two calls: right, in the norm and in each element, and the same bit for bit."""
-        if self._device.type == "cuda":  # what the allocator gives next
+        if self._device.type == "cuda":  # the memory that the allocator hands out next
             torch.full((8 << 20,), torch.nan, device=self._device)
         y = op(x)
         same = torch.equal(y, op(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU as it is found, and fair timing on it. A CPU stands in where there is none."""
+"""The GPU, and fair timing on it; a CPU stands in if there is none."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 class Time(NamedTuple):
     microseconds: float  # median
-    spread: float  # of the middle four fifths of the samples, as a share of the median
+    spread: float  # range of the middle four fifths of the samples / median
 
 
 def _time(samples: list[float]) -> Time:
@@ -73,7 +73,7 @@ def _time(samples: list[float]) -> Time:
 
 
 class Stopwatch:
-    """Times one call among many of its kind: a CUDA graph of calls, replayed, medians."""
+    """Times a call by the median of replays of a CUDA graph of many such calls."""
 
     def __init__(self, device: torch.device, replays: int):
         self._device = device
@@ -111,7 +111,7 @@ def bandwidth(device: torch.device, stopwatch: Stopwatch) -> dict[str, float]:
 
 
 class Budget:
-    """The time that a program may take."""
+    """The time that is left for a program."""
 
     def __init__(self, seconds: float):
         self._end = time.monotonic() + seconds

@@ -44,8 +44,8 @@ class Case:
     tokens: tuple[int, ...]
     activations: torch.dtype | None = None  # where they differ from the weight
     skewed: bool = False
-    planned: bool = False  # by every compiled shape that takes so many tokens, too
-    either: bool = False  # by either implementation of the op, whatever it chooses itself, too
+    planned: bool = False  # also by every launch that the kernel can make
+    either: bool = False  # also by each implementation of the op
 
     def __str__(self) -> str:
         parts = [
@@ -59,7 +59,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Everything, the most telling first."""
+    """All cases, the most informative first."""
     for dtype, shape in itertools.product(DTYPES, REAL):
         for sparsity in (0.5, 0.8):
             yield Case(shape, sparsity, dtype, TOKENS, either=True)
@@ -80,9 +80,9 @@ def cases() -> Iterator[Case]:
 
 
 def small_cases() -> Iterator[Case]:
-    """A few, for tools that make every access a hundred times as long, and for a CPU.
+    """A few cases, for tools that slow every access down a hundredfold, and for a CPU.
 
-    None of them needs a kernel of another library, in which a tool might find something of its own.
+    None of them calls a kernel of another library, in which a tool might report something.
     """
     for dtype in DTYPES:
         yield Case((129, 200), 0.8, dtype, (1, 8, 17))
@@ -139,7 +139,7 @@ class SparseChecker(Checker):
     def _others(
         self, case: Case, tokens: int, packed: fs.PackedWeight
     ) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-        """What else computes the product: its name, and the call."""
+        """The other ways to compute the product: name and call."""
         for name in _formats.IMPLEMENTATIONS if case.either else ():
             plan = _formats.plan_of(name, tokens)
             yield name, partial(_formats.multiply, packed, plan=plan)

@@ -10,10 +10,10 @@ Measured beside it, each over cold weights and from a CUDA graph:
     csr      cuSPARSE through torch.sparse, for a few layers only
     bound    the bytes of packed weight, x and y at the bandwidth that this card shows in this run
 
-and, where it is a question which of the two is faster, each implementation of the op itself:
+and, for MANY tokens, each implementation of the op itself:
 
-    sparse   the format's own kernel for all of the tokens, in several launches if need be
-    unpacked the weight is unpacked, and torch's own linear multiplies
+    sparse   the format's own kernel for all of the tokens, in several launches if necessary
+    unpacked unpacking the weight for torch's own linear
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stage:
     csr: bool = False
 
 
-# The most important first: time may end.
+# The most important first, since the time may be over before the last.
 STAGES = (
     Stage(OPT, (70, 80, 90), (8, 16, 32)),
     Stage(LLAMA, (50, 60, 70, 80, 90), (1, 8, 16, 32)),
@@ -61,7 +61,7 @@ STAGES = (
 
 
 class Dense:
-    """The dense baselines of one layer, timed once for each number of tokens."""
+    """The dense baselines of one layer, timed once per number of tokens."""
 
     def __init__(self, layer: Layer, dtype: torch.dtype, device: torch.device):
         self._layer, self._dtype, self._device = layer, dtype, device
@@ -98,7 +98,7 @@ class Dense:
             call = partial(_scaled_mm, x, copies, one, self._dtype)
             try:
                 call()
-            except RuntimeError as error:  # the library has no such product
+            except RuntimeError as error:  # the library does not support this product
                 row["fp8_refused"] = str(error).splitlines()[0][:100]
                 continue
             row["fp8_us"] = round(stopwatch(call, len(copies)).microseconds, 2)
@@ -148,7 +148,7 @@ def _best(times: dict[str, Time]) -> Row:
 
 
 class Speed:
-    """Measures stage by stage; `rows` always holds all that was measured so far."""
+    """Measures stage by stage; `rows` always holds everything measured so far."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Speed:
         self._dense: dict[tuple[Layer, int], Row] = {}
 
     def run(self, stages: Sequence[Stage], budget: Budget) -> Iterator[Layer]:
-        """Yields after each layer, so that the rows can be saved; ends when the time does."""
+        """Yields after each layer, so that the rows can be saved; ends when the time is over."""
         for stage in stages:
             for layer in stage.layers:
                 if budget.left < 0:
@@ -199,7 +199,7 @@ class Speed:
                 self._add_csr(layer, sparsity, stage.tokens, weight)
                 continue
             packed = self._packed(weight, layer)
-            del weight  # makes room
+            del weight  # frees memory
             copies = _measure.Rotation(
                 partial(_formats.copy_of, packed), packed.nbytes, cold_bytes(self._device)
             )
@@ -275,7 +275,7 @@ class Speed:
                 found = {
                     "csr_us": round(self._stopwatch.ungraphed(partial(torch.mm, csr, x))[0], 2)
                 }
-            except RuntimeError as error:  # not every library has it for 16 bits
+            except RuntimeError as error:  # not every library supports 16 bits
                 found = {"csr_refused": str(error).splitlines()[0][:100]}
             for row in self.rows:
                 if (row["shape"], row["sparsity"], row["tokens"]) == (str(layer), sparsity, count):

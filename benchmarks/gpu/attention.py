@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is decode attention right on this GPU, and how fast is it beside FlashAttention?
+"""Is decode attention right on this GPU, and how fast is it against FlashAttention?
 
-    python benchmarks/gpu/attention.py                both, in 6 minutes at most
+    python benchmarks/gpu/attention.py                checks and times, in 6 minutes at most
     python benchmarks/gpu/attention.py --check        every way to call it, against float64
     python benchmarks/gpu/attention.py --speed        1 to 64 sequences of 1k to 32k positions
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
 
-Beside the op, without phi and with one that fits, stand torch's scaled_dot_product_attention and,
-where vLLM is installed, its FlashAttention 3 and its Triton kernel, which read the same pages as
-our paged op. All read cold keys and values, from CUDA graphs. Results are saved after each point;
-when the --minutes are over, what is missing is left out and said. The card's clocks are left alone.
+The op, without phi and with one that fits, is compared with torch's scaled_dot_product_attention
+and, if vLLM is installed, with its FlashAttention 3 and its Triton kernel, which read the same
+pages as our paged op. All read cold keys and values, from CUDA graphs. Results are saved after each
+point; when the --minutes are over, the rest is left out with a message. The card's clocks are never
+set.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from torch import Tensor
 
 from flashsparse_plugin.ops import attention_reference, ops
 
-CHECK_SECONDS = 120  # where both parts are asked
+CHECK_SECONDS = 120  # if both parts are requested
 PAGE = 16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One token of `sequences` sequences, all of `positions`."""
+    """A step of one token for each of `sequences` sequences of `positions` each."""
 
     sequences: int
     kv_heads: int
@@ -62,7 +63,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return 4 * self.sequences * self.kv_heads * self.positions * self.head_dim
 
     def __str__(self) -> str:
@@ -90,7 +91,7 @@ class Case:
     masked: bool = False
     window: int = 0
     softcap: float = 0.0
-    spread: float = 1.0  # of scores: their standard deviation, about
+    spread: float = 1.0  # approximate standard deviation of scores
 
     def __str__(self) -> str:
         told = [str(self.shape), str(self.dtype).removeprefix("torch.")]
@@ -100,7 +101,7 @@ class Case:
 
 
 def cases(small: bool) -> Iterator[Case]:
-    """Every head dim, group and layout, the most telling first."""
+    """Every head dim, group and layout, the most informative first."""
     dims, groups = (64, 80, 96, 128, 256), (1, 4, 8, 12)
     lengths = (40, 300) if small else (17, 300, 3000, 20000)
     for positions, head_dim, group in itertools.product(lengths, dims, groups):
@@ -127,7 +128,7 @@ def cases(small: bool) -> Iterator[Case]:
 
 
 class AttentionChecker(Checker):
-    """Calls the ops and holds them against float64."""
+    """Compares the ops with float64."""
 
     def _check(self, case: Case, number: int) -> None:
         shape, dtype = case.shape, case.dtype
@@ -216,7 +217,7 @@ def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 
 def flash_attention() -> Callable | None:
-    """vLLM's FlashAttention, version 3, over a paged cache; None where it is not there."""
+    """vLLM's FlashAttention 3 over a paged cache, or None without vLLM."""
     try:
         from vllm.vllm_flash_attn import flash_attn_varlen_func
     except ImportError:
@@ -227,7 +228,7 @@ def flash_attention() -> Callable | None:
 def triton_attention(
     sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> Callable | None:
-    """vLLM's Triton kernel for decode, as its backend calls it; None where it is not there."""
+    """vLLM's Triton kernel for decode, as its backend calls it, or None without vLLM."""
     try:
         from vllm.v1.attention.backends import triton_attn
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention
@@ -255,7 +256,7 @@ def triton_attention(
 
 
 class Point:
-    """One shape, over as many copies of its keys and values as keep them cold."""
+    """Times one shape, over so many copies of its keys and values that they are cold."""
 
     def __init__(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch
@@ -288,7 +289,7 @@ class Point:
         }
 
     def _paged(self) -> Row:
-        """The op, and FlashAttention and Triton where they are, over a cache in vLLM's layout."""
+        """Times the op and, with vLLM, FlashAttention and Triton over a cache in vLLM's layout."""
         shape, query, scale = self._shape, self._query, self._scale
         count = -(-shape.positions // PAGE)
         size = (shape.sequences * count, PAGE, shape.kv_heads, 2 * shape.head_dim)
@@ -359,7 +360,7 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 
 def show(rows: list[Row], about: dict[str, Any]) -> None:
-    """Microseconds; green where the op is the fastest, its share of the bound beside it."""
+    """Prints microseconds, the fastest in green, and the op's share of the bound."""
     names = [
         name
         for name in ("online", "phi", "paged", "sdpa", "fa3", "triton")

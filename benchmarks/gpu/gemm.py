@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the ops of dense layers right on this GPU, and how fast are they beside cuBLAS?
+"""Are the ops of dense layers right on this GPU, and how fast are they against cuBLAS?
 
-    python benchmarks/gpu/gemm.py                both, in 4 minutes at most
+    python benchmarks/gpu/gemm.py                checks and times, in 4 minutes at most
     python benchmarks/gpu/gemm.py --check        every configuration, against float64
     python benchmarks/gpu/gemm.py --sanitize     a few checks under compute-sanitizer
     python benchmarks/gpu/gemm.py --speed        layers of Llama2-7B, OPT-6.7B, ChatGLM2-6B and
@@ -10,9 +10,9 @@
                                                  every configuration against the op's own choice
     python benchmarks/gpu/gemm.py --device cpu   a toy run that shows that this program works
 
-Beside gemv and flat_gemm stands the fastest of three ways to call cuBLAS (`_speed.Dense`), all over
-cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes are over,
-what is missing is left out and said. The card's clocks are left alone.
+gemv and flat_gemm are compared with the fastest of three ways to call cuBLAS (`_speed.Dense`), all
+with cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes are
+over, the rest is left out with a message. The card's clocks are never set.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from flashsparse_plugin.dataflow.table import ranges_of
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
-CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # where more than one is asked
+CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # if more than one part is requested
 TOY = [Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)]
-GOAL_SHAPE, GOAL_TOKENS, GOAL = "4096x4096", 8, 1.3  # against cuBLAS, at so many tokens or fewer
+GOAL_SHAPE, GOAL_TOKENS, GOAL = "4096x4096", 8, 1.3  # against cuBLAS, up to GOAL_TOKENS
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -72,7 +72,7 @@ def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 
 class Speed:
-    """Measures layer by layer; `rows` always holds all that was measured so far."""
+    """Measures layer by layer; `rows` always holds everything measured so far."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, read: float):
         """`read`: bytes a second that this card reads."""
@@ -82,9 +82,9 @@ class Speed:
     def run(
         self, layers: Sequence[Layer], tokens: Sequence[int], every: bool, budget: Budget
     ) -> Iterator[Layer]:
-        """Yields after each layer, so that the rows can be saved; ends when the time does.
+        """Yields after each layer, so that the rows can be saved; ends when the time is over.
 
-        `every`: each configuration of the kernels, too.
+        `every`: also measures each configuration of the kernels.
         """
         for each in layers:
             if budget.left < 0:
@@ -158,7 +158,7 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 
 def dataflow_of(rows: Sequence[Row]) -> tuple[Dataflow, dict[int, dict[str, float]]]:
-    """What a table of these measurements of one layer would choose, and the times."""
+    """The choice of a table with these measurements of one layer, and the times."""
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         by_op = times.setdefault(row["tokens"], {"library": row["dense_us"]})
@@ -167,7 +167,7 @@ def dataflow_of(rows: Sequence[Row]) -> tuple[Dataflow, dict[int, dict[str, floa
 
 
 def show(rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """cuBLAS's time / time, layer by layer; what the dispatcher would choose; the goals."""
+    """Prints cuBLAS's time / time by layer, the dispatcher's choice, and the goals."""
     console = _measure.console(width=110)
     tokens = sorted({row["tokens"] for row in rows})
     table = Table(title="cuBLAS's time / time, by tokens", box=box.SIMPLE_HEAD)
@@ -213,7 +213,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def show_shapes(rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """Microseconds of the five best configurations of each op, and of its own choice."""
+    """Prints microseconds of the five best configurations of each op, and of its own choice."""
     console = _measure.console(width=110)
     for shape, tokens in dict.fromkeys((row["shape"], row["tokens"]) for row in rows):
         own = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]

@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 def any_bits(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int) -> Tensor:
-    """Any bit pattern, NaN and both zeros included, at about a density."""
+    """Any bit patterns, NaN and both zeros included, at about this density."""
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int16)
     kept = torch.rand(shape, generator=generator) < density
@@ -61,7 +61,7 @@ def any_bits(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: i
 
 
 def weights() -> Iterator[tuple[str, Tensor]]:
-    """Weights that are hard on a packer, on the CPU."""
+    """Weights on the CPU that are hard to pack."""
     torch.manual_seed(0)
     seed = 0
     for shape in SHAPES:
@@ -146,7 +146,7 @@ def pruned(shape: tuple[int, int], sparsity: float, device: torch.device) -> Ten
 
 
 def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median of whole calls, from one waiting host to the next."""
+    """Median time of whole calls, with the wait for the device."""
     samples = []
     for _ in range(repeats + 2):
         wait(device)
@@ -163,7 +163,7 @@ def wait(device: torch.device) -> None:
 
 
 def kernel_seconds(call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Mean seconds of each of our kernels in a call, as the profiler sees them."""
+    """Mean seconds of each of our kernels in a call, by the profiler."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(repeats):
@@ -185,7 +185,7 @@ def copy_bandwidth(device: torch.device, repeats: int) -> float:
 
 
 def upload_bandwidth(device: torch.device, repeats: int, pinned: bool) -> float:
-    """Bytes a second from main memory, as a loader moves a weight."""
+    """Bytes a second from main memory to the device."""
     source = torch.ones(64 << 20, pin_memory=pinned)
     target = torch.empty_like(source, device=device)
     return source.nbytes / seconds(lambda: target.copy_(source), device, repeats)

@@ -10,8 +10,8 @@
                                                      the kernel's shapes against its own choice
     python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
 
-Needs the package with its CUDA object and nothing else. Results are saved after each layer; when
-the --minutes are over, what is missing is left out and said. The card's clocks are left alone.
+The program needs only the package with its CUDA object. Results are saved after each layer; when
+the --minutes are over, the rest is left out with a message. The card's clocks are never set.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from rich.table import Table
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
-# Of the geometric mean over OPT's layers, at each of 8, 16, 32 tokens: dense time / sparse time.
+# Goals of dense time / sparse time, geometric mean over OPT's layers, at each of GOAL_TOKENS.
 GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
 GOAL_TOKENS = (8, 16, 32)
 PREFILL_GOAL = 0.95
-CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # where more than one is asked
+CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # if more than one is requested
 TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16, 64))
 
 
@@ -159,7 +159,7 @@ def show_shapes(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
 
 
 def _ratios(family: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Dense time / time. Where there is a goal the figure has a ✓ or a ✗."""
+    """Dense time / time; figures with a goal have a ✓ or a ✗."""
     tokens = sorted({row["tokens"] for row in rows})
     table = Table(
         title=f"{family}: dense time / time, by tokens",

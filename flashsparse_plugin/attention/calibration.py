@@ -67,7 +67,7 @@ class Histogram:
         self.counts = torch.zeros(heads, self.BINS + 2, dtype=torch.int64)
 
     def add(self, first_head: int, values: Tensor) -> None:
-        """Counts values [heads, ...] except -inf, which stands for a part without positions."""
+        """Counts values [heads, ...] except -inf, which stands for masked positions."""
         heads, drop = len(values), self.BINS + 2
         half = self.BINS // 2
         # Exact: the width is a power of 2.
