@@ -321,7 +321,7 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     result: dict[str, Any] = {"settings": asdict(settings), "reused": reused, "story": story}
     result["sparsity"] = reached_sparsity(packed)
     result["bytes"] = measure_sizes(dense, packed, source, folder / "packed")
-    with steps("Measure the speed, dense and packed in turns"):
+    with steps("Measure the speed, dense and packed in turn"):
         ids = encode(tokenizer, PROMPT, chat=False)
         speeds = {}
         for dtype in dict.fromkeys((str(dense.dtype).removeprefix("torch."), "float32")):

@@ -60,7 +60,7 @@ def run_parts(parts: Iterable[Callable[[], bool]]) -> bool:
     for part in parts:
         try:
             good &= part()
-        except Exception:  # the other parts are worth their time all the same
+        except Exception:  # an error in one part must not stop the others
             traceback.print_exc()
             good = False
     return good

@@ -176,7 +176,7 @@ class SparseChecker(Checker):
         return self._random((tokens * width + 1,), dtype)[1:].view(tokens, width)
 
     def _leave_nan(self, numbers: int) -> None:
-        """Fills the memory that the allocator hands out next, whoever asks for it, with NaN."""
+        """Fills the memory that the allocator hands out next with NaN."""
         if self._device.type == "cuda":
             for size, dtype in ((numbers, torch.float16), (numbers, torch.float32)):
                 torch.full((size,), torch.nan, dtype=dtype, device=self._device)
