@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark needs: fair timing, a description of the machine, result files."""
+"""What every benchmark needs: fair timing and a description of the machine."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import datetime
-import json
 import multiprocessing
 import os
 import platform
@@ -20,12 +18,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-RESULTS = Path(__file__).parent / "results"
-COLD_BYTES = 512 << 20  # more than any cache: what is used next was used half a gigabyte ago
+COLD_BYTES = 512 << 20  # more than any cache holds
 
 
 def cpu_name() -> str:
-    """Name of the CPU as the kernel tells it."""
+    """Name of the CPU by the operating system."""
     with contextlib.suppress(OSError):
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
         if match:
@@ -34,7 +31,7 @@ def cpu_name() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The conditions under which something was measured."""
+    """The conditions of a measurement."""
     from flashsparse_plugin.ops import ops
 
     return {
@@ -50,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 class Rotation:
-    """Copies of some tensors, so many that each is cold again when its turn comes."""
+    """Copies of some tensors, so many that each is out of every cache when its turn comes."""
 
     def __init__(self, make: Callable[[], Any], nbytes: int, cold_bytes: int = COLD_BYTES):
         self._copies = [make() for _ in range(max(2, cold_bytes // max(nbytes, 1) + 1))]
@@ -69,12 +66,12 @@ def interleaved(
     repeats: int,
     seconds: float = 0.012,
 ) -> dict[str, list[float]]:
-    """Times functions turn by turn, so that a change of the machine's mood meets all of them.
+    """Times functions in turn, so that a drift of the machine's speed affects all of them.
 
     Args:
         functions: What to time, by name.
-        repeats: Turns; each gives one sample a function.
-        seconds: About how long a sample should take; quick functions are called several times.
+        repeats: Turns, each of which gives one sample per function.
+        seconds: Approximate length of a sample, for which quick functions are called several times.
 
     Returns:
         Seconds a call, `repeats` samples by name.
@@ -102,7 +99,7 @@ def median_ratio(samples: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 def console(width: int) -> Console:
-    """A terminal that is at least so wide: a table that is cut off tells nothing."""
+    """A terminal of at least this width, so that no table is cut off."""
     found = Console()
     return found if found.width >= width else Console(width=width)
 
@@ -124,23 +121,3 @@ def busy_core(core: int = 0) -> Iterator[None]:
     finally:
         process.kill()
         process.join()
-
-
-def write(
-    name: str,
-    about: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    folder: Path | None = None,
-) -> Path:
-    """Writes rows as CSV, and with the conditions as JSON, to results/<gpu or cpu>/<name>."""
-    slug = re.sub(r"[^a-z0-9]+", "-", str(about.get("gpu", about["cpu"])).lower()).strip("-")
-    folder = folder or RESULTS / slug
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with (folder / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    text = json.dumps({"about": about, "rows": rows}, indent=1)
-    (folder / f"{name}.json").write_text(text + "\n")
-    return folder / name

@@ -6,8 +6,8 @@
     python benchmarks/cpu_linear.py --busy              with another process on one core
     FLASHSPARSE_CPU_CAPABILITY=avx2 python benchmarks/cpu_linear.py
 
-Weights are cold (copies of half a gigabyte take turns), kernels take turns too, and a ratio is the
-median over turns of time / dense time in the same turn.
+Weights are cold (copies of half a gigabyte take turns), kernels are timed in turn, and a ratio is
+the median over turns of time / dense time in the same turn.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import _formats
 import _measure
+import _results
 import torch
 import torch.nn.functional as F
 from rich import box
 from rich.table import Table
 from torch import Tensor
 
+import flashsparse_plugin as fs
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 from flashsparse_plugin.ops import ops
 
 BFLOAT16 = torch.bfloat16
 
-# At most this share of the dense time, at 4096x4096: by capability, kernel, zeros and tokens.
+# The largest share of the dense time at 4096x4096: by capability, kernel, zeros and tokens.
 GOALS = {
     ("avx512", "sparse", 80): {1: 0.20, 4: 0.35, 8: 0.50, 32: 0.85, 128: 1.05, 256: 1.05,
                                512: 1.05, 1024: 1.05},
@@ -44,7 +49,7 @@ Call = Callable[[Tensor], Tensor]
 
 
 def dense_kernels(weight: Tensor) -> dict[str, Call]:
-    """torch's own layers over copies of `weight` (bf16)."""
+    """torch's own layers, over copies of `weight` (bf16)."""
     out_features, in_features = weight.shape
     plain = _measure.Rotation(weight.clone, weight.nbytes)
     single = _measure.Rotation(weight.float, 2 * weight.nbytes)
@@ -73,23 +78,20 @@ def dense_kernels(weight: Tensor) -> dict[str, Call]:
     return kernels
 
 
-def sparse_kernels(weight: Tensor) -> dict[str, Call]:
-    """Ours: bf16 and fp32 activations on the CPU's form, and on the form on disk."""
-    out_features = weight.shape[0]
-    bitmap, words = ops.interleaved_bitmap_pack(weight), ops.tiled_csl_pack(weight)
-    # As after loading: the runtime form is what our op returned, the stored form any tensor.
-    runtime = _measure.Rotation(
-        lambda: ops.interleaved_bitmap_pack(weight), sum(t.nbytes for t in bitmap)
-    )
-    storage = _measure.Rotation(lambda: [t.clone() for t in words], sum(t.nbytes for t in words))
+def sparse_kernels(weight: Tensor, format: str) -> dict[str, Call]:
+    """Our layers: bf16 and fp32 activations with the runtime form, bf16 with the stored one."""
+    stored, prepared = fs.pack(weight, format), _formats.packed_for_kernels(weight, format)
+    # As after loading: a runtime form that was made here, and a copy of the stored tensors.
+    runtime = _measure.Rotation(partial(stored.prepare, "cpu"), prepared.nbytes)
+    storage = _measure.Rotation(partial(_formats.copy_of, stored), stored.nbytes)
 
     def linear(x: Tensor) -> Tensor:
-        return ops.interleaved_bitmap_linear(x, *runtime(), out_features, BFLOAT16)
+        return _formats.multiply(runtime(), x)
 
     return {
         "sparse": linear,
         "sparse fp32": linear,
-        "sparse stored": lambda x: ops.tiled_csl_linear(x, *storage(), out_features, BFLOAT16),
+        "sparse stored": lambda x: _formats.multiply(storage(), x),
     }
 
 
@@ -98,19 +100,23 @@ def is_fp32(kernel: str) -> bool:
 
 
 def baseline_of(kernel: str) -> str:
-    """fp32 activations are held against fp32; int8 against what one would run otherwise, bf16."""
+    """fp32 activations are compared with dense fp32; int8 with what it replaces, bf16."""
     return "dense fp32" if kernel.endswith("fp32") else "dense"
 
 
 def measure(
-    shape: tuple[int, int], sparsities: Sequence[int], tokens: Sequence[int], repeats: int
+    format: str,
+    shape: tuple[int, int],
+    sparsities: Sequence[int],
+    tokens: Sequence[int],
+    repeats: int,
 ) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     dense = torch.randn(shape).to(BFLOAT16)
     kernels: dict[tuple[str, int], Call] = {(n, 0): f for n, f in dense_kernels(dense).items()}
     for sparsity in sparsities:
         pruned = dense * (torch.rand(shape) >= sparsity / 100)
-        kernels |= {(n, sparsity): f for n, f in sparse_kernels(pruned).items()}
+        kernels |= {(n, sparsity): f for n, f in sparse_kernels(pruned, format).items()}
     rows = []
     for count in tokens:
         single = torch.randn(count, shape[1])
@@ -138,12 +144,17 @@ def measure(
     return rows
 
 
-def measure_busy(shape: tuple[int, int], sparsity: int, repeats: int) -> list[dict[str, Any]]:
-    """The same layer with and without another process on one core."""
+def measure_busy(
+    format: str, shape: tuple[int, int], sparsity: int, repeats: int
+) -> list[dict[str, Any]]:
+    """Measures a layer with and without another process on one core."""
     torch.manual_seed(0)
     dense = torch.randn(shape).to(BFLOAT16)
     pruned = dense * (torch.rand(shape) >= sparsity / 100)
-    kernels = {"dense": dense_kernels(dense)["dense"], "sparse": sparse_kernels(pruned)["sparse"]}
+    kernels = {
+        "dense": dense_kernels(dense)["dense"],
+        "sparse": sparse_kernels(pruned, format)["sparse"],
+    }
     rows = []
     for count in (1, 8, 128):
         x = torch.randn(count, shape[1]).to(BFLOAT16)
@@ -169,7 +180,7 @@ def measure_busy(shape: tuple[int, int], sparsity: int, repeats: int) -> list[di
 
 
 def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
-    """One table a shape: kernels down, tokens across, ratios in the cells."""
+    """Prints a table per shape: kernels down, tokens across, ratios in the cells."""
     console = _measure.console(width=120)
     tokens = list(dict.fromkeys(row["tokens"] for row in rows))
     for shape in dict.fromkeys(row["shape"] for row in rows):
@@ -208,7 +219,7 @@ def _cell(row: dict[str, Any]) -> str:
     return f"[green]✓{row['ratio']:.2f}[/]" if met else f"[red]✗{row['ratio']:.2f}[/]"
 
 
-def plot(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: str) -> None:
+def plot(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -265,37 +276,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--format", default=DEFAULT_FORMAT, choices=format_names())
     parser.add_argument("--shapes", type=shapes_of, default="4096x4096,576x576,14336x4096")
     parser.add_argument("--sparsity", type=numbers, default="50,70,80,90", help="percent of zeros")
     parser.add_argument("--tokens", type=numbers, default="1,2,4,8,16,32,64,128,256,512,1024")
     parser.add_argument("--repeats", type=int, help="samples of each kernel (11, busy 31)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--busy", action="store_true", help="measure beside a busy process instead")
-    parser.add_argument("--plot", action="store_true", help="draw the result too")
-    parser.add_argument("--name", help="of the result files (default: by capability)")
+    parser.add_argument(
+        "--busy", action="store_true", help="measure with another process on one core instead"
+    )
+    parser.add_argument("--plot", action="store_true", help="also draw the result")
+    parser.add_argument("--name", help="of the result file (default: by capability)")
     arguments = parser.parse_args()
 
-    # A busy core makes two kinds of samples, in turn and out of turn: it takes many for a median.
+    # A busy core makes samples of two kinds, disturbed and not, so a median takes many of them.
     repeats = arguments.repeats or (31 if arguments.busy else 11)
     torch.set_num_threads(arguments.threads)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-    about = _measure.machine()
+    about = _measure.machine() | {"format": arguments.format}
     rows: list[dict[str, Any]] = []
     for shape in arguments.shapes:
         if arguments.busy:
-            rows += measure_busy(shape, arguments.sparsity[-1], repeats)
+            rows += measure_busy(arguments.format, shape, arguments.sparsity[-1], repeats)
         else:
-            rows += measure(shape, arguments.sparsity, arguments.tokens, repeats)
+            rows += measure(arguments.format, shape, arguments.sparsity, arguments.tokens, repeats)
     show(rows, about)
     suffix = "_busy" if arguments.busy else ""
-    path = _measure.write(
-        arguments.name or f"cpu_linear_{about['capability']}{suffix}", about, rows
-    )
-    print(f"written to {path}.csv and .json")
+    name = arguments.name or f"cpu_linear_{about['capability']}{suffix}"
+    path = _results.folder_of(about["cpu"]) / f"{name}.csv"
+    _results.write(path, about, rows)
+    print(f"written to {path}")
     if arguments.plot and not arguments.busy:
-        plot(rows, about, f"{path}.png")
-        print(f"drawn to {path}.png")
+        drawing = path.with_suffix(".png")
+        plot(rows, about, drawing)
+        print(f"drawn to {drawing}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast does this CPU pack, unpack, check and transcode, and how good is the word order?
+"""How fast does this CPU pack, validate, unpack and transcode, and how good is the word order?
 
     python benchmarks/cpu_pack.py
     FLASHSPARSE_CPU_CAPABILITY=portable python benchmarks/cpu_pack.py
 
-Speeds are gigabytes of dense weight a second and core. Store cycles are what a GPU needs to store
-32 consecutive words to shared memory, 1.00 at best: the most different 4-byte words that fall into
-one bank, averaged over groups.
+Speeds are gigabytes of dense weight a second and core. "bitmap" is the interleaved bitmap as which
+every unstructured format runs on a CPU. "store cycles" are the cycles in which a GPU stores 32
+consecutive words of Tiled-CSL to shared memory, 1.00 at best.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import argparse
 import statistics
 from typing import Any
 
+import _formats
 import _measure
+import _results
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from flashsparse_plugin.ops import ops
+import flashsparse_plugin as fs
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
 BFLOAT16 = torch.bfloat16
 PACK_GOAL = 1.5  # GB/s and core
@@ -28,7 +31,7 @@ MASKS = ("50%", "70%", "80%", "90%", "80%, skewed rows")
 
 
 def pruned_weight(shape: tuple[int, int], mask: str) -> Tensor:
-    """Random zeros; skewed: the density of rows is lognormal with sigma 0.5."""
+    """A weight with random zeros; a skewed one has rows of lognormal density, sigma 0.5."""
     torch.manual_seed(0)
     density = torch.full((shape[0], 1), 1 - int(mask.split("%")[0]) / 100)
     if "skewed" in mask:
@@ -36,36 +39,26 @@ def pruned_weight(shape: tuple[int, int], mask: str) -> Tensor:
     return (torch.randn(shape) * (torch.rand(shape) < density)).to(BFLOAT16)
 
 
-def store_cycles(words: Tensor, offsets: Tensor, tiles: int = 100) -> float:
-    """Mean over the groups of the first tiles."""
-    locations = words.long() & 0xFFFF
-    cycles = groups = 0.0
-    for tile in range(min(tiles, len(offsets) - 1)):
-        own = locations[offsets[tile] : offsets[tile + 1]] // 2
-        for group in own.split(32):
-            cycles += int(torch.bincount(group.unique() % 32).max())
-            groups += len(group) / 32
-    return cycles / groups
-
-
-def measure(shape: tuple[int, int], mask: str, repeats: int) -> dict[str, Any]:
+def measure(format: str, shape: tuple[int, int], mask: str, repeats: int) -> dict[str, Any]:
     weight = pruned_weight(shape, mask)
-    words, bitmap = ops.tiled_csl_pack(weight), ops.interleaved_bitmap_pack(weight)
+    stored, prepared = fs.pack(weight, format), _formats.packed_for_kernels(weight, format)
     samples = _measure.interleaved(
         {
-            "pack": lambda: ops.tiled_csl_pack(weight),
-            "validate": lambda: ops.tiled_csl_validate(*words, *shape),
-            "unpack": lambda: ops.tiled_csl_unpack(*words, *shape, BFLOAT16),
-            "to bitmap": lambda: ops.tiled_csl_to_interleaved_bitmap(*words, *shape),
-            "bitmap pack": lambda: ops.interleaved_bitmap_pack(weight),
-            "bitmap unpack": lambda: ops.interleaved_bitmap_unpack(*bitmap, *shape, BFLOAT16),
+            "pack": lambda: fs.pack(weight, format),
+            "validate": stored.validate,
+            "unpack": stored.unpack,
+            "to bitmap": lambda: stored.prepare("cpu"),
+            "bitmap pack": lambda: fs.SparseLinear.from_weight(weight, format=format),
+            "bitmap unpack": prepared.unpack,
         },
         repeats,
     )
     gigabytes = weight.nbytes / 1e9 / torch.get_num_threads()
-    speeds = {name: round(gigabytes / statistics.median(own), 2) for name, own in samples.items()}
-    cycles = round(store_cycles(*words), 3)
-    return {"shape": f"{shape[0]}x{shape[1]}", "zeros": mask, **speeds, "store cycles": cycles}
+    row = {"shape": f"{shape[0]}x{shape[1]}", "zeros": mask}
+    row |= {name: round(gigabytes / statistics.median(own), 2) for name, own in samples.items()}
+    if own := _formats.room(format, "words"):
+        row["store cycles"] = round(own.store_cycles(stored), 3)
+    return row
 
 
 def show(rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
@@ -89,18 +82,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--format", default=DEFAULT_FORMAT, choices=format_names())
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    about = _measure.machine()
-    # Outputs of the first fit into memory that the process has already: the kernels' own speed.
-    # Those of the second come fresh from the operating system each time.
+    about = _measure.machine() | {"format": arguments.format}
+    # Outputs of the first shape fit into memory that the process has already, so that the kernels'
+    # own speed shows. Outputs of the second come fresh from the operating system each time.
     shapes = [(1024, 4096), (14336, 4096)]
-    rows = [measure(shape, mask, arguments.repeats) for shape in shapes for mask in MASKS]
+    rows = [
+        measure(arguments.format, shape, mask, arguments.repeats)
+        for shape in shapes
+        for mask in MASKS
+    ]
     show(rows, about)
-    path = _measure.write(f"cpu_pack_{about['capability']}", about, rows)
-    print(f"written to {path}.csv and .json")
+    path = _results.folder_of(about["cpu"]) / f"cpu_pack_{about['capability']}.csv"
+    _results.write(path, about, rows)
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

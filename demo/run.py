@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: prune a real model, pack it, tell a story from it, and measure what it is worth.
+"""`make demo`: prunes a real model, packs it, generates a story, and measures the gain.
 
     python demo/run.py [--model DIRECTORY] [--sparsity 0.5] [--method wanda]
 
-Works in build/demo. A second run with the same settings reuses the packed model.
+The demo works in build/demo. A second run with the same settings reuses the packed model.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from flashsparse_plugin.pruning import calibration_windows, prune
 
 BUILD = Path(__file__).resolve().parent.parent / "build" / "demo"
 PROMPT = "Once upon a time, in a small village by the sea, there lived"
-SAMPLES, LENGTH = 32, 256  # calibration windows, and tokens of each
+SAMPLES, LENGTH = 32, 256  # calibration windows, and tokens per window
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What makes two runs prune alike."""
+    """The settings by which two runs prune alike."""
 
     model: str
-    stamp: float  # when its weights were last written
+    stamp: float  # time of the last change of its weights
     sparsity: float
     method: str
     samples: int
@@ -68,18 +68,18 @@ class Effort:
     eval_context: int = 512
     rounds: int = 5
     decode_tokens: int = 24
-    seconds: float = 30.0  # no new round after so many, once there were two
+    seconds: float = 30.0  # seconds after which no further round begins, once there were two
 
 
 class Steps:
-    """Says what is being done, and how long it took."""
+    """Prints each step, and how long it took."""
 
     def __init__(self, total: int):
         self.total, self.number = total, 0
 
     @contextmanager
     def __call__(self, doing: str) -> Iterator[Callable[[str], None]]:
-        """Names a step; the function it gives appends what came of it."""
+        """Prints a step; the function that it yields prints a line of its outcome."""
         self.number += 1
         head = f"[bold]{self.number}/{self.total}[/bold] {doing}"
         found: list[str] = []
@@ -96,10 +96,10 @@ class Steps:
 
 
 def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps: Steps) -> bool:
-    """Prunes and packs `source` into folder/pruned and folder/packed, unless they are there.
+    """Prunes and packs `source` into folder/pruned and folder/packed, unless they exist.
 
     Returns:
-        Whether they were there already, made with the same settings.
+        Whether they existed already, made with the same settings.
     """
     stamp = folder / "settings.json"
     if stamp.is_file() and json.loads(stamp.read_text()) == asdict(settings):
@@ -129,7 +129,7 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
         say(f"{report.zeros:,} of {report.elements:,} weights are zero now")
         save_beside(model, source, folder / "pruned")
     with steps("Pack into Tiled-CSL") as say:
-        # pack_all: also where packing makes a layer larger, as at 50% it does by a little.
+        # pack_all: also layers that become larger by packing, as they do slightly at 50%.
         report = convert_checkpoint(folder / "pruned", folder / "packed", pack_all=True)
         say(f"{len(report.packed)} layers, read back and compared with the source bit for bit")
     stamp.write_text(json.dumps(asdict(settings)))
@@ -137,7 +137,7 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
 
 
 def load(path: Path, dtype: str) -> Any:
-    """Loads a model as any user of transformers does; a packed one is no different."""
+    """Loads a model, packed or dense, as any user of transformers does."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True).eval()
 
 
@@ -150,13 +150,13 @@ def disk_bytes(path: Path) -> int:
 
 
 def memory_bytes(model: Any) -> int:
-    """Bytes of all parameters and buffers as they are held, shared ones once."""
+    """Bytes of all parameters and buffers in memory, shared ones once."""
     held = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
     return sum(held.values())
 
 
 def packed_bytes(model: Any) -> tuple[int, int]:
-    """Bytes of the packed layers as they are held, and as they would be dense."""
+    """Bytes of the packed layers in memory, and of the same layers if dense."""
     packed = [m.packed for m in model.modules() if isinstance(m, fs.SparseLinear)]
     return sum(weight.nbytes for weight in packed), sum(weight.dense_nbytes for weight in packed)
 
@@ -170,7 +170,7 @@ def reached_sparsity(model: Any) -> float:
 
 
 def measure_sizes(dense: Any, packed: Any, source: Path, made: Path) -> dict[str, dict[str, int]]:
-    """Bytes on disk and in memory, of the whole model and of the layers that are packed."""
+    """Bytes on disk and in memory, of the whole model and of its packed layers."""
     runtime, linears = packed_bytes(packed)
     storage = sum(
         layer.storage().nbytes for layer in packed.modules() if isinstance(layer, fs.SparseLinear)
@@ -209,7 +209,7 @@ def decode_rate(model: Any, ids: torch.Tensor, tokens: int) -> float:
 
 
 def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> dict[str, float]:
-    """Decode rates, taken in turns so that what else the machine does hits all alike."""
+    """Decode rates, measured in turn so that other load on the machine affects all alike."""
     rates: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():
         decode_rate(model, ids, 4)  # warm up
@@ -222,7 +222,7 @@ def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> 
     return {name: median(taken) for name, taken in rates.items()}
 
 
-# ---- telling ------------------------------------------------------------------------------------
+# ---- showing ------------------------------------------------------------------------------------
 
 
 def result_table(result: dict[str, Any]) -> Any:
@@ -249,7 +249,7 @@ def result_table(result: dict[str, Any]) -> Any:
 
 
 def verdict(result: dict[str, Any]) -> Iterator[str]:
-    """What the figures mean, for better and for worse."""
+    """Sentences on what the figures mean, good or bad."""
     quality, nbytes = result["perplexity"], result["bytes"]
     same = f"{quality['pruned']:.3g}" == f"{quality['packed']:.3g}"
     exact = "Packing changed nothing" if same else "PACKING CHANGED THE MODEL, which is a bug"
@@ -288,7 +288,7 @@ def verdict(result: dict[str, Any]) -> Iterator[str]:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be typed from the current folder."""
+    """The shortest form of a path from the current folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -306,7 +306,7 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
             source = smollm2()
         shakespeare = tinyshakespeare()
         say(f"{source.name}, {size(disk_bytes(source))}")
-    cut = len(shakespeare) * 4 // 5  # the last fifth is never calibrated on
+    cut = len(shakespeare) * 4 // 5  # the last fifth is held out of the calibration
     stamp = max(file.stat().st_mtime for file in source.iterdir())
     settings = Settings(str(source.resolve()), stamp, sparsity, method, SAMPLES, LENGTH)
     folder = build / slug(settings)
@@ -321,7 +321,7 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     result: dict[str, Any] = {"settings": asdict(settings), "reused": reused, "story": story}
     result["sparsity"] = reached_sparsity(packed)
     result["bytes"] = measure_sizes(dense, packed, source, folder / "packed")
-    with steps("Measure the speed, dense and packed in turns"):
+    with steps("Measure the speed, dense and packed in turn"):
         ids = encode(tokenizer, PROMPT, chat=False)
         speeds = {}
         for dtype in dict.fromkeys((str(dense.dtype).removeprefix("torch."), "float32")):
@@ -349,7 +349,7 @@ def tell(model: Any, tokenizer: Any, tokens: int) -> dict[str, Any]:
     out.print(Rule("[bold]from the sparse weights[/bold]", style="dim"))
     out.print(Text(PROMPT, style="italic dim"), end="")
     stream = Stream(tokenizer)
-    # A small model that lost half its weights likes to say things twice.
+    # A small model without half of its weights tends to repeat itself.
     generate(model, encode(tokenizer, PROMPT, chat=False), stream, tokens, repetition_penalty=1.15)
     out.print(Rule(style="dim"))
     out.print(f"[dim]{describe(stream.stats())}[/dim]", "")
@@ -363,12 +363,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--method", choices=("wanda", "magnitude"), default="wanda")
     options = parser.parse_args(arguments)
     if options.model is not None and not (options.model / "config.json").is_file():
-        parser.error(f"{options.model} is no model directory: it has no config.json")
+        parser.error(f"{options.model} is not a model directory: it has no config.json")
     if not 0 < options.sparsity < 1:
         parser.error("--sparsity is a share between 0 and 1, such as 0.5")
     transformers_logging.disable_progress_bar()
     logging.basicConfig(level=logging.WARNING, format="    %(message)s")
-    # That the layers are not smaller on disk is said below, with the rest of the verdict.
+    # The verdict below says whether the layers are smaller on disk.
     logging.getLogger("flashsparse_plugin.checkpoint").setLevel(logging.ERROR)
     try:
         result = run(options.model, options.sparsity, options.method, BUILD, Effort())

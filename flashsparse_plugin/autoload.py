@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes transformers and peft know us, whether or not the user imports us.
 
-transformers finds no quantization method by entry point, and with an unknown one it warns and
-loads random weights. So `install` is called from two places: from `import flashsparse_plugin`,
-which is the documented way, and from torch's entry point group `torch.backends`, which runs at
-`import torch`. The second must be cheap and must never raise: it imports neither torch nor
-transformers, and only watches for the modules that we register with. FLASHSPARSE_AUTOLOAD=0
-switches both off (`flashsparse_plugin.integrations.hf.register()` still works), and
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 the second.
+transformers has no entry point for quantization methods; for an unknown method it warns and loads
+random weights. So `install` is called from two places: by `import flashsparse_plugin`, which is the
+documented way, and by torch's entry point group `torch.backends`, which runs at `import torch`. The
+entry point must be cheap and must never raise: it imports neither torch nor transformers, and only
+watches for the modules that we register with. FLASHSPARSE_AUTOLOAD=0 switches off both
+(`flashsparse_plugin.integrations.hf.register()` still works), and TORCH_DEVICE_BACKEND_AUTOLOAD=0
+only the entry point.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import os
 import sys
 import warnings
 
-# Modules and the integration that registers with them. The first holds the tables of quantization
-# methods; transformers.modeling_utils may be what imports torch, and would be too late for those.
-# It is soon enough for attention, which a model asks for after another import or two.
+# Modules and the integration that registers with each. The first module holds the tables of
+# quantization methods. transformers.modeling_utils may be the module that imports torch, which
+# would be too late for those tables but is early enough for attention.
 _WATCHED = {
     "transformers.quantizers.auto": "hf",
     "transformers.modeling_utils": "hf.attention",
@@ -29,7 +29,7 @@ _WATCHED = {
 
 
 def install() -> None:
-    """Registers with what is imported already, and with the rest as soon as it is imported."""
+    """Registers with modules that are imported already, and with others once they are."""
     if os.environ.get("FLASHSPARSE_AUTOLOAD", "1") == "0":
         return
     pending = {name for name in _WATCHED if not _is_ready(name)}
@@ -58,20 +58,20 @@ def _register(name: str) -> None:
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Calls `_register` for each pending module once that has been executed."""
+    """Calls `_register` for each pending module once the module has been executed."""
 
     def __init__(self, pending: set[str]):
         self.pending = pending
         self.searching = False
 
     def find_spec(self, name, path=None, target=None):
-        # A module that was half imported when we came (it is what imported torch) cannot be
-        # wrapped any more; it is looked at again whenever something else is imported.
+        # A module that was only partly imported at `install` (because it imported torch) can no
+        # longer be wrapped; it is checked again whenever another module is imported.
         for other in [other for other in self.pending if other != name and _is_ready(other)]:
             self._done(other)
         if name not in self.pending or self.searching:
             return None
-        self.searching = True  # so that the search below does not find us
+        self.searching = True  # so that the search below does not find this finder
         try:
             spec = importlib.util.find_spec(name)
         finally:

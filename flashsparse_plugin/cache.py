@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one process keeps for another: where it is, and how it is written."""
+"""The cache directory, where one process leaves files for another."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CACHE = "FLASHSPARSE_CACHE"
 
 
 def cache_directory() -> Path:
-    """FLASHSPARSE_CACHE, or the user's cache directory."""
+    """Returns FLASHSPARSE_CACHE, or our folder in the user's cache directory."""
     if found := os.environ.get(CACHE):
         return Path(found).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashsparse"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file; whoever reads it meanwhile sees the old one or the new one."""
+    """Writes a file atomically: a reader sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         file.write(text)

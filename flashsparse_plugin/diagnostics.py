@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, what works and what does not: the library behind `flashsparse doctor`.
+"""What is installed, what works and what does not, for `flashsparse doctor`.
 
-Every section of the report is a function that returns plain values for JSON. `examine()` runs
-them in a child process: a damaged object or a kernel that this CPU cannot run takes its process
-down, and a doctor must not die with the patient.
+Every section of the report is a function that returns plain values for JSON. `examine()` runs the
+sections in a child process, since a damaged object or a kernel that this CPU cannot run crashes its
+process, and the report has to survive that.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _INSTRUCTION_SETS = (
 
 
 def versions() -> Report:
-    """Versions of the packages that matter, None where there is none; imports nothing."""
+    """Versions of the packages that matter, None for missing ones; imports nothing."""
     found: Report = {
         "flashsparse": flashsparse_plugin.__version__,
         "python": platform.python_version(),
     }
     for package in _PACKAGES:
         found[package] = _version(package)
-    # vLLM's CPU build is distributed under a name of its own, so the module is looked up.
+    # vLLM's CPU build has another distribution name, so the module is looked up.
     names = metadata.packages_distributions().get("vllm", []) if util.find_spec("vllm") else []
     found["vllm"] = _version(names[0]) if names else None
     found["vllm_distribution"] = names[0] if names else None
@@ -52,7 +52,7 @@ def versions() -> Report:
 
 
 def hardware() -> Report:
-    """The CPU, what it can do, and the GPUs that the driver shows, torch or not."""
+    """The CPU and its capability, and the GPUs that the driver lists, with or without torch."""
     info = _read("/proc/cpuinfo")
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", info, re.M)[:1]).split())
     name = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
@@ -66,7 +66,7 @@ def hardware() -> Report:
 
 
 def torch_build() -> Report:
-    """What torch was built for, and the GPUs that it sees."""
+    """The build of torch, and the GPUs that it sees."""
     import torch
 
     gpus = []
@@ -88,7 +88,7 @@ def torch_build() -> Report:
 
 
 def compiled() -> Report:
-    """Whether the compiled objects are loaded, and how every op fares against the reference."""
+    """Whether the compiled objects are loaded, and every op compared with its reference."""
     from . import selftest
     from .ops import STATUS
 
@@ -121,14 +121,14 @@ def transformers() -> Report:
 
 
 def attention() -> Report:
-    """What running processes have counted of parts of a softmax that were computed again."""
+    """The recomputed parts of softmaxes that running processes have counted."""
     from .attention import published
 
     return {"running": published()}
 
 
 def entry_points() -> Report:
-    """The hooks by which torch and vLLM find this package, by group: present or not."""
+    """Whether the entry points by which torch and vLLM find this package are present, by group."""
     found = {}
     for group in _ENTRY_POINTS:
         points = metadata.entry_points(group=group)
@@ -157,22 +157,22 @@ SECTIONS: dict[str, Callable[[], Report]] = {
 # ---- running them -------------------------------------------------------------------------------
 
 _CHILD = [sys.executable, "-m", "flashsparse_plugin.diagnostics"]
-_MARK = "flashsparse-section:"  # tells our lines from what libraries print
+_MARK = "flashsparse-section:"  # distinguishes our lines from output of libraries
 
 
 def examine(on_section: Callable[[str], None] = lambda name: None) -> Report:
     """Examines the installation, section by section, in child processes.
 
     Args:
-        on_section: Called with the name of each section when it begins.
+        on_section: Called with the name of each section at its start.
 
     Returns:
         The report: each section by name, then "problems" (what should work and does not) and
-        "hints" (what could be better). A section that failed is `{"error": why}`.
+        "hints" (possible improvements). A section that failed is `{"error": why}`.
     """
     report: Report = {}
     todo = list(SECTIONS)
-    # The child has to find what this process finds, not what lies in the current folder.
+    # The child must import what this process imports, not modules in the current folder.
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     settings = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     while todo:
@@ -194,7 +194,7 @@ def examine(on_section: Callable[[str], None] = lambda name: None) -> Report:
                         on_section(todo[0])
                 elif line.strip():
                     said = line.strip()
-        if todo:  # the child died in this section: go on behind it
+        if todo:  # the child crashed in this section: continue after it
             report[todo.pop(0)] = {"error": _cause_of_death(child.returncode, said)}
     report["problems"], report["hints"] = _judge(report)
     return report
@@ -220,7 +220,7 @@ def _cause_of_death(code: int, said: str) -> str:
 
 
 def _judge(report: Report) -> tuple[list[str], list[str]]:
-    """Returns what should work and does not, and what could be better."""
+    """Returns the problems (what should work and does not) and the hints."""
     problems = [
         f"{name}: {section['error']}"
         for name, section in report.items()
@@ -318,7 +318,7 @@ def _read(path: str) -> str:
 
 
 def _driver() -> str | None:
-    """Version of the NVIDIA kernel driver, None where there is none."""
+    """Version of the NVIDIA kernel driver, None if there is none."""
     found = re.search(r"Kernel Module\D*?([\d.]+)\s", _read("/proc/driver/nvidia/version"))
     return found[1] if found else None
 

@@ -29,15 +29,15 @@ def perplexity(
     The text is cut into windows of `context` tokens that do not overlap, each begun with the BOS
     token (counted in `context`) where the tokenizer adds one. The first token of a window is not
     predicted; the mean of the natural-log cross entropy of all others, computed in float32, is
-    exponentiated. What is left at the end and fills no window is dropped; a text shorter than
-    one window is one window.
+    exponentiated. A remainder that does not fill a window is dropped; a text shorter than one
+    window is one window.
 
     Args:
         model: The model, on any device; its training flag is restored.
         tokenizer: Its tokenizer.
         text: The text.
         context: Tokens a window.
-        max_tokens: Use only the first so many tokens of the text; None for all.
+        max_tokens: Use only this many tokens from the start of the text; None for all.
         batch_size: Windows a forward pass. The logits take batch_size * context * vocabulary
             elements.
 
@@ -64,7 +64,7 @@ def perplexity(
         total = 0.0
         for batch in windows.split(batch_size):
             logits = model(input_ids=batch.to(device), use_cache=False).logits
-            # One window at a time: a float32 copy of all logits of a batch would be large.
+            # One window at a time, since a float32 copy of all logits of a batch would be large.
             for window, row in zip(batch.to(logits.device), logits, strict=True):
                 total += cross_entropy(row[:-1].float(), window[1:], reduction="sum").item()
     finally:

@@ -16,23 +16,22 @@ def LLM(
     decode_attention: str | None = None,
     **kwargs: Any,
 ) -> vllm.LLM:
-    """Returns `vllm.LLM(model, ...)`, which then knows `sparse_method` and `decode_attention` too.
+    """Returns `vllm.LLM(model, ...)` with the arguments `sparse_method` and `decode_attention`.
 
-    vLLM loads plugins only after it has looked at its arguments; this function makes sure that
-    ours is loaded before.
+    vLLM loads plugins only after it has parsed its arguments; this function loads ours before.
 
     Args:
         model: A packed checkpoint, or a dense one with zeros.
-        *args: As for `vllm.LLM`.
+        *args: Passed to `vllm.LLM`.
         sparse_method: A format to pack a dense checkpoint into while it loads, "auto" to pack only
-            those layers that become smaller, "none" for dense weights. A packed checkpoint needs
-            none.
+            the layers that become smaller, "none" for dense weights. Not needed for a packed
+            checkpoint.
         decode_attention: "unified_max" for our attention in steps of one token a sequence,
             "default" or None for vLLM's own.
-        **kwargs: As for `vllm.LLM`.
+        **kwargs: Passed to `vllm.LLM`.
 
     Raises:
-        ImportError: Where vLLM is not installed.
+        ImportError: If vLLM is not installed.
     """
     try:
         import vllm

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules a list of names and patterns means; the same everywhere `ignore` is read."""
+"""Which modules a list of names and patterns matches, for every `ignore`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ValueError(
-            f"ignore pattern {_REGEX + pattern!r} is no regular expression: {error}"
+            f"ignore pattern {_REGEX + pattern!r} is not a regular expression: {error}"
         ) from None
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a module is meant by one of the patterns.
+    """Tell whether one of the patterns matches a module.
 
     A plain pattern is a module's name, which may be shortened from the left at a dot, and means
     that module with everything inside it: `lm_head` means `lm_head` and `model.lm_head`,
@@ -38,7 +38,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     """
     for pattern in patterns:
         if pattern in ("", _REGEX):
-            raise ValueError(f"an empty ignore pattern ({pattern!r}) means nothing: remove it")
+            raise ValueError(f"an empty ignore pattern ({pattern!r}) matches nothing: remove it")
         if pattern.startswith(_REGEX):
             if _compiled(pattern.removeprefix(_REGEX)).match(name):
                 return True

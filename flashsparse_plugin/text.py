@@ -19,7 +19,7 @@ def token_stream(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:
 
 
 def window_start(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """Return what a window begins with, int64 [0 or 1]: the BOS token where the tokenizer adds it.
+    """Return the start of a window, int64 [0 or 1]: the BOS token if the tokenizer adds one.
 
     Models that were trained with a BOS token in front of every text (Llama, Gemma) predict badly
     without it.
@@ -30,7 +30,7 @@ def window_start(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
 
 
 def check_window(model: PreTrainedModel, length: int) -> None:
-    """Raise ValueError where a window of `length` tokens does not fit into the model's context."""
+    """Raise ValueError if a window of `length` tokens does not fit into the model's context."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise ValueError(

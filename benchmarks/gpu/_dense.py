@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops of dense layers: the layers to measure, the kernels' configurations, and their checks.
 
-A product is held against float64 as `_check` does it, in each configuration that the kernels are
-compiled in. Some weights are slices of larger tensors full of NaN: a load beyond a row shows.
+A product is compared with float64 as in `_check`, in each configuration that the kernels are
+compiled in. Some weights are slices of larger tensors full of NaN, which reveal a load beyond a
+row.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _check import DTYPES, Tally, errors_of, poisoned_memory
-from _device import Budget
+from _check import DTYPES, Checker, errors_of
 from _layers import Layer, model_layers
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "dense_plan.h"
-OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each
+OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each op
 
 # FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers and pads
 # their heads.
@@ -47,7 +48,7 @@ TOKENS = (1, 2, 3, 4, 8, 16, 24, 32, 48, 64)
 
 
 class Configuration(NamedTuple):
-    """One kernel of one op, and how it cuts the work: what the op's _planned form takes."""
+    """One kernel of one op, and how it cuts the work: the arguments of the op's _planned form."""
 
     op: str
     tokens: int
@@ -59,7 +60,7 @@ class Configuration(NamedTuple):
 
 
 def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Configuration]:
-    """Every compiled kernel, flat_gemm's with K cut into 1, 2, 3, ... parts."""
+    """Every compiled kernel; those of flat_gemm with K cut into 1, 2, 3, ... parts."""
     text = HEADER.read_text()
     for op, name in (("flat_gemm", "FLAT"), ("gemv", "GEMV")):
         listed = re.search(rf"#define FS_{name}_SHAPES\(X\)((?: *\\\n +X\(.*?\))+)", text)[1]
@@ -82,8 +83,8 @@ def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Conf
 class Case:
     """A weight, and the numbers of tokens to multiply it with.
 
-    Its rows lie `gap` elements further apart than they must, and the first one `offset` elements
-    from where torch's allocator begins.
+    Its rows are `gap` elements further apart than necessary, and the first one is `offset` elements
+    from the start of its allocation.
     """
 
     shape: tuple[int, int]
@@ -104,7 +105,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Everything, the most telling first."""
+    """All cases, the most informative first."""
     for dtype in DTYPES:
         for shape in ((4096, 4096), (4096, 11008), (300, 4096), (130, 1000)):
             yield Case(shape, dtype, (1, 3, 8, 13, 16, 30, 64))
@@ -120,36 +121,15 @@ def cases() -> Iterator[Case]:
 
 
 def small_cases() -> Iterator[Case]:
-    """A few, for tools that make every access a hundred times as long, and for a CPU."""
+    """A few cases, for tools that slow every access down a hundredfold, and for a CPU."""
     for dtype in DTYPES:
         yield Case((129, 200), dtype, (1, 8, 17))
         yield Case((70, 1000), dtype, (3, 64))
         yield Case((30, 77), dtype, (2, 9), offset=3, gap=5)
 
 
-class DenseChecker:
-    """Runs cases. `reference` is where float64 is computed: the card, or a CPU beside a tool."""
-
-    def __init__(self, device: torch.device, reference: torch.device, graphs: bool):
-        self.tally = Tally()
-        self._device, self._reference = device, reference
-        self._graphs = graphs and device.type == "cuda"
-        self._generator = torch.Generator(device).manual_seed(0)
-
-    def run(self, todo: Iterator[Case], budget: Budget) -> Tally:
-        """Checks until all is done or the time is over."""
-        with poisoned_memory(self._device):
-            for number, case in enumerate(todo):
-                if budget.left < 0:
-                    self.tally.out_of_time = True
-                    break
-                try:
-                    self._check(case, number)
-                except RuntimeError as error:
-                    self.tally.add("ran", False, f"{case}: {error}")
-                    if "CUDA error" in str(error):  # the context is lost: nothing runs after it
-                        break
-        return self.tally
+class DenseChecker(Checker):
+    """Checks the ops of dense layers."""
 
     def _check(self, case: Case, number: int) -> None:
         weight = self._weight(case, number)
@@ -158,55 +138,41 @@ class DenseChecker:
             x = self._random((tokens, case.shape[1]), case.dtype)
             if (number + index) % 4 == 3:  # views of larger tensors start anywhere
                 x = self._random((x.numel() + 1,), case.dtype)[1:].view_as(x)
-            bias = self._random((case.shape[0],), case.dtype) if (number + index) % 2 else None
-            for op, most in OPS.items():
+            bias = self._random(case.shape[:1], case.dtype) if (number + index) % 2 else None
+            for name, most in OPS.items():
                 if tokens > most:
                     continue
-                call = getattr(ops, op)
-                y = self._judge(call, (x, weight, bias), exact, f"{case}, {tokens} tokens, {op}")
+                op = partial(getattr(ops, name), weight=weight, bias=bias)
+                where = f"{case}, {tokens} tokens, {name}"
+                y = self._check_product(op, x, exact, bias, where)
                 if self._graphs and index == number % len(case.tokens):
-                    self._check_graph(call, x, weight, bias, y, f"{case}, {tokens} tokens, {op}")
+                    self._check_stream(op, x, y, where)
+                    self._check_graph(op, x, y, where)
             for plan in configurations(case.shape) if self._device.type == "cuda" else ():
                 # The kernel for any alignment takes aligned weights as well.
                 if tokens > OPS[plan.op] or (plan.aligned and not case.aligned):
                     continue
-                call = getattr(ops, f"{plan.op}_planned")
+                op = partial(_planned, plan, weight, bias)
                 where = f"{case}, {tokens} tokens, {plan}"
-                self._judge(call, (x, weight, bias, *plan.arguments), exact, where)
+                self._check_product(op, x, exact, bias, where)
 
-    def _judge(self, call, arguments: tuple, exact: Tensor, where: str) -> Tensor:
+    def _check_product(
+        self,
+        op: Callable[[Tensor], Tensor],
+        x: Tensor,
+        exact: Tensor,
+        bias: Tensor | None,
+        where: str,
+    ) -> Tensor:
         """Two calls: right, in the norm and in each element, and the same bit for bit."""
-        if self._device.type == "cuda":  # what the allocator gives next
+        if self._device.type == "cuda":  # the memory that the allocator hands out next
             torch.full((8 << 20,), torch.nan, device=self._device)
-        y = call(*arguments)
-        same = torch.equal(y, call(*arguments))
-        x, _, bias = arguments[:3]
-        norm, element = (float(e) for e in errors_of(y, x, exact, bias, self._reference))
-        self.tally.worst = max(self.tally.worst, norm)
-        self.tally.add("exact in the norm", norm <= 1, f"{where}: {norm:.3g} of its bound")
-        self.tally.add("exact in each element", element <= 1, f"{where}: {element:.3g} of it")
+        y = op(x)
+        same = torch.equal(y, op(x))
+        norm, element = errors_of(y, x, exact, bias, self._reference)
+        self._judge(float(norm), float(element), where)
         self.tally.add("the same again", same, where)
         return y
-
-    def _check_graph(
-        self, call, x: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, where: str
-    ) -> None:
-        """On a stream of its own where x is there late, and replayed from a graph."""
-        stream, still = torch.cuda.Stream(), torch.full_like(x, torch.nan)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(200_000)  # cycles: whoever does not wait for x sees NaN
-            still.copy_(x)
-            y = call(still, weight, bias)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.tally.add("on another stream", torch.equal(y, wanted), where)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = call(still, weight, bias)
-        for _ in range(2):
-            y.fill_(torch.nan)
-            graph.replay()
-            self.tally.add("replayed from a graph", torch.equal(y, wanted), where)
 
     def _weight(self, case: Case, number: int) -> Tensor:
         rows, cols = case.shape
@@ -216,10 +182,11 @@ class DenseChecker:
         weight = around[case.offset :].view(rows, stride)[:, :cols]
         return weight.copy_(random_weight(case.shape, 1.0, case.dtype, seed=number))
 
-    def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=self._generator, device=self._device).to(dtype)
+
+def _planned(plan: Configuration, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    return getattr(ops, f"{plan.op}_planned")(x, weight, bias, *plan.arguments)
 
 
 def layers_once() -> list[Layer]:
-    """LAYERS without those whose shape another model has, too."""
+    """LAYERS, each shape once."""
     return list({layer.shape: layer for layer in reversed(LAYERS)}.values())[::-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU as it is found, and fair timing on it. A CPU stands in where there is none."""
+"""The GPU, and fair timing on it; a CPU stands in if there is none."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import statistics
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
-import _measure
+import _formats as _formats  # the programs here take these three from this module,
+import _measure as _measure  # which is what finds them
+import _results as _results
 
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, replayed
 from flashsparse_plugin.ops import STATUS
@@ -28,7 +29,7 @@ SMI_FIELDS = (
 
 
 def require_device(name: str) -> torch.device:
-    """The device called so; a GPU that is not there, or has no kernels, ends the program."""
+    """The device of this name; without a GPU or its kernels the program ends."""
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -38,28 +39,8 @@ def require_device(name: str) -> torch.device:
     return device
 
 
-def results_folder(asked: Path | None, device: torch.device) -> Path:
-    """Where results go, made if need be: `asked`, or the folder of this GPU."""
-    name = torch.cuda.get_device_name().lower() if device.type == "cuda" else "toy"
-    folder = asked or _measure.RESULTS / name.replace(" ", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def run_parts(parts: Iterable[Callable[[], bool]]) -> bool:
-    """Runs one after the other, and tells whether all were good."""
-    good = True
-    for part in parts:
-        try:
-            good &= part()
-        except Exception:  # the other parts are worth their time all the same
-            traceback.print_exc()
-            good = False
-    return good
-
-
 def machine(device: torch.device) -> dict[str, Any]:
-    """The conditions of a measurement; the card's clocks are read and left alone."""
+    """The conditions of a measurement; the card's clocks are read, never set."""
     about = _measure.machine()
     if device.type != "cuda":
         return about
@@ -81,7 +62,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 class Time(NamedTuple):
     microseconds: float  # median
-    spread: float  # of the middle four fifths of the samples, as a share of the median
+    spread: float  # range of the middle four fifths of the samples / median
 
 
 def _time(samples: list[float]) -> Time:
@@ -92,7 +73,7 @@ def _time(samples: list[float]) -> Time:
 
 
 class Stopwatch:
-    """Times one call among many of its kind: a CUDA graph of calls, replayed, medians."""
+    """Times a call by the median of replays of a CUDA graph of many such calls."""
 
     def __init__(self, device: torch.device, replays: int):
         self._device = device
@@ -106,7 +87,7 @@ class Stopwatch:
         return _time(replayed(call, copies, self._replays))
 
     def ungraphed(self, call: Callable[[], object]) -> Time:
-        """Times calls that cannot be captured and are long beside their launch."""
+        """Times calls that cannot be captured in a graph and take far longer than their launch."""
         call()
         if self._device.type != "cuda":
             return self(call)
@@ -115,12 +96,12 @@ class Stopwatch:
 
 
 def cold_bytes(device: torch.device) -> int:
-    """Copies of so much in all take turns, and none is found in a cache."""
+    """Bytes of copies that have to take turns so that no cache holds any of them."""
     return cold_bytes_of(device) if device.type == "cuda" else 0
 
 
 def bandwidth(device: torch.device, stopwatch: Stopwatch) -> dict[str, float]:
-    """Bytes a second that this card reads, and that it copies (bytes read + bytes written)."""
+    """Bytes a second that this card reads, and that it copies (read plus written)."""
     size = (4 << 30) if device.type == "cuda" else (32 << 20)
     source = torch.empty(size // 4, dtype=torch.float32, device=device).normal_()
     target = torch.empty_like(source)
@@ -130,7 +111,7 @@ def bandwidth(device: torch.device, stopwatch: Stopwatch) -> dict[str, float]:
 
 
 class Budget:
-    """The time that a program may take."""
+    """The time that is left for a program."""
 
     def __init__(self, seconds: float):
         self._end = time.monotonic() + seconds
@@ -140,8 +121,9 @@ class Budget:
         return self._end - time.monotonic()
 
     def keep(self, seconds: float) -> Budget:
-        """A budget that ends so much earlier."""
+        """A budget that ends this much earlier."""
         return Budget(self.left - seconds)
 
     def at_most(self, seconds: float) -> Budget:
+        """A budget of this many seconds, or of what is left if that is less."""
         return Budget(min(self.left, seconds))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is `tiled_csl_linear` on this card, and how fast could it be?
+"""How fast is the sparse linear layer of a format on this card, and how fast could it be?
 
-Beside it, each over cold weights and from a CUDA graph:
+Measured beside it, each over cold weights and from a CUDA graph:
 
     dense    cuBLAS through torch, the fastest of F.linear, the same through cuBLASLt, and mm with
              the weight stored transposed. Its weight has 80% zeros, whatever the sparsity of the
@@ -10,10 +10,10 @@ Beside it, each over cold weights and from a CUDA graph:
     csr      cuSPARSE through torch.sparse, for a few layers only
     bound    the bytes of packed weight, x and y at the bandwidth that this card shows in this run
 
-and, where it is a question which of the two is faster, each implementation of the op itself:
+and, for MANY tokens, each implementation of the op itself:
 
-    sparse   the sparse kernel for all of the tokens, in several launches if need be
-    unpacked the weight is unpacked, and torch's own linear multiplies
+    sparse   the format's own kernel for all of the tokens, in several launches if necessary
+    unpacked unpacking the weight for torch's own linear
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _device import Budget, Stopwatch, Time, _measure, cold_bytes
-from _layers import LLAMA, OPT, Layer, PackedLayer, assembled
-from _plans import Plan, plans
+from _device import Budget, Stopwatch, Time, _formats, _measure, cold_bytes
+from _layers import LLAMA, OPT, Layer
 from torch import Tensor
 
-from flashsparse_plugin.ops import ops
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow.tuner import random_weight
 
 DENSE_ZEROS = 0.8
 MANY = (64, 96, 128, 192, 256, 384, 512, 1024)  # tokens at which either implementation is timed
@@ -49,7 +49,7 @@ class Stage:
     csr: bool = False
 
 
-# The most important first: time may end.
+# The most important first, since the time may be over before the last.
 STAGES = (
     Stage(OPT, (70, 80, 90), (8, 16, 32)),
     Stage(LLAMA, (50, 60, 70, 80, 90), (1, 8, 16, 32)),
@@ -61,13 +61,13 @@ STAGES = (
 
 
 class Dense:
-    """The dense baselines of one layer, timed once for each number of tokens."""
+    """The dense baselines of one layer, timed once per number of tokens."""
 
     def __init__(self, layer: Layer, dtype: torch.dtype, device: torch.device):
         self._layer, self._dtype, self._device = layer, dtype, device
 
     def time(self, tokens: Sequence[int], stopwatch: Stopwatch) -> dict[int, Row]:
-        weight = assembled(self._layer, DENSE_ZEROS, self._dtype, self._device).dense
+        weight = random_weight(self._layer.shape, 1 - DENSE_ZEROS, self._dtype, self._device)
         found: dict[int, Row] = {count: {} for count in tokens}
         rotation = partial(_measure.Rotation, nbytes=weight.nbytes, cold_bytes=self._cold())
         plain = rotation(weight.clone)
@@ -98,7 +98,7 @@ class Dense:
             call = partial(_scaled_mm, x, copies, one, self._dtype)
             try:
                 call()
-            except RuntimeError as error:  # the library has no such product
+            except RuntimeError as error:  # the library does not support this product
                 row["fp8_refused"] = str(error).splitlines()[0][:100]
                 continue
             row["fp8_us"] = round(stopwatch(call, len(copies)).microseconds, 2)
@@ -148,24 +148,34 @@ def _best(times: dict[str, Time]) -> Row:
 
 
 class Speed:
-    """Measures stage by stage; `rows` always holds all that was measured so far."""
+    """Measures stage by stage; `rows` always holds everything measured so far."""
 
     def __init__(
         self,
+        format: str,
         device: torch.device,
         dtype: torch.dtype,
         stopwatch: Stopwatch,
         bandwidth: float,
         shapes: bool = False,
     ):
-        """`shapes`: measure every plan that the kernel could have, beside its own choice."""
+        """
+        Args:
+            format: Of the packed weights.
+            device: Where they are.
+            dtype: Of weights and activations.
+            stopwatch: What times the calls.
+            bandwidth: Bytes a second that this card reads, for the bound.
+            shapes: Whether to measure every launch that the kernel can make, too.
+        """
         self.rows: list[Row] = []
+        self._format = format
         self._device, self._dtype, self._stopwatch = device, dtype, stopwatch
         self._bandwidth, self._shapes = bandwidth, shapes
         self._dense: dict[tuple[Layer, int], Row] = {}
 
     def run(self, stages: Sequence[Stage], budget: Budget) -> Iterator[Layer]:
-        """Yields after each layer, so that the rows can be saved; ends when the time does."""
+        """Yields after each layer, so that the rows can be saved; ends when the time is over."""
         for stage in stages:
             for layer in stage.layers:
                 if budget.left < 0:
@@ -184,57 +194,51 @@ class Speed:
         for sparsity in stage.sparsities:
             if budget.left < 0:
                 return
-            packed = assembled(layer, sparsity / 100, self._dtype, self._device)
-            self._prove(packed, layer)
+            weight = random_weight(layer.shape, 1 - sparsity / 100, self._dtype, self._device)
             if stage.csr:
-                self._add_csr(layer, sparsity, stage.tokens, packed.dense)
+                self._add_csr(layer, sparsity, stage.tokens, weight)
                 continue
-            packed.dense = packed.dense.new_empty(0)  # makes room
+            packed = self._packed(weight, layer)
+            del weight  # frees memory
             copies = _measure.Rotation(
-                lambda packed=packed: (packed.weight_packed.clone(), packed.tile_offsets.clone()),
-                packed.nbytes,
-                cold_bytes(self._device),
+                partial(_formats.copy_of, packed), packed.nbytes, cold_bytes(self._device)
             )
             for count in stage.tokens:
-                self._add(layer, sparsity, count, None, packed, copies)
-                for plan in plans(layer.shape, count, self._device) if self._shapes else ():
-                    self._add(layer, sparsity, count, plan, packed, copies)
+                self._add(layer, sparsity, count, None, copies)
+                if self._shapes:
+                    for launch in _formats.launches(self._format, layer.shape, count, self._device):
+                        self._add(layer, sparsity, count, launch, copies)
 
-    def _prove(self, packed: PackedLayer, layer: Layer) -> None:
-        tensors = (packed.weight_packed, packed.tile_offsets)
-        unpacked = ops.tiled_csl_unpack(*tensors, *layer.shape, self._dtype)
-        if not torch.equal(unpacked, packed.dense):
+    def _packed(self, weight: Tensor, layer: Layer) -> fs.PackedWeight:
+        packed = _formats.packed_for_kernels(weight, self._format)
+        if not torch.equal(packed.unpack(), weight):
             raise RuntimeError(f"the packed weight of {layer} is not its dense weight")
+        return packed
 
     def _add(
         self,
         layer: Layer,
         sparsity: int,
         tokens: int,
-        plan: Plan | None,
-        packed: PackedLayer,
+        launch: Any,
         copies: _measure.Rotation,
     ) -> None:
         x = activations(tokens, layer, self._dtype, self._device)
 
-        def timed(op: Callable[..., Tensor], *chosen: int) -> Time:
-            def call() -> Tensor:
-                return op(x, *copies(), layer.out_features, self._dtype, None, *chosen)
-
-            return self._stopwatch(call, len(copies))
+        def timed(multiply: Callable[..., Tensor]) -> Time:
+            return self._stopwatch(lambda: multiply(copies(), x), len(copies))
 
         either = {}
-        if plan is None:
-            time = timed(ops.tiled_csl_linear)
-            if tokens >= MANY[0] and not self._shapes:
-                most = {"sparse_us": tokens, "unpacked_us": 0}  # sparse_tokens of each
-                either = {
-                    name: round(timed(ops.tiled_csl_linear, each).microseconds, 2)
-                    for name, each in most.items()
-                }
+        if launch is not None:
+            time = timed(launch.linear)
         else:
-            time = timed(ops.tiled_csl_linear_planned, plan.shape.index, plan.blocks)
-        moved = packed.nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
+            time = timed(_formats.multiply)
+            if tokens >= MANY[0] and not self._shapes:
+                for name, plan in _formats.IMPLEMENTATIONS.items():
+                    by_plan = partial(_formats.multiply, plan=plan)
+                    either[f"{name}_us"] = round(timed(by_plan).microseconds, 2)
+        nbytes = copies().nbytes
+        moved = nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
         dense = self._dense[layer, tokens]
         dense_bytes = layer.out_features * layer.in_features * x.element_size()
         self.rows.append(
@@ -244,14 +248,14 @@ class Speed:
                 "shape": str(layer),
                 "tokens": tokens,
                 "sparsity": sparsity,
-                **({"plan": str(plan or "its own choice")} if self._shapes else {}),
+                **({"plan": str(launch or "its own choice")} if self._shapes else {}),
                 "us": round(time.microseconds, 2),
                 "spread": round(time.spread, 3),
-                "packed_gb_s": round(packed.nbytes / time.microseconds / 1e3, 1),
+                "packed_gb_s": round(nbytes / time.microseconds / 1e3, 1),
                 "of_bound": round(moved / self._bandwidth * 1e6 / time.microseconds, 3),
                 **dense,
                 "ratio": round(dense["dense_us"] / time.microseconds, 3),
-                "ratio_bound": round(dense_bytes / packed.nbytes, 3),
+                "ratio_bound": round(dense_bytes / nbytes, 3),
                 "fp8_ratio": round(dense["dense_us"] / dense["fp8_us"], 3)
                 if "fp8_us" in dense
                 else None,
@@ -272,7 +276,7 @@ class Speed:
                 found = {
                     "csr_us": round(self._stopwatch.ungraphed(partial(torch.mm, csr, x))[0], 2)
                 }
-            except RuntimeError as error:  # not every library has it for 16 bits
+            except RuntimeError as error:  # not every library supports 16 bits
                 found = {"csr_refused": str(error).splitlines()[0][:100]}
             for row in self.rows:
                 if (row["shape"], row["sparsity"], row["tokens"]) == (str(layer), sparsity, count):

@@ -19,14 +19,14 @@ from typing import Any
 
 from _device import Budget
 
-PROGRAM = Path(__file__).with_name("spmm.py")
+SPMM = Path(__file__).with_name("spmm.py")
 SANITIZERS = ("memcheck", "racecheck")
-FAILED = 86  # what compute-sanitizer exits with where it found something
+FAILED = 86  # exit code of compute-sanitizer if it found something
 
 # Layer, tokens, percent of zeros.
 PROFILED = (("28672x7168", 16, 80), ("12288x12288", 8, 70), ("36864x9216", 32, 90))
 
-# Of what ncu knows, what tells which resource binds the kernel.
+# The metrics of ncu that tell which resource binds the kernel.
 METRICS = re.compile(
     r"""gpu__time_duration\.sum | sm__cycles_elapsed\.max | launch__.*
     | dram__bytes(_read|_write)?\.sum | dram__throughput\..*pct.*
@@ -61,7 +61,7 @@ def _find(tool: str) -> str | None:
 def _run(
     command: Sequence[str], log: Path, seconds: float, environment: dict[str, str] | None = None
 ) -> int | None:
-    """Exit code, or None where the time was over. All output goes to the log."""
+    """Runs a command with all output to the log; returns its exit code, None if time was over."""
     with log.open("w") as file:
         process = subprocess.Popen(
             command,
@@ -76,27 +76,34 @@ def _run(
             return None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started holds the card, too
+                os.killpg(process.pid, signal.SIGKILL)  # its children hold the card, too
             process.wait()
 
 
-def sanitize(out: Path, budget: Budget, program: Path = PROGRAM) -> bool:
-    """Runs a few small checks of a program under compute-sanitizer and prints what came of it.
+def sanitize(out: Path, budget: Budget, program: Path, *options: str) -> bool:
+    """Runs a few small checks of a program under compute-sanitizer and prints what it found.
+
+    Args:
+        out: Where logs go.
+        budget: The time that all tools share.
+        program: What to run.
+        options: More options of the program.
 
     Returns:
-        Whether each tool ran to its end and found nothing.
+        Whether each tool finished and found nothing.
     """
     sanitizer = _find("compute-sanitizer")
     if sanitizer is None:
         print("sanitize: compute-sanitizer was not found")
         return False
-    # Without torch's cache every tensor is an allocation of its own, and a step beyond it is seen.
+    # Without torch's cache every tensor is its own allocation, so an access beyond it is detected.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     good = True
     for index, tool in enumerate(SANITIZERS):
         start, log = time.monotonic(), out / f"sanitize-{tool}.log"
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(FAILED)]
         command += [sys.executable, str(program), "--check", "--small", "--out", str(out / "small")]
+        command += options
         code = _run(command, log, budget.left / (len(SANITIZERS) - index), environment)
         text = log.read_text(errors="replace")
         summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY:.*)", text)
@@ -110,11 +117,11 @@ def sanitize(out: Path, budget: Budget, program: Path = PROGRAM) -> bool:
     return good
 
 
-def profile(out: Path, budget: Budget) -> list[dict[str, Any]]:
+def profile(format: str, out: Path, budget: Budget) -> list[dict[str, Any]]:
     """Profiles one call of a few points with ncu.
 
     Returns:
-        Rows of shape, tokens, sparsity, kernel, metric, unit, value; ncu's own CSV lies in `out`.
+        Rows of shape, tokens, sparsity, kernel, metric, unit, value; ncu's own CSV is in `out`.
     """
     ncu = _find("ncu")
     if ncu is None:
@@ -126,10 +133,11 @@ def profile(out: Path, budget: Budget) -> list[dict[str, Any]]:
         table = out / f"{name}.csv"
         command = [ncu, "--profile-from-start", "off", "--set", "full", "--clock-control", "none"]
         command += ["--page", "raw", "--csv", "--log-file", str(table)]
-        program = [sys.executable, str(PROGRAM), "--one", shape, str(tokens), str(sparsity)]
+        program = [sys.executable, str(SPMM), "--format", format]
+        program += ["--one", shape, str(tokens), str(sparsity)]
         share = budget.at_most(budget.left / (len(PROFILED) - index))
         found: list[dict[str, Any]] = []
-        # A metric that this ncu or this card does not have must not cost all the others.
+        # A metric that this ncu or card lacks must not prevent all others.
         for added in (["--metrics", ",".join(ADDED)], []):
             if not found and share.left > 0:
                 code = _run([*command, *added, *program], out / f"{name}.log", share.left)
@@ -145,7 +153,7 @@ def profile(out: Path, budget: Budget) -> list[dict[str, Any]]:
 def raw_metrics(text: str) -> list[dict[str, Any]]:
     """Rows of kernel, metric, unit, value from the CSV of `ncu --page raw`.
 
-    Its header is preceded by messages and followed by a row of units; then a row a launch.
+    Its header is preceded by messages and followed by a row of units, then one row per launch.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
@@ -163,7 +171,7 @@ def raw_metrics(text: str) -> list[dict[str, Any]]:
 
 
 def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """One line a launch: the figures to look at first."""
+    """One line per launch with the most important figures."""
     launches: dict[tuple, dict[str, str]] = {}
     for row in rows:
         key = tuple(row[name] for name in ("shape", "tokens", "sparsity", "kernel"))
@@ -209,7 +217,7 @@ def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def _number(text: str) -> float:
-    """The number at the start of a metric's text; NaN where ncu has none."""
+    """The number at the start of a metric's text; NaN if there is none."""
     try:
         return float(text.split()[0])
     except (IndexError, ValueError):
@@ -217,7 +225,7 @@ def _number(text: str) -> float:
 
 
 def emulated_wavefronts(kernel: str, sparsity: int) -> float | None:
-    """Wavefronts a store to shared memory as the emulator counts them, where it has."""
+    """Wavefronts a store to shared memory as counted by the emulator, None if it was not run."""
     with EMULATED.open() as file:
         stores = [
             row

@@ -1,41 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is decode attention right on this GPU, and how fast is it beside FlashAttention?
+"""Is decode attention right on this GPU, and how fast is it against FlashAttention?
 
-    python benchmarks/gpu/attention.py                both, in 6 minutes at most
+    python benchmarks/gpu/attention.py                checks and times, in 6 minutes at most
     python benchmarks/gpu/attention.py --check        every way to call it, against float64
     python benchmarks/gpu/attention.py --speed        1 to 64 sequences of 1k to 32k positions
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
 
-Beside the op, without phi and with one that fits, stand torch's scaled_dot_product_attention and,
-where vLLM is installed, its FlashAttention 3 and its Triton kernel, which read the same pages as
-our paged op. All read cold keys and values, from CUDA graphs. Results are saved after each point;
-when the --minutes are over, what is missing is left out and said. The card's clocks are left alone.
+The op, without phi and with one that fits, is compared with torch's scaled_dot_product_attention
+and, if vLLM is installed, with its FlashAttention 3 and its Triton kernel, which read the same
+pages as our paged op. All read cold keys and values, from CUDA graphs. Results are saved after each
+point; when the --minutes are over, the rest is left out with a message. The card's clocks are never
+set.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _check import Tally
-from _device import (
-    Budget,
-    Stopwatch,
-    _measure,
-    bandwidth,
-    cold_bytes,
-    machine,
-    require_device,
-    results_folder,
+from _check import Checker
+from _device import Budget, Stopwatch, _measure, cold_bytes
+from _program import (
+    DTYPES,
+    Row,
+    conditions,
+    device_of,
+    parser,
+    reported,
     run_parts,
+    save_each,
+    signature,
 )
 from rich import box
 from rich.table import Table
@@ -43,15 +43,13 @@ from torch import Tensor
 
 from flashsparse_plugin.ops import attention_reference, ops
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CHECK_SECONDS = 120  # where both parts are asked
+CHECK_SECONDS = 120  # if both parts are requested
 PAGE = 16
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One token of `sequences` sequences, all of `positions`."""
+    """A step of one token for each of `sequences` sequences of `positions` each."""
 
     sequences: int
     kv_heads: int
@@ -65,7 +63,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return 4 * self.sequences * self.kv_heads * self.positions * self.head_dim
 
     def __str__(self) -> str:
@@ -93,7 +91,7 @@ class Case:
     masked: bool = False
     window: int = 0
     softcap: float = 0.0
-    spread: float = 1.0  # of scores: their standard deviation, about
+    spread: float = 1.0  # approximate standard deviation of scores
 
     def __str__(self) -> str:
         told = [str(self.shape), str(self.dtype).removeprefix("torch.")]
@@ -103,7 +101,7 @@ class Case:
 
 
 def cases(small: bool) -> Iterator[Case]:
-    """Every head dim, group and layout, the most telling first."""
+    """Every head dim, group and layout, the most informative first."""
     dims, groups = (64, 80, 96, 128, 256), (1, 4, 8, 12)
     lengths = (40, 300) if small else (17, 300, 3000, 20000)
     for positions, head_dim, group in itertools.product(lengths, dims, groups):
@@ -129,28 +127,15 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case(Shape(300, 8, 4, 64, 100), dtype)
 
 
-class Checker:
-    """Calls the ops and holds them against float64."""
+class AttentionChecker(Checker):
+    """Compares the ops with float64."""
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._generator = torch.Generator(device).manual_seed(0)
-        self.tally = Tally()
-
-    def run(self, todo: Iterator[Case], budget: Budget) -> Tally:
-        for case in todo:
-            if budget.left < 0:
-                self.tally.out_of_time = True
-                break
-            self._check(case)
-        return self.tally
-
-    def _check(self, case: Case) -> None:
+    def _check(self, case: Case, number: int) -> None:
         shape, dtype = case.shape, case.dtype
         heads, scale = shape.kv_heads * shape.group, shape.head_dim**-0.5
         cache = (shape.sequences, shape.kv_heads, shape.positions, shape.head_dim)
-        query = (self._random(shape.sequences, heads, shape.head_dim) * case.spread).to(dtype)
-        key, value = (self._random(*cache).to(dtype) for _ in range(2))
+        query = (self._random((shape.sequences, heads, shape.head_dim)) * case.spread).to(dtype)
+        key, value = (self._random(cache, dtype) for _ in range(2))
         lengths = torch.randint(
             0, shape.positions + 1, (shape.sequences,), generator=self._generator,
             device=self._device, dtype=torch.int32,
@@ -158,7 +143,7 @@ class Checker:
         lengths[-1] = shape.positions
         mask = None
         if case.masked:
-            mask = self._random(shape.sequences, shape.positions) < 1
+            mask = self._random((shape.sequences, shape.positions)) < 1
             mask[0, : shape.positions // 2] = False
         options = {"scale": scale, "softcap": case.softcap, "window": case.window}
         unseen = ~attention_reference.attended(key, lengths, mask, case.window)[:, None, :, None]
@@ -183,8 +168,9 @@ class Checker:
             again, as_often = call(query, phi=phi)
             same = torch.equal(again, out) and torch.equal(as_often, recomputed)
             self.tally.add("the same again", same, f"{case}, {name}")
-            if self._device.type == "cuda":
-                self._check_graph(partial(call, phi=phi), query, out, f"{case}, {name}")
+            if self._graphs:
+                op = partial(_output, call, phi)
+                self._check_graph(op, query, out, f"{case}, {name}")
 
     def _call(
         self, case: Case, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor,
@@ -199,25 +185,11 @@ class Checker:
             q, key, value, lengths, mask, **options, phi=phi
         )
 
-    def _check_graph(self, call: Callable, query: Tensor, wanted: Tensor, where: str) -> None:
-        """Recorded with another query, on a stream of its own; counters must be zero again."""
-        still = torch.zeros_like(query)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call(still)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out, _ = call(still)
-        still.copy_(query)
-        for _ in range(2):
-            out.fill_(torch.nan)
-            graph.replay()
-            self.tally.add("replayed from a graph", torch.equal(out, wanted), where)
 
-    def _random(self, *size: int) -> Tensor:
-        return torch.randn(size, generator=self._generator, device=self._device)
+def _output(
+    call: Callable[..., tuple[Tensor, Tensor]], phi: Tensor | None, query: Tensor
+) -> Tensor:
+    return call(query, phi=phi)[0]
 
 
 def paged(key: Tensor, value: Tensor, nhd: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,21 +208,16 @@ def paged(key: Tensor, value: Tensor, nhd: bool = False) -> tuple[Tensor, Tensor
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    start = time.monotonic()
-    tally = Checker(device).run(cases(device.type == "cpu"), budget)
-    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
-    for failure in tally.failures[:40]:
-        print(f"  FAILED {failure}")
-    report = "\n".join([tally.summary(), *tally.failures]) + "\n"
-    (arguments.out / "attention_check.txt").write_text(report)
-    return bool(tally.checks) and not tally.failures and not tally.out_of_time
+    checks = AttentionChecker(device, device, graphs=True)
+    todo = cases(device.type == "cpu")
+    return reported(lambda: checks.run(todo, budget), arguments.out / "attention_check.txt")
 
 
 # ---- how fast is it? ----------------------------------------------------------------------------
 
 
 def flash_attention() -> Callable | None:
-    """vLLM's FlashAttention, version 3, over a paged cache; None where it is not there."""
+    """vLLM's FlashAttention 3 over a paged cache, or None without vLLM."""
     try:
         from vllm.vllm_flash_attn import flash_attn_varlen_func
     except ImportError:
@@ -261,7 +228,7 @@ def flash_attention() -> Callable | None:
 def triton_attention(
     sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> Callable | None:
-    """vLLM's Triton kernel for decode, as its backend calls it; None where it is not there."""
+    """vLLM's Triton kernel for decode, as its backend calls it, or None without vLLM."""
     try:
         from vllm.v1.attention.backends import triton_attn
         from vllm.v1.attention.ops.triton_unified_attention import unified_attention
@@ -289,7 +256,7 @@ def triton_attention(
 
 
 class Point:
-    """One shape, over as many copies of its keys and values as keep them cold."""
+    """Times one shape, over so many copies of its keys and values that they are cold."""
 
     def __init__(
         self, shape: Shape, dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch
@@ -322,7 +289,7 @@ class Point:
         }
 
     def _paged(self) -> Row:
-        """The op, and FlashAttention and Triton where they are, over a cache in vLLM's layout."""
+        """Times the op and, with vLLM, FlashAttention and Triton over a cache in vLLM's layout."""
         shape, query, scale = self._shape, self._query, self._scale
         count = -(-shape.positions // PAGE)
         size = (shape.sequences * count, PAGE, shape.kv_heads, 2 * shape.head_dim)
@@ -374,29 +341,26 @@ class Point:
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
     stopwatch = Stopwatch(device, arguments.replays)
-    found = bandwidth(device, stopwatch)
-    about = machine(device) | {"dtype": arguments.dtype, "minutes": arguments.minutes}
-    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
+    about, bandwidth = conditions(arguments, device, stopwatch)
     shapes = SPEED if device.type == "cuda" else [Shape(2, 2, 2, 64, 100)]
     rows: list[Row] = []
-    for shape in shapes:
-        if budget.left < 0:
-            break
-        row = Point(shape, DTYPES[arguments.dtype], device, stopwatch).time()
-        row["bound_us"] = round(shape.nbytes / max(found.values()) * 1e6, 2)
-        rows.append(row)
-        path = _measure.write("attention", about, rows, arguments.out)
-        print(f"  {shape}: {row['online_us']} µs, {budget.left:.0f} s left", flush=True)
-    if rows:
-        show(rows, about)
-        print(f"written to {path}.csv and .json")
+
+    def measured() -> Iterator[Shape]:
+        for shape in shapes:
+            if budget.left < 0:
+                return
+            row = Point(shape, DTYPES[arguments.dtype], device, stopwatch).time()
+            rows.append(row | {"bound_us": round(shape.nbytes / bandwidth * 1e6, 2)})
+            yield shape
+
+    save_each(measured(), rows, about, arguments.out / "attention.csv", budget, show)
     if len(rows) < len(shapes):
         print(f"speed: time was over after {len(rows)} of {len(shapes)} points")
     return bool(rows)
 
 
 def show(rows: list[Row], about: dict[str, Any]) -> None:
-    """Microseconds; green where the op is the fastest, its share of the bound beside it."""
+    """Prints microseconds, the fastest in green, and the op's share of the bound."""
     names = [
         name
         for name in ("online", "phi", "paged", "sdpa", "fa3", "triton")
@@ -414,23 +378,15 @@ def show(rows: list[Row], about: dict[str, Any]) -> None:
         table.add_row(*first, *cells, f"{row['bound_us']:.1f}", f"{share:.0%}")
     console = _measure.console(width=120)
     console.print(table)
-    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+    console.print(signature(about))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
-    parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
-    arguments = parser.parse_args()
-    device = require_device(arguments.device)
-    arguments.out = results_folder(arguments.out, device)
+    options = parser(__doc__, minutes=6.0, dtype="bfloat16")
+    for name in ("check", "speed"):
+        options.add_argument(f"--{name}", action="store_true")
+    arguments = options.parse_args()
+    device = device_of(arguments)
     both = arguments.check == arguments.speed
     budget = Budget(60 * arguments.minutes)
     parts = []

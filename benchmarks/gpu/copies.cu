@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast do asynchronous copies read memory, by the pieces in which they take it and by where
-// these land in shared memory? The decode and the flat GEMM kernel are laid out by the answer.
+// How fast do asynchronous copies read memory, by the size of their pieces and the layout of these
+// in shared memory? The layouts of the decode and the flat GEMM kernel follow from the answer.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a -Ikernels benchmarks/gpu/copies.cu -o copies
-//   ./copies FOLDER     writes copies.csv and copies.json there
+//   ./copies FOLDER     writes copies.csv there
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ void require(cudaError_t error) {
 }
 
 // Every warp takes tiles of kTile bytes: pieces of kPiece bytes, of rows that lie `pitch` apart, to
-// rows of shared memory that lie kTo apart. With an order of pages, of two tiles each, they are not
-// where their number says.
+// rows of shared memory that lie kTo apart. With an order of pages, of two tiles each, tiles are
+// read from scattered places.
 template <int kPiece, int kTo>
 __global__ void __launch_bounds__(kWarps * 32, kBlocks)
     copy(const unsigned char* from, int64_t pitch, const int* pages, uint32_t* out) {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
   const uint32_t ring = shared_address(shared) + warp * kStages * kRows * kTo;
   const int64_t in_a_row = pitch / kPiece, tiles = kBytes / kTile / gridDim.x;
   int64_t tile = blockIdx.x * tiles + warp, left = tiles / kWarps;
-  const auto page_of = [&](int64_t tile) {  // looked up before it is needed
+  const auto page_of = [&](int64_t tile) {  // loaded before it is needed
     return pages && tile < kBytes / kTile ? load_readonly(pages + tile / 2) : tile / 2;
   };
   int64_t page = page_of(tile);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
     start((stage + kStages - 1) % kStages, left >= kStages);
     sum ^= load_shared<uint32_t>(ring + stage * kRows * kTo + threadIdx.x % 32 * 4);
   }
-  if (sum == 0x12345678) *out = sum;  // or nothing would have to be read
+  if (sum == 0x12345678) *out = sum;  // keeps the loads from being optimised away
 }
 
 // Gigabytes a second, the median of 15.
@@ -137,21 +137,14 @@ int main(int argc, char** argv) {
   char date[32] = "";
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S+00:00", std::gmtime(&now));
-  std::string csv = "pieces,gb_s\n", json;
+  std::string csv = std::string("# gpu: \"") + gpu.name + "\"\n# date: \"" + date + "\"\n";
+  csv += "pieces,gb_s\n";
   for (const Row& row : rows) {
     char line[200];
     std::printf("%-52s %5.0f GB/s\n", row.what, row.gb_s);
-    std::snprintf(line, sizeof line, "%s,%.0f\n", row.what, row.gb_s);
+    std::snprintf(line, sizeof line, "\"%s\",%.0f\n", row.what, row.gb_s);
     csv += line;
-    std::snprintf(line, sizeof line, "%s\n  {\"pieces\": \"%s\", \"gb_s\": %.0f}",
-                  json.empty() ? "" : ",", row.what, row.gb_s);
-    json += line;
   }
   std::printf("%s, %s\n", gpu.name, date);
-  if (argc < 2) return 0;
-  const std::string folder = argv[1], about = std::string("{\"gpu\": \"") + gpu.name +
-                                              "\", \"date\": \"" + date + "\"}";
-  std::ofstream(folder + "/copies.csv") << csv;
-  std::ofstream(folder + "/copies.json")
-      << "{\n \"about\": " << about << ",\n \"rows\": [" << json << "\n ]\n}\n";
+  if (argc >= 2) std::ofstream(std::string(argv[1]) + "/copies.csv") << csv;
 }

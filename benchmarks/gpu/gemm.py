@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the ops of dense layers right on this GPU, and how fast are they beside cuBLAS?
+"""Are the ops of dense layers right on this GPU, and how fast are they against cuBLAS?
 
-    python benchmarks/gpu/gemm.py                both, in 4 minutes at most
+    python benchmarks/gpu/gemm.py                checks and times, in 4 minutes at most
     python benchmarks/gpu/gemm.py --check        every configuration, against float64
     python benchmarks/gpu/gemm.py --sanitize     a few checks under compute-sanitizer
     python benchmarks/gpu/gemm.py --speed        layers of Llama2-7B, OPT-6.7B, ChatGLM2-6B and
@@ -10,16 +10,15 @@
                                                  every configuration against the op's own choice
     python benchmarks/gpu/gemm.py --device cpu   a toy run that shows that this program works
 
-Beside gemv and flat_gemm stands the fastest of three ways to call cuBLAS (`_speed.Dense`), all over
-cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes are over,
-what is missing is left out and said. The card's clocks are left alone.
+gemv and flat_gemm are compared with the fastest of three ways to call cuBLAS (`_speed.Dense`), all
+with cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes are
+over, the rest is left out with a message. The card's clocks are never set.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,18 +36,20 @@ from _dense import (
     layers_once,
     small_cases,
 )
-from _device import (
-    Budget,
-    Stopwatch,
-    _measure,
-    bandwidth,
-    cold_bytes,
-    machine,
-    require_device,
-    results_folder,
-    run_parts,
-)
+from _device import Budget, Stopwatch, _measure, cold_bytes
 from _layers import Layer, layer
+from _program import (
+    DTYPES,
+    Row,
+    add_layer_options,
+    check_layers,
+    conditions,
+    device_of,
+    parser,
+    run_parts,
+    save_each,
+    signature,
+)
 from _speed import Dense, activations
 from _tools import sanitize
 from rich import box
@@ -61,30 +62,18 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import Plan
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # where more than one is asked
+CHECK_SECONDS, SANITIZE_SECONDS = 80, 100  # if more than one part is requested
 TOY = [Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)]
-GOAL_SHAPE, GOAL_TOKENS, GOAL = "4096x4096", 8, 1.3  # against cuBLAS, at so many tokens or fewer
-Row = dict[str, Any]
+GOAL_SHAPE, GOAL_TOKENS, GOAL = "4096x4096", 8, 1.3  # against cuBLAS, up to GOAL_TOKENS
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    start = time.monotonic()
-    # Beside a tool the card should run our kernels and little else.
-    reference = torch.device("cpu") if arguments.small else device
-    todo = small_cases if arguments.small or device.type == "cpu" else cases
-    tally = DenseChecker(device, reference, graphs=not arguments.small).run(todo(), budget)
-    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
-    for failure in tally.failures[:40]:
-        print(f"  FAILED {failure}")
-    (arguments.out / "gemm_check.txt").write_text(
-        "\n".join([tally.summary(), *tally.failures]) + "\n"
-    )
-    return bool(tally.checks) and not tally.failures and not tally.out_of_time
+    report = arguments.out / "gemm_check.txt"
+    return check_layers(DenseChecker, cases, small_cases, report, arguments, device, budget)
 
 
 class Speed:
-    """Measures layer by layer; `rows` always holds all that was measured so far."""
+    """Measures layer by layer; `rows` always holds everything measured so far."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, read: float):
         """`read`: bytes a second that this card reads."""
@@ -94,9 +83,9 @@ class Speed:
     def run(
         self, layers: Sequence[Layer], tokens: Sequence[int], every: bool, budget: Budget
     ) -> Iterator[Layer]:
-        """Yields after each layer, so that the rows can be saved; ends when the time does.
+        """Yields after each layer, so that the rows can be saved; ends when the time is over.
 
-        `every`: each configuration of the kernels, too.
+        `every`: also measures each configuration of the kernels.
         """
         for each in layers:
             if budget.left < 0:
@@ -154,34 +143,23 @@ def _call(op, x: Tensor, copies: _measure.Rotation, *rest: object) -> Tensor:
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    name = "gemm_shapes" if arguments.shapes else "gemm"
-    start = time.monotonic()
     stopwatch = Stopwatch(device, arguments.replays)
-    found = bandwidth(device, stopwatch)
-    about = machine(device)  # the clocks of a card at work
-    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
-    about |= {"dtype": arguments.dtype, "minutes": arguments.minutes}
-    print(f"speed: copies {found['copy'] / 1e9:,.0f} GB/s, reads {found['read'] / 1e9:,.0f} GB/s")
-    measured = Speed(device, DTYPES[arguments.dtype], stopwatch, max(found.values()))
+    about, bandwidth = conditions(arguments, device, stopwatch)
+    measured = Speed(device, DTYPES[arguments.dtype], stopwatch, bandwidth)
     layers = arguments.layers or (layers_once() if device.type == "cuda" else TOY)
     tokens = arguments.tokens or (TOKENS if device.type == "cuda" else (1, 16))
     every = arguments.shapes and device.type == "cuda"
-    try:
-        for each in measured.run(layers, tokens, every, budget):
-            _measure.write(name, about, measured.rows, arguments.out)
-            print(f"  {each} measured, {budget.left:.0f} s left", flush=True)
-    finally:
-        about["seconds"] = round(time.monotonic() - start)
-        path = _measure.write(name, about, measured.rows, arguments.out)
-        (show_shapes if arguments.shapes else show)(measured.rows, about)
-        print(f"written to {path}.csv and .json")
+    path = arguments.out / ("gemm_shapes.csv" if arguments.shapes else "gemm.csv")
+    shown = show_shapes if arguments.shapes else show
+    run = measured.run(layers, tokens, every, budget)
+    save_each(run, measured.rows, about, path, budget, shown)
     if len({row["shape"] for row in measured.rows}) < len(layers):
         print(f"speed: time was over before all of {len(layers)} layers were measured")
     return bool(measured.rows)
 
 
 def dataflow_of(rows: Sequence[Row]) -> tuple[Plan, dict[int, dict[str, float]]]:
-    """What a table of these measurements of one layer would choose, and the times."""
+    """The choice of a table with these measurements of one layer, and the times."""
     times: dict[int, dict[str, float]] = {}
     for row in rows:
         by_op = times.setdefault(row["tokens"], {"library": row["dense_us"]})
@@ -191,7 +169,7 @@ def dataflow_of(rows: Sequence[Row]) -> tuple[Plan, dict[int, dict[str, float]]]
 
 
 def show(rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """cuBLAS's time / time, layer by layer; what the dispatcher would choose; the goals."""
+    """Prints cuBLAS's time / time by layer, the dispatcher's choice, and the goals."""
     console = _measure.console(width=110)
     tokens = sorted({row["tokens"] for row in rows})
     table = Table(title="cuBLAS's time / time, by tokens", box=box.SIMPLE_HEAD)
@@ -227,7 +205,7 @@ def show(rows: Sequence[Row], about: dict[str, Any]) -> None:
             f"{GOAL_SHAPE}, up to {GOAL_TOKENS} tokens: {min(goals):.2f}x or more "
             f"(goal {GOAL}) {mark}"
         )
-    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+    console.print(signature(about))
 
 
 def _ratio(ratio: float | None) -> str:
@@ -237,7 +215,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def show_shapes(rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """Microseconds of the five best configurations of each op, and of its own choice."""
+    """Prints microseconds of the five best configurations of each op, and of its own choice."""
     console = _measure.console(width=110)
     for shape, tokens in dict.fromkeys((row["shape"], row["tokens"]) for row in rows):
         own = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]
@@ -251,11 +229,7 @@ def show_shapes(rows: Sequence[Row], about: dict[str, Any]) -> None:
             for row in [r for r in mine if r["plan"] == "its own choice"] + mine[:5]:
                 table.add_row(op, row["plan"], f"{row['us']:.2f}")
         console.print(table)
-    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
-
-
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    console.print(signature(about))
 
 
 def known_layer(text: str) -> Layer:
@@ -263,23 +237,12 @@ def known_layer(text: str) -> Layer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = parser(__doc__, minutes=4.0)
     for name in ("check", "sanitize", "speed"):
-        parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--dtype", default="float16", choices=DTYPES)
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
-    parser.add_argument("--shapes", action="store_true", help="every configuration, in turn")
-    parser.add_argument("--layers", type=lambda text: [known_layer(p) for p in text.split(",")])
-    parser.add_argument("--tokens", type=numbers)
-    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
-    arguments = parser.parse_args()
-    device = require_device(arguments.device)
-    arguments.out = results_folder(arguments.out, device)
+        options.add_argument(f"--{name}", action="store_true")
+    add_layer_options(options, known_layer)
+    arguments = options.parse_args()
+    device = device_of(arguments)
 
     arguments.speed |= arguments.shapes
     asked = [arguments.check, arguments.speed, arguments.sanitize]

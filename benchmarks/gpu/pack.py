@@ -1,38 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is packing on this GPU right, and is it as fast as a model can be read?
 
-    python benchmarks/gpu/pack.py [--out DIRECTORY]    everything
-    python benchmarks/gpu/pack.py --check              correctness only
-    python benchmarks/gpu/pack.py --device cpu         a toy run that shows that this program works
+    python benchmarks/gpu/pack.py [--format NAME]    everything
+    python benchmarks/gpu/pack.py --check            correctness only
+    python benchmarks/gpu/pack.py --device cpu       a toy run that shows that this program works
 
-First every word and offset against the CPU's packer, over shapes, densities, dtypes and places in
-memory; nothing is timed unless all agree. Then layers of Llama 3 and OPT at 50, 80 and 90% zeros:
-whole ops as a loader calls them, allocation and the wait for the device included, and beside them
-the time of each kernel alone. Speeds are gigabytes of dense weight a second. `bound` is what the
-bytes that must move (the weight twice, the words once) take at the speed at which this card copies;
-the speed at which weights come from main memory is told too: packing has to keep up with that.
+First every packed tensor is compared with what the CPU packs, over shapes, densities, dtypes and
+places in memory; nothing is timed unless all agree. Then layers of Llama 3 and OPT are timed at 50,
+80 and 90% zeros: whole calls as a loader makes them, allocation and the wait for the device
+included, and the time of each kernel alone. Speeds are gigabytes of dense weight a second. `bound`
+is the speed at which the bytes that must move (the weight twice, the packed tensors once) pass at
+this card's copy bandwidth. The bandwidth from main memory is printed too, since packing while
+loading has to keep up with it.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
+import re
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from _device import _formats, _measure, _results, require_device
 from rich.table import Table
 from torch import Tensor
 
-from flashsparse_plugin.ops import STATUS, ops
-
-sys.path.append(str(Path(__file__).parents[1]))
-import _measure
+import flashsparse_plugin as fs
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
 LAYERS = {
     "llama-3-8b o": (4096, 4096),
@@ -48,12 +46,14 @@ SPARSITIES = (0.5, 0.8, 0.9)
 MODEL_BYTES = 140e9  # a 70B model
 SHAPES = ((1, 1), (3, 5), (127, 63), (128, 64), (129, 65), (300, 1), (1, 300), (1000, 2056))
 DENSITIES = (0.0, 0.01, 0.1, 0.2, 0.5, 0.51, 0.9, 0.99, 1.0)
-KERNELS = ("count_kernel", "offsets_kernel", "pack_kernel", "unpack_kernel", "validate_kernel")
+KERNEL = re.compile(
+    r"\bflashsparse::(?:\w+::)*(\w+_kernel)\b"
+)  # a kernel of ours, in what torch profiled
 Row = dict[str, Any]
 
 
 def any_bits(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int) -> Tensor:
-    """Any bit pattern, NaN and both zeros included, at about a density."""
+    """Any bit patterns, NaN and both zeros included, at about this density."""
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int16)
     kept = torch.rand(shape, generator=generator) < density
@@ -61,7 +61,7 @@ def any_bits(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: i
 
 
 def weights() -> Iterator[tuple[str, Tensor]]:
-    """Weights that are hard on a packer, on the CPU."""
+    """Weights on the CPU that are hard to pack."""
     torch.manual_seed(0)
     seed = 0
     for shape in SHAPES:
@@ -80,7 +80,7 @@ def weights() -> Iterator[tuple[str, Tensor]]:
 
 
 def places(weight: Tensor, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The same weight at several places in the device's memory."""
+    """The same weight at several places and strides in the device's memory."""
     there = weight.to(device)
     yield "", there
     if weight.numel() < 1 << 22:
@@ -90,53 +90,47 @@ def places(weight: Tensor, device: torch.device) -> Iterator[tuple[str, Tensor]]
         yield ", 2 bytes off", shifted.view(weight.shape).copy_(there)
 
 
-def check(device: torch.device) -> int:
-    """Compares every op with the CPU's; returns how many comparisons agreed, raises otherwise."""
+def check(format: str, device: torch.device) -> int:
+    """Compares with the CPU; returns how many comparisons agreed, raises if one does not."""
     agreed = 0
     for name, weight in weights():
-        words, offsets = ops.tiled_csl_pack(weight)
-        shape, dtype = tuple(weight.shape), weight.dtype
-        nonzeros = int(ops.tiled_csl_validate(words, offsets, *shape))
-        back = ops.tiled_csl_unpack(words, offsets, *shape, dtype).view(torch.int16)
+        wanted = fs.pack(weight, format)
+        back = wanted.unpack().view(torch.int16)
         for place, there in places(weight, device):
-            made = ops.tiled_csl_pack(there)
-            same = [torch.equal(a.cpu(), b) for a, b in zip(made, (words, offsets), strict=True)]
-            if not all(same):
-                raise SystemExit(f"WRONG: pack of {name}{place}: words, offsets equal: {same}")
+            made = fs.pack(there, format)
+            same = {
+                name: torch.equal(made.tensors[name].cpu(), tensor)
+                for name, tensor in wanted.tensors.items()
+            }
+            if not all(same.values()):
+                raise SystemExit(f"WRONG: pack of {name}{place}: equal: {same}")
             agreed += 1
-        unpacked = ops.tiled_csl_unpack(*made, *shape, dtype)
-        if not torch.equal(unpacked.cpu().view(torch.int16), back):
+        if not torch.equal(made.unpack().cpu().view(torch.int16), back):
             raise SystemExit(f"WRONG: unpack of {name}")
-        if int(ops.tiled_csl_validate(*made, *shape)) != nonzeros:
-            raise SystemExit(f"WRONG: validate of {name} counts other nonzeros than {nonzeros}")
+        if made.density != wanted.density:
+            raise SystemExit(f"WRONG: validate of {name} counts other nonzeros than the CPU does")
         agreed += 2
-    return agreed + refusals(device)
+    return agreed + refusals(format, device)
 
 
-def refusals(device: torch.device) -> int:
-    """Damaged tensors and a weight beyond int32 are errors; returns how many."""
-    weight = any_bits((300, 200), 0.5, torch.bfloat16, 5)
-    words, offsets = (tensor.to(device) for tensor in ops.tiled_csl_pack(weight))
-    damages: list[Callable[[Tensor, Tensor], object]] = [
-        lambda w, o: w[9].bitwise_or_(0x8000),
-        lambda w, o: w[5].copy_(w[4] ^ (1 << 20)),
-        lambda w, o: o[0].fill_(4),
-        lambda w, o: o[2].fill_(-8),
-        lambda w, o: o[3].add_(2),
-        lambda w, o: o[-1].add_(4),
-    ]
-    calls = []
-    for damage in damages:
-        broken = words.clone(), offsets.clone()
-        damage(*broken)
-        calls.append(lambda broken=broken: ops.tiled_csl_validate(*broken, 300, 200))
+def refusals(format: str, device: torch.device) -> int:
+    """Damaged tensors and a weight beyond the format's limits are errors; returns how many."""
+    own = _formats.room(format, "damages")
+    if own is None:
+        return 0
+    packed = fs.pack(any_bits(own.SHAPE, own.DENSITY, torch.bfloat16, 5).to(device), format)
+    calls: list[Callable[[], object]] = []
+    for damage in own.DAMAGES:
+        broken = _formats.copy_of(packed)
+        damage(*broken.tensors.values())
+        calls.append(broken.validate)
     if device.type == "cuda" and torch.cuda.mem_get_info()[0] > 16 << 30:
-        large = torch.ones(1, dtype=torch.bfloat16, device=device).expand(46400, 46400)
-        calls.append(lambda: ops.tiled_csl_pack(large))
+        large = torch.ones(1, dtype=torch.bfloat16, device=device).expand(own.TOO_LARGE)
+        calls.append(lambda: fs.pack(large, format))
     for number, call in enumerate(calls):
         try:
             call()
-        except RuntimeError as error:
+        except (fs.FormatError, RuntimeError) as error:
             if "CUDA error" in str(error):
                 raise
             continue
@@ -152,7 +146,7 @@ def pruned(shape: tuple[int, int], sparsity: float, device: torch.device) -> Ten
 
 
 def seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median of whole calls, from one waiting host to the next."""
+    """Median time of whole calls, with the wait for the device."""
     samples = []
     for _ in range(repeats + 2):
         wait(device)
@@ -169,7 +163,7 @@ def wait(device: torch.device) -> None:
 
 
 def kernel_seconds(call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Mean seconds of each of our kernels in a call, as the profiler sees them."""
+    """Mean seconds of each of our kernels in a call, by the profiler."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(repeats):
@@ -177,80 +171,77 @@ def kernel_seconds(call: Callable[[], object], repeats: int) -> dict[str, float]
         torch.cuda.synchronize()
     found: dict[str, float] = {}
     for event in profile.key_averages():
-        for kernel in KERNELS:
-            if f"::{kernel}(" in event.key or event.key.endswith(f"::{kernel}"):
-                found[kernel] = event.device_time_total / repeats / 1e6
+        if kernel := KERNEL.search(event.key):
+            took = event.device_time_total / repeats / 1e6
+            found[kernel[1]] = found.get(kernel[1], 0.0) + took
     return found
 
 
 def copy_bandwidth(device: torch.device, repeats: int) -> float:
-    """Bytes read and written a second by a copy that is larger than any cache."""
+    """Bytes a second, read plus written, of a copy that is larger than any cache."""
     source = torch.ones((1 << 30) if device.type == "cuda" else (1 << 22), device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda: target.copy_(source), device, repeats)
 
 
 def upload_bandwidth(device: torch.device, repeats: int, pinned: bool) -> float:
-    """Bytes a second from main memory, as a loader moves a weight."""
+    """Bytes a second from main memory to the device."""
     source = torch.ones(64 << 20, pin_memory=pinned)
     target = torch.empty_like(source, device=device)
     return source.nbytes / seconds(lambda: target.copy_(source), device, repeats)
 
 
 def measure(
-    name: str, shape: tuple[int, int], sparsity: float, device: torch.device, repeats: int
+    format: str,
+    name: str,
+    shape: tuple[int, int],
+    sparsity: float,
+    device: torch.device,
+    repeats: int,
 ) -> Row:
     weight = pruned(shape, sparsity, device)
-    packed = ops.tiled_csl_pack(weight)
+    packed = fs.pack(weight, format)
     calls = {
-        "pack": lambda: ops.tiled_csl_pack(weight),
-        "unpack": lambda: ops.tiled_csl_unpack(*packed, *shape, weight.dtype),
-        "validate": lambda: ops.tiled_csl_validate(*packed, *shape),
+        "pack": lambda: fs.pack(weight, format),
+        "unpack": packed.unpack,
+        "validate": packed.validate,
     }
     row: Row = {
         "layer": name,
         "shape": f"{shape[0]}x{shape[1]}",
         "zeros": sparsity,
         "dense_bytes": weight.nbytes,
-        "packed_bytes": sum(tensor.nbytes for tensor in packed),
+        "packed_bytes": packed.nbytes,
     }
     for op, call in calls.items():
         took = seconds(call, device, repeats)
         row[f"{op}_us"] = round(took * 1e6, 1)
         row[f"{op}_gb_s"] = round(weight.nbytes / took / 1e9, 2)
     if device.type == "cuda":
-        for call in calls.values():
-            for kernel, took in kernel_seconds(call, 5).items():
-                row[f"{kernel}_us"] = round(took * 1e6, 2)
+        for op, call in calls.items():
+            found = kernel_seconds(call, 5)
+            row[f"{op}_kernels_us"] = round(sum(found.values()) * 1e6, 2)
+            row |= {f"{kernel}_us": round(took * 1e6, 2) for kernel, took in found.items()}
     return row
 
 
-def cpu_gigabytes(repeats: int) -> float:
-    """The CPU packer beside it, with all of torch's threads."""
+def cpu_gigabytes(format: str, repeats: int) -> float:
+    """Gigabytes a second of the CPU's packer, with all of torch's threads."""
     weight = pruned((4096, 4096), 0.8, torch.device("cpu"))
-    took = seconds(lambda: ops.tiled_csl_pack(weight), torch.device("cpu"), repeats)
+    took = seconds(lambda: fs.pack(weight, format), torch.device("cpu"), repeats)
     return weight.nbytes / took / 1e9
 
 
-def about(device: torch.device, repeats: int) -> dict[str, Any]:
-    found = _measure.machine() | {"cpu_pack_gb_s": round(cpu_gigabytes(repeats), 2)}
+def about(format: str, device: torch.device, repeats: int) -> dict[str, Any]:
+    """The conditions of the measurement."""
+    found = _measure.machine() | {"format": format}
+    found["cpu_pack_gb_s"] = round(cpu_gigabytes(format, repeats), 2)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
         for name, pinned in (("upload", False), ("pinned_upload", True)):
             found[f"{name}_gb_s"] = round(upload_bandwidth(device, repeats, pinned) / 1e9, 1)
     return found | {"copy_gb_s": round(copy_bandwidth(device, repeats) / 1e9, 1)}
-
-
-def save(folder: Path, conditions: dict[str, Any], rows: list[Row]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with (folder / "pack.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    text = json.dumps({"about": conditions, "rows": rows}, indent=1)
-    (folder / "pack.json").write_text(text + "\n")
 
 
 def show(conditions: dict[str, Any], rows: list[Row]) -> None:
@@ -263,11 +254,10 @@ def show(conditions: dict[str, Any], rows: list[Row]) -> None:
         table.add_column(column)
     for column in ("pack", "bound", "kernels alone", "unpack", "validate"):
         table.add_column(column, justify="right")
-    kernels = ("count_kernel_us", "offsets_kernel_us", "pack_kernel_us")
     for row in rows:
         moved = 2 * row["dense_bytes"] + row["packed_bytes"]
         bound = row["dense_bytes"] * conditions["copy_gb_s"] / moved
-        alone = sum(row[kernel] for kernel in kernels) if kernels[-1] in row else None
+        alone = row.get("pack_kernels_us")
         table.add_row(
             row["layer"],
             row["shape"],
@@ -298,28 +288,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--format", default=DEFAULT_FORMAT, choices=format_names())
     parser.add_argument("--check", action="store_true", help="correctness only")
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        if not STATUS["_C_cuda"].loaded:
-            raise SystemExit(f"_C_cuda: {STATUS['_C_cuda'].reason}")
-        device = torch.device("cuda", torch.cuda.current_device())
-    print(f"correct: {check(device)} comparisons with the CPU's ops agree", flush=True)
+    device = require_device(arguments.device)
+    print(f"correct: {check(arguments.format, device)} comparisons with the CPU agree", flush=True)
     if arguments.check:
         return
-    conditions, rows = about(device, arguments.repeats), []
+    conditions, rows = about(arguments.format, device, arguments.repeats), []
+    path = arguments.out / "pack.csv"
     for name, shape in (LAYERS if device.type == "cuda" else TOY).items():
         for sparsity in SPARSITIES:
-            rows.append(measure(name, shape, sparsity, device, arguments.repeats))
-            save(arguments.out, conditions, rows)
+            rows.append(measure(arguments.format, name, shape, sparsity, device, arguments.repeats))
+            _results.write(path, conditions, rows)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     show(conditions, rows)
-    print(f"written to {arguments.out}/pack.csv and .json")
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what spmm.py measured: dense time / time against tokens, beside the JSON that it reads.
+"""Draws what spmm.py measured, dense time / time against tokens, beside the result that it reads.
 
-python benchmarks/gpu/plot.py benchmarks/results/nvidia-h200/spmm.json
+python benchmarks/gpu/plot.py benchmarks/results/nvidia-h200/spmm.csv
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+import _results
+
 
 def mean(rows: list[dict[str, Any]], figure: str) -> float:
-    return statistics.geometric_mean(row[figure] for row in rows if row[figure])
+    return statistics.geometric_mean(row[figure] for row in rows if row.get(figure))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -56,7 +58,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     path = Path(sys.argv[1])
-    draw(json.loads(path.read_text()), path.with_suffix(".png"))
+    draw(_results.read(path), path.with_suffix(".png"))
     print(f"drawn to {path.with_suffix('.png')}")
 
 

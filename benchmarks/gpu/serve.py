@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do sparse weights gain in vLLM? Tokens per GPU-second, dense and sparse, as Flash-LLM asks.
+"""What do sparse weights gain in vLLM? Tokens per GPU-second, dense and sparse, as in Flash-LLM.
 
-    python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--out DIRECTORY]
+    python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--format NAME]
     python benchmarks/gpu/serve.py --compare attention --prompt 1024
 
 Makes a checkpoint of random weights with 80% zeros, runs it through vLLM twice, dense and packed
 while loading, with CUDA graphs, and prints a table: throughput and time per output token at
 batches of 8, 16, 32 and 64 with 64 tokens in and 512 out (Flash-LLM, section 6.3), memory and
-start-up. Random weights say nothing about text, and everything about speed: the shapes and the
-zeros decide that. It ends with 1 where the greedy tokens of the two differ by more than rounding.
+start-up. Random weights suffice for the speed, which depends on the shapes and the zeros. The exit
+code is 1 if the greedy tokens of the two differ by more than rounding.
 
---compare attention takes dense weights twice, with vLLM's own attention and with ours
-(--decode-attention unified_max), and compares those; --prompt makes contexts longer.
+--compare attention runs dense weights twice, with vLLM's own attention and with ours
+(--decode-attention unified_max); --prompt makes contexts longer.
 
-opt-30b writes 60 GB to --work; --layers and --batches make a run smaller, and --limit ends it
-after so many seconds, with what was measured until then. Without a GPU, `--model tiny` shows that
+opt-30b writes 60 GB to --work. --layers and --batches make a run smaller, and --limit ends it after
+a number of seconds and keeps the measurements until then. Without a GPU, `--model tiny` shows that
 the program works.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -34,6 +33,11 @@ from statistics import median
 
 import torch
 from safetensors.torch import save_file
+
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
+
+sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH, which `run_apart` sets, leaves it out
+from _device import _results, machine
 
 SHAPES = {
     "llama-3-8b": {
@@ -76,19 +80,23 @@ SHAPES = {
 SPARSITY = 0.8
 PROMPT, OUTPUT = 64, 512  # tokens, unless --prompt says otherwise
 BATCHES = (8, 16, 32, 64)
-COMPARED = (8, 64)  # prompts and tokens of the comparison of greedy tokens
-# What is compared: the yardstick, then the candidate. Name, how it is called in tables, options.
-COMPARISONS = {
-    "weights": {
-        "none": ("dense", {"sparse_method": "none"}),
-        "tiled_csl": ("sparse", {"sparse_method": "tiled_csl"}),
-    },
-    "attention": {
+COMPARED = (8, 64)  # prompts, and tokens of each, for the comparison of greedy tokens
+COMPARISONS = ("weights", "attention")
+STARTED = time.monotonic()
+
+
+def methods_of(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, str]]]:
+    """What is compared, the baseline first: how tables call it, and vLLM's options."""
+    if arguments.compare == "weights":
+        format = arguments.format
+        return {
+            "none": ("dense", {"sparse_method": "none"}),
+            format: ("sparse", {"sparse_method": format}),
+        }
+    return {
         "default": ("vLLM", {"sparse_method": "none", "decode_attention": "default"}),
         "unified_max": ("ours", {"sparse_method": "none", "decode_attention": "unified_max"}),
-    },
-}
-STARTED = time.monotonic()
+    }
 
 
 def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
@@ -115,7 +123,7 @@ def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
             if name in linears and ".layers." in name:
                 weight = torch.randn(size, generator=generator, device=device) * size[1] ** -0.5
                 weight[torch.rand(size, generator=generator, device=device) < SPARSITY] = 0
-                weight *= (1 - SPARSITY) ** -0.5  # activations keep their size
+                weight *= (1 - SPARSITY) ** -0.5  # keeps the scale of activations
             elif len(size) == 2:
                 weight = torch.randn(size, generator=generator, device=device) * 0.5
             else:
@@ -128,7 +136,7 @@ def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
 
 
 def kv_bytes(shape: dict, prompt: int) -> int:
-    """Bytes of a cache that holds the largest batch, so that both runs get the same."""
+    """Bytes of a cache for the largest batch, so that both runs have the same cache."""
     heads = shape.get("num_key_value_heads", shape["num_attention_heads"])
     head = shape["hidden_size"] // shape["num_attention_heads"]
     tokens = max(BATCHES) * (prompt + OUTPUT + 64)
@@ -136,9 +144,9 @@ def kv_bytes(shape: dict, prompt: int) -> int:
 
 
 def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace) -> None:
-    """Runs in a process of its own, engine and worker in it: loads, generates, looks at memory.
+    """Loads, generates and measures, with engine and worker in this process.
 
-    Writes all that it has measured to `answer` after every step.
+    It writes all measurements to `answer` after every step.
     """
     import vllm
 
@@ -158,7 +166,7 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
     start = time.perf_counter()
     llm = LLM(
         str(path),
-        **COMPARISONS[arguments.compare][method][1],
+        **methods_of(arguments)[method][1],
         dtype="bfloat16",
         max_model_len=arguments.prompt + OUTPUT,
         max_num_seqs=most,
@@ -202,7 +210,7 @@ def measure(path: Path, method: str, answer: Path, arguments: argparse.Namespace
     save()
     for batch in arguments.batches:
         prompts = _prompts(batch, arguments.prompt, shape)
-        generate(prompts, 4)  # warms up what was not captured
+        generate(prompts, 4)  # warms up what no graph captured
         first = median(generate(prompts, 1)[0] for _ in range(max(3, arguments.rounds)))
         whole = median(generate(prompts, OUTPUT)[0] for _ in range(arguments.rounds))
         row = {
@@ -222,7 +230,7 @@ def _prompts(count: int, tokens: int, shape: dict) -> list[list[int]]:
 
 
 def _text(output) -> dict:
-    """Tokens, and at each step the logits of the best two."""
+    """The tokens, and the logits of the best two at each step."""
     best = [
         sorted((c.logprob for c in step.values()), reverse=True)[:2] for step in output.logprobs
     ]
@@ -237,25 +245,26 @@ def _follow(a: dict, b: dict) -> tuple[int, float | None, float]:
     """Follows two greedy texts of one prompt while their contexts are the same.
 
     Returns:
-        How many tokens are equal; the logits between the best two where the texts part, None where
-        they do not; and the largest change of that gap from one text to the other.
+        How many tokens are equal; the gap between the logits of the best two where the texts
+        diverge, None if they do not; and the largest change of that gap between the texts.
     """
     shift = 0.0
     for i, (x, y) in enumerate(zip(a["tokens"], b["tokens"], strict=True)):
         gap, other = (best - second for best, second in (a["best_two"][i], b["best_two"][i]))
-        if x != y:  # the best two have changed places
+        if x != y:  # the best two have swapped
             return i, gap, max(shift, gap + other)
         shift = max(shift, abs(gap - other))
     return len(a["tokens"]), None, shift
 
 
 def compare(dense: dict, sparse: dict) -> dict:
-    """Whether rounding explains where the greedy tokens of dense and sparse part.
+    """Whether rounding explains where the greedy tokens of dense and sparse diverge.
 
-    Texts may part where the best two candidates are closer than rounding to 16 bits can tell, and
-    have nothing in common after that. What rounding does is seen in dense weights alone, which
-    other sums multiply when the prompts come one by one: a parting is explained where the gap is at
-    most twice the largest change of a gap there, or two steps of bfloat16 at the best logit.
+    Texts may diverge where the best two candidates are closer than the rounding to 16 bits, and
+    have nothing in common after that. The effect of rounding is measured with dense weights alone,
+    whose sums are added in another order when the prompts come one by one: a divergence is
+    explained if the gap is at most twice the largest change of a gap there, or two steps of
+    bfloat16 at the best logit.
     """
     alone = [_follow(*pair) for pair in zip(dense["texts"], dense["texts_one_by_one"], strict=True)]
     found = [_follow(*pair) for pair in zip(dense["texts"], sparse["texts"], strict=True)]
@@ -277,15 +286,16 @@ def compare(dense: dict, sparse: dict) -> dict:
 def run_apart(
     path: Path, method: str, log: Path, seconds: float | None, arguments: argparse.Namespace
 ) -> dict:
-    """Measures in a fresh process, whose output goes to a log; returns what it got to measure."""
+    """Measures in a fresh process whose output goes to a log; returns its measurements so far."""
     answer = path / f"{method}.json"
     command = [sys.executable, __file__, "--measure", str(path), method, str(answer)]
     command += ["--rounds", str(arguments.rounds), "--batches", *map(str, arguments.batches)]
     command += ["--compare", arguments.compare, "--prompt", str(arguments.prompt)]
+    command += ["--format", arguments.format]
     command += ["--eager"] if arguments.eager else []
     environment = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "PYTHONSAFEPATH": "1",  # or the processes of vLLM's take the sources here for the package
+        "PYTHONSAFEPATH": "1",  # otherwise vLLM's processes import the sources in this folder
     }
     with log.open("w") as file:
         try:
@@ -309,20 +319,28 @@ def run_apart(
     return result
 
 
-def write(name: str, results: dict[str, dict], agreement: dict | None, out: Path) -> None:
+def write(
+    name: str, about: dict, results: dict[str, dict], agreement: dict | None, out: Path
+) -> None:
+    """Writes one result: a row a method and batch; runs and agreement are conditions.
+
+    The generated tokens, which only the comparison needs, and what the rows hold are left out.
+    """
+    left_out = {"rows", "versions", "device", "texts", "texts_one_by_one"}
+    versions: dict[str, str] = {}
+    for result in results.values():
+        versions |= result.get("versions", {})
+    runs = {
+        method: {key: value for key, value in result.items() if key not in left_out}
+        for method, result in results.items()
+    }
     rows = [
         {"model": name, "weights": method, **row}
         for method, result in results.items()
         for row in result["rows"]
     ]
-    if rows:
-        with (out / f"serve-{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    (out / f"serve-{name}.json").write_text(
-        json.dumps({"results": results, "agreement": agreement}, indent=1)
-    )
+    about = about | versions | {"runs": runs, "agreement": agreement}
+    _results.write(out / f"serve-{name}.csv", about, rows)
 
 
 def show(
@@ -332,7 +350,7 @@ def show(
     from rich.table import Table
 
     console = Console()
-    methods = COMPARISONS[arguments.compare]
+    methods = methods_of(arguments)
     dense, sparse = ({row["batch"]: row for row in results[m]["rows"]} for m in methods)
     title = f"{name}, {SPARSITY:.0%} zeros, {arguments.prompt} tokens in, {OUTPUT} out"
     table = Table(title=title, title_justify="left", box=None)
@@ -383,6 +401,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=SHAPES, default="llama-3-8b")
     parser.add_argument("--compare", choices=COMPARISONS, default="weights")
+    parser.add_argument("--format", choices=format_names(), default=DEFAULT_FORMAT)
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens in")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
@@ -412,24 +431,25 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        about = machine(torch.device(device))
         make_checkpoint(shape, Path(work), device)
         print(f"{time.monotonic() - STARTED:.0f} s: checkpoint written", flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
         results, agreement = {}, None
-        methods = COMPARISONS[arguments.compare]
+        methods = methods_of(arguments)
         for done, method in enumerate(methods):
             log = arguments.out / f"serve-{name}-{method}.log"
             seconds = None
-            if arguments.limit is not None:  # an equal share of what is left
+            if arguments.limit is not None:  # an equal share of the time left
                 left = arguments.limit - (time.monotonic() - STARTED)
                 seconds = max(0.0, left) / (len(methods) - done)
             results[method] = run_apart(Path(work), method, log, seconds, arguments)
-            write(name, results, agreement, arguments.out)
+            write(name, about, results, agreement, arguments.out)
             print(f"{time.monotonic() - STARTED:.0f} s: {method} measured", flush=True)
     if all("texts_one_by_one" in result for result in results.values()):
         agreement = compare(*results.values())
-    write(name, results, agreement, arguments.out)
+    write(name, about, results, agreement, arguments.out)
     show(name, results, agreement, arguments)
     complete = not any("failed" in result for result in results.values())
     return 0 if complete and agreement and agreement["explained_by_rounding"] else 1

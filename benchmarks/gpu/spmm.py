@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is the sparse linear layer right on this GPU, how fast is it, and what binds it?
 
-    python benchmarks/gpu/spmm.py                    everything, in 9 minutes at most
+    python benchmarks/gpu/spmm.py [--format NAME]    everything, in 9 minutes at most
     python benchmarks/gpu/spmm.py --check            every way to call it, against float64
     python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
     python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS
@@ -10,88 +10,74 @@
                                                      the kernel's shapes against its own choice
     python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
 
-Needs the package with its CUDA object and nothing else. Results are saved after each layer; when
-the --minutes are over, what is missing is left out and said. The card's clocks are left alone.
+The program needs only the package with its CUDA object. Results are saved after each layer; when
+the --minutes are over, the rest is left out with a message. The card's clocks are never set.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from _check import Checker, cases, small_cases
-from _device import (
-    Budget,
-    Stopwatch,
-    _measure,
-    bandwidth,
-    machine,
-    require_device,
-    results_folder,
+from _device import Budget, Stopwatch, _formats, _measure, _results, machine
+from _layers import LLAMA, OPT, Layer, layer
+from _program import (
+    DTYPES,
+    add_layer_options,
+    check_layers,
+    conditions,
+    device_of,
+    numbers,
+    parser,
     run_parts,
+    save_each,
+    signature,
 )
-from _layers import LLAMA, OPT, Layer, assembled, layer
+from _sparse import SparseChecker, cases, small_cases
 from _speed import STAGES, Speed, Stage, activations
 from _tools import profile, profile_summary, sanitize
 from rich import box
 from rich.table import Table
 
-from flashsparse_plugin.ops import ops
+from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
-# Of the geometric mean over OPT's layers, at each of 8, 16, 32 tokens: dense time / sparse time.
+# Goals of dense time / sparse time, geometric mean over OPT's layers, at each of GOAL_TOKENS.
 GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
 GOAL_TOKENS = (8, 16, 32)
 PREFILL_GOAL = 0.95
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # where more than one is asked
+CHECK_SECONDS, PROFILE_SECONDS, SANITIZE_SECONDS = 120, 75, 150  # if more than one is requested
 TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16, 64))
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    start = time.monotonic()
-    # Beside a tool the card should run our kernels and little else.
-    reference = torch.device("cpu") if arguments.small else device
-    todo = small_cases if arguments.small or device.type == "cpu" else cases
-    checker = Checker(device, reference, graphs=not arguments.small)
-    tally = checker.run(todo(), budget)
-    print(f"check: {tally.summary()}, {time.monotonic() - start:.0f} s", flush=True)
-    for failure in tally.failures[:40]:
-        print(f"  FAILED {failure}")
-    if len(tally.failures) > 40:
-        print(f"  ... and {len(tally.failures) - 40} more")
-    (arguments.out / "spmm_check.txt").write_text(
-        "\n".join([tally.summary(), *tally.failures]) + "\n"
+    report = arguments.out / "spmm_check.txt"
+    return check_layers(
+        SparseChecker,
+        cases,
+        small_cases,
+        report,
+        arguments,
+        device,
+        budget,
+        format=arguments.format,
     )
-    return bool(tally.checks) and not tally.failures and not tally.out_of_time
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    name = "spmm_shapes" if arguments.shapes else "spmm"
-    start = time.monotonic()
     stopwatch = Stopwatch(device, arguments.replays)
-    found = bandwidth(device, stopwatch)
-    about = machine(device)  # the clocks of a card at work
-    about |= {f"{name}_gb_s": round(value / 1e9) for name, value in found.items()}
-    about |= {"dtype": arguments.dtype, "minutes": arguments.minutes}
-    print(f"speed: copies {found['copy'] / 1e9:,.0f} GB/s, reads {found['read'] / 1e9:,.0f} GB/s")
-    measured = Speed(
-        device, DTYPES[arguments.dtype], stopwatch, max(found.values()), arguments.shapes
-    )
+    about, bandwidth = conditions(arguments, device, stopwatch)
+    about["format"] = arguments.format
+    dtype = DTYPES[arguments.dtype]
+    measured = Speed(arguments.format, device, dtype, stopwatch, bandwidth, arguments.shapes)
     stages = _stages(arguments, device)
-    try:
-        for each in measured.run(stages, budget):
-            _measure.write(name, about, measured.rows, arguments.out)
-            print(f"  {each} measured, {budget.left:.0f} s left", flush=True)
-    finally:
-        about["seconds"] = round(time.monotonic() - start)
-        path = _measure.write(name, about, measured.rows, arguments.out)
-        (show_shapes if arguments.shapes else show)(measured.rows, about)
-        print(f"written to {path}.csv and .json")
+    path = arguments.out / ("spmm_shapes.csv" if arguments.shapes else "spmm.csv")
+    shown = show_shapes if arguments.shapes else show
+    save_each(measured.run(stages, budget), measured.rows, about, path, budget, shown)
     wanted = sum(len(s.layers) * len(s.sparsities) * len(s.tokens) for s in stages if not s.csr)
     points = {(row["shape"], row["sparsity"], row["tokens"]) for row in measured.rows}
     if len(points) < wanted:
@@ -108,7 +94,7 @@ def _stages(arguments: argparse.Namespace, device: torch.device) -> Sequence[Sta
 
 
 def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Geometric means of the ratio to dense, by family of layers, zeros and tokens."""
+    """Geometric means of dense time / time, by family of layers, zeros and tokens."""
     console = _measure.console(width=140)
     opt = {str(each) for each in OPT}
     families = {"OPT": opt, "Llama 3": {str(each) for each in LLAMA} - opt}
@@ -135,8 +121,7 @@ def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
                 f"cuSPARSE: {row['shape']}, {row['tokens']} tokens, {row['sparsity']}%: "
                 f"{row['csr_us']:.0f} µs, {row['dense_us'] / row['csr_us']:.2f}x"
             )
-    name = about.get("gpu", about["cpu"])
-    console.print(f"{name}, {about['dtype']}, torch {about['torch']}, {about['date']}")
+    console.print(signature(about))
 
 
 def _ratio(row: dict[str, Any]) -> float:
@@ -151,7 +136,7 @@ def _point(row: dict[str, Any]) -> str:
 
 
 def show_shapes(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Microseconds of each plan, layers and zeros across; the best of a column in green."""
+    """Microseconds of each launch by zeros; the best of a column in green."""
     console = _measure.console(width=110)
     for shape, tokens in sorted({(row["shape"], row["tokens"]) for row in rows}):
         own = [row for row in rows if (row["shape"], row["tokens"]) == (shape, tokens)]
@@ -170,11 +155,11 @@ def show_shapes(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
                 cells.append(f"[green]{text}[/]" if us == best[each] else text)
             table.add_row(plan, *cells)
         console.print(table)
-    console.print(f"{about.get('gpu', about['cpu'])}, {about['dtype']}, {about['date']}")
+    console.print(signature(about))
 
 
 def _ratios(family: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Dense time / time. Where there is a goal the figure has a ✓ or a ✗."""
+    """Dense time / time; figures with a goal have a ✓ or a ✗."""
     tokens = sorted({row["tokens"] for row in rows})
     table = Table(
         title=f"{family}: dense time / time, by tokens",
@@ -221,54 +206,42 @@ def _shares(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    rows = profile(arguments.out, budget)
-    _measure.write("spmm_profile", machine(device), rows, arguments.out)
+    rows = profile(arguments.format, arguments.out, budget)
+    about = machine(device) | {"format": arguments.format}
+    _results.write(arguments.out / "spmm_profile.csv", about, rows)
     for line in profile_summary(rows):
         print("  " + "; ".join(f"{name} {value}" for name, value in line.items()))
     return bool(rows)
 
 
-def one(shape: str, tokens: str, sparsity: str, dtype: torch.dtype) -> None:
-    """A single call, for ncu: what comes before it is not profiled."""
-    device = torch.device("cuda")
-    packed = assembled(layer(shape), int(sparsity) / 100, dtype, device)
-    x = activations(int(tokens), layer(shape), dtype, device)
-    arguments = (packed.weight_packed, packed.tile_offsets, packed.dense.shape[0], dtype, None)
-    ops.tiled_csl_linear(x, *arguments)
+def one(arguments: argparse.Namespace) -> None:
+    """Makes a single call, for ncu: what comes before it is not profiled."""
+    device, dtype = torch.device("cuda"), DTYPES[arguments.dtype]
+    asked, tokens, sparsity = layer(arguments.one[0]), *map(int, arguments.one[1:])
+    weight = random_weight(asked.shape, 1 - sparsity / 100, dtype, device)
+    packed = _formats.packed_for_kernels(weight, arguments.format)
+    x = activations(tokens, asked, dtype, device)
+    _formats.multiply(packed, x)
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
-    ops.tiled_csl_linear(x, *arguments)
+    _formats.multiply(packed, x)
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
 
 
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = parser(__doc__, minutes=9.0)
     for name in ("check", "sanitize", "speed", "profile"):
-        parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--small", action="store_true", help="few checks, float64 on the CPU")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--dtype", default="float16", choices=DTYPES)
-    parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/<gpu>")
-    parser.add_argument("--shapes", action="store_true", help="every shape of the kernel, in turn")
-    parser.add_argument("--layers", type=lambda text: [layer(p) for p in text.split(",")])
-    parser.add_argument("--tokens", type=numbers)
-    parser.add_argument("--sparsity", type=numbers, help="percent of zeros")
-    parser.add_argument("--replays", type=int, default=11, help="samples of each time")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    device = require_device(arguments.device)
+        options.add_argument(f"--{name}", action="store_true")
+    options.add_argument("--format", default=DEFAULT_FORMAT, choices=format_names())
+    add_layer_options(options, layer)
+    options.add_argument("--sparsity", type=numbers, help="percent of zeros")
+    options.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    device = device_of(arguments)
     if arguments.one:
-        one(*arguments.one, DTYPES[arguments.dtype])
+        one(arguments)
         return
-    arguments.out = results_folder(arguments.out, device)
 
     arguments.speed |= arguments.shapes
     asked = [arguments.check, arguments.speed, arguments.profile, arguments.sanitize]
@@ -276,11 +249,12 @@ def main() -> None:
         asked = [True, True, device.type == "cuda", device.type == "cuda"]
     budget = Budget(60 * arguments.minutes)
     later = PROFILE_SECONDS * asked[2] + SANITIZE_SECONDS * asked[3]
+    same_format = ("--format", arguments.format)
     parts = (
         lambda: check(arguments, device, budget.at_most(CHECK_SECONDS) if asked[1] else budget),
         lambda: speed(arguments, device, budget.keep(later)),
         lambda: show_profile(arguments, device, budget.keep(SANITIZE_SECONDS * asked[3])),
-        lambda: sanitize(arguments.out, budget),
+        lambda: sanitize(arguments.out, budget, Path(__file__), *same_format),
     )
     good = run_parts(part for wanted, part in zip(asked, parts, strict=True) if wanted)
     raise SystemExit(0 if good else 1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode attention with a unified maximum: what a model's calibration says, and what it costs.
+"""Decode attention with a unified maximum: its calibration and its counters.
 
-calibration.py  phi of each layer and head, chosen by what a model does with a text
-references.py   the same as config.json holds it
-counters.py     how many parts of a softmax were computed again while a model ran
+calibration.py  chooses phi for each layer and head by running a model over a text
+references.py   phi as config.json holds it
+counters.py     how many parts of a softmax were recomputed while a model ran
 """
 
 from .counters import Counter, counters, publish, published

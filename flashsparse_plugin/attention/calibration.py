@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing phi: which softmax inputs a model has on a text, and what each phi would cost.
 
-FlashDecoding++ (Hong et al., 2023), section 3 and Figure 5: the inputs of the softmax of most
-models lie close enough together that one number, phi, serves all of them; where they do not, the
-technique is left alone, as the paper does for OPT.
+By FlashDecoding++ (Hong et al., 2023), section 3 and Figure 5, the softmax inputs of most models
+lie close enough together that one number, phi, serves all of them. For other models the technique
+is not used, as the paper excludes OPT.
 
-The kernels judge a phi by the sums of parts (docs/attention.md, "The guard"), and so does this.
-Each position of the text is a decode step that looks at the positions before it, cut into parts as
-the CUDA kernel cuts them. Of each part two numbers decide: the logarithm of its sum and its largest
-score. From their histograms the share of parts that any phi would have computed again can be read
-off, so phi is chosen by that, and one pass over the text is enough.
+The kernels judge a phi by the sums of parts (docs/attention.md, "The guard"), and so does this
+module. Each position of the text is a decode step that attends to the positions before it, cut into
+parts as the CUDA kernel cuts them. Two numbers of each part decide: the logarithm of its sum and
+its largest score. Their histograms give the share of parts that any phi would recompute, so one
+pass over the text suffices to choose the best one.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from .references import KEY, VERSION, LayerReference, UnifiedMax
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# A part is what a warp has of a split, and this is as short as splits get: 32 positions, 2 tiles of
-# 16, by turns with 7 other warps (least_tiles and kMaxWarps in kernels/cuda/unified_max_plan.h,
-# find_split in unified_max_decode.cuh). Contexts beyond 4,096 tokens and large batches have larger
-# parts, and on the CPU a whole sequence is one: sums are larger there, and fewer of them too small.
+# A part is the share of a split that one warp computes. This is the shortest: 32 positions, 2 tiles
+# of 16, alternating with 7 other warps (least_tiles and kMaxWarps in
+# kernels/cuda/unified_max_plan.h, find_split in unified_max_decode.cuh). Contexts beyond 4,096
+# tokens and large batches have larger parts, and on the CPU a whole sequence is one part: larger
+# sums, of which fewer are too small.
 TILE, WARPS, TURNS = 16, 8, 2
 SPLIT = TILE * WARPS * TURNS
 
-ROWS = 256  # decode steps that are looked at together, which bounds the memory
+ROWS = 256  # decode steps that are processed together, which bounds the memory
 HELD = 0.9999  # of the scores, between a and b
 
-# What a part's sum and its largest term may be, as logarithms (ops/schema.py). Terms of bfloat16
-# have the range of float32: they are bounded by their sum.
+# Bounds of a part's sum and its largest term, as logarithms (ops/schema.py). Terms of bfloat16 have
+# the range of float32 and are bounded by their sum.
 _LOW = {"float16": -4 * math.log(2), "bfloat16": -60 * math.log(2)}
 _HIGH = {"float16": math.log(65504), "bfloat16": 60 * math.log(2)}
 
@@ -51,7 +52,7 @@ NAME = "unified_max_calibration"
 
 
 class Histogram:
-    """Counts of numbers, for each head, in bins as fine as phi is chosen.
+    """Counts of numbers for each head, in bins of the resolution of phi.
 
     Attributes:
         counts: int64 [heads, BINS + 2] on the CPU; the first and the last bin hold what lies beyond
@@ -66,7 +67,7 @@ class Histogram:
         self.counts = torch.zeros(heads, self.BINS + 2, dtype=torch.int64)
 
     def add(self, first_head: int, values: Tensor) -> None:
-        """Counts values [heads, ...], but for those that are -inf: nothing was looked at."""
+        """Counts values [heads, ...] except -inf, which stands for masked positions."""
         heads, drop = len(values), self.BINS + 2
         half = self.BINS // 2
         # Exact: the width is a power of 2.
@@ -83,14 +84,14 @@ class Histogram:
 
 
 class LayerScores:
-    """What was seen of one layer's softmax inputs.
+    """The softmax inputs of one layer, counted.
 
     Attributes:
         least: Smallest score of each head, float32 [heads].
-        most: Largest.
-        scores: Of all scores.
-        sums: Of the logarithms of the parts' sums of e^score.
-        tops: Of the parts' largest scores.
+        most: Largest score of each head, float32 [heads].
+        scores: Histogram of all scores.
+        sums: Histogram of the logarithms of the parts' sums of e^score.
+        tops: Histogram of the parts' largest scores.
     """
 
     def __init__(self, heads: int):
@@ -99,7 +100,7 @@ class LayerScores:
         self.scores, self.sums, self.tops = (Histogram(heads) for _ in range(3))
 
     def add(self, first_head: int, scores: Tensor) -> None:
-        """Looks at scores, float32 [heads, decode steps, positions], -inf where masked."""
+        """Counts scores, float32 [heads, decode steps, positions], -inf where masked."""
         heads = slice(first_head, first_head + len(scores))
         lost = -scores.shape[-1] % SPLIT
         parts = torch.nn.functional.pad(scores, (0, lost), value=-torch.inf)
@@ -114,14 +115,13 @@ class LayerScores:
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """What a text says about one layer. All but shares are in the units of scores.
+    """The calibration of one layer on a text. All but shares are in the units of scores.
 
     Attributes:
         least: Smallest score.
         most: Largest.
-        held: Between which two numbers 99.99% of the scores lie.
-        reference: phi of each head, a and b around it, and the share of parts that are computed
-            again.
+        held: The two numbers between which 99.99% of the scores lie.
+        reference: phi of each head, a and b around it, and the share of recomputed parts.
         counts: Histogram of the scores of all heads, int64 [BINS + 2].
     """
 
@@ -134,12 +134,13 @@ class LayerFinding:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a text says about a model.
+    """The calibration of a model on a text.
 
     Attributes:
-        dtype: "float16" or "bfloat16": what phi was chosen for.
-        tokens: How many were looked at.
-        layers: By number; None for a layer without a softmax (of linear attention, for example).
+        dtype: "float16" or "bfloat16", the dtype that phi was chosen for.
+        tokens: Number of tokens of the text that were used.
+        layers: Calibrations by layer number; None for a layer without a softmax (linear attention,
+            for example).
     """
 
     dtype: str
@@ -147,7 +148,7 @@ class Calibration:
     layers: list[LayerFinding | None]
 
     def refused(self, limit: float) -> list[int]:
-        """Numbers of the layers that would compute more than `limit` of their parts again."""
+        """Numbers of the layers that would recompute more than `limit` of their parts."""
         return [
             number
             for number, layer in enumerate(self.layers)
@@ -158,22 +159,23 @@ class Calibration:
         """Makes the entry "unified_max" of a config.json.
 
         Args:
-            limit: Layers that would compute more than this share of their parts again get no phi.
+            limit: Layers that would recompute more than this share of their parts get no phi.
             text: Name of the text.
 
         Raises:
-            ValueError: If that is more than half of them: phi is not for this model.
+            ValueError: If more than half of the layers get no phi, so that it does not suit the
+                model.
         """
         refused = self.refused(limit)
         count = sum(layer is not None for layer in self.layers)
         if 2 * len(refused) > count:
             room = _HIGH[self.dtype] - _LOW[self.dtype]
-            other = "; bfloat16 has room for 83" if self.dtype == "float16" else ""
+            other = "; bfloat16 has 83" if self.dtype == "float16" else ""
             raise ValueError(
                 f"the scores of {len(refused)} of {count} layers are spread too widely for one phi "
-                f"a head: more than {limit:.2%} of the parts would be computed again, as "
-                f"{self.dtype} has room for {room:.0f} in all{other}. Nothing to write: without an "
-                "entry the model runs the online softmax, which is right for every score"
+                f"a head: more than {limit:.2%} of the parts would be recomputed, as "
+                f"{self.dtype} has a range of {room:.0f} in all{other}. Nothing to write: without "
+                "an entry the model runs the online softmax, which is right for every score"
             )
         layers = [
             None if layer is None or number in refused else layer.reference
@@ -197,17 +199,17 @@ def calibrate(
         model: A causal language model of transformers, on any device; its training flag and its
             attention are restored.
         windows: int64 [windows, tokens]; each position is a decode step.
-        dtype: "float16" or "bfloat16": what the phi is for.
-        on_window: Called after each window with how many are done.
+        dtype: "float16" or "bfloat16", the dtype to choose phi for.
+        on_window: Called after each window with the number of finished windows.
 
     Raises:
-        ValueError: Where a score is NaN or infinite, or attention cannot be looked at.
+        ValueError: If a score is NaN or infinite, or the model's attention cannot be observed.
     """
     if dtype not in _LOW:
         raise ValueError(f"phi is chosen for {' or '.join(_LOW)}, not for {dtype}")
     seen: dict[int, LayerScores] = {}
     device = model.get_input_embeddings().weight.device
-    body = getattr(model, model.base_model_prefix, model)  # no logits: nobody looks at them
+    body = getattr(model, model.base_model_prefix, model)  # no logits: nothing uses them
     with _looked_at(model, seen):
         for done, window in enumerate(windows, start=1):
             body(input_ids=window[None].to(device), use_cache=False)
@@ -223,11 +225,11 @@ def calibrate(
 
 
 def write_entry(entry: UnifiedMax, config: Path) -> None:
-    """Puts the entry into a config.json, where the heads are described; all else stays as it is.
+    """Puts the entry into a config.json, beside the number of heads; no other key changes.
 
     Args:
-        entry: It replaces the one that is there.
-        config: The file; replaced by a whole one or not at all.
+        entry: Replaces an existing entry.
+        config: The file, which is replaced atomically.
     """
     data = json.loads(config.read_text(encoding="utf-8"))
     text_config(data)[KEY] = entry.model_dump(mode="json")
@@ -239,7 +241,7 @@ def write_entry(entry: UnifiedMax, config: Path) -> None:
 
 
 def text_config(data: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config.json that describes the language model: where the entry is."""
+    """The part of a config.json that describes the language model and holds the entry."""
     nested = data.get("text_config")
     return nested if isinstance(nested, dict) and "num_attention_heads" not in data else data
 
@@ -248,14 +250,14 @@ def text_config(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def finding(seen: LayerScores, dtype: str) -> LayerFinding:
-    """Chooses phi for the heads of a layer, such that the fewest parts are computed again."""
+    """Chooses phi for the heads of a layer so that the fewest parts are recomputed."""
     chosen, bad = [], 0
     for sums, tops in zip(seen.sums.counts, seen.tops.counts, strict=True):
         index, failed = _choose(sums, tops if dtype == "float16" else sums, dtype)
         chosen.append(index)
         bad += failed
     counts = seen.scores.counts
-    # The scores as they lie around each head's phi, which is on an edge of a bin.
+    # The scores relative to each head's phi, which is on an edge of a bin.
     around = torch.zeros(2 * counts.shape[1], dtype=torch.int64)
     for index, head in zip(chosen, counts, strict=True):
         start = counts.shape[1] - index
@@ -281,10 +283,10 @@ def finding(seen: LayerScores, dtype: str) -> LayerFinding:
 
 
 def _choose(sums: Tensor, tops: Tensor, dtype: str) -> tuple[int, int]:
-    """Chooses phi for one head: the bin of which it is the lower edge, and how many parts fail.
+    """Chooses phi for one head; returns the bin whose lower edge it is and how many parts fail.
 
-    A part fails where its sum is below e^(phi + low), or its top (float16: its largest term, else
-    its sum) beyond phi + high; never both. Bins that lie across a bound are counted as failing.
+    A part fails if its sum is below e^(phi + low), or its top (float16: its largest term, else its
+    sum) is above phi + high; never both. Bins that contain a bound count as failing.
     """
     bins = Histogram.BINS
     index = torch.arange(1, bins + 2)  # candidates: every edge
@@ -292,7 +294,7 @@ def _choose(sums: Tensor, tops: Tensor, dtype: str) -> tuple[int, int]:
     held = index - 1 + math.floor(_HIGH[dtype] / Histogram.WIDTH)  # the last bin of those
     failed = sums.cumsum(0)[too_small.clamp(0, bins)]
     failed += tops.sum() - tops.cumsum(0)[held.clamp(0, bins)]
-    # The middle of the widest range of equally good ones, far from either bound.
+    # The middle of the widest range of equally good candidates, far from either bound.
     best = (failed == failed.min()).nonzero().flatten()
     _, lengths = (best - torch.arange(len(best))).unique_consecutive(return_counts=True)
     widest = int(lengths.argmax())
@@ -301,19 +303,19 @@ def _choose(sums: Tensor, tops: Tensor, dtype: str) -> tuple[int, int]:
 
 
 def _middle(counts: Tensor) -> tuple[int, int]:
-    """The edges (numbers of bins) between which HELD of what was counted lies, at the least."""
+    """The edges (numbers of bins) between which at least HELD of the counted numbers lies."""
     beyond = int(counts.sum() * (1 - HELD) / 2)
     low = int((counts.cumsum(0) > beyond).nonzero()[0])
     high = len(counts) - int((counts.flip(0).cumsum(0) > beyond).nonzero()[0])
     return low, high
 
 
-# ---- looking at attention -----------------------------------------------------------------------
+# ---- observing attention -------------------------------------------------------------------------
 
 
 @contextmanager
 def _looked_at(model: PreTrainedModel, seen: dict[int, LayerScores]) -> Iterator[None]:
-    """Within it, the model's attention writes down what it sees."""
+    """Within this context the model's attention records its scores."""
     from transformers import AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -323,7 +325,7 @@ def _looked_at(model: PreTrainedModel, seen: dict[int, LayerScores]) -> Iterator
 
     before, was_training = model.config._attn_implementation, model.training
     ALL_ATTENTION_FUNCTIONS[NAME] = attention
-    # bool, or None where causal says it all. Masks are asked for in the global table only.
+    # bool, or None for a causal mask. transformers looks masks up in the global table only.
     AttentionMaskInterface.register(NAME, sdpa_mask)
     try:
         model.eval().set_attn_implementation(NAME)
@@ -378,7 +380,7 @@ def _attend(
                 scores = softcap * torch.tanh(scores / softcap)
             if not scores.isfinite().all():
                 raise ValueError(
-                    f"layer {module.layer_idx}: softmax inputs that are infinite or no numbers; "
+                    f"layer {module.layer_idx}: softmax inputs are infinite or NaN; "
                     "does the model work in this dtype at all?"
                 )
             scores.masked_fill_(~allowed[start:end, :end], -torch.inf)

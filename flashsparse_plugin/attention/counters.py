@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many parts of a softmax were computed again while a model ran, counted on the device.
+"""How many parts of a softmax were recomputed while a model ran, counted on the device.
 
-A counter is a tensor that a decode step adds to without waiting for anything, so that a CUDA graph
-holds the adding, too. It costs a small kernel a layer and step, so on a GPU nothing is counted
+A counter is a tensor that a decode step adds to without synchronising, so that a CUDA graph can
+record the addition, too. It costs a small kernel per layer and step, so on a GPU nothing is counted
 unless the logger "flashsparse_plugin.attention" is set to DEBUG when a model is loaded.
 
-Counts are this process's; what it publishes, `flashsparse doctor` finds, a file a process in the
-cache directory.
+Each process counts for itself and publishes its counts in a file of the cache directory, where
+`flashsparse doctor` finds them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Counter:
     """Counts for one layer.
 
     Args:
-        layer: Name or number of the layer, for people.
+        layer: Name or number of the layer, for display.
         device: Where its attention runs.
 
     Attributes:
-        total: int64 [2] on the device: parts that were computed again; sequences times heads that
-            were looked at.
+        total: int64 [2] on the device: recomputed parts; sequences times heads.
     """
 
     def __init__(self, layer: str, device: torch.device):
@@ -53,15 +52,15 @@ class Counter:
         return device.type == "cpu" or logger.isEnabledFor(logging.DEBUG)
 
     def add(self, recomputed: Tensor) -> None:
-        """Adds what a decode op returned, int32 [sequences, heads]; waits for nothing."""
+        """Adds the counts of a decode op, int32 [sequences, heads], without synchronising."""
         self.total[0] += recomputed.sum()
         self.total[1] += recomputed.numel()
 
 
 def counters() -> dict[str, tuple[int, int]]:
-    """Layer -> (parts computed again, sequences times heads looked at); waits for the devices.
+    """Layer -> (recomputed parts, sequences times heads); synchronises with the devices.
 
-    Layers in the order of their numbers; those of equal names, of two models, count as one.
+    Layers are in the order of their numbers; layers of equal names, of two models, count as one.
     """
     found: dict[str, tuple[int, int]] = {}
     for counter in sorted(_COUNTERS, key=lambda counter: _natural(counter.layer)):
@@ -72,7 +71,7 @@ def counters() -> dict[str, tuple[int, int]]:
 
 
 class Counts(BaseModel):
-    """What a process publishes."""
+    """The counts that a process publishes."""
 
     counted: datetime
     layers: dict[str, tuple[int, int]]
@@ -83,7 +82,7 @@ def _folder() -> Path:
 
 
 def publish() -> None:
-    """Lets `flashsparse doctor` see the counts of this process; waits for the devices."""
+    """Shows the counts of this process to `flashsparse doctor`; synchronises with the devices."""
     found = counters()
     if found:
         counts = Counts(counted=datetime.now().astimezone(), layers=found)
@@ -91,11 +90,11 @@ def publish() -> None:
 
 
 def published() -> list[dict[str, Any]]:
-    """What running processes have published; removes what others left behind.
+    """The counts that running processes have published; removes files of ended processes.
 
     Returns:
         For each process "pid" and "command", then "counted", the time, and "layers", as `counters`
-        gives them; or "error", where its file cannot be read.
+        returns them; or "error" if its file cannot be read.
     """
     found = []
     for path in sorted(_folder().glob("*.json")):
@@ -116,7 +115,7 @@ def published() -> list[dict[str, Any]]:
 
 
 def _command(pid: str) -> str | None:
-    """How a running process was called; None where there is none of this number."""
+    """The command line of a running process; None if no process has this number."""
     try:
         text = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
     except (OSError, ValueError):

@@ -2,8 +2,8 @@
 """phi, the unified maximum of each layer and head, as the config.json of a model holds it.
 
 `flashsparse calibrate` writes the entry "unified_max"; the integrations read it. phi never changes
-a result, only how often a part of a softmax must be computed again, so an entry that does not fit
-the dtype that a model runs in is left alone.
+a result, only how often a part of a softmax has to be recomputed, so an entry that does not fit the
+dtype that a model runs in is ignored.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ VERSION = 1
 
 
 class CalibrationError(ValueError):
-    """An entry "unified_max" that cannot be meant."""
+    """An entry "unified_max" that is invalid."""
 
 
 class LayerReference(BaseModel):
-    """What calibration found for one layer.
+    """The calibration of one layer.
 
     Attributes:
         phi: The reference of each query head, in the units of scores (natural logarithm).
-        a: Lower end of the range around phi that the calibration's scores kept to, below 0.
-        b: Upper end, above 0. Both are for people: the kernels compare sums with what the dtype
-            can hold (docs/attention.md, "The guard").
-        recomputed: Expected share of the parts that are computed again.
+        a: Lower end of the calibration's scores relative to phi, below 0.
+        b: Upper end of the calibration's scores relative to phi, above 0. Both are informative:
+            the kernels compare sums with the range of the dtype (docs/attention.md, "The guard").
+        recomputed: Expected share of recomputed parts.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -53,12 +53,12 @@ class UnifiedMax(BaseModel):
     """The entry "unified_max" of a config.json.
 
     Attributes:
-        version: Of the entry.
-        dtype: Dtype of activations that it was made for; see `holds_for`.
-        layers: By the layers' numbers; None where the scores of a layer are spread too widely,
-            which then runs the online softmax.
+        version: Version of the entry's layout.
+        dtype: Dtype of the activations that it was made for; see `holds_for`.
+        layers: References by layer number; None for a layer whose scores are spread too widely and
+            which runs the online softmax.
         text: Name of the text that the model was run on.
-        tokens: How much of it.
+        tokens: Number of tokens of the text that were used.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -70,15 +70,15 @@ class UnifiedMax(BaseModel):
     tokens: int = Field(default=0, ge=0)
 
     def holds_for(self, dtype: str) -> bool:
-        """Whether phi is of use to a model that runs in `dtype`, "bfloat16" for example.
+        """Whether phi suits a model that runs in `dtype`, "bfloat16" for example.
 
-        float32 (on the CPU) has the room of bfloat16; float16 has less than either, so phi made
-        for it is of use to all.
+        float32 (on the CPU) has the range of bfloat16. float16 has a smaller range than either, so
+        phi made for it suits all.
         """
         return self.dtype == "float16" or dtype in ("bfloat16", "float32")
 
     def require_layers(self, layers: int) -> None:
-        """Raises CalibrationError unless the entry is for a model of so many layers."""
+        """Raises CalibrationError unless the entry is for a model with this number of layers."""
         if len(self.layers) != layers:
             raise CalibrationError(
                 f'"{KEY}" of config.json has {len(self.layers)} layers, and the model has {layers}'
@@ -86,14 +86,14 @@ class UnifiedMax(BaseModel):
             )
 
     def layer(self, number: int, heads: int) -> LayerReference | None:
-        """The reference of a layer, or None where it has none.
+        """The reference of a layer, or None if it has none.
 
         Args:
-            number: Of the layer, from 0.
-            heads: Query heads that the layer has.
+            number: Number of the layer, from 0.
+            heads: Query heads of the layer.
 
         Raises:
-            CalibrationError: Where the entry is for another number of layers or heads.
+            CalibrationError: If the entry is for another number of layers or heads.
         """
         if number >= len(self.layers):
             raise CalibrationError(
@@ -111,14 +111,13 @@ class UnifiedMax(BaseModel):
 
 
 def unified_max_of(config: Any) -> UnifiedMax | None:
-    """The entry of a model's config, validated, or None where the model was not calibrated.
+    """The validated entry of a model's config, or None if the model was not calibrated.
 
     Args:
         config: A dict as in config.json, or transformers' object of it.
 
     Raises:
-        CalibrationError: For an entry that cannot be meant; it names the key, the rule and the
-            remedy.
+        CalibrationError: For an invalid entry, with the key, the rule and the remedy.
     """
     read = config.get if isinstance(config, Mapping) else lambda key: getattr(config, key, None)
     entry = read(KEY)
@@ -131,5 +130,5 @@ def unified_max_of(config: Any) -> UnifiedMax | None:
         where = ".".join(map(str, (KEY, *first["loc"])))
         raise CalibrationError(
             f"config.json: {where}: {first['msg'].removeprefix('Value error, ')}. Remove the entry "
-            f'"{KEY}", or write it anew with `flashsparse calibrate`'
+            f'"{KEY}", or write it again with `flashsparse calibrate`'
         ) from None

@@ -43,7 +43,7 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
     except (CheckpointError, yaml.YAMLError, ValueError, OSError) as error:
         logger.warning("the model card of the source is not carried over: %s", error)
         return {}
-    # YAML may hold anything; the card takes words and lists of words.
+    # YAML may contain anything; the card takes words and lists of words.
     return {
         key: value
         for key, value in data.items()
@@ -61,8 +61,8 @@ def _text(report: ConversionReport) -> str:
     return f"""# {out}
 
 A pruned language model whose linear layers are stored packed, without their zeros: {sparsity:.1%}
-of the weights in {len(report.packed)} packed layers are zero. Every other weight is as in the
-model it was made from, bit for bit{_rounding(report)}.
+of the weights in {len(report.packed)} packed layers are zero. Every other weight is bit for bit
+that of the source model{_rounding(report)}.
 
 | | |
 |---|---|
@@ -105,7 +105,7 @@ Written by flashsparse-plugin {flashsparse_plugin.__version__}.
 def _rounding(report: ConversionReport) -> str:
     if not report.rounded_values:
         return ""
-    return f", but for {report.rounded_values:,} values that were rounded to {report.dtype}"
+    return f", except {report.rounded_values:,} values that were rounded to {report.dtype}"
 
 
 def _table(report: ConversionReport) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ModelDirectory: a model directory on disk, read tensor by tensor and trusted with nothing.
+"""ModelDirectory: a model directory on disk, read tensor by tensor and never trusted.
 
-Opening one reads config.json, the index and the headers of the safetensors files, and proves that
-they agree; no weight is loaded. Tensors are mapped from their file one at a time, so that what is
-resident is what the caller holds.
+Opening a directory reads config.json, the index and the headers of the safetensors files, and
+proves that they agree; no weight is loaded. Tensors are mapped from their file one at a time, so
+that only the tensors that the caller holds are resident.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 class CheckpointError(ValueError):
-    """A model directory that cannot be read, or written as asked; the message tells the remedy."""
+    """A model directory that cannot be read or written; the message tells the remedy."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a file's header says of one tensor."""
+    """The entry of one tensor in a file's header."""
 
     name: str
     path: Path
@@ -63,21 +63,23 @@ class TensorInfo:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        """Maps the tensor from its file: its pages are resident while the tensor is held."""
+        """Maps the tensor from its file; its pages are resident while the tensor is held."""
         with _open(self.path) as file:
             return file.get_tensor(self.name)
 
     def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
         """Yields the tensor in slices along its first dimension, of about `max_elements` each.
 
-        Where the slices are cut depends on the shape alone.
+        The slices depend on the shape alone.
         """
         if math.prod(self.shape) <= max_elements:
             yield self.read()
             return
         step = max(1, max_elements * self.shape[0] // math.prod(self.shape))
         for start in range(0, self.shape[0], step):
-            with _open(self.path) as file:  # anew: closing is what drops the pages read so far
+            with _open(
+                self.path
+            ) as file:  # opened again, since closing drops the pages read so far
                 part = file.get_slice(self.name)[start : start + step]
             yield part
 
@@ -87,7 +89,7 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path} is no sound safetensors file ({error}): fetch it again"
+            f"{path} is not a valid safetensors file ({error}): fetch it again"
         ) from None
 
 
@@ -135,27 +137,27 @@ class ModelDirectory:
 
     Attributes:
         path: The directory.
-        config: config.json as it is.
-        tensors: What the headers say, by tensor name, in file order and natural order of names.
+        config: The content of config.json.
+        tensors: Header entries by tensor name, in file order and natural order of names.
         shards: The safetensors files.
 
     Args:
         path: The directory.
 
     Raises:
-        CheckpointError: Where something is missing, damaged, contradictory, outside of the
-            directory, or a pickle; the message tells the remedy.
+        CheckpointError: If a file is missing, damaged, contradictory, outside of the directory, or
+            a pickle; the message tells the remedy.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         if not self.path.is_dir():
             raise CheckpointError(
-                f"{path} is no directory. A model on the Hub is fetched first, e.g. with "
+                f"{path} is not a directory. Fetch a model from the Hub first, e.g. with "
                 "`hf download ORGANISATION/MODEL --local-dir DIRECTORY`"
             )
         if not (self.path / CONFIG).exists():
-            raise CheckpointError(f"{self.path} is no model directory: it holds no {CONFIG}")
+            raise CheckpointError(f"{self.path} is not a model directory: it has no {CONFIG}")
         self.config = _read_json(self.locate(CONFIG))
         weight_map = self._weight_map()
         self.shards = tuple(self.locate(name) for name in sorted(set(weight_map.values())))
@@ -163,21 +165,23 @@ class ModelDirectory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """The `quantization_config` of config.json, None where there is none."""
+        """The `quantization_config` of config.json, or None if there is none."""
         found = self.config.get("quantization_config")
         if found is not None and not isinstance(found, dict):
-            raise CheckpointError(f"quantization_config in {self.path / CONFIG} is no JSON object")
+            raise CheckpointError(
+                f"quantization_config in {self.path / CONFIG} is not a JSON object"
+            )
         return found or None
 
     def locate(self, name: str) -> Path:
-        """Returns the path of a file of this directory, and refuses any that lies elsewhere.
+        """Returns the path of a file of this directory; refuses files outside of it.
 
-        A link may lead to the shared blobs of the Hub's cache, where snapshots consist of links.
+        A link may lead to the shared blobs of the Hub's cache, whose snapshots consist of links.
         """
         if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
             raise CheckpointError(
@@ -198,7 +202,7 @@ class ModelDirectory:
         return path
 
     def _weight_map(self) -> dict[str, str] | dict[None, str]:
-        """Returns the file of each tensor by the index; {None: file} where there is one file."""
+        """Returns the file of each tensor by the index; {None: file} if there is only one file."""
         single, index = ((self.path / name).exists() for name in (SINGLE_FILE, INDEX))
         if single and index:
             raise CheckpointError(
@@ -239,7 +243,7 @@ class ModelDirectory:
                     other = tensors[info.name].path.name
                     raise CheckpointError(
                         f"tensor {info.name!r} is in {other} and in {path.name}: which one is "
-                        "meant cannot be told, fetch the model again"
+                        "right is unknown, fetch the model again"
                     )
                 tensors[info.name] = info
         if None in weight_map:
@@ -247,7 +251,7 @@ class ModelDirectory:
         for name, file in weight_map.items():
             if name not in tensors or tensors[name].path.name != file:
                 raise CheckpointError(
-                    f"{INDEX} places tensor {name!r} in {file}, and that file does not hold it: "
+                    f"{INDEX} places tensor {name!r} in {file}, and that file does not contain it: "
                     "fetch the model again"
                 )
         unlisted = sorted(tensors.keys() - weight_map.keys())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Staging: a directory that appears complete or not at all.
+"""Staging: a directory that appears atomically.
 
-Files are written into `<out>.partial` beside the output and renamed at the end. What is finished
-is noted in a state file, so that a killed run resumes. Until the very end the partial directory
-has neither config.json nor an index: nothing takes it for a model.
+Files are written into `<out>.partial` beside the output, which is renamed at the end. Finished
+shards are noted in a state file, so that a killed run resumes. Until the end the partial directory
+has neither config.json nor an index, so that nothing mistakes it for a model.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Staging:
 
     Attributes:
         path: The partial directory.
-        finished: One JSON-able dict a finished shard, with at least "file" and "digest".
+        finished: One JSON-able dict per finished shard, with at least "file" and "digest".
 
     Args:
         out: The directory to make.
         job: What is converted and how, JSON-able; only a run of the same job is resumed.
-        overwrite: Whether `out` may replace a model directory that is there.
+        overwrite: Whether to replace an existing model directory at `out`.
 
     Raises:
-        CheckpointError: Where `out` is not ours to write.
+        CheckpointError: If `out` must not be written.
     """
 
     def __init__(self, out: str | Path, job: dict[str, Any], overwrite: bool = False):
@@ -53,7 +53,7 @@ class Staging:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise CheckpointError(f"{self.path} is in the way: it is no directory") from None
+            raise CheckpointError(f"{self.path} is in the way: it is not a directory") from None
         self._lock = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +72,7 @@ class Staging:
         os.close(self._lock)
 
     def add(self, shard: dict[str, Any]) -> None:
-        """Notes a finished shard: from here on a resumed run keeps it."""
+        """Notes a finished shard, which a resumed run then keeps."""
         self.finished.append(shard)
         self._save()
 
@@ -101,7 +101,9 @@ class Staging:
         if not self.out.exists():
             return
         if not self.out.is_dir():
-            raise CheckpointError(f"{self.out} exists and is no directory: choose another output")
+            raise CheckpointError(
+                f"{self.out} exists and is not a directory: choose another output"
+            )
         if not any(self.out.iterdir()):
             return
         if not self.overwrite:
@@ -111,7 +113,7 @@ class Staging:
             )
         if not (self.out / CONFIG).is_file():
             raise CheckpointError(
-                f"{self.out} holds no {CONFIG}, so it is no model directory, and will not be "
+                f"{self.out} holds no {CONFIG}, so it is not a model directory, and will not be "
                 "overwritten: choose another output"
             )
 
@@ -120,7 +122,7 @@ class Staging:
         if not state_file.exists():
             if any(self.path.iterdir()):
                 raise CheckpointError(
-                    f"{self.path} is needed as a working directory and holds files of others: "
+                    f"{self.path} is needed as a working directory and holds other files: "
                     "move them away or choose another output"
                 )
             self._save()
@@ -131,11 +133,11 @@ class Staging:
         except (json.JSONDecodeError, KeyError, TypeError):
             finished = None
         if finished is None:
-            logger.info("%s is of another conversion: starting over", self.path)
+            logger.info("%s belongs to another conversion: starting over", self.path)
         for shard in finished or []:
             path = self.path / shard["file"]
             if not path.is_file() or digest_of(path) != shard["digest"]:
-                break  # the shards after it were written after it, and are written again too
+                break  # the shards after it were written later, and are written again, too
             self.finished.append(shard)
         self._clear({shard["file"] for shard in self.finished})
         self._save()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything in a model directory but the weights: configuration, index, tokenizer, licence."""
+"""The files of a model directory beside the weights: configuration, index, tokenizer, licence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def carry_files(directory: ModelDirectory, out: Path) -> list[str]:
     """Copies tokenizer, generation config, chat templates, licence and the like.
 
     Returns:
-        Warnings about files that look as if they belonged and were not copied.
+        Warnings about files that seem to belong to the model and were not copied.
     """
     warnings = []
     for path in sorted(directory.path.iterdir()):
@@ -58,7 +58,7 @@ def _carry_templates(source: Path, out: Path) -> None:
 def name_shards(folder: Path, shards: Sequence[Mapping[str, Any]]) -> None:
     """Gives finished shards (their "file" and "tensors") their final names, and writes the index.
 
-    Names tell how many shards there are, which is not known before the last one.
+    Names contain the number of shards, which is known only after the last one.
     """
     count = len(shards)
     names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]

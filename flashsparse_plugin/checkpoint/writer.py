@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ShardWriter: one safetensors file, written tensor by tensor.
 
-`safetensors.torch.save_file` wants every tensor of a file in memory at once. Here the file starts
-with room for the header, which the format lets us fill up with spaces, and each tensor goes to
-disk as soon as it is there.
+`safetensors.torch.save_file` needs every tensor of a file in memory at once. Here the file starts
+with space for the header, which the format allows to be padded with spaces, and each tensor is
+written as soon as it is available.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from .reader import DTYPES, CheckpointError
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_ALIGNMENT = 8  # bytes; that of the largest dtype, and what the header's length is rounded to
+_ALIGNMENT = 8  # bytes: the size of the largest dtype, to which the header's length is rounded
 
 
 class ShardWriter:
@@ -29,7 +29,7 @@ class ShardWriter:
 
     Args:
         path: The file.
-        names: Every tensor name that may be added, for the size of the header.
+        names: All tensor names that may be added, for the size of the header.
     """
 
     def __init__(self, path: Path, names: Iterable[str]):
@@ -47,10 +47,10 @@ class ShardWriter:
     def add(
         self, name: str, dtype: torch.dtype, shape: tuple[int, ...], parts: Iterable[Tensor]
     ) -> None:
-        """Adds a tensor that comes in parts, which follow each other in memory order.
+        """Adds a tensor in parts, in memory order.
 
-        A tensor whose size would leave the next one unaligned waits in memory for the end of the
-        file; those are small (biases, offsets).
+        A tensor whose size would leave the next one unaligned is kept in memory until the end of
+        the file; such tensors are small (biases, offsets).
         """
         size = math.prod(shape) * dtype.itemsize
         self.nbytes += size
@@ -98,12 +98,12 @@ class ShardWriter:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a CPU tensor, row by row, without copying it where it is contiguous."""
+    """The memory of a CPU tensor, row by row; contiguous memory is not copied."""
     return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's tensors followed by its header, the order in which they were written."""
+    """SHA-256 of a file's tensors and then its header, which is the order of writing."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -45,30 +45,35 @@ def calibrate(
     dtype: Annotated[
         CalibrateDtype | None,
         typer.Option(
-            help="What the model will run in.", show_default="the model's, bfloat16 for float32"
+            help="Dtype that the model will run in.",
+            show_default="the model's, bfloat16 for float32",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="How many to look at.")] = 16384,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of a window.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the text to use.")] = 16384,
+    context: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 1024,
     limit: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="A layer that would compute more of its parts again gets no phi."
+            min=0,
+            max=1,
+            help="A layer that would recompute a larger share of its parts gets no phi.",
         ),
     ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Of the places the windows are taken from.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it and write nothing.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the places that windows are taken from.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the result and write nothing.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the scores to this file, such as scores.png.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Choose phi, the unified maximum of attention, and write it to config.json.
 
-    Runs the model over a text, on the GPU where there is one. phi decides
-    about time and never about the result: what it does not fit is computed
-    again. A layer whose scores are spread too widely gets none, and a model
-    with many such layers no entry at all.
+    Runs the model over a text, on the GPU if there is one. phi affects the
+    time and never the result: parts that it does not fit are recomputed. A
+    layer whose scores are spread too widely gets no phi, and a model with
+    many such layers gets no entry at all.
 
     \b
     [bold]Examples[/bold]
@@ -110,7 +115,7 @@ def _look(
     seed: int,
     tell: Callable[[str], None],
 ) -> tuple[Calibration, str]:
-    """Runs the model; returns what was found, and of what, for people."""
+    """Runs the model; returns the calibration and a description of its inputs."""
     import torch
 
     from flashsparse_plugin.attention.calibration import calibrate as run
@@ -184,7 +189,7 @@ def _share(part: float) -> str:
 
 
 def _bars(layer: LayerFinding, span: tuple[float, float]) -> str:
-    """A histogram in one line; the height is a logarithm, so that the tails show."""
+    """A histogram in one line, of logarithmic height so that the tails show."""
     width = max(span[1] - span[0], 1e-9) / _CELLS
     heights = [math.log1p(count) for count in _rebinned(layer.counts, span[0], width, _CELLS)]
     top = max(heights)
@@ -194,7 +199,7 @@ def _bars(layer: LayerFinding, span: tuple[float, float]) -> str:
 
 
 def _rebinned(counts: Tensor, low: float, width: float, cells: int) -> list[int]:
-    """A histogram in fewer bins, from low on; what lies beyond goes to the ends."""
+    """A histogram in fewer bins, from low on; counts beyond go to the end bins."""
     import torch
 
     from flashsparse_plugin.attention.calibration import Histogram
@@ -212,8 +217,8 @@ def _conclude(found: Calibration, limit: float, config: Path | None) -> None:
         if layer is not None and number not in refused
     ]
     again = sum(with_phi) / len(with_phi)
-    text = f"phi for {len(with_phi)} of {len(found.layers)} layers, which compute "
-    text += f"{_share(again)} of their parts again"
+    text = f"phi for {len(with_phi)} of {len(found.layers)} layers, which recompute "
+    text += f"{_share(again)} of their parts"
     text += f"; {len(refused)} run the online softmax." if refused else "."
     out.print(Text(text), soft_wrap=True)
     if config is None:
@@ -233,7 +238,9 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
+        raise ImportError(
+            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
+        ) from None
     matplotlib.use("Agg")
     import matplotlib.pyplot
 
@@ -241,7 +248,7 @@ def _matplotlib() -> Any:
 
 
 def _draw(found: Calibration, made_of: str, limit: float, path: Path) -> None:
-    """A histogram a layer, as in FlashDecoding++, Figure 5."""
+    """A histogram per layer, as in FlashDecoding++, Figure 5."""
     from flashsparse_plugin.attention.calibration import Histogram
 
     pyplot = _matplotlib()
@@ -253,7 +260,7 @@ def _draw(found: Calibration, made_of: str, limit: float, path: Path) -> None:
     )
     refused = found.refused(limit)
     for axis, (number, layer) in zip(axes.flat, layers, strict=False):
-        # Whole bins in each bar, or bars would be uneven.
+        # Each bar holds whole bins; otherwise bars would be uneven.
         low = math.floor(layer.least / Histogram.WIDTH) * Histogram.WIDTH
         width = (math.ceil((layer.most - low) / Histogram.WIDTH) // 80 + 1) * Histogram.WIDTH
         cells = math.ceil((layer.most - low) / width) or 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: where text goes, how a table looks, how an error is told.
+"""What every command shares: output streams, tables and errors.
 
-Results go to stdout, everything on the way to stderr, so that a command can be piped. Colours,
-spinners and bars are for terminals only.
+Results go to stdout and progress to stderr, so that a command can be piped. Colours, spinners and
+bars are for terminals only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 
 def size(nbytes: float) -> str:
-    """Returns a number of bytes for people, in powers of ten: "93.4 MB"."""
+    """Formats a number of bytes in powers of ten: "93.4 MB"."""
     if nbytes < 999.5:
         return f"{nbytes:.0f} B"
     for unit in ("kB", "MB", "GB"):
@@ -49,21 +49,21 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def usage(message: str, hint: str | None = None) -> typer.BadParameter:
-    """Returns the error of a command line that cannot be meant; raise it (exit code 2)."""
+    """Returns the error of an invalid command line, for the caller to raise (exit code 2)."""
     return typer.BadParameter(message, param_hint=hint)
 
 
 def print_error(error: BaseException) -> None:
-    """Tells an error in one paragraph on stderr."""
+    """Prints an error as one paragraph on stderr."""
     message = str(error).strip() or "no message"
     if not isinstance(error, (ValueError, OSError, ImportError, RuntimeError)):
-        message = f"{type(error).__name__}: {message}"  # not one that we raise for people to read
+        message = f"{type(error).__name__}: {message}"  # not one of ours, whose message suffices
     text = Text.assemble(("Error: ", "bold red"), " ".join(message.split()))
     err.print(text, soft_wrap=not err.is_terminal)
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a command so that what goes wrong is a message and an exit code, not a traceback.
+    """Wraps a command so that an error is a message and an exit code, not a traceback.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage (typer's), 130 stopped by Ctrl-C.
     """

@@ -26,7 +26,7 @@ def doctor(
 ) -> None:
     """Check the installation: versions, hardware, kernels, and every op against its reference.
 
-    The exit code is 1 where something that should work does not.
+    The exit code is 1 if something that should work does not.
 
     \b
     [bold]Examples[/bold]
@@ -63,7 +63,7 @@ def _show(report: dict[str, Any]) -> None:
     for problem in report["problems"]:
         out.print(Text.assemble(("Problem  ", "bold red"), problem))
     if not report["problems"]:
-        out.print("[bold green]All that should work does.[/bold green]")
+        out.print("[bold green]Everything that should work does.[/bold green]")
 
 
 def _show_versions(versions: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def _show_integrations(report: dict[str, Any]) -> None:
 
 
 def _show_attention(section: dict[str, Any]) -> None:
-    """Running models whose decode attention counts what it computes again."""
+    """Running models whose decode attention counts recomputed parts."""
     running = [process for process in section.get("running", []) if process.get("layers")]
     if not running:
         return

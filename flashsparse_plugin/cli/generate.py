@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flashsparse generate`: text from a packed or a dense model, as it comes."""
+"""`flashsparse generate`: streams text from a packed or a dense model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def generate(
     ],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads stdin.")],
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", min=1, help="Where to stop at the latest.")
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
     ] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0, help="0 takes the likeliest token, always.")
+        float, typer.Option(min=0, help="0 always takes the likeliest token.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling, where there is some.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     dtype: Annotated[
-        Dtype, typer.Option(help=f"Of the activations: {DTYPES}.", metavar="DTYPE")
+        Dtype, typer.Option(help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
     ] = Dtype.auto,
     chat: Annotated[
         bool | None,
@@ -43,9 +43,9 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print text and statistics as JSON at the end.")
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Tell the speed.")] = True,
+    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print the speed.")] = True,
 ) -> None:
-    """Generate text from a packed or dense model; it appears as it comes.
+    """Generate text from a packed or dense model, token by token.
 
     The text goes to stdout, the statistics to stderr.
 
@@ -77,7 +77,7 @@ def encode(tokenizer: Any, prompt: str, chat: bool | None) -> Tensor:
     """Returns the ids of a prompt, int64 [1, tokens].
 
     Raises:
-        typer.BadParameter: Where a chat is wanted of a model without a chat template.
+        typer.BadParameter: If a chat is requested and the model has no chat template.
     """
     if chat is None:
         chat = tokenizer.chat_template is not None
@@ -93,9 +93,9 @@ def encode(tokenizer: Any, prompt: str, chat: bool | None) -> Tensor:
 
 
 class Stream:
-    """Prints the text of a generation as it comes, and takes the time.
+    """Prints the text of a generation while it is generated, and measures the time.
 
-    A streamer of transformers: `put` gets the prompt first, then token by token.
+    This is a streamer of transformers: `put` gets the prompt first, then each token.
     """
 
     def __init__(self, tokenizer: Any, silent: bool = False) -> None:
@@ -123,14 +123,14 @@ class Stream:
         if self._silent:
             return
         if out.is_terminal and self._column + cell_len(text.rstrip()) > out.width:
-            print()  # words come whole, and stay so
+            print()  # words are printed whole
             self._column = 0
         print(text, end="\n" if stream_end else "", flush=True)
         _, newline, tail = text.rpartition("\n")
         self._column = cell_len(tail) + (0 if newline else self._column)
 
     def stats(self) -> dict[str, float | int | None]:
-        """Counts, seconds and tokens a second, of the prompt (prefill) and of the rest (decode)."""
+        """Counts, seconds and tokens a second of the prompt (prefill) and of the text (decode)."""
         prefill = self.times[1] - self.times[0]
         decode, steps = self.times[-1] - self.times[1], len(self.times) - 2
         return {
@@ -154,14 +154,14 @@ def run(
 ) -> Tensor:
     """Generates from one prompt, int64 [1, tokens], and returns prompt and text as ids.
 
-    `more` goes to transformers' `generate`.
+    `more` is passed to transformers' `generate`.
     """
     import torch
 
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
     if not sampling:
-        # A model's own sampling settings would only be warned of.
+        # The model's own sampling settings would only cause warnings.
         sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     return model.generate(
         ids,
@@ -175,7 +175,7 @@ def run(
 
 
 def describe(stats: dict[str, Any]) -> str:
-    """Returns the statistics in a line for people."""
+    """Formats the statistics as one line."""
     prefill = f"{stats['prefill_tokens_per_second']:.1f} tokens/s"
     text = f"prompt {stats['prompt_tokens']} tokens, {prefill} · "
     text += f"text {stats['new_tokens']} tokens"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading models for commands: what may be named, and errors that say what to do."""
+"""Loading models and tokenizers for commands, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DTYPES = ", ".join(dtype.value for dtype in Dtype)
 
 
 def model_directory(name: str) -> Path:
-    """Returns the directory of a model, or raises the usage error that says what is missing."""
+    """Returns the directory of a model; raises a usage error if something is missing."""
     path = Path(name).expanduser()
     if not (path / "config.json").is_file():
-        what = "has no config.json" if path.is_dir() else "is no directory"
+        what = "has no config.json" if path.is_dir() else "is not a directory"
         raise usage(
             f"{name} {what}. A model is a local directory as transformers saves it; one from a hub "
             "is fetched with: hf download ORGANISATION/NAME --local-dir DIRECTORY",
@@ -54,23 +54,21 @@ def load_model(
     """Loads a causal language model, packed or dense, for inference.
 
     Args:
-        path: Its directory.
-        dtype: Of its activations; "auto" means as stored.
-        dense: Refuse a packed or otherwise quantized one.
-        device: Where to.
+        path: Directory of the model.
+        dtype: Dtype of its activations; "auto" means as stored.
+        dense: Refuse a packed or otherwise quantized model.
+        device: Device to load it to.
 
     Raises:
-        ImportError: Where transformers is not installed.
-        ValueError: For a quantized model where a dense one is wanted.
-        OSError: For weights in another form than safetensors.
+        ImportError: If transformers is not installed.
+        ValueError: For a quantized model if `dense` is set.
+        OSError: For weights that are not in safetensors files.
     """
     transformers = _transformers()
     config = transformers.AutoConfig.from_pretrained(path)
     method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
     if dense and method is not None:
-        raise ValueError(
-            f"{path} is quantized already ({method}): prune the dense model it was made from"
-        )
+        raise ValueError(f"{path} is quantized already ({method}): prune its dense source model")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype.value,
@@ -84,7 +82,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model.
 
     Raises:
-        ValueError: Where there is none.
+        ValueError: If there is none.
     """
     transformers = _transformers()
     try:
@@ -92,7 +90,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path} has no tokenizer that transformers can load ({error}): copy tokenizer.json "
-            "and tokenizer_config.json from the model it was made from"
+            "and tokenizer_config.json from its source model"
         ) from error
 
 
@@ -103,6 +101,6 @@ def _transformers():
         raise ImportError(
             "this command needs transformers: pip install 'flashsparse-plugin[hf]'"
         ) from None
-    # Commands show what they do themselves, and only on a terminal.
+    # Commands show their own progress, and only on a terminal.
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flashsparse prune`: a dense checkpoint in, the same checkpoint with zeros out."""
+"""`flashsparse prune`: writes a dense checkpoint with its least important weights set to zero."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def prune(
         ),
     ] = None,
     method: Annotated[
-        Method, typer.Option(help="wanda needs --calibration and keeps far more of the model.")
+        Method, typer.Option(help="wanda needs --calibration and gives far better models.")
     ] = Method.wanda,
     pattern: Annotated[
         str | None,
@@ -55,7 +55,7 @@ def prune(
     scope: Annotated[
         Scope | None,
         typer.Option(
-            help="Among what the least important weights are chosen; global is for magnitude.",
+            help="Set among which the least important weights are chosen; global is for magnitude.",
             show_default="row for wanda, layer for magnitude",
         ),
     ] = None,
@@ -64,8 +64,8 @@ def prune(
         typer.Option(help="Text file for wanda.", exists=True, dir_okay=False, readable=True),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a window.")] = 512,
-    seed: Annotated[int, typer.Option(help="Of the places the windows are taken from.")] = 0,
+    length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
+    seed: Annotated[int, typer.Option(help="Seed of the places that windows are taken from.")] = 0,
     ignore: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +74,7 @@ def prune(
         ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help=f"Of the weights written: {DTYPES}.", metavar="DTYPE")
+        Dtype, typer.Option(help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE")
     ] = Dtype.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -95,15 +95,13 @@ def prune(
     source = model_directory(model)
     if method is Method.wanda and calibration is None:
         raise usage(
-            "wanda looks at the model's activations on a text: give one with --calibration "
+            "wanda needs the model's activations on a text: give one with --calibration "
             "FILE.txt, of the kind the model will see, or prune by weight alone with "
             "--method magnitude",
             "--calibration",
         )
     if method is Method.magnitude and calibration is not None:
-        raise usage(
-            "magnitude looks at no text: leave it out, or use --method wanda", "--calibration"
-        )
+        raise usage("magnitude uses no text: leave it out, or use --method wanda", "--calibration")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
     rule = None if pattern is None else _pattern(pattern)
@@ -143,14 +141,14 @@ def prune(
 def _pattern(text: str) -> tuple[int, int]:
     kept, _, window = text.partition(":")
     if not (kept.isdecimal() and window.isdecimal()):
-        raise usage(f"{text!r} is no pattern N:M, such as 2:4", "--pattern")
+        raise usage(f"{text!r} is not a pattern N:M such as 2:4", "--pattern")
     return int(kept), int(window)
 
 
 def save_beside(model: Any, source: Path, destination: Path) -> None:
-    """Saves a model with the files that came along with it: tokenizer, chat template, licence.
+    """Saves a model with its other files (tokenizer, chat template, licence) atomically.
 
-    All or nothing: it is written under another name, and renamed once it is whole.
+    The directory is written under another name, and renamed once it is complete.
     """
     destination = destination.absolute()
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +161,7 @@ def save_beside(model: Any, source: Path, destination: Path) -> None:
             weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
             if file.is_file() and not weights and not (whole / file.name).exists():
                 shutil.copyfile(file, whole / file.name)
-        whole.rename(destination)  # an empty directory there is replaced
+        whole.rename(destination)  # replaces an empty directory
 
 
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode attention in float64, plainly: the oracle of the attention ops' tests.
+"""Decode attention in float64, the oracle of the attention ops' tests.
 
-Written from docs/attention.md and from no kernel. It has no reference phi: the softmax is the same
-for every phi, and what the guard of a kernel does must not show in its result.
+It was written from docs/attention.md and not from a kernel. It has no reference phi: the softmax is
+the same for every phi, and the guard of a kernel must not change its result.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def attended(key: Tensor, lengths: Tensor | None, mask: Tensor | None, window: int = 0) -> Tensor:
-    """Which positions a sequence's query looks at, bool [sequences, positions].
+    """The positions that a sequence's query attends to, bool [sequences, positions].
 
-    Those before its length, of them the last `window` where there is a window, and of them the ones
-    that the mask allows.
+    A position is attended to if it is before the length, among the last `window` of these if there
+    is a window, and allowed by the mask.
     """
     sequences, _, positions, _ = key.shape
     position = torch.arange(positions, device=key.device)
@@ -36,7 +36,7 @@ def scores(
     softcap: float = 0.0,
     window: int = 0,
 ) -> Tensor:
-    """Inputs of the softmax, float64 [sequences, heads, positions]; -inf where not looked at."""
+    """Inputs of the softmax, float64 [sequences, heads, positions]; -inf where not attended to."""
     allowed = attended(key, lengths, mask, window)[:, None, :]
     raw = _products(query.double(), _known(key, allowed)) * scale
     if softcap > 0:
@@ -62,10 +62,10 @@ def decode(
         key: [sequences, kv_heads, positions, head_dim]; a group of heads / kv_heads shares a head.
         value: As key.
         lengths: int32 [sequences], or None: all positions.
-        mask: bool [sequences, positions], true where a position may be looked at, or None.
-        scale: Times q . k.
-        softcap: Where above 0, scores become softcap * tanh(score / softcap).
-        window: Where above 0, only the last so many positions before the length are looked at.
+        mask: bool [sequences, positions], true where a position may be attended to, or None.
+        scale: Factor of q . k.
+        softcap: If above 0, scores become softcap * tanh(score / softcap).
+        window: If above 0, only this many positions before the length are attended to.
     """
     inputs = scores(query, key, lengths, mask, scale=scale, softcap=softcap, window=window)
     allowed = attended(key, lengths, mask, window)[:, None, :]
@@ -85,17 +85,18 @@ def error_bound(
     rounded_terms: bool,
     low: float = 1.0,
 ) -> Tensor:
-    """How far each element of a result may be from `decode`, float64 as that.
+    """The largest error of each element of a result against `decode`, float64 of its shape.
 
-    Each term errs by its score's sum in float32 and by the exponential; where `rounded_terms` by
-    its rounding to the dtype of query, up to half an eps. The latter errors of many terms are of
-    either sign: eight times their standard deviation, where that is less than their sum. Terms err
-    by an absolute amount where float16 has no more digits. Then there are the sums in float32 over
-    the positions, which a tensor core cuts off rather than rounds, and the rounding of the result.
+    Each term errs by the float32 sum of its score, by the exponential and, with `rounded_terms`, by
+    its rounding to the dtype of query, up to half an eps. Rounding errors of many terms are of
+    either sign, so their bound is eight times their standard deviation if that is less than their
+    sum. Terms err by an absolute amount where float16 has no more digits. Further errors come from
+    the float32 sums over the positions, which a tensor core truncates rather than rounds, and from
+    rounding the result.
 
     Args:
         rounded_terms: Whether terms are rounded to the dtype of query, as on CUDA.
-        low: What a sum of terms is at least.
+        low: Lower bound of a sum of terms.
     """
     options = {"scale": scale, "softcap": softcap, "window": window}
     allowed = attended(key, lengths, mask, window)[:, None, :]
@@ -106,7 +107,7 @@ def error_bound(
 
     sizes = _products(query.double().abs(), _known(key, allowed).abs()) * scale
     score_error = (query.shape[-1] + 16) * 2.0**-24 * sizes + softcap * 2.0**-21 + 2.0**-20
-    # The largest of a row: an error of one term moves the sum that all are divided by.
+    # The largest of a row, since an error of one term changes the sum that divides all terms.
     relative = 2 * score_error.masked_fill(~allowed, 0.0).amax(-1, keepdim=True).expm1()
     count = allowed.sum(-1, keepdim=True)
     relative = relative + (8 * count**0.5 + rounded_terms * count / 16) * 2.0**-24
@@ -125,18 +126,18 @@ def error_bound(
 
 
 def _known(cache: Tensor, allowed: Tensor) -> Tensor:
-    """In float64, zero where nothing may be looked at: there may be NaN."""
+    """The tensor in float64, zero at positions that are not attended to and may hold NaN."""
     return torch.where(allowed[..., None], cache.double(), 0.0)
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
-    """[sequences, heads, positions], a group of query heads with each kv head."""
+    """q . k as [sequences, heads, positions]; each kv head serves a group of query heads."""
     grouped = query.unflatten(1, (key.shape[1], -1))
     return torch.einsum("bkgd,bktd->bkgt", grouped, key).flatten(1, 2)
 
 
 def _weighted(weights: Tensor, value: Tensor) -> Tensor:
-    """[sequences, heads, head_dim], likewise."""
+    """Terms @ value as [sequences, heads, head_dim]; each kv head serves a group of heads."""
     grouped = weights.unflatten(1, (value.shape[1], -1))
     return torch.einsum("bkgt,bktd->bkgd", grouped, value).flatten(1, 2)
 
@@ -147,7 +148,7 @@ def _softmax(inputs: Tensor) -> Tensor:
 
 
 def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
-    """Makes [sequences, kv_heads, positions, head_dim] of a paged cache.
+    """Gathers a paged cache into [sequences, kv_heads, positions, head_dim].
 
     Args:
         cache: [blocks, block_size, kv_heads, head_dim].

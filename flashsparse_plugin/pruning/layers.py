@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a model are pruned, and what became of them."""
+"""Which layers of a model are pruned, and the report of the result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PruneReport:
         return self.zeros / self.elements if self.elements else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, for JSON."""
+        """Return the report as plain values for JSON."""
         return {
             "method": self.method,
             "elements": self.elements,
@@ -82,8 +82,8 @@ def report(method: str, linears: dict[str, nn.Linear]) -> PruneReport:
 def check_weight(name: str, weight: torch.Tensor) -> None:
     """Raise ValueError, naming the layer, for a weight that cannot be pruned.
 
-    A weight that holds NaN or infinity is refused: no score says whether such an element may go,
-    and a checkpoint with one is broken.
+    A weight that holds NaN or infinity is refused: no score can rank such an element, and a
+    checkpoint with one is broken.
     """
     if weight.dim() != 2:
         raise ValueError(
@@ -111,10 +111,10 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
 def prunable_linears(
     model: PreTrainedModel, ignore: Sequence[str] = (LM_HEAD,)
 ) -> dict[str, nn.Linear]:
-    """Return the layers of a model to prune: every `nn.Linear` that `ignore` does not mean.
+    """Return the layers of a model to prune: every `nn.Linear` that `ignore` does not match.
 
-    "lm_head" in `ignore` means the output head whatever the architecture calls it. Embeddings
-    are no `nn.Linear` and never pruned; so a head that shares its weight with them is refused.
+    "lm_head" in `ignore` means the output head, whatever the architecture calls it. Embeddings are
+    not `nn.Linear` and never pruned, so a head that shares its weight with them is refused.
     A weight that several layers share is listed once, under its first name.
 
     Args:
@@ -158,7 +158,7 @@ def prunable_linears(
 
 
 def _warn_of_idle(ignore: Iterable[str], modules: Iterable[str]) -> None:
-    """Warn of a pattern that means no module: most likely a slip of the pen."""
+    """Warn of a pattern that matches no module: most likely a misspelling."""
     for pattern in ignore:
         if pattern != LM_HEAD and not any(matches(name, [pattern]) for name in modules):
             logger.warning("ignore pattern %r matches no module of the model", pattern)
@@ -166,5 +166,5 @@ def _warn_of_idle(ignore: Iterable[str], modules: Iterable[str]) -> None:
 
 @torch.no_grad()
 def apply_mask_(weight: torch.Tensor, keep: torch.Tensor) -> None:
-    """Zero in place what is not kept; all other elements stay as they are, bit for bit."""
+    """Set the elements that are not kept to zero in place; all others keep their bits."""
     weight.masked_fill_(~keep, 0)

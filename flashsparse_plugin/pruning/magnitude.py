@@ -38,7 +38,7 @@ def prune_weight(
         name: What errors call the weight.
 
     Returns:
-        A weight of the same shape and dtype; what was kept is the same bit for bit.
+        A weight of the same shape and dtype; elements that were kept are the same bit for bit.
 
     Raises:
         ValueError: For a weight with NaN or infinite elements, or an impossible rule.
@@ -64,7 +64,7 @@ def _elements(linears: Mapping[str, nn.Linear]) -> int:
 
 
 def _prune_global(linears: Mapping[str, nn.Linear], drop: int, progress: bool) -> None:
-    """Drop the smallest weights of all layers together; the scores of one are held at a time."""
+    """Drop the smallest weights of all layers together; only one layer's scores are in memory."""
     if drop == 0:
         return
     with tqdm(total=3 * len(linears), desc="magnitude", unit="layer", disable=not progress) as bar:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From scores to masks: which elements go when an exact number of them has to.
+"""From scores to masks: which elements are dropped to reach an exact number of zeros.
 
-Scores are float32 and not negative; the lowest go first. Equal scores go in row-major order, so
-that a mask depends on nothing but its scores.
+Scores are float32 and not negative; the lowest are dropped first. Equal scores are dropped in
+row-major order, so that a mask depends on its scores alone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def check_scores(scores: torch.Tensor) -> None:
 def kth_lowest(scores: Callable[[], Iterable[torch.Tensor]], k: int) -> tuple[float, int]:
     """Find the k-th lowest of many scores without holding them all.
 
-    Radix selection: the bit patterns of float32 values that are not negative order as integers,
-    so one histogram of the upper 16 bits and one of the lower 16 find the value exactly.
+    This is a radix selection: the bit patterns of float32 values that are not negative sort like
+    integers, so one histogram of the upper 16 bits and one of the lower 16 find the value exactly.
 
     Args:
-        scores: Yields the score tensors, float32, the same in each of two calls.
+        scores: Called twice; each time yields the same score tensors, float32.
         k: From 1 to the number of scores.
 
     Returns:
@@ -88,7 +88,7 @@ def lowest_of_row(scores: torch.Tensor, k: int) -> torch.Tensor:
     threshold = scores.kthvalue(k, dim=1, keepdim=True).values
     lowest = scores < threshold
     ties = k - lowest.sum(dim=1)
-    # The first ties of each row: nonzero() lists them in row-major order.
+    # The first ties of each row; nonzero() lists them in row-major order.
     equal = scores == threshold
     row, column = equal.nonzero(as_tuple=True)
     before = equal.sum(dim=1).cumsum(0).roll(1)
@@ -117,7 +117,7 @@ def keep_mask(scores: torch.Tensor, sparsity: float, scope: str = "layer") -> to
     if scope == "row":
         return ~lowest_of_row(scores, zero_count(scores.shape[1], sparsity))
     if scope != "layer":
-        raise ValueError(f"scope {scope!r} is none of 'layer', 'row' for a single matrix")
+        raise ValueError(f"scope {scope!r} is invalid for a single matrix: choose 'layer' or 'row'")
     drop = zero_count(scores.numel(), sparsity)
     if drop == 0:
         return torch.ones_like(scores, dtype=torch.bool)

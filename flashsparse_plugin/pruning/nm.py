@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vector-wise N:M sparsity: of every M columns N are kept, the same ones for L rows.
 
-The pattern of NM-SpMM (Ma et al., 2025, section II): its pruning unit is a vector of L elements
-along the output dimension, its window M such vectors along the input dimension.
+This is the pattern of NM-SpMM (Ma et al., 2025, section II), whose pruning unit is a vector of L
+elements along the output dimension, and whose window is M such vectors along the input dimension.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .masks import check_scores, lowest_of_row
 def check_pattern(n: int, m: int, vector_length: int = 1) -> None:
     """Raise ValueError unless 1 <= n <= m <= 256 and vector_length >= 1."""
     if not 1 <= n <= m <= 256:
-        raise ValueError(f"pattern {n}:{m} is none of the N:M patterns with 1 <= N <= M <= 256")
+        raise ValueError(f"pattern {n}:{m} is invalid: an N:M pattern has 1 <= N <= M <= 256")
     if vector_length < 1:
         raise ValueError(f"vector_length is {vector_length}, but must be 1 or more")
 
@@ -25,9 +25,9 @@ def check_pattern(n: int, m: int, vector_length: int = 1) -> None:
 def nm_keep_mask(scores: torch.Tensor, n: int, m: int, vector_length: int = 1) -> torch.Tensor:
     """Choose what to keep: the n best of every m consecutive columns.
 
-    A vector of several rows has the Euclidean norm of its scores for its score. Edges are
-    windows like any other that end early: the last window keeps min(n, its columns), the last
-    group of rows shares its choice among the rows it has.
+    The score of a vector of several rows is the Euclidean norm of their scores. Windows at the
+    edges are shorter: the last window keeps min(n, its columns), and the last group of rows shares
+    its choice among the rows that it has.
 
     Args:
         scores: float32 [out_features, in_features], not negative.

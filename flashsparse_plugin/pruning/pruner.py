@@ -39,19 +39,19 @@ def prune(
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
-    Every `nn.Linear` is pruned but those that `ignore` means. What is kept stays the same bit
-    for bit. Of `count` elements of the scope exactly round(sparsity * count) are zero afterwards
-    (halves to even), or more where more were zero before: zeros go first and count. Equal scores
-    go in row-major order, layers in the model's order.
+    Every `nn.Linear` is pruned except those that `ignore` matches. Weights that are kept stay the
+    same bit for bit. Of `count` elements of the scope exactly round(sparsity * count) are zero
+    afterwards (halves to even), or more if more were zero before: existing zeros are dropped first
+    and count. Equal scores are dropped in row-major order, layers in the model's order.
 
     Args:
         model: Any transformers causal LM whose linears are `nn.Linear`, in float16, bfloat16 or
             float32.
         method: "magnitude" drops the smallest weights; "wanda" (arXiv 2306.11695) weighs them by
             the size of their inputs on calibration text, which costs a forward pass or two and
-            predicts text far better.
+            gives far better models.
         sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies.
-        scope: Among what the least important are chosen: "layer" (a weight; the default of
+        scope: The set among which the least important are chosen: "layer" (a weight; the default of
             "magnitude"), "row" (an output feature; the default of "wanda") or "global" (all
             weights together; "magnitude" only).
         pattern: (n, m) keeps n of every m consecutive input features instead, n <= m <= 256.
@@ -66,16 +66,20 @@ def prune(
         The sparsity reached, layer by layer.
 
     Raises:
-        ValueError: For a rule, a layer or calibration tokens that do not fit, before any weight
-            is changed; and, naming the layer, where every activation of a layer is NaN or
-            infinite (what came before it is pruned then).
+        ValueError: For an invalid rule, layer or calibration, before any weight is changed; and,
+            naming the layer, if every activation of a layer is NaN or infinite (the layers before
+            it are pruned then).
     """
     if method not in METHODS:
-        raise ValueError(f"method {method!r} is none of {', '.join(map(repr, METHODS))}")
+        raise ValueError(
+            f"method {method!r} is invalid: choose one of {', '.join(map(repr, METHODS))}"
+        )
     if scope is None and pattern is None:
         scope = "row" if method == "wanda" else "layer"
     if method == "wanda" and scope == "global":
-        raise ValueError("wanda scores of different layers do not compare: use 'row' or 'layer'")
+        raise ValueError(
+            "wanda scores of different layers cannot be compared: use scope 'row' or 'layer'"
+        )
     if (calibration is not None) != (method == "wanda"):
         raise ValueError(
             "wanda needs calibration tokens: give calibration=calibration_windows(...)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much to prune, and among which elements to choose: the same for every score."""
+"""How much to prune and among which elements to choose, for every score."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class PruningRule:
 
     Attributes:
         sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies.
-        scope: Among what the lowest scores are chosen: "layer" (a weight), "row" (an output
-            feature) or "global" (the model). Without meaning, hence to be left None, where a
-            pattern is given.
+        scope: The set among which the lowest scores are chosen: "layer" (a weight), "row" (an
+            output feature) or "global" (the model). Must be None if a pattern is given.
         pattern: (n, m) keeps n of every m consecutive input features.
         vector_length: Consecutive output features that share the choice of a pattern.
     """
@@ -35,7 +34,9 @@ class PruningRule:
     def __post_init__(self) -> None:
         if self.pattern is None:
             if self.scope not in SCOPES:
-                raise ValueError(f"scope {self.scope!r} is none of {', '.join(map(repr, SCOPES))}")
+                raise ValueError(
+                    f"scope {self.scope!r} is invalid: choose one of {', '.join(map(repr, SCOPES))}"
+                )
             if self.vector_length != 1:
                 raise ValueError("vector_length belongs to an N:M pattern: give pattern=(n, m) too")
             if self.sparsity is None:
@@ -57,7 +58,7 @@ class PruningRule:
         """Return what to keep of one weight, bool, for scores float32 [out_features, in_features].
 
         Raises:
-            ValueError: For the scope "global", which no single weight decides.
+            ValueError: For the scope "global", which a single weight cannot decide.
         """
         if self.pattern is not None:
             return nm_keep_mask(scores, *self.pattern, self.vector_length)

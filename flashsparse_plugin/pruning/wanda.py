@@ -3,8 +3,8 @@
 
 The score of a weight is |W_ij| * ||X_j||_2, with X_j the j-th input feature over all calibration
 tokens; scores are compared within a row, that is within an output feature. Decoder layers are
-pruned in order, each on the activations that its already pruned predecessors give, and only one
-layer's activations are held at a time.
+pruned in order, each by the activations of its already pruned predecessors, and only one layer's
+activations are in memory at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A dead input counts as this share of the mean: low enough that its weights go first.
+# A dead input counts as this share of the mean, low enough that its weights are dropped first.
 _DEAD_INPUT = 1e-6
 
 
@@ -35,8 +35,8 @@ def wanda_scores(weight: torch.Tensor, input_norms: torch.Tensor) -> torch.Tenso
     """Return |W_ij| * ||X_j||_2 as float32, of the weight's shape.
 
     An input that was zero on every token (norm 0) gets a millionth of the mean norm, so that its
-    weights go first, the smallest of them before the others; where all inputs are dead, as in an
-    expert that no token reached, the order is that of the magnitudes.
+    weights are dropped first, the smallest of them before the others. If all inputs are dead, as in
+    an expert that no token reached, the order is that of the magnitudes.
 
     Args:
         weight: [out_features, in_features], finite.
@@ -52,8 +52,8 @@ def wanda_scores(weight: torch.Tensor, input_norms: torch.Tensor) -> torch.Tenso
     norms = input_norms.double()
     if not bool((norms.isfinite() & (norms >= 0)).all()):
         raise ValueError("an input norm is NaN, infinite or negative")
-    # Only the order counts. Scaled so that the least factor is 1, no score of a weight that is
-    # not zero vanishes: zeros always go first.
+    # Only the order matters. With the smallest factor scaled to 1, no score of a weight that is
+    # not zero vanishes, so zeros are always dropped first.
     floor = norms.mean() * _DEAD_INPUT
     factors = (norms / floor).clamp(min=1) if floor > 0 else torch.ones_like(norms)
     return weight.detach().abs().float() * factors.float()
@@ -74,7 +74,7 @@ class InputNorms:
         )
 
     def add(self, x: torch.Tensor) -> None:
-        """Take in activations [..., in_features]."""
+        """Add activations [..., in_features]."""
         x = x.detach().flatten(0, -2)
         self.seen += x.numel()
         squares = x.float().square().sum(dim=0)
@@ -97,13 +97,15 @@ class InputNorms:
             )
         if self.broken:
             logger.warning(
-                "%s: %d of %d calibration activations are NaN or infinite and left out",
+                "%s: %d of %d calibration activations are NaN or infinite and were left out",
                 self.name,
                 self.broken,
                 self.seen,
             )
         if not self.seen:
-            logger.warning("%s: no calibration token came by; pruned by magnitude alone", self.name)
+            logger.warning(
+                "%s: no calibration token reached this layer; pruned by magnitude alone", self.name
+            )
         return self.squares.sqrt()
 
 
@@ -118,14 +120,14 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
         return sum(isinstance(child, nn.Linear) for child in module.modules())
 
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    best = max(lists, key=linears, default=None)  # of equals the outermost, which comes first
+    best = max(lists, key=linears, default=None)  # among equals the outermost, which comes first
     if best is None or linears(best) == 0:
         raise ValueError(f"{type(model).__name__} has no nn.ModuleList of decoder layers")
     return best
 
 
 class _Stop(Exception):
-    """Leaves a forward pass that has shown what it was run for."""
+    """Ends a forward pass once the activations that it was run for are recorded."""
 
 
 @contextmanager
@@ -141,11 +143,11 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 class _Relay:
-    """Runs a model as far as one decoder layer, whose predecessors hand over stored outputs.
+    """Runs a model up to one decoder layer, whose predecessors return stored outputs.
 
-    The model itself prepares what a layer gets (masks, rotary embeddings and all that differs
-    from layer to layer), so nothing here knows an architecture; and the layers before cost
-    nothing. One output a batch is stored: that of the last layer run with `store`.
+    The model itself prepares the inputs of a layer (masks, rotary embeddings and all that differs
+    from layer to layer), so this class knows no architecture, and the layers before cost nothing.
+    One output per batch is stored: that of the last layer run with `store`.
     """
 
     def __init__(
@@ -205,13 +207,13 @@ def prune_wanda(
 ) -> None:
     """Prune layers in place by Wanda, decoder layer by decoder layer.
 
-    Linears outside of the decoder layers are pruned where they stand: before them (OPT's
-    project_in) or after them (lm_head, if asked for).
+    Linears outside of the decoder layers are pruned at their place in the model: before them (OPT's
+    project_in) or after them (lm_head, if requested).
 
     Args:
         model: A transformers causal LM; its training flag is restored.
         linears: The layers to prune by name, from `prunable_linears`.
-        rule: How much, of scope "row" or "layer", or a pattern.
+        rule: How much to prune, of scope "row" or "layer", or a pattern.
         calibration: int64 [samples, length], token ids.
         batch_size: Samples a forward pass.
         progress: Show a progress bar.
@@ -226,7 +228,7 @@ def prune_wanda(
     outside = {name: linear for name, linear in linears.items() if id(linear) not in inside}
 
     def prune_at(index: int, here: Mapping[str, nn.Linear]) -> set[str]:
-        """Prune what runs on the way to `index`, and return the names of what did run."""
+        """Prune the linears that run on the way to `index`; return the names of those that ran."""
         seen = {name: InputNorms(name, linear) for name, linear in here.items()}
         hooks = [
             linear.register_forward_pre_hook(lambda _, args, norms=seen[name]: norms.add(args[0]))
@@ -239,7 +241,7 @@ def prune_wanda(
                 hook.remove()
         ran = {name for name, norms in seen.items() if norms.seen}
         for name, linear in here.items():
-            if name in ran or index >= 0:  # before the layers it is early to give up
+            if name in ran or index >= 0:  # before the decoder layers others may still run
                 scores = wanda_scores(linear.weight, seen.pop(name).norms())
                 apply_mask_(linear.weight, rule.keep_mask(scores))
         return ran

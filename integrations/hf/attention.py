@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attn_implementation="unified_max"`: our decode attention in transformers' models.
 
-One new token a sequence goes through `ops.unified_max_decode`, with the phi that the model's config
-holds for the layer, or without: the online softmax. Prompts, training and what else it does not do
-go through torch's scaled_dot_product_attention, as with "sdpa"; of models that cap their scores,
-through transformers' own "eager" attention.
+Steps with one new token a sequence use `ops.unified_max_decode`, with the layer's phi in the
+model's config or, without one, the online softmax. Prompts, training and everything else that the
+op does not support use torch's scaled_dot_product_attention, as with "sdpa", or, in models with a
+softcap, transformers' own "eager" attention.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flashsparse_plugin.attention")
 
-# transformers takes any name with "flash" or "sdpa" in it for one of its own.
+# transformers treats any name that contains "flash" or "sdpa" as one of its own.
 NAME = "unified_max"
 HEAD_DIMS = (64, 80, 96, 128, 256)
-_KEPT = "_unified_max_reference"  # where a layer keeps its own
-# What sdpa takes too, and the op does not.
+_KEPT = "_unified_max_reference"  # the attribute in which a layer keeps its own
+# Options that sdpa supports and the op does not.
 _UNSUPPORTED = ("position_bias", "cache", "s_aux")
 
 
 def register() -> None:
     """Registers the name; calling it again changes nothing.
 
-    Without a function for masks transformers would make none, and left-padded batches would be
-    wrong without a word.
+    Without a function for masks transformers would make none, and left-padded batches would
+    silently be wrong.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -60,26 +60,26 @@ def attention_forward(
         key: [sequences, kv_heads, positions, head_dim].
         value: As key.
         attention_mask: bool [sequences, 1, new tokens, positions], or None: all positions.
-        dropout: As in sdpa.
-        scaling: Of scores; head_dim ** -0.5 where there is none.
-        **options: What the model passes beside.
+        dropout: Dropout as in sdpa.
+        scaling: Factor of the scores; default: head_dim ** -0.5.
+        **options: Further arguments that the model passes.
 
     Returns:
-        [sequences, new tokens, heads, head_dim], and None in the place of attention weights.
+        [sequences, new tokens, heads, head_dim], and None instead of attention weights.
 
     Raises:
-        CalibrationError: For an entry "unified_max" in the model's config that cannot be meant, or
-            was made for a model of another size.
+        CalibrationError: For an entry "unified_max" in the model's config that is invalid or was
+            made for a model of another size.
     """
     reference = _reference(module, query)
     softcap = options.get("softcap") or 0.0
     if not _is_decode(query, key, value, attention_mask, dropout, options):
-        if softcap:  # sdpa would leave it out
+        if softcap:  # sdpa would ignore it
             return _eager(module, query, key, value, attention_mask, dropout, scaling, softcap)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    # Here, since transformers imports this file whoever uses it.
+    # Imported here, since transformers imports this file in any case.
     from flashsparse_plugin.ops import ops
 
     mask = None
@@ -96,13 +96,13 @@ def attention_forward(
 
 
 class _Reference:
-    """What a layer's decode steps need of the calibration, where they run.
+    """A layer's calibration on the device of its decode steps.
 
     Attributes:
-        device: Of the query.
-        dtype: Of the query.
-        phi: float32 [heads] on the device, or None: the online softmax.
-        counter: Of the parts that are computed again, where somebody wants to know.
+        device: Device of the query.
+        dtype: Dtype of the query.
+        phi: float32 [heads] on the device, or None for the online softmax.
+        counter: Counts recomputed parts, or None if nothing is counted.
     """
 
     def __init__(self, module: torch.nn.Module, heads: int, device: torch.device, dtype: Any):
@@ -116,7 +116,7 @@ class _Reference:
         self.phi = torch.tensor(found.phi, dtype=torch.float32, device=device)
         if Counter.wanted(device):
             self.counter = Counter(f"layer {module.layer_idx}", device)
-        if device.type == "cuda":  # a CUDA graph need not copy what stays in its place
+        if device.type == "cuda":  # so that a CUDA graph need not copy it
             for tensor in (self.phi, *([self.counter.total] if self.counter else [])):
                 torch._dynamo.mark_static_address(tensor)
         logger.debug(
@@ -126,7 +126,7 @@ class _Reference:
 
 
 def _reference(module: torch.nn.Module, query: Tensor) -> _Reference | None:
-    """The layer's, made at its first call: usually a prompt's, before anything is compiled."""
+    """The layer's state, made at its first call, usually of a prompt, before compilation."""
     if getattr(getattr(module, "config", None), "unified_max", None) is None:
         return None
     found = getattr(module, _KEPT, None)
@@ -136,17 +136,17 @@ def _reference(module: torch.nn.Module, query: Tensor) -> _Reference | None:
     return found
 
 
-# Run and not traced where the prompt is compiled, too (as one whole graph from torch 2.13 on).
+# Run and not traced if the prompt is compiled, too (as one whole graph from torch 2.13 on).
 @torch.compiler.assume_constant_result
 def _keep_reference(
     module: torch.nn.Module, heads: int, device: torch.device, dtype: torch.dtype
 ) -> None:
-    with torch.inference_mode(False):  # or only inference mode could count
+    with torch.inference_mode(False):  # otherwise only inference mode could count
         setattr(module, _KEPT, _Reference(module, heads, device, dtype))
 
 
 def _calibrated(module: torch.nn.Module, heads: int, dtype: torch.dtype) -> LayerReference | None:
-    """What the model's config holds for the layer, or None where that is nothing of use."""
+    """The layer's reference in the model's config, or None if there is none that fits."""
     from flashsparse_plugin.attention import unified_max_of
 
     entry = unified_max_of(module.config)
@@ -180,10 +180,10 @@ def _eager(
     scaling: float | None,
     softcap: float,
 ) -> tuple[Tensor, None]:
-    """Gemma 2's own attention with capped scores, which takes a mask to add."""
+    """Gemma 2's own attention with a softcap, which takes an additive mask."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-    if mask is None and query.shape[2] > 1:  # left out where causal says it all
+    if mask is None and query.shape[2] > 1:  # None for a plain causal mask
         mask = torch.ones(*query.shape[2:3], key.shape[2], dtype=torch.bool, device=key.device)
         mask = mask.tril()[None, None]
     if mask is not None and mask.dtype == torch.bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that stay dense, on a GPU: by the implementation that is best for the tokens."""
+"""Dense layers on a GPU, by the implementation that is fastest for the number of tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .conversion import adopt
 
 
 class DispatchedLinear(nn.Linear):
-    """nn.Linear that goes by a dataflow, where and in the dtype that this was made for."""
+    """nn.Linear that uses a dataflow on the device and in the dtype that it was made for."""
 
     flow: DenseLinear
     place: tuple[torch.device, torch.dtype]
 
     @classmethod
     def of(cls, linear: nn.Linear, flow: DenseLinear) -> DispatchedLinear:
-        """The layer with the same parameters."""
+        """Returns the layer with the same parameters."""
         made = cls(linear.in_features, linear.out_features, bias=False, device="meta")
         made.weight, made.bias = linear.weight, linear.bias
         made.flow, made.place = flow, (linear.weight.device, linear.weight.dtype)
@@ -34,7 +34,7 @@ class DispatchedLinear(nn.Linear):
 
 
 def dispatch(model: nn.Module, name: str, linear: nn.Linear) -> None:
-    """Has a layer go by its dataflow, if there is anything faster than torch's own linear."""
+    """Replaces a layer by a dispatched one, if anything is faster than torch's own linear."""
     flow = dense_linear(linear.weight)
     if flow is not None:
         adopt(model, name, DispatchedLinear.of(linear, flow))

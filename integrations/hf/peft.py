@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA on packed layers: `get_peft_model` takes SparseLinear as it takes nn.Linear.
 
-The packed weight stays frozen; the gradient passes through it to what lies below.
+The packed weight stays frozen; the gradient passes through it to earlier layers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 
 from flashsparse_plugin.linear import SparseLinear
 
-# Where the adapter begins; the others (PiSSA, OLoRA, LoftQ, ...) rewrite the base weight.
+# Initialisations of the adapter alone; others (PiSSA, OLoRA, LoftQ, ...) rewrite the base weight.
 _INITS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 def register() -> None:
     """Gives every LoraConfig our layer as a custom module; calling it again changes nothing.
 
-    peft's own extension point, `LoraConfig._register_custom_module`, is per object, and a user
-    should not have to know of it.
+    peft's own extension point, `LoraConfig._register_custom_module`, is per object, and users
+    should not need to know it.
     """
     if getattr(LoraConfig.__post_init__, "knows_flashsparse", False):
         return
@@ -63,7 +63,7 @@ class SparseLoraLinear(LoraLinear):
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
         raise ValueError(
             "a LoRA adapter cannot be merged into a packed weight: the sum has no zeros. Remedy: "
-            "keep the adapter beside it, or load the model with FlashSparseConfig(dequantize=True) "
+            "keep the adapter separate, or load the model with FlashSparseConfig(dequantize=True) "
             "and merge into that"
         )
 

@@ -2,10 +2,10 @@
 """`--sparse-method` and `--decode-attention` on the command line, `sparse_method=` and
 `decode_attention=` in Python.
 
-vLLM has no official hook for arguments. But its parsers are built by looking `add_cli_args` up on
-EngineArgs after plugins were loaded, and every way in makes an EngineArgs: so wrapping four of its
-methods reaches all of them. The wrappers only fill in fields that vLLM has anyway; see settings.py
-and attention.py.
+vLLM has no official hook for arguments. But its parsers look up `add_cli_args` on EngineArgs after
+plugins were loaded, and every entry to vLLM makes an EngineArgs, so wrapping four of its methods
+reaches all of them. The wrappers only fill in existing fields of vLLM; see settings.py and
+attention.py.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .settings import SettingsError, fold, methods
 
 _METHOD_HELP = (
     "Serve pruned weights from sparse storage. A format (%s) packs the linear layers of a dense, "
-    "pruned checkpoint while it loads; auto packs only those layers that become smaller; none "
+    "pruned checkpoint while it loads; auto packs only the layers that become smaller; none "
     "serves dense weights, and unpacks a packed checkpoint. Packed checkpoints need no option. "
     'More settings: --additional-config \'{"flashsparse": {"pruning": "magnitude", '
     '"sparsity": 0.5, "ignore": ["lm_head"]}}\'.'
 )
 _ATTENTION_HELP = (
     "Attention of the steps that generate one token a sequence. unified_max: FlashSparse's kernel, "
-    "with phi where the model was calibrated (`flashsparse calibrate`), else with the online "
+    "with phi if the model was calibrated (`flashsparse calibrate`), else with the online "
     "softmax; prompts go through vLLM's own attention. The same as --attention-backend CUSTOM. "
-    "default: vLLM's own for everything."
+    "default: vLLM's own attention for everything."
 )
 
 
@@ -47,7 +47,7 @@ _FOLDS = {"sparse_method": _fold_method, "decode_attention": _fold_attention}
 
 
 def _fold(holder: Any, name: str, choice: str | None) -> None:
-    """Writes one of our arguments into fields of vLLM's, of a namespace or of EngineArgs."""
+    """Writes one of our arguments into vLLM's fields of a namespace or of EngineArgs."""
     if choice is not None:
         _FOLDS[name](holder, choice)
 
@@ -93,13 +93,13 @@ def _wrap_parser(cls: Any) -> None:
 
 
 def _fold_after_parsing(parser: Any) -> None:
-    """Folds once everything is parsed, so that the order of the arguments does not matter."""
+    """Folds after everything is parsed, so that the order of the arguments does not matter."""
     inner = parser.parse_known_args
 
     @functools.wraps(inner)
     def parse_known_args(*args: Any, **kwargs: Any) -> Any:
         namespace, rest = inner(*args, **kwargs)
-        # No fields of vLLM's; some of its commands print them all.
+        # These are not fields of vLLM, some of whose commands print all arguments.
         taken = {name: vars(namespace).pop(name, None) for name in _FOLDS}
         for name, choice in taken.items():
             try:
@@ -125,7 +125,7 @@ def _wrap_init(cls: Any) -> None:
 
 
 def _wrap_model_config(cls: Any) -> None:
-    """Makes `additional_config={"flashsparse": {...}}` enough by itself."""
+    """Makes `additional_config={"flashsparse": {...}}` sufficient by itself."""
     inner = cls.create_model_config
 
     @functools.wraps(inner)
@@ -137,7 +137,7 @@ def _wrap_model_config(cls: Any) -> None:
 
 
 def _wrap_engine_config(cls: Any) -> None:
-    """Refuses a calibration that cannot be meant before any other process is started."""
+    """Refuses an invalid calibration before any other process is started."""
     inner = cls.create_engine_config
 
     @functools.wraps(inner)

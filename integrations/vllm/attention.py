@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention with a unified maximum in vLLM: the attention backend CUSTOM.
 
-`--attention-backend CUSTOM` is the name that vLLM keeps for a backend from outside,
-`--decode-attention unified_max` the friendly one. It is vLLM's own backend for the platform, but
-for batches in which every sequence has one new token: those go to ops.unified_max_paged_decode.
+`--attention-backend CUSTOM` is vLLM's name for a plugin's backend, and `--decode-attention
+unified_max` our alias of it. It is vLLM's own backend for the platform, except for batches in which
+every sequence has one new token: those use ops.unified_max_paged_decode.
 
-attention_layers.py   what both platforms share: which batches are ours, phi, counters
+attention_layers.py   shared by both platforms: which batches are ours, phi, counters
 attention_cuda.py     on FlashAttention
 attention_cpu.py      on vLLM's CPU kernels
 """
@@ -25,11 +25,11 @@ from .settings import SettingsError
 logger = logging.getLogger("vllm.flashsparse")
 
 UNIFIED_MAX, DEFAULT = "unified_max", "default"
-CHOICES = (UNIFIED_MAX, DEFAULT)  # of --decode-attention
+CHOICES = (UNIFIED_MAX, DEFAULT)  # values of --decode-attention
 
 
 def _path() -> str | None:
-    """Where our backend for this platform is; None where there is none."""
+    """Path of our backend class for this platform, or None if there is none."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cuda():
@@ -51,7 +51,7 @@ def _is_ours() -> bool:
 
 
 def install() -> None:
-    """Registers the backend CUSTOM where there is one for the platform."""
+    """Registers the backend CUSTOM if there is one for the platform."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import register_backend
 
@@ -60,8 +60,8 @@ def install() -> None:
         return
     if custom.is_overridden() and custom.get_path() != path:
         logger.warning(
-            "the attention backend CUSTOM is that of another plugin, %s: flashsparse's decode "
-            "attention cannot be had beside it",
+            "the attention backend CUSTOM belongs to another plugin, %s: flashsparse's decode "
+            "attention is unavailable beside it",
             custom.get_path(),
         )
         return
@@ -72,7 +72,7 @@ def install() -> None:
 
 
 def _count_where_vllm_debugs() -> None:
-    """Has counts in the log with VLLM_LOGGING_LEVEL=DEBUG, which no other logger listens to."""
+    """Logs counts with VLLM_LOGGING_LEVEL=DEBUG, which sets only vLLM's own loggers."""
     vllm = logging.getLogger("vllm")
     if vllm.isEnabledFor(logging.DEBUG) and not counting.handlers:
         counting.setLevel(logging.DEBUG)
@@ -81,7 +81,7 @@ def _count_where_vllm_debugs() -> None:
 
 
 def _wrap_cpu_platform(platform: Any) -> None:
-    """Makes the CPU platform listen to `--attention-backend CUSTOM`, as the CUDA platform does."""
+    """Makes the CPU platform accept `--attention-backend CUSTOM`, as the CUDA platform does."""
     inner = platform.get_attn_backend_cls
     if getattr(inner, "_flashsparse", False):
         return
@@ -107,23 +107,23 @@ def _wrap_cpu_platform(platform: Any) -> None:
 
 
 def fold_attention(attention_backend: Any, attention_config: Any, decode_attention: str) -> Any:
-    """Writes `--decode-attention` into the field that vLLM hands around.
+    """Writes `--decode-attention` into the field of vLLM that reaches every process.
 
     Args:
         attention_backend: vLLM's field of this name.
-        attention_config: Likewise: an object, a dict or None.
+        attention_config: vLLM's field of this name: an object, a dict or None.
         decode_attention: One of `CHOICES`.
 
     Returns:
         The new `attention_backend`.
 
     Raises:
-        SettingsError: For a choice that is none, beside another backend, or where ours is not to
-            be had.
+        SettingsError: For an invalid choice, beside another backend, or if our backend is not
+            available.
     """
     if decode_attention not in CHOICES:
         raise SettingsError(
-            f"decode_attention {decode_attention!r} is none of {', '.join(CHOICES)}"
+            f"decode_attention {decode_attention!r} is invalid: choose one of {', '.join(CHOICES)}"
         )
     if isinstance(attention_config, dict):
         configured = attention_config.get("backend")
@@ -140,7 +140,7 @@ def fold_attention(attention_backend: Any, attention_config: Any, decode_attenti
     if named - {"CUSTOM"}:
         raise SettingsError(
             f"decode attention {decode_attention!r} is the attention backend CUSTOM, and backend "
-            f"{min(named - {'CUSTOM'})} was asked for, too. Drop one of them"
+            f"{min(named - {'CUSTOM'})} was requested, too. Drop one of them"
         )
     if not _is_ours():
         raise SettingsError(
@@ -151,16 +151,16 @@ def fold_attention(attention_backend: Any, attention_config: Any, decode_attenti
 
 
 def _name(backend: Any) -> str | None:
-    """Of a backend as vLLM takes them: its member, a name in any case, "auto" or None."""
+    """Name of a backend given as vLLM allows: a member, a name in any case, "auto" or None."""
     name = getattr(backend, "name", backend)
     return None if name is None or name.lower() == "auto" else name.upper()
 
 
 def check_calibration(vllm_config: Any) -> None:
-    """Looks at phi in the front end, before any other process is started.
+    """Validates phi in the front end, before any other process is started.
 
     Raises:
-        CalibrationError: For an entry "unified_max" in config.json that is broken or was made for
+        CalibrationError: For an entry "unified_max" in config.json that is invalid or was made for
             another model.
     """
     attention, model = vllm_config.attention_config, vllm_config.model_config
@@ -177,7 +177,7 @@ def check_calibration(vllm_config: Any) -> None:
     dtype = str(model.dtype).removeprefix("torch.")
     if not entry.holds_for(dtype) and multiprocessing.parent_process() is None:
         logger.warning(
-            "phi of this model was chosen for %s and does not fit %s: decode attention takes the "
+            "phi of this model was chosen for %s and does not fit %s: decode attention uses the "
             "online softmax. For phi: flashsparse calibrate MODEL --text FILE --dtype %s",
             entry.dtype,
             dtype,

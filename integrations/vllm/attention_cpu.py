@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attention backend CUSTOM on a CPU: vLLM's own, and our kernel for decode batches.
 
-It is for testing, and for equality with a GPU, not for speed: vLLM's CPU kernels store the elements
-of a block in the order that suits the instructions of the machine ("vec" has each block of keys
-transposed, "amx" pairs up elements), our op wants those of a head side by side. So each step copies
-the blocks of its sequences, once for each layer.
+It is for tests and for comparison with a GPU, not for speed: vLLM's CPU kernels store the elements
+of a block in an order that suits the instructions of the machine ("vec" transposes each block of
+keys, "amx" pairs up elements), and our op needs those of a head to be contiguous. So each step
+copies the blocks of its sequences, once for each layer.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
         return max(self.sliding_window, 0)  # -1: none
 
     def pages(self, layer: Any, kv_cache: Tensor, metadata: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and block table as the op takes them: copies of the blocks in use."""
+        """Keys, values and block table for the op, made of copies of the blocks in use."""
         _, heads, size, both = kv_cache.shape
         orders = element_orders(cpu_layout(self, layer), kv_cache.dtype, size, both // 2)
         table, lengths = metadata.block_table, metadata.seq_lens
         used = torch.arange(table.shape[1]) < (lengths.unsqueeze(1) + size - 1) // size
-        # A block has, for each head, its keys before its values.
+        # In a block, the keys of each head are before its values.
         stored = kv_cache.index_select(0, table[used]).view(-1, heads, 2, size * both // 2)
         keys, values = (
             in_order(stored[:, :, i], order).transpose(1, 2) for i, order in enumerate(orders)
@@ -50,7 +50,7 @@ class CPUImpl(DecodeImpl, CPUAttentionBackendImpl):
 
 
 def in_order(stored: Tensor, order: Tensor) -> Tensor:
-    """Takes elements from where a layout keeps them, by strides where it can.
+    """Gathers elements from their places in a layout, by strides if possible.
 
     Args:
         stored: [blocks, heads, size * head_dim], the last dimension contiguous.
@@ -70,22 +70,22 @@ def in_order(stored: Tensor, order: Tensor) -> Tensor:
 
 @functools.cache
 def element_orders(layout: str, dtype: torch.dtype, size: int, head_dim: int) -> Tensor:
-    """Where a layout keeps the elements of a block, learnt from what writes it.
+    """The places of the elements of a block in a layout, learnt from vLLM's own writer.
 
     Args:
         layout: vLLM's name for it: "vec", "vec16", "amx", "neon", ...
-        dtype: Of the cache.
-        size: Positions of a block.
-        head_dim: Elements of a head.
+        dtype: Dtype of the cache.
+        size: Positions per block.
+        head_dim: Elements per head.
 
     Returns:
         int64 [2, size, head_dim], of keys and of values: the place of each element.
 
     Raises:
-        RuntimeError: Where the layout does not hold each element once.
+        RuntimeError: If the layout does not hold each element exactly once.
     """
     numbers, stored = torch.arange(size * head_dim), 0
-    for digit in range(3):  # every dtype holds 0 to 255
+    for digit in range(3):  # every dtype represents 0 to 255
         tokens = (numbers // 256**digit % 256).to(dtype).view(size, 1, head_dim)
         cache = torch.zeros(1, 1, 2 * size, head_dim, dtype=dtype)
         vllm_ops.cpu_attn_reshape_and_cache(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our attention backends share, mixed into the classes of vLLM's own.
+"""What our attention backends share, mixed into vLLM's own classes.
 
-A builder makes the metadata of each step, and gives its layers what they need to decode: both are
-there before a CUDA graph is captured. An implementation then takes the batches that are ours.
+A builder makes the metadata of each step and gives its layers their decoders, both before a CUDA
+graph is captured. An implementation then computes decode batches with our kernel.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from flashsparse_plugin.ops import ops
 logger = logging.getLogger("vllm.flashsparse")
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
-_STEPS = 1000  # from one line of counts in the log to the next
+_STEPS = 1000  # steps between two lines of counts in the log
 
 
 class DecodeBackend:
-    """What CUSTOM can do, as far as that is less than what the backend below can.
+    """What CUSTOM supports, where that is less than the backend below.
 
-    vLLM asks, and refuses with its reason what gets a no: here for what would never decode with
-    our kernel, or would break a promise of vLLM's (our last bits depend on the batch).
+    vLLM asks, and refuses with a reason what is not supported: layers that would never decode with
+    our kernel, and settings whose promise would be broken (our last bits depend on the batch).
     """
 
     @staticmethod
     def get_name() -> str:
-        return "CUSTOM"  # vLLM looks the member of its enumeration up by this name
+        return "CUSTOM"  # by which vLLM looks up the member of its enumeration
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -82,9 +82,9 @@ class Decoder:
 
     Args:
         impl: vLLM's implementation of the layer's attention.
-        window: Positions to look back, 0: all.
-        phi: float32 [heads of this rank], or None: the online softmax.
-        counter: What counts the parts that are computed again, or None.
+        window: Positions to attend back to; 0 for all.
+        phi: float32 [heads of this rank], or None for the online softmax.
+        counter: Counts recomputed parts, or None.
     """
 
     def __init__(self, impl: Any, window: int, phi: Tensor | None, counter: Counter | None):
@@ -100,7 +100,7 @@ class Decoder:
         lengths: Tensor,
         out: Tensor,
     ) -> None:
-        """Attention into `out`; the arguments are the op's."""
+        """Writes attention into `out`; takes the arguments of the op."""
         recomputed = ops.unified_max_paged_decode.out(
             query, key_cache, value_cache, table, lengths, phi=self.phi, out=out, **self.options
         )
@@ -109,14 +109,14 @@ class Decoder:
 
 
 class DecodeImpl:
-    """One layer's attention: decode batches are ours, all others those of the class below.
+    """One layer's attention: our kernel for decode batches, the class below for all others.
 
-    A class that this is mixed into has `window` and `pages`.
+    A class with this mixin has to define `window` and `pages`.
 
     Attributes:
-        prepared: Whether a builder has set the others.
-        decoder: None where the layer is none for our kernel.
-        reason: Why it is none.
+        prepared: Whether a builder has set the other attributes.
+        decoder: Decodes the layer, or None if our kernel does not support it.
+        reason: Why our kernel does not support the layer, or None.
     """
 
     prepared = False
@@ -155,7 +155,7 @@ class DecodeImpl:
         return output
 
     def reason_against(self, layer: Attention, dtype: torch.dtype) -> str | None:
-        """Why our kernel cannot decode this layer; None where it can."""
+        """Why our kernel cannot decode this layer, or None if it can."""
         if self.attn_type != AttentionType.DECODER:
             return f"attention of type {getattr(self.attn_type, 'value', self.attn_type)}"
         if self.alibi_slopes is not None:
@@ -172,13 +172,13 @@ class DecodeImpl:
 
 
 def _one_token_each(metadata: Any) -> bool:
-    """Whether a batch is one new token for each sequence, which then looks at all before it.
+    """Whether a batch is one new token per sequence that attends to all positions before it.
 
-    Decided from sizes alone, since a CUDA graph keeps the decision. Sequences that only fill a
-    graph up have a length of 0 and get zeros.
+    This is decided from sizes alone, since a CUDA graph keeps the decision. Sequences that pad a
+    graph have a length of 0 and get zeros.
     """
     return (
-        metadata is not None  # vLLM measures memory
+        metadata is not None  # vLLM is measuring memory
         and metadata.max_query_len == 1
         and metadata.num_actual_tokens == metadata.seq_lens.shape[0]
         and metadata.causal is True
@@ -188,7 +188,7 @@ def _one_token_each(metadata: Any) -> bool:
 
 
 class DecodeBuilder:
-    """Makes the metadata of a group of layers; gives each of them its decoder beforehand."""
+    """Makes the metadata of a group of layers, after giving each layer its decoder."""
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: Any
@@ -205,15 +205,15 @@ class DecodeBuilder:
 
 
 def prepare(names: Iterable[str], vllm_config: VllmConfig, device: torch.device) -> None:
-    """Gives layers their decoders; with the last of a model's, tells what its layers will do.
+    """Gives layers their decoders; with the last layer of a model, logs what they will use.
 
     Raises:
-        RuntimeError: With FLASHSPARSE_STRICT=1, where a layer is none for our kernel.
+        RuntimeError: With FLASHSPARSE_STRICT=1, if our kernel does not support a layer.
     """
     config = vllm_config.model_config
     entry = unified_max_of(config.hf_text_config)
     if entry is not None and not entry.holds_for(str(config.dtype).removeprefix("torch.")):
-        entry = None  # the front end has warned
+        entry = None  # the front end has warned already
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     layers = {
         name: layer
@@ -221,7 +221,7 @@ def prepare(names: Iterable[str], vllm_config: VllmConfig, device: torch.device)
         if isinstance(layer.impl, DecodeImpl)
     }
     new = [name for name in names if name in layers and not layers[name].impl.prepared]
-    for name in new:  # vLLM may make a builder again, to see how much memory graphs will take
+    for name in new:  # vLLM may make a builder again, to measure how much memory graphs take
         impl = layers[name].impl
         impl.prepared, impl.reason = True, impl.reason_against(layers[name], config.dtype)
         if impl.reason is None:
@@ -252,7 +252,7 @@ def _tell(impls: dict[str, DecodeImpl], device: torch.device) -> None:
             reasons.setdefault(impl.reason, []).append(name)
     for reason, names in reasons.items():
         logger.warning(
-            "decode attention of %d layers (%s, ...): vLLM's own, as ours does not do %s",
+            "decode attention of %d layers (%s, ...): vLLM's own, as ours does not support %s",
             len(names),
             names[0],
             reason,
@@ -262,15 +262,15 @@ def _tell(impls: dict[str, DecodeImpl], device: torch.device) -> None:
 def phi_of(
     entry: UnifiedMax | None, name: str, heads: int, rank: int, ranks: int
 ) -> list[float] | None:
-    """phi of the query heads that one rank has of a layer, or None.
+    """phi of the query heads of one layer on one rank, or None.
 
     Args:
-        entry: The model's, if it has one.
-        name: Of the layer, with its number in it: "model.layers.3.self_attn.attn".
-        heads: Query heads of one rank. vLLM cuts them evenly and in order, whatever becomes of the
-            key and value heads.
-        rank: Of this worker among those that share a layer.
-        ranks: How many there are.
+        entry: The model's calibration, if it has one.
+        name: Name of the layer, with its number: "model.layers.3.self_attn.attn".
+        heads: Query heads per rank. vLLM cuts them evenly and in order, even if key and value heads
+            are replicated.
+        rank: Rank of this worker among those that share a layer.
+        ranks: Number of these ranks.
     """
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     if entry is None or len(numbers) != 1:
@@ -278,12 +278,12 @@ def phi_of(
     try:
         reference = entry.layer(numbers[0], heads * ranks)
     except CalibrationError:
-        return None  # The front end has checked the model's own layers: this is a draft model's.
+        return None  # The front end has checked the model's own layers, so this is a draft model's.
     return reference and reference.phi[rank * heads : (rank + 1) * heads]
 
 
 def log_counts(names: Iterable[str]) -> None:
-    """Tells how much was computed again, at DEBUG and to doctor; waits for the device."""
+    """Logs recomputed parts at DEBUG and publishes them; synchronises with the device."""
     if not counting.isEnabledFor(logging.DEBUG):
         return
     found = {name: count for name, count in counters().items() if name in set(names)}
@@ -292,7 +292,7 @@ def log_counts(names: Iterable[str]) -> None:
     again, looked_at = (sum(column) for column in zip(*found.values(), strict=True))
     most = max(found, key=lambda name: found[name][0])
     counting.debug(
-        "decode attention of %d layers: %d parts of a softmax computed again, for %d sequences x "
+        "decode attention of %d layers: %d parts of a softmax recomputed, for %d sequences x "
         "heads; most in %s, %d for %d",
         len(found),
         again,
@@ -302,5 +302,5 @@ def log_counts(names: Iterable[str]) -> None:
     )
     try:
         publish()
-    except OSError as error:  # nothing to stop a server for
-        counting.warning("`flashsparse doctor` cannot be told these counts: %s", error)
+    except OSError as error:  # not worth stopping a server for
+        counting.warning("these counts could not be published for `flashsparse doctor`: %s", error)

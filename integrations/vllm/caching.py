@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's compile cache has to know beyond vLLM's own configuration."""
+"""Keys of vLLM's compile cache beyond vLLM's own configuration."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
-# Kinds of values, which are keys in `additional_config`.
-LENGTHS = "flashsparse_streams"  # of packed streams, in elements
+# Kinds of values: keys in `additional_config`.
+LENGTHS = "flashsparse_streams"  # lengths of packed streams, in elements
 PLANS = "flashsparse_dataflow"  # which implementation multiplies how many tokens
 
 
 def count_into_cache_key(vllm_config: VllmConfig, kind: str, name: str, value: Any) -> None:
-    """Has vLLM's compile cache tell models apart by a value of one layer, too.
+    """Adds a value of one layer to the key of vLLM's compile cache.
 
-    Compiled graphs hold such values, and the cache goes by the configuration alone: a model that
-    was pruned anew and saved in the same place would be run by the graphs of the old one. The
-    configuration is this process's own, and its key is asked for once the weights are there.
+    Compiled graphs contain such values, and the cache is keyed by the configuration alone: a model
+    that was pruned again and saved in the same directory would run the graphs of the old one. The
+    configuration belongs to this process, and its key is computed after the weights are loaded.
 
     Args:
-        vllm_config: Whose `additional_config` takes it.
+        vllm_config: The configuration whose `additional_config` gets the value.
         kind: LENGTHS or PLANS.
-        name: Of the layer.
-        value: As JSON has it.
+        name: Name of the layer.
+        value: A JSON value.
     """
     config = vllm_config.additional_config
     if isinstance(config, dict):

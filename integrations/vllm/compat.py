@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where vLLM's releases differ. Everything else here is the same code on 0.26 and 0.32."""
+"""Differences between vLLM's releases; all other code here is the same on 0.26 and 0.32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_experts(layer: nn.Module) -> bool:
     """Whether a layer holds the experts of a mixture."""
     from vllm.model_executor.layers import fused_moe
 
-    # 0.26 asks for the method of FusedMoE; later releases split it and ask for RoutedExperts.
+    # 0.26 asks for the method of FusedMoE; later releases split that and ask for RoutedExperts.
     names = ("FusedMoE", "RoutedExperts")
     kinds = tuple(
         kind for name in names if isinstance(kind := getattr(fused_moe, name, None), type)
@@ -23,26 +23,25 @@ def is_experts(layer: nn.Module) -> bool:
 
 def cpu_layout(impl: Any, layer: nn.Module) -> str:
     """vLLM's name for how its CPU kernels store a layer's keys and values."""
-    return getattr(layer, "isa", None) or impl.isa  # 0.26 has it in the implementation
+    return getattr(layer, "isa", None) or impl.isa  # 0.26 has the name in the implementation
 
 
 def allow_matrix_registers() -> None:
-    """Asks Linux for the registers of AMX, which vLLM's attention on a CPU takes for granted.
+    """Requests the AMX registers from Linux, which vLLM's attention on a CPU assumes are enabled.
 
-    A process has to ask once, or the first such instruction ends it. oneDNN asks before the first
-    dense bfloat16 layer, but where all layers are packed attention comes first.
+    A process has to request them once, or its first AMX instruction kills it. oneDNN does so before
+    the first dense bfloat16 layer, but if all layers are packed, attention runs first.
     """
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        torch.cpu._init_amx()  # false where there is no AMX
+        torch.cpu._init_amx()  # false if there is no AMX
 
 
 def multiplies_by_torch(method: Any) -> bool:
     """Whether vLLM's method for a dense weight would call torch's own linear on this platform.
 
-    It may have been told otherwise: to give the same results for any batch, or, since 0.32, to take
-    another library (`--linear-backend`).
+    Batch invariance and, since 0.32, another library (`--linear-backend`) replace it.
     """
     from vllm import envs
     from vllm.model_executor.layers.utils import default_unquantized_gemm, dispatch_unquantized_gemm

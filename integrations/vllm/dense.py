@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's layers that stay dense, on a GPU: by the implementation that is best for the tokens."""
+"""vLLM's dense layers on a GPU, by the implementation that is fastest for the number of tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from .summary import Summary
 
 
 class _Dispatched:
-    """Mixed into a method of vLLM's for dense weights, which it leaves as it is where nothing else
-    multiplies faster.
+    """Mixin for vLLM's methods for dense weights; uses a faster implementation if there is one.
 
     Args:
-        name: Of the layer.
-        summary: Where to take note of what became of it.
-        vllm_config: Of the engine.
-        plain: Leave the layer as it is in any case: to measure against.
+        name: Name of the layer.
+        summary: Takes a note of the implementation.
+        vllm_config: Configuration of the engine.
+        plain: Always use vLLM's own implementation, as a baseline for measurements.
     """
 
     def __init__(self, name: str, summary: Summary, vllm_config: VllmConfig, plain: bool = False):
@@ -48,8 +47,8 @@ class _Dispatched:
 
 
 class DenseLinearMethod(_Dispatched, UnquantizedLinearMethod):
-    """A linear layer."""
+    """Method for a dense linear layer."""
 
 
 class DenseHeadMethod(_Dispatched, UnquantizedEmbeddingMethod):
-    """The output head, tied to the embedding or not."""
+    """Method for a dense output head, tied to the embedding or not."""

@@ -175,7 +175,7 @@ def test_a_model_with_many_such_layers_gets_no_entry():
 
 
 def test_scores_that_are_no_numbers_are_an_error():
-    with pytest.raises(ValueError, match="layer 1: softmax inputs that are infinite or no numbers"):
+    with pytest.raises(ValueError, match="layer 1: softmax inputs are infinite or NaN"):
         calibrate(spread(tiny_model("llama"), [1], math.nan), WINDOWS, "bfloat16")
 
 

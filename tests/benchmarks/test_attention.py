@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import attention
 import pytest
 import torch
-from _device import Budget
+from _device import Budget, _results
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "gpu" / "attention.py"
 CASES = [
@@ -20,14 +19,18 @@ CASES = [
 ]
 
 
+def checker():
+    cpu = torch.device("cpu")
+    return attention.AttentionChecker(cpu, cpu, graphs=False)
+
+
 def test_a_toy_run_from_end_to_end(tmp_path):
     command = [sys.executable, str(PROGRAM), "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ", 0 failures" in ran.stdout and "µs of one token a sequence" in ran.stdout
-    with (tmp_path / "attention.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert all(float(row[f"{name}_us"]) > 0 for name in ("online", "phi", "paged", "sdpa"))
+    (row,) = _results.read(tmp_path / "attention.csv")["rows"]
+    assert all(row[f"{name}_us"] > 0 for name in ("online", "phi", "paged", "sdpa"))
 
 
 @pytest.mark.parametrize(
@@ -44,21 +47,21 @@ def test_a_toy_run_from_end_to_end(tmp_path):
     ],
 )
 def test_planted_mistakes_are_found(monkeypatch, spoil, check):
-    call = attention.Checker._call
+    call = attention.AttentionChecker._call
 
     def spoiled(self, *args, **options):
         right = call(self, *args, **options)
         return lambda query, phi: spoil(*right(query, phi))
 
     def failures():
-        tally = attention.Checker(torch.device("cpu")).run(iter(CASES), Budget(60))
+        tally = checker().run(iter(CASES), Budget(60))
         return tally.failures
 
     assert failures() == []
-    monkeypatch.setattr(attention.Checker, "_call", spoiled)
+    monkeypatch.setattr(attention.AttentionChecker, "_call", spoiled)
     assert any(check in failure for failure in failures())
 
 
 def test_its_time_ends():
-    tally = attention.Checker(torch.device("cpu")).run(iter(CASES), Budget(-1))
+    tally = checker().run(iter(CASES), Budget(-1))
     assert tally.out_of_time and not tally.checks

@@ -3,25 +3,25 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import _check
+import _formats
+import _sparse
 import pytest
 import tables
 import torch
-from _check import Case, Checker, small_cases
-from _device import Budget, Stopwatch
-from _layers import LLAMA, OPT, Layer, assembled, layer
-from _plans import HEADER, compiled_shapes, plans
+import torch.nn.functional as F
+from _device import Budget, Stopwatch, _results
+from _layers import LLAMA, OPT, Layer, layer
+from _sparse import Case, SparseChecker, small_cases
 from _speed import MANY, STAGES, Speed, Stage
 from _tools import emulated_wavefronts, profile_summary, raw_metrics
+from tiled_csl.launches import HEADER, compiled_shapes, launches
 
-from flashsparse_plugin.ops import ops
+import flashsparse_plugin as fs
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "gpu" / "spmm.py"
 CPU = torch.device("cpu")
@@ -39,15 +39,16 @@ def test_a_toy_run_from_end_to_end(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "80 checks" in ran.stdout and ", 0 failures" in ran.stdout
     assert "dense time / time, by tokens" in ran.stdout
-    with (tmp_path / "spmm.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    result = _results.read(tmp_path / "spmm.csv")
+    rows, about = result["rows"], result["about"]
     assert len(rows) == 2 * 2 * 3
-    assert all(float(row["us"]) > 0 and float(row["ratio"]) > 0 for row in rows)
+    assert all(row["us"] > 0 and row["ratio"] > 0 for row in rows)
     for row in rows:  # either implementation, where there are many tokens
-        either = [row["sparse_us"], row["unpacked_us"]]
-        assert all(map(float, either)) if int(row["tokens"]) >= MANY[0] else not any(either)
-    about = json.loads((tmp_path / "spmm.json").read_text())["about"]
+        either = {"sparse_us", "unpacked_us"} & set(row)
+        assert len(either) == (2 if row["tokens"] >= MANY[0] else 0)
+        assert all(row[name] > 0 for name in either)
     assert about["copy_gb_s"] > 0 and about["date"] and about["torch"]
+    assert about["format"] == "tiled_csl"
 
 
 def test_without_a_gpu_it_says_so():
@@ -58,15 +59,17 @@ def test_without_a_gpu_it_says_so():
     assert "Traceback" not in ran.stderr
 
 
-def checked(monkeypatch, linear=None, todo=CASES):
-    """Tally of cases with another linear op in the place of ours."""
-    fake = SimpleNamespace(
-        tiled_csl_pack=ops.tiled_csl_pack,
-        tiled_csl_unpack=ops.tiled_csl_unpack,
-        tiled_csl_linear=linear or ops.tiled_csl_linear,
-    )
-    monkeypatch.setattr(_check, "ops", fake)
-    return Checker(CPU, CPU, graphs=False).run(iter(todo), Budget(60))
+multiply = _formats.multiply
+
+
+def checker():
+    return SparseChecker(CPU, CPU, graphs=False, format="tiled_csl")
+
+
+def checked(monkeypatch, linear=multiply, todo=CASES):
+    """Tally of cases with another multiplication in the place of ours."""
+    monkeypatch.setattr(_formats, "multiply", linear)
+    return checker().run(iter(todo), Budget(60))
 
 
 def test_the_checks_pass_what_is_right(monkeypatch):
@@ -77,42 +80,74 @@ def test_the_checks_pass_what_is_right(monkeypatch):
 
 def test_either_implementation_is_checked(monkeypatch):
     assert checked(monkeypatch, todo=[EITHER]).checks["exact in each element"] == 2 * 3
-    for wrong in (0, 17):  # sparse_tokens
+    for name, wrong in _formats.IMPLEMENTATIONS.items():
 
-        def faulty(*arguments, wrong=wrong):
-            y = ops.tiled_csl_linear(*arguments)
-            return y + 1 if arguments[6:] == (wrong,) else y
+        def faulty(packed, x, bias=None, plan=None, wrong=wrong):
+            y = multiply(packed, x, bias, plan)
+            return y + 1 if plan == wrong else y
 
         tally = checked(monkeypatch, faulty, [EITHER])
-        name = "unpacked" if wrong == 0 else "by the sparse kernel"
         assert tally.failures and all(name in failure for failure in tally.failures)
 
 
+def test_every_launch_is_checked_and_measured(monkeypatch):
+    class Launch(SimpleNamespace):
+        def linear(self, packed, x, bias=None):
+            return multiply(packed, x, bias) + self.error
+
+        def __str__(self):
+            return f"a launch off by {self.error}"
+
+    made = [Launch(error=0), Launch(error=1)]
+    monkeypatch.setattr(_formats, "launches", lambda *arguments: made)
+    planned = Case((129, 200), 0.8, torch.float16, (1,), planned=True)
+    tally = checked(monkeypatch, todo=[planned])
+    assert tally.checks["exact in each element"] == 3
+    assert tally.failures and all("off by 1" in failure for failure in tally.failures)
+    speed = Speed("tiled_csl", CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10, shapes=True)
+    list(speed.run([Stage([Layer("", "", 128, 64)], (80,), (1,))], Budget(60)))
+    assert [row["plan"] for row in speed.rows] == ["its own choice", *map(str, made)]
+
+
 def test_a_lost_weight_is_found(monkeypatch):
-    def lossy(x, words, *rest):
-        words = words.clone()
-        words[37] &= 0xFFFF  # the value bits of one word
-        return ops.tiled_csl_linear(x, words, *rest)
+    def lossy(packed, x, bias=None, plan=None):
+        weight = packed.unpack()
+        row, column = weight.nonzero()[37]
+        weight[row, column] = 0
+        return multiply(fs.pack(weight, "tiled_csl"), x, bias)
 
     assert any("each element" in failure for failure in checked(monkeypatch, lossy).failures)
 
 
+def test_another_packing_on_the_device_is_found(monkeypatch):
+    made = []
+
+    def moody(weight, format):
+        made.append(fs.pack(weight * (1 if len(made) % 2 else 2), format))
+        return made[-1]
+
+    fake = SimpleNamespace(pack=moody, PackedWeight=fs.PackedWeight)
+    monkeypatch.setattr(_sparse, "fs", fake)
+    failures = checked(monkeypatch).failures
+    assert any("unpacked" in failure for failure in failures)
+    assert any("packed" in failure and "unpacked" not in failure for failure in failures)
+
+
 def test_an_output_that_was_not_written_is_found(monkeypatch):
-    def forgetful(x, words, offsets, out_features, *rest):
-        y = torch.empty(x.shape[0], out_features, dtype=x.dtype)
-        y[:, :-1] = ops.tiled_csl_linear(x, words, offsets, out_features, *rest)[:, :-1]
+    def forgetful(packed, x, bias=None, plan=None):
+        y = torch.empty(x.shape[0], packed.shape[0], dtype=x.dtype)
+        y[:, :-1] = multiply(packed, x, bias)[:, :-1]
         return y
 
     assert any("norm" in failure for failure in checked(monkeypatch, forgetful).failures)
 
 
 def test_sums_in_16_bits_are_found(monkeypatch):
-    def hasty(x, *rest):
+    def hasty(packed, x, bias=None, plan=None):
         half = x.shape[1] // 2
         left, right = x.clone(), x.clone()
         left[:, half:], right[:, :half] = 0, 0
-        *packed, bias = rest
-        y = ops.tiled_csl_linear(left, *packed, None) + ops.tiled_csl_linear(right, *packed, None)
+        y = multiply(packed, left) + multiply(packed, right)
         return y if bias is None else y + bias
 
     assert checked(monkeypatch, hasty).failures
@@ -121,9 +156,9 @@ def test_sums_in_16_bits_are_found(monkeypatch):
 def test_another_result_each_time_is_found(monkeypatch):
     calls = []
 
-    def moody(*arguments):
+    def moody(*arguments, **options):
         calls.append(0)
-        y = ops.tiled_csl_linear(*arguments)
+        y = multiply(*arguments, **options)
         y[0, 0] *= 1 + torch.finfo(y.dtype).eps * (len(calls) % 2)
         return y
 
@@ -131,10 +166,10 @@ def test_another_result_each_time_is_found(monkeypatch):
 
 
 def test_an_error_is_a_failure_and_the_rest_is_checked(monkeypatch):
-    def refusing(x, *rest):
+    def refusing(packed, x, bias=None, plan=None):
         if x.shape[0] == 17:
             raise RuntimeError("not 17")
-        return ops.tiled_csl_linear(x, *rest)
+        return multiply(packed, x, bias)
 
     tally = checked(monkeypatch, refusing)
     (failure,) = tally.failures
@@ -142,14 +177,14 @@ def test_an_error_is_a_failure_and_the_rest_is_checked(monkeypatch):
 
 
 def test_the_end_of_the_time_is_told():
-    tally = Checker(CPU, CPU, graphs=False).run(small_cases(), Budget(-1))
+    tally = checker().run(small_cases(), Budget(-1))
     assert tally.out_of_time and not tally.checks
     assert "OUT OF TIME" in tally.summary()
 
 
 def test_all_that_was_measured_is_kept_when_time_ends():
     first, second = Layer("", "", 128, 64), Layer("", "", 128, 128)
-    speed = Speed(CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    speed = Speed("tiled_csl", CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
     budget = Budget(60)
     for _ in speed.run([Stage([first, second], (80,), (1, 2))], budget):
         budget._end = 0  # the time is over after the first
@@ -158,20 +193,12 @@ def test_all_that_was_measured_is_kept_when_time_ends():
 
 def test_csr_joins_the_rows_of_its_point():
     small = Layer("", "", 128, 64)
-    speed = Speed(CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    speed = Speed("tiled_csl", CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
     stages = [Stage([small], (80, 90), (1,)), Stage([small], (90,), (1,), csr=True)]
     assert len(list(speed.run(stages, Budget(60)))) == 2
     first, second = speed.rows
     assert not {"csr_us", "csr_refused"} & set(first)
     assert {"csr_us", "csr_refused"} & set(second)  # by the torch and its libraries
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9, 1.0])
-def test_assembled_weights_are_what_packing_makes(sparsity):
-    packed = assembled(Layer("", "", 384, 192), sparsity, torch.bfloat16, CPU)
-    words, offsets = ops.tiled_csl_pack(packed.dense)
-    assert torch.equal(packed.weight_packed, words)
-    assert torch.equal(packed.tile_offsets, offsets)
 
 
 def test_layers():
@@ -196,15 +223,15 @@ def test_every_compiled_shape_is_planned(monkeypatch):
     assert len(shapes) == text[text.index("#define FS_LINEAR_SHAPES") :].count("  X(") > 0
     cuda = torch.device("cuda")
     for tokens in (1, 9, 32, 64):
-        found = list(plans((4096, 4096), tokens, cuda))
-        assert {plan.shape for plan in found} == {s for s in shapes if s.tokens >= tokens}
-    tall = list(plans((128 * 1000, 64), 1, cuda))  # more tile rows than blocks run at once
-    assert all(plan.even and plan.blocks == 132 * plan.shape.blocks for plan in tall)
-    whole = [plan for plan in plans((4096, 4096), 8, cuda) if not plan.even]
-    assert whole and all(plan.blocks % 32 == 0 for plan in whole)
+        found = list(launches((4096, 4096), tokens, cuda))
+        assert {launch.shape for launch in found} == {s for s in shapes if s.tokens >= tokens}
+    tall = list(launches((128 * 1000, 64), 1, cuda))  # more tile rows than blocks run at once
+    assert all(each.even and each.blocks == 132 * each.shape.blocks for each in tall)
+    whole = [each for each in launches((4096, 4096), 8, cuda) if not each.even]
+    assert whole and all(each.blocks % 32 == 0 for each in whole)
     hopper.major = 10
-    assert not any(plan.shape.hopper for plan in plans((4096, 4096), 1, cuda))
-    assert list(plans((4096, 4096), 1, CPU)) == []
+    assert not any(each.shape.hopper for each in launches((4096, 4096), 1, cuda))
+    assert list(launches((4096, 4096), 1, CPU)) == []
 
 
 def test_many_tokens_may_be_as_wrong_as_the_library_and_no_more(monkeypatch):
@@ -213,24 +240,19 @@ def test_many_tokens_may_be_as_wrong_as_the_library_and_no_more(monkeypatch):
     def rounded(x, weight, bias):  # before the bias is added
         return torch.mm(x, weight.T) + bias
 
-    def off(x, words, offsets, out_features, dtype, bias):
-        weight = ops.tiled_csl_unpack(words, offsets, out_features, x.shape[1], dtype)
-        return torch.mm(x, weight.T) if bias is None else rounded(x, weight, bias)
+    def off(packed, x, bias=None, plan=None):
+        weight = packed.unpack()
+        return F.linear(x, weight) if bias is None else rounded(x, weight, bias)
 
-    fake = SimpleNamespace(
-        tiled_csl_pack=ops.tiled_csl_pack,
-        tiled_csl_unpack=ops.tiled_csl_unpack,
-        tiled_csl_linear=off,
-    )
-    monkeypatch.setattr(_check, "ops", fake)
+    monkeypatch.setattr(_formats, "multiply", off)
 
     def failures():
         todo = iter([Case((1, 1), 0.0, torch.bfloat16, (1,)), case])  # the second has a bias
-        return Checker(CPU, CPU, graphs=False).run(todo, Budget(60)).failures
+        return checker().run(todo, Budget(60)).failures
 
     (failure,) = failures()
     assert "each element" in failure and "257 tokens" in failure
-    monkeypatch.setattr(_check, "F", SimpleNamespace(linear=rounded))
+    monkeypatch.setattr(_sparse, "F", SimpleNamespace(linear=rounded))
     assert failures() == []
 
 

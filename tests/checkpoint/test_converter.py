@@ -306,7 +306,7 @@ class TestOutput:
         (out / "mine.txt").write_text("precious")
         with pytest.raises(CheckpointError, match="not empty.*--overwrite"):
             convert_checkpoint(llama, out)
-        with pytest.raises(CheckpointError, match="no model directory"):
+        with pytest.raises(CheckpointError, match="not a model directory"):
             convert_checkpoint(llama, out, overwrite=True)
         assert (out / "mine.txt").read_text() == "precious"
         assert {path.name for path in tmp_path.iterdir()} == {"dense", "out"}
@@ -336,7 +336,7 @@ class TestOutput:
 
     def test_may_not_be_a_file_or_the_source(self, llama, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(CheckpointError, match="no directory"):
+        with pytest.raises(CheckpointError, match="not a directory"):
             convert_checkpoint(llama, tmp_path / "file")
         for out in (llama, tmp_path, llama / ".." / "dense"):
             with pytest.raises(CheckpointError, match="would replace the source"):

@@ -52,7 +52,7 @@ def test_layers_come_in_natural_order(tmp_path):
 
 
 def test_no_directory(tmp_path):
-    refused(tmp_path / "organisation/model", "no directory", "hf download")
+    refused(tmp_path / "organisation/model", "not a directory", "hf download")
     refused(tmp_path, "config.json")
 
 
@@ -137,7 +137,7 @@ def test_tensor_in_two_shards(sharded):
 
 def test_index_that_claims_too_much(sharded):
     edit_index(sharded, lambda m: m.update({"ghost.weight": next(iter(m.values()))}))
-    refused(sharded, "ghost.weight", "does not hold it")
+    refused(sharded, "ghost.weight", "does not contain it")
 
 
 def test_index_that_names_the_wrong_shard(sharded):
@@ -146,7 +146,7 @@ def test_index_that_names_the_wrong_shard(sharded):
         sharded,
         lambda m: m.update({k: files[0].name for k, v in list(m.items()) if v == files[1].name}),
     )
-    refused(sharded, files[0].name, "does not hold it")
+    refused(sharded, files[0].name, "does not contain it")
 
 
 def test_index_that_claims_too_little(sharded):

@@ -148,7 +148,7 @@ def test_a_directory_of_someone_else_is_left_alone(llama, tmp_path):
     partial = tmp_path / "out.partial"
     partial.mkdir()
     (partial / "mine.txt").write_text("precious")
-    with pytest.raises(CheckpointError, match="files of others"):
+    with pytest.raises(CheckpointError, match="holds other files"):
         convert_checkpoint(llama, tmp_path / "out")
     assert contents(partial) == {"mine.txt": b"precious"}
 

@@ -96,7 +96,7 @@ def test_convert_errors_are_one_paragraph(tmp_path, monkeypatch):
         (["--format", "zip"], "unknown format 'zip'"),
         (["--dtype", "float32"], "float32"),
         (["--max-shard-size", "many"], "not 'many'"),
-        (["--ignore", "re:("], "no regular expression"),
+        (["--ignore", "re:("], "not a regular expression"),
         (["--option", "n"], "NAME=VALUE"),
         (["--option", "n=2"], "has no option 'n'"),
     ],
@@ -152,4 +152,4 @@ def test_a_packed_model_that_is_damaged(dense, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1])
     result = flashsparse("inspect", tmp_path / "out")
     assert result.exit_code == 1
-    assert "no sound safetensors file" in result.stderr
+    assert "not a valid safetensors file" in result.stderr

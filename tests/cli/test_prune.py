@@ -80,8 +80,8 @@ def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
     ("options", "message"),
     [
         ([], "give one with --calibration"),
-        (["--method", "magnitude", "--calibration", "TEXT"], "magnitude looks at no text"),
-        (["--method", "magnitude", "--pattern", "2-4"], "no pattern N:M"),
+        (["--method", "magnitude", "--calibration", "TEXT"], "magnitude uses no text"),
+        (["--method", "magnitude", "--pattern", "2-4"], "not a pattern N:M"),
         (["--method", "magnitude", "--sparsity", "1.5"], "less than or equal to 1"),
         (["--method", "guess"], "guess"),
         (["--calibration", "/nowhere.txt"], "/nowhere.txt"),

@@ -122,7 +122,7 @@ def test_a_plot_without_matplotlib_tells_the_remedy(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no/such/model"], "is no directory"),
+        (["no/such/model"], "is not a directory"),
         (["0x4096"], "between 1 and"),
         (["4096x99999999999"], "between 1 and"),
         (["4096x4096", "--format", "zip"], "unknown format 'zip'"),

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model of bytes and latencies, held against what was measured; where the inflections lie."""
 
-import json
 import math
 import statistics
-from pathlib import Path
 
+import _results
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from flashsparse_plugin.dataflow.tuner import packed_weight
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import GPUS, find_gpu
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200"
+RESULTS = _results.FOLDER / "nvidia-h200"
 SCHEME = get_format("tiled_csl").scheme(torch.float16)
 H200 = find_gpu("NVIDIA H200", (9, 0))
 LLAMA2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
@@ -24,7 +23,7 @@ LLAMA2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
 def shares() -> dict[str, list[float]]:
     """Estimated time / measured time, by implementation, of all that the H200's results hold."""
     found: dict[str, list[float]] = {"dense": [], "sparse": [], "unpack": []}
-    for row in json.loads((RESULTS / "spmm.json").read_text())["rows"]:
+    for row in _results.read(RESULTS / "spmm.csv")["rows"]:
         shape = tuple(map(int, row["shape"].split("x")))
         nbytes = round(row["packed_gb_s"] * row["us"] * 1e3)
         packed = Weight(shape, SCHEME, 1 - row["sparsity"] / 100, nbytes)
@@ -50,7 +49,7 @@ def test_it_agrees_with_what_was_measured():
 def test_what_it_expects_beyond_its_doubt_was_measured_to_be_faster():
     """Kernels for dense layers, beside the library."""
     believed = []
-    for row in json.loads((RESULTS / "gemm.json").read_text())["rows"]:
+    for row in _results.read(RESULTS / "gemm.csv")["rows"]:
         weight = Weight(tuple(map(int, row["shape"].split("x"))))
         library, own = (
             model.seconds(name, weight, row["tokens"], H200) for name in ("library", row["op"])

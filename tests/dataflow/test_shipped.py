@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables that ship: made from the committed results, and safe; who decides, in which order."""
 
-import csv
 import json
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import _results
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,7 +30,6 @@ from flashsparse_plugin.gpu import GPUS, find_gpu
 from flashsparse_plugin.plan import NO_LIMIT, Plan
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}
 H200 = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
 NARROW = Weight((4096, 4096))
@@ -69,14 +68,13 @@ def test_they_are_what_the_results_say():
 @pytest.mark.parametrize(("name", "folder"), MEASURED.items())
 def test_what_they_choose_was_never_slower_than_the_library(name, folder):
     found = read_table(SHIPPED / name)
-    with (RESULTS / folder / "gemm.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = _results.read(_results.FOLDER / folder / "gemm.csv")["rows"]
     assert len(rows) > 100
     for row in rows:
         entry = found.find(Weight(tuple(map(int, row["shape"].split("x")))))
         flow = entry.plan()
-        if flow.implementation(int(row["tokens"])) == row["op"]:
-            assert float(row["us"]) * 1.02 <= float(row["dense_us"])
+        if flow.implementation(row["tokens"]) == row["op"]:
+            assert row["us"] * 1.02 <= row["dense_us"]
 
 
 def test_a_gpu_finds_the_table_of_its_class(gpu):

@@ -211,7 +211,7 @@ def test_a_linear_that_no_token_reaches_is_pruned_by_magnitude(caplog):
     with caplog.at_level(logging.WARNING):
         quiet(model, tokens())
     assert torch.equal(idle.weight != 0, keep_mask(before, 0.5, "row"))
-    assert "model.layers.1.idle: no calibration token came by" in caplog.text
+    assert "model.layers.1.idle: no calibration token reached this layer" in caplog.text
 
 
 def test_the_model_is_left_as_it_was():

@@ -59,7 +59,7 @@ def results(tmp_path_factory, run_offline):
         "gemma2 far": job(calibrated(gemma2, folder / "far"), **ours),
         "llama": job(llama),
         "llama ours": job(near, attention_config={"backend": "CUSTOM"}),
-        # What cannot be meant.
+        # Invalid settings and entries.
         "another model": job(calibrated(llama, folder / "heads", heads=8), **ours),
         "broken": job(calibrated(llama, folder / "broken", version=9), **ours),
         "two backends": job(llama, **ours, attention_config={"backend": "CPU_ATTN"}),
@@ -82,7 +82,7 @@ def test_tokens_are_those_of_vllms_attention(results, model):
     assert ours["tokens"] == default["tokens"]
     # All steps but the one of the prompt, for all sequences; where they begin together.
     assert counts(ours) == (0, LAYERS * len(PROMPTS) * HEADS * (TOKENS - 1))
-    assert default["counts"] == {}  # the yardstick is none of ours
+    assert default["counts"] == {}  # the baseline does not use our kernel
 
 
 def test_a_wrong_phi_costs_time_and_changes_nothing(results):

@@ -239,7 +239,7 @@ def test_counts_are_told_at_debug_level_only(caplog, monkeypatch, tmp_path):
         log_counts(["first", "second", "third"])
     (record,) = caplog.records
     assert record.getMessage() == (
-        "decode attention of 2 layers: 6 parts of a softmax computed again, for 4 sequences x "
+        "decode attention of 2 layers: 6 parts of a softmax recomputed, for 4 sequences x "
         "heads; most in second, 5 for 2"
     )
     (process,) = published()
@@ -248,4 +248,4 @@ def test_counts_are_told_at_debug_level_only(caplog, monkeypatch, tmp_path):
     caplog.clear()
     with caplog.at_level(logging.DEBUG, counting.name):
         log_counts(["first"])
-    assert "doctor` cannot be told" in caplog.records[-1].getMessage()
+    assert "could not be published for `flashsparse doctor`" in caplog.records[-1].getMessage()

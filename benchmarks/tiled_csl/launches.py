@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes that the linear kernel is compiled in, and the launches that each can make."""
+"""The shapes that Tiled-CSL's kernel is compiled in, and the launches that each can make."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _layers import TILE_COLS, TILE_ROWS
+from torch import Tensor
+
+from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (true|false), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
+TILE_ROWS, TILE_COLS = 128, 64
 
 
 class Shape(NamedTuple):
@@ -33,19 +37,34 @@ class Shape(NamedTuple):
         return f"{self.index}: {kind} {self.tokens}, {size}"
 
 
-class Plan(NamedTuple):
-    """A launch of a shape. `even`: every block takes as many tiles as any other; otherwise every
-    tile row is cut into the same number of parts."""
+class Launch(NamedTuple):
+    """A launch of a shape.
+
+    Attributes:
+        shape: The compiled shape.
+        blocks: Blocks of the launch.
+        even: Whether every block takes as many tiles as any other; otherwise every tile row is cut
+            into the same number of parts.
+    """
 
     shape: Shape
     blocks: int
     even: bool
 
+    def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies by this launch."""
+        words, offsets = packed.tensors["weight_packed"], packed.tensors["tile_offsets"]
+        chosen = (self.shape.index, self.blocks)
+        return ops.tiled_csl_linear_planned(
+            x, words, offsets, packed.shape[0], packed.dtype, bias, *chosen
+        )
+
     def __str__(self) -> str:
-        return f"{self.shape}, {'even pieces' if self.even else 'whole parts'}"
+        return f"{self.shape}, {'even tile ranges' if self.even else 'whole parts'}"
 
 
 def compiled_shapes() -> list[Shape]:
+    """Reads the list of the header that the kernel is compiled from."""
     found = SHAPE.findall(HEADER.read_text())
     return [
         Shape(index, int(tokens), hopper == "true", wgmma == "true", *map(int, rest))
@@ -53,8 +72,8 @@ def compiled_shapes() -> list[Shape]:
     ]
 
 
-def plans(weight: tuple[int, int], tokens: int, device: torch.device) -> Iterator[Plan]:
-    """Every launch of a compiled shape that this GPU can make for a weight and so many tokens."""
+def launches(weight: tuple[int, int], tokens: int, device: torch.device) -> Iterator[Launch]:
+    """Every launch of a compiled shape that this GPU can make for a weight of this shape."""
     if device.type != "cuda":
         return
     properties = torch.cuda.get_device_properties(device)
@@ -63,7 +82,7 @@ def plans(weight: tuple[int, int], tokens: int, device: torch.device) -> Iterato
         if shape.tokens < tokens or (shape.hopper and properties.major != 9):
             continue
         slots = properties.multi_processor_count * shape.blocks
-        yield Plan(shape, min(slots, down * across), even=True)
+        yield Launch(shape, min(slots, down * across), even=True)
         parts = min(slots // down, across)
         if parts >= 1:
-            yield Plan(shape, down * parts, even=False)
+            yield Launch(shape, down * parts, even=False)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed weight as the benchmarks use it: through the package's public functions.
+
+What exists for one format only, such as the launches of its kernel, is in a folder with the
+format's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.plan import Plan
+
+IMPLEMENTATIONS = {"sparse": Plan.only("sparse"), "unpacked": Plan.only("library")}
+"""The plans of what is timed: the format's own kernel, and unpacking for torch's own linear."""
+
+
+def packed_for_kernels(weight: Tensor, format: str) -> fs.PackedWeight:
+    """The weight as the kernels of its device read it."""
+    return fs.pack(weight, format).prepare(weight.device)
+
+
+def copy_of(packed: fs.PackedWeight) -> fs.PackedWeight:
+    """The same weight elsewhere in memory."""
+    tensors = {name: tensor.clone() for name, tensor in packed.tensors.items()}
+    return dataclasses.replace(packed, tensors=tensors)
+
+
+def multiply(
+    packed: fs.PackedWeight, x: Tensor, bias: Tensor | None = None, plan: Plan | None = None
+) -> Tensor:
+    """Computes `x @ weight.T + bias`, by the op's own choice or by a plan."""
+    return packed.linear(x, bias, plan)
+
+
+def room(format: str, module: str) -> ModuleType | None:
+    """Imports a module from the format's own folder; None if there is no such module."""
+    if not (Path(__file__).parent / format / f"{module}.py").exists():
+        return None
+    return importlib.import_module(f"{format}.{module}")
+
+
+def launches(format: str, *arguments: Any) -> list[Any]:
+    """Every launch that the format's kernel can make for a shape, tokens and device."""
+    own = room(format, "launches")
+    return list(own.launches(*arguments)) if own else []
