@@ -255,7 +255,8 @@ _PLAIN_FUSED_QKV = {"Phi3ForCausalLM", "Phi3VForCausalLM", "Phi4MMForCausalLM"}
 def refuse_reordered(layer: nn.Module, name: str, scheme: Scheme) -> None:
     """Raises FormatError for a packed layer whose rows vLLM's model would reorder."""
     config = get_current_vllm_config_or_none()
-    architecture = config.model_config.architecture if config else "this model"
+    known = config is not None and config.model_config is not None
+    architecture = config.model_config.architecture if known else "this model"
     if isinstance(layer, QKVParallelLinear) and architecture not in _PLAIN_FUSED_QKV:
         raise FormatError(
             f"layer {name!r}: q, k and v are one packed weight, whose rows vLLM's {architecture} "

@@ -32,12 +32,13 @@ def toy(monkeypatch):
 def vllm(monkeypatch, toy):
     """Makes vLLM's layers as one of some processes has them: vllm(rank, processes)."""
     from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor import parameter
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
     from flashsparse_plugin.integrations.vllm import linear as ours
 
     def processes(rank, count):
-        for module in (linear, vocab_parallel_embedding):
+        for module in (linear, vocab_parallel_embedding, parameter):
             for name, value in (("rank", rank), ("world_size", count)):
                 full = f"get_tensor_model_parallel_{name}"
                 monkeypatch.setattr(module, full, lambda value=value: value)
@@ -60,8 +61,13 @@ LAYERS = {
 
 def make(modules, kind, method):
     """One of vLLM's layers, whose weights `method` creates, or vLLM itself where that is None."""
+    from flashsparse_plugin.integrations.vllm.quantization import FlashSparseQuantization
+
     linear, embedding = modules
-    config = method and SimpleNamespace(get_quant_method=lambda layer, prefix: method)
+    config = None
+    if method is not None:
+        config = FlashSparseQuantization(method.config)
+        config.get_quant_method = lambda layer, prefix: method
     common = {"quant_config": config, "prefix": kind, "params_dtype": torch.bfloat16}
     if kind == "qkv_proj":
         return linear.QKVParallelLinear(HIDDEN, HEAD, 4, 2, bias=False, **common)
