@@ -155,10 +155,9 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
 
 
 def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
-    """kSharedBytes of a LinearShape in cuda/tiled_csl_linear.cuh."""
-    tile, x = 128 * 64 * 2, tokens * 64 * 2
-    offsets, flags = (1024 + 1) * 4, 2 * 4
-    return warps // team_warps * (tile + 2 * x) + offsets + flags
+    """What a linear::Shape in cuda/linear_shape.h takes, without the tile source's own bytes."""
+    tile, x, flags = 128 * 64 * 2, tokens * 64 * 2, 2 * 4
+    return warps // team_warps * (tile + 2 * x) + flags
 
 
 def flat_shared(tokens: int, row_blocks: int, warps_n: int, warps_k: int, stages: int) -> int:
@@ -177,10 +176,10 @@ def dynamic_shared(kernel: str) -> int:
         return flat_shared(*map(int, shape.groups()))
     if shape := re.search(r"GemvShape<\d+, (\d+), (\d+), (\d+), (\d+), \d+>", kernel):
         return gemv_shared(*map(int, shape.groups()))
-    kind = r"LinearShape<(\d+), (?:true|false), (?:true|false), (\d+), \d+, (\d+), \d+>"
-    if shape := re.search(kind, kernel):
-        return linear_shared(*map(int, shape.groups()))
-    return int(_launch(kernel)["bytes"])
+    own = int(_launch(kernel)["bytes"])
+    if shape := re.search(r"linear::Shape<(\d+), \w+, \w+, (\d+), (\d+), \d+>", kernel):
+        return linear_shared(*map(int, shape.groups())) + own
+    return own
 
 
 def launched_threads(kernel: str, most: int) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from _layers import TILE_COLS, TILE_ROWS
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "linear_plan.h"
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_csl" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (true|false), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
 
 

@@ -206,12 +206,13 @@ int main(int argc, char** argv) {
       int64_t nonzeros = 0;
       for (size_t i = 0; i < weight.size(); ++i) {
         require(same(unpacked[i], weight[i]), "unpack is wrong");
-        nonzeros += !tiled_csl::is_zero(weight[i]);
+        nonzeros += !is_zero(weight[i]);
       }
       require(nonzeros == validation.nonzeros, "nonzeros are miscounted");
     }
     check_bitmap(tensors, weight, sound);
     check_linear(tensors, weight, sound);
   }
-  std::printf("%s: %d mutations, %d still sound\n", cpu::name_of(cpu::capability()), rounds, sound_tensors);
+  std::printf("%s: %d mutations, %d still sound\n", cpu::name_of(cpu::capability()), rounds,
+              sound_tensors);
 }

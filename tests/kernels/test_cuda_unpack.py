@@ -19,7 +19,7 @@ from kernel_weights import garbage_cases
 
 from flashsparse_plugin.ops import ops, reference
 
-UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
+UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl" / "unpack.cuh"
 
 
 def unpack(binary: Path, cases) -> list[torch.Tensor]:

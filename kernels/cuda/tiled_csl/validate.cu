@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/tiled_csl.h"
-#include "cuda/tiled_csl_validate.cuh"
+#include "cuda/tiled_csl/tiled_csl.h"
+#include "cuda/tiled_csl/validate.cuh"
 
 namespace flashsparse::cuda {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense -> Tiled-CSL on the GPU, in the canonical order of formats/tiled_csl.h: the same words as
-// the CPU's packer (pack/tiled_csl_order.cpp) bit for bit. Three kernels: count_kernel tells the
+// the CPU's packer (cpu/tiled_csl/order.cpp) bit for bit. Three kernels: count_kernel tells the
 // words of each tile, offsets_kernel sums them up, pack_kernel writes them.
 //
 // A row of a tile is 32 pairs of elements, one in each bank of shared memory. So a warp takes a row

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The judgement of Tiled-CSL tensors of any origin on the GPU, by the rules of pack/tiled_csl.h,
+// Validates Tiled-CSL tensors of any origin on the GPU, by the rules of cpu/tiled_csl/tiled_csl.h,
 // one block a tile.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/tiled_csl_verdict.h"
+#include "cuda/tiled_csl/verdict.h"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse::tiled_csl {

@@ -3,16 +3,17 @@
 // W is its A operand, 16 rows at a time, and x its B operand: 8 tokens are not padded to 16.
 #pragma once
 #include "common/mma.cuh"
-#include "cuda/linear_x.cuh"
+#include "cuda/team.cuh"
+#include "cuda/tile_x.cuh"
 
-namespace flashsparse::tiled_csl {
+namespace flashsparse::linear {
 
 template <class Type_, class Shape>
 class MmaMultiplier {
  public:
   using Type = Type_;
 
-  __device__ __forceinline__ MmaMultiplier(const LinearArguments& a, uint32_t tile, uint32_t x)
+  __device__ __forceinline__ MmaMultiplier(const Arguments& a, uint32_t tile, uint32_t x)
       : tile_(tile),
         warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x / 32 % Shape::kTeamWarps), 0)),
         x_(a, x) {
@@ -34,7 +35,7 @@ class MmaMultiplier {
   }
 
   __device__ __forceinline__ void load_x(int column) { x_.load(column); }
-  __device__ __forceinline__ void x_is_there() { x_.wait(); }
+  __device__ __forceinline__ void wait_x() { x_.wait(); }
 
   __device__ __forceinline__ void multiply() {
     constexpr int kSteps = kTileCols / 16;
@@ -100,8 +101,8 @@ class MmaMultiplier {
   const uint32_t tile_;
   const int warp_;               // of the team
   uint32_t tile_rows_, x_rows_;  // of which this lane gives the address to ldmatrix
-  TeamX<Shape> x_;
+  TileX<Shape> x_;
   float sums_[kRowBlocks][kTokenBlocks][4];
 };
 
-}  // namespace flashsparse::tiled_csl
+}  // namespace flashsparse::linear

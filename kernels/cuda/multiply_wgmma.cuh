@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplying a tile by x with Hopper's wgmma: a team is a warpgroup, and the tensor core reads the
-// tile and x from shared memory itself. A Tiled-CSL tile is swizzled just as it wants.
+// Multiplies a team's tile by x with Hopper's wgmma: a team is a warpgroup, and the tensor core
+// reads the tile and x from shared memory itself.
 #pragma once
 #include "common/wgmma.cuh"
-#include "cuda/linear_x.cuh"
+#include "cuda/team.cuh"
+#include "cuda/tile_x.cuh"
 
-namespace flashsparse::tiled_csl {
+namespace flashsparse::linear {
 
 template <class Type_, class Shape>
 class WgmmaMultiplier {
  public:
   using Type = Type_;
 
-  __device__ __forceinline__ WgmmaMultiplier(const LinearArguments& a, uint32_t tile, uint32_t x)
+  __device__ __forceinline__ WgmmaMultiplier(const Arguments& a, uint32_t tile, uint32_t x)
       : tile_(tile), tile_operand_(wgmma_operand(tile)), x_operand_(wgmma_operand(x)), x_(a, x) {}
 
   __device__ __forceinline__ void clear() {
@@ -26,7 +27,7 @@ class WgmmaMultiplier {
   __device__ __forceinline__ void load_x(int column) { x_.load(column); }
 
   // Before the barrier that makes the tile and x everyone's.
-  __device__ __forceinline__ void x_is_there() {
+  __device__ __forceinline__ void wait_x() {
     x_.wait();
     fence_for_wgmma();
   }
@@ -71,8 +72,8 @@ class WgmmaMultiplier {
 
   const uint32_t tile_;
   const uint64_t tile_operand_, x_operand_;
-  TeamX<Shape> x_;
+  TileX<Shape> x_;
   float sums_[2][kTokens / 2];
 };
 
-}  // namespace flashsparse::tiled_csl
+}  // namespace flashsparse::linear

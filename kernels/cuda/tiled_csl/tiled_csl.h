@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
-#include "cuda/linear_plan.h"
+#include "cuda/linear_arguments.h"
+#include "cuda/tiled_csl/linear_plan.h"
+#include "cuda/tiled_csl/words.h"
 
 namespace flashsparse::cuda {
 
@@ -17,25 +19,13 @@ namespace flashsparse::cuda {
 cudaError_t tiled_csl_unpack(const uint32_t* words, int64_t num_words, const int32_t* offsets,
                              int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
 
-// y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
-// of one 16-bit dtype, sums in fp32. tokens no more than the plan's shape has.
-struct LinearCall {
-  const uint32_t* words;  // on 16 bytes, and proven sound by tiled_csl_validate
-  const int32_t* offsets;
-  int64_t rows, cols, tokens;
-  const uint16_t* x;  // on 16 bytes; rows x_stride (a multiple of 64) apart and zero up to there
-  int64_t x_stride;
-  const uint16_t* bias;  // or null
-  uint16_t* y;           // on 8 bytes
-  bool bfloat16;
-  float* partials;     // plan.partial_floats() of them, of any content, on 16 bytes
-  uint32_t* arrivals;  // of cuda::arrivals
-};
-cudaError_t tiled_csl_linear(const LinearCall& call, const tiled_csl::LinearPlan& plan,
-                             cudaStream_t stream);
+// By a plan for no fewer tokens; arguments.partials has plan.partial_floats(), and
+// arguments.arrivals linear::tile_rows(rows) of cuda::arrivals.
+cudaError_t tiled_csl_linear(const tiled_csl::Words& weight, const linear::Arguments& arguments,
+                             const tiled_csl::LinearPlan& plan, bool bfloat16, cudaStream_t stream);
 
-// Judges words[num_words] and `offsets` of any content: verdicts[t] >= 0 is the number of nonzeros
-// of tile t, a negative one the rule that it breaks (tiled_csl_verdict.h).
+// Validates words[num_words] and `offsets` of any content: verdicts[t] >= 0 is the number of
+// nonzeros of tile t, a negative one the rule that it breaks (verdict.h).
 cudaError_t tiled_csl_validate(const uint32_t* words, int64_t num_words, const int32_t* offsets,
                                int64_t rows, int64_t cols, int32_t* verdicts, cudaStream_t stream);
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// x in shared memory: of a team's tile, and of its next one on the way.
+// x in shared memory: the columns of a team's tile, and those of its next one on their way.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/tiled_csl_linear.cuh"
+#include "cuda/linear_arguments.h"
+#include "cuda/linear_shape.h"
 
-namespace flashsparse::tiled_csl {
+namespace flashsparse::linear {
 
 // A token is a row of 128 bytes, 64 columns, whose 16-byte chunk c lies at c XOR (token mod 8):
 // what wgmma reads as "128-byte swizzle", and ldmatrix without a bank conflict.
 template <class Shape>
-class TeamX {
+class TileX {
  public:
   // `shared` is room for two tiles' x, by turns.
-  __device__ __forceinline__ TeamX(const LinearArguments& a, uint32_t shared)
+  __device__ __forceinline__ TileX(const Arguments& a, uint32_t shared)
       : a_(a),
         token_(once(threadIdx.x % kThreads / 8)),
         place_(once(shared + token_ * 128 + (threadIdx.x % 8 ^ token_ % 8) * 16)),
@@ -49,11 +50,11 @@ class TeamX {
     return __shfl_sync(~0u, value, threadIdx.x % 32);
   }
 
-  const LinearArguments& a_;
-  const int token_;       // whose x this thread copies, and of every kThreads / 8th from there
-  const uint32_t place_;  // to where,
-  const int offset_;      // from where
-  uint32_t turn_ = 0;
+  const Arguments& a_;
+  const int token_;  // this thread copies x of this token, and of every kThreads / 8th after it,
+  const uint32_t place_;  // to this place in shared memory,
+  const int offset_;      // from this element of a tile's columns
+  uint32_t turn_ = 0;     // which of the two places was loaded last
 };
 
-}  // namespace flashsparse::tiled_csl
+}  // namespace flashsparse::linear
