@@ -113,11 +113,12 @@ class Block {
   const Arguments& a_;
   const Team<Shape> team_;
   StreamK<typename Multiplier::Type, Shape> stream_k_;
-  Source source_;
-  Multiplier multiplier_;
 
   int next_, next_column_, end_;  // the tile to prefetch next, and the end of the team's part
   int column_;                    // of the tile prefetched last: its place in its row of tiles
+
+  Source source_;
+  Multiplier multiplier_;
 };
 
 }  // namespace flashsparse::linear

@@ -145,6 +145,8 @@ class StreamK {
     // Many loads at once: each takes its time.
     constexpr int kAhead = 4, kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
     const int count = a_.tokens * kQuads;
+    // The row is the first of every block's range but of one that begins before it.
+    const bool starts_row = begin == first_tile(tiles_, first, gridDim.x);
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
       float4 sums[kMine] = {};
@@ -153,8 +155,7 @@ class StreamK {
         float4 parts[kAhead][kMine] = {};
         FS_UNROLL
         for (int b = 0; b < kAhead; ++b) {
-          // The row is the first of every block but of one that begins before it.
-          const bool is_first = block + b > first || begin == first_tile(tiles_, first, gridDim.x);
+          const bool is_first = block + b > first || starts_row;
           const float4* const left = partials(min(block + b, last), is_first);
           FS_UNROLL
           for (int q = 0; q < kMine; ++q) {
