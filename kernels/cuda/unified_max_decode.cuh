@@ -32,6 +32,7 @@
 #include "cuda/unified_max_join.cuh"
 #include "cuda/unified_max_load.cuh"
 #include "cuda/unified_max_plan.h"
+#include "cuda/unified_max_scores.cuh"
 
 namespace flashsparse::unified_max {
 
@@ -195,7 +196,7 @@ class DecodeBlock {
       FS_UNROLL
       for (int h = 0; h < kHeadTiles; ++h) {
         FS_UNROLL
-        for (int i = 0; i < 4; ++i) scores[h][i] = capped(scores[h][i]);
+        for (int i = 0; i < 4; ++i) scores[h][i] = capped(scores[h][i], a_.scaling);
       }
     }
     if (here != kAllPositions) {
@@ -231,7 +232,7 @@ class DecodeBlock {
       // From positions by heads, as they come out of mma, to the B operand: heads by positions.
       terms[h][0] = transpose_8x8(from_floats<Type>(exact[0], exact[1]));
       terms[h][1] = transpose_8x8(from_floats<Type>(exact[2], exact[3]));
-      constexpr uint32_t kOnes = ones();  // for the sum of what was rounded
+      constexpr uint32_t kOnes = ones<Type>();  // for the sum of what was rounded
       mma_m16n8k16<Type>(norm_[h], {kOnes, kOnes, kOnes, kOnes}, terms[h][0], terms[h][1]);
     }
     FS_UNROLL
@@ -243,17 +244,6 @@ class DecodeBlock {
         mma_m16n8k16<Type>(sums_[h][k], value, terms[h][0], terms[h][1]);
       }
     }
-  }
-
-  static __device__ constexpr uint32_t ones() {
-    return std::is_same_v<Type, Float16> ? 0x3c003c00 : 0x3f803f80;
-  }
-
-  // A score, not yet scaled, such that scaled it is softcap * tanh(score * scale / softcap).
-  // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
-  __device__ __forceinline__ float capped(float score) const {
-    const float e = exp2_approx(score * a_.scaling.cap_factor);
-    return (1 - 2 * reciprocal_approx(e + 1)) * a_.scaling.cap;
   }
 
   // The reference of each head becomes its highest score; what was summed up is scaled to it.
@@ -403,26 +393,5 @@ class DecodeBlock {
   bool redone_[kHeadTiles][2] = {};
   int seen_;  // whether there was a position to look at
 };
-
-// One block of kMaxWarps a multiprocessor: for more ptxas would do without registers, and spill.
-template <class Type, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1)
-    decode_kernel(const DecodeArguments arguments) {
-  FS_DYNAMIC_SHARED(shared);
-  DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
-}
-
-// Null for another head dim.
-inline auto compiled_decode(const Problem& problem, bool bfloat16) -> void (*)(DecodeArguments) {
-  const int tiles = head_tiles_of_block(problem.head_dim, problem.group);
-#define FS_DECODE_KERNEL(dim, head_tiles)                      \
-  if (problem.head_dim == dim && tiles == head_tiles) {        \
-    return bfloat16 ? decode_kernel<BFloat16, dim, head_tiles> \
-                    : decode_kernel<Float16, dim, head_tiles>; \
-  }
-  FS_DECODE_SHAPES(FS_DECODE_KERNEL)
-#undef FS_DECODE_KERNEL
-  return nullptr;
-}
 
 }  // namespace flashsparse::unified_max

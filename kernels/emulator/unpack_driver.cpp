@@ -3,7 +3,7 @@
 // weights to stdout: uint16 weight[rows * cols].
 #include <cstdint>
 
-#include "cuda/tiled_csl_unpack.cuh"
+#include "cuda/tiled_csl/unpack.cuh"
 #include "emulator/tiled_csl_case.h"
 
 using namespace flashsparse::tiled_csl;

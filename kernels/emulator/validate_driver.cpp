@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the validate kernel over every case on stdin, as read_tiled_csl_case wants it, and writes its
-// verdicts to stdout: int32 verdicts[tiles].
+// Runs the validate kernel over every case on stdin, as read_tiled_csl_case wants it, and writes
+// its verdicts to stdout: int32 verdicts[tiles].
 #include <cstdint>
 
-#include "cuda/tiled_csl_validate.cuh"
+#include "cuda/tiled_csl/validate.cuh"
 #include "emulator/tiled_csl_case.h"
 
 using namespace flashsparse::tiled_csl;
