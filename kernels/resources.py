@@ -47,7 +47,7 @@ RESERVED_SHARED = 1024  # bytes of each block that CUDA keeps for itself since s
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities"."""
+    """What one multiprocessor holds: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
     warps: int
     blocks: int
@@ -70,8 +70,8 @@ def resident_warps(arch: str, threads: int, registers: int, shared: int) -> int:
 
     Args:
         arch: A key of LIMITS.
-        threads: Of a block.
-        registers: Of a thread.
+        threads: Threads of a block.
+        registers: Registers of a thread.
         shared: Bytes of a block, static and dynamic, without those that CUDA reserves.
     """
     limits = LIMITS[arch]
@@ -183,7 +183,7 @@ def dynamic_shared(kernel: str) -> int:
 
 
 def launched_threads(kernel: str, most: int) -> int:
-    """Threads of a block as it is usually launched, of at most so many."""
+    """Threads of a block as it is usually launched; `most` is its launch bound."""
     if "Shape<" in kernel:
         return most
     return int(_launch(kernel)["threads"] or most)
@@ -198,7 +198,7 @@ def _launch(kernel: str) -> dict[str, str]:
 
 
 def ptxas_version(path: Path) -> str:
-    """Of the assembler that made the object."""
+    """The version of the assembler that made the object."""
     versions = set()
     for _, text in _dump("-elf", path):
         versions |= set(re.findall(r"Tool Version:.*V([\d.]+)", text))

@@ -27,7 +27,7 @@ struct DecodeInputs {
   std::optional<Tensor> table, lengths, mask;
   DecodeOptions options;
   int64_t sequences, heads, kv_heads, head_dim;
-  int64_t positions;         // that there is room for, of a sequence
+  int64_t positions;         // of a sequence, at most
   int64_t pages, page_size;  // without a table a sequence is one page
   // Dimensions of key and value: pages, heads, positions.
   int page_axis, head_axis, position_axis;

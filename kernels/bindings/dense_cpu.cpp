@@ -43,7 +43,7 @@ Tensor dense_linear(const Tensor& x, const Tensor& weight, const std::optional<T
   STD_TORCH_CHECK(flat_tokens >= 0 && flat_tokens <= kMaxFlatGemmTokens,
                   "dense_linear: flat_tokens must be 0 to ", kMaxFlatGemmTokens, ", not ",
                   flat_tokens);
-  // What the op that is called has to say is lost on the way back: say it here.
+  // The message of an error in the op called below would be lost on the way back: check here.
   STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(x.dim() - 1) == weight.size(1),
                   "dense_linear: x must be [..., in_features] for a weight [out_features, "
                   "in_features]");

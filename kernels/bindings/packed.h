@@ -40,7 +40,7 @@ inline void check_shape(int64_t out_features, int64_t in_features) {
                   out_features, ", ", in_features, "]");
 }
 
-// Of a dense weight that is to be packed.
+// What packing asks of a dense weight.
 inline void check_weight(const Tensor& weight) {
   STD_TORCH_CHECK(weight.dim() == 2, "weight must be [out_features, in_features], has ",
                   weight.dim(), " dimensions");

@@ -40,7 +40,7 @@ class StreamK {
     begin_ = first_tile(tiles_, blockIdx.x, gridDim.x);
     size_ = first_tile(tiles_, blockIdx.x + 1, gridDim.x) - begin_;
   }
-  // Of the line.
+  // The range's first tile, counted along the line, and its number of tiles.
   __device__ __forceinline__ int begin() const { return begin_; }
   __device__ __forceinline__ int size() const { return size_; }
   // Where the part of a team begins, counted from the range's first tile, and that of the next
@@ -112,7 +112,7 @@ class StreamK {
     }
   }
 
-  // Of the blocks that share a row, the last one to arrive adds up what they have left. A block
+  // The last to arrive of the blocks that share a row adds up what they have left. A block
   // shares the first row of its range, or the last, or both. The barrier that add_teams ends with
   // put every thread's stores before the arrivals.
   __device__ __forceinline__ void add_blocks() const {

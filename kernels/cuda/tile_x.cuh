@@ -12,7 +12,7 @@ namespace flashsparse::linear {
 template <class Shape>
 class TileX {
  public:
-  // `shared` is room for two tiles' x, by turns.
+  // `shared` is room for x of two tiles, used in turn.
   __device__ __forceinline__ TileX(const Arguments& a, uint32_t shared)
       : a_(a),
         token_(once(threadIdx.x % kThreads / 8)),
@@ -43,8 +43,8 @@ class TileX {
  private:
   static constexpr int kThreads = 32 * Shape::kTeamWarps;
 
-  // The value itself, by a way that the compiler does not see through: what is worked out once
-  // stays in a register instead of being worked out again for every tile.
+  // The value itself, by a way that the compiler does not see through: what is computed once
+  // stays in a register instead of being computed again for every tile.
   template <class T>
   static __device__ __forceinline__ T once(T value) {
     return __shfl_sync(~0u, value, threadIdx.x % 32);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one new token a sequence over its cached keys and values, with a unified maximum
-// (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; here is its plot.
+// (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; in short:
 //
 // A block takes one split of a sequence's positions for up to 8 query heads (or 16, kHeadTiles)
-// that share a kv head. Its warps take tiles of 16 positions by turns, each through a ring of its
-// own in shared memory, and meet nobody until their tiles are done:
-//   load      a tile some turns ahead starts on its way (unified_max_load.cuh)
+// that share a kv head. Its warps take tiles of 16 positions in turn, each through a ring of its
+// own in shared memory, without a barrier of the block until their tiles are done:
+//   load      copies of a tile some turns ahead start (unified_max_load.cuh)
 //   scores    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
 //   terms     P = 2^(S - reference), rounded to 16 bits, transposed in registers
 //   sums      O^T [head_dim, 8 heads] += V^T P, mma; and the sum of P alone, by one mma with ones
@@ -84,7 +84,7 @@ class DecodeBlock {
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
   static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
   using Order = TileOrder<kHeadDim>;
-  // Steps along the head after which a lane's place is so many bytes further on.
+  // After kPlaces steps along the head, a lane's place is kPlaces * 32 bytes further on.
   static constexpr int kPlaces = Order::kSwizzled / 2;
 
   static __device__ __forceinline__ uint32_t at_step(const uint32_t (&places)[kPlaces], int k) {
@@ -293,7 +293,7 @@ class DecodeBlock {
   static constexpr int kQuads = kHeadDim / 4;  // four sums, what a thread joins at a time
   static_assert(kBlockHeads * kRecordBytes <= kRingBytes);
 
-  // Into the warp's own ring, which nobody else reads or writes.
+  // Writes the warp's sums to its own ring, which no other warp reads or writes before a barrier.
   __device__ __forceinline__ void leave_sums() {
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -391,7 +391,7 @@ class DecodeBlock {
   float reference_[kHeadTiles][2];  // log2
   float limit_[kHeadTiles][2];      // of scores, not scaled, where the reference has to move
   bool redone_[kHeadTiles][2] = {};
-  int seen_;  // whether there was a position to look at
+  int seen_;  // whether there was a position to attend to
 };
 
 }  // namespace flashsparse::unified_max

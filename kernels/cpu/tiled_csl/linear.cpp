@@ -37,7 +37,7 @@ void transcode_row(const Packed& packed, int64_t tile_row, TileRowPanels& panels
       kept += end - panels.end[p];
       panels.end[p] = end;
     }
-    if (!reader.sound(index, kept)) bad.report(index);
+    if (!reader.valid(index, kept)) bad.report(index);
   }
 }
 

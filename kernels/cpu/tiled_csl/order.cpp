@@ -53,7 +53,7 @@ class Rest {
     int pair;                // the lower half of the next pair
   };
 
-  // Of the banks in `mask`, the `count` with the most words left; of equals, the lowest.
+  // The `count` banks in `mask` with the most words left; among equals, the lowest.
   uint32_t fullest(uint32_t mask, int count) const {
     if (count <= 0) return 0;
     if (count_bits(mask) <= count) return mask;

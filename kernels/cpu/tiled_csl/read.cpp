@@ -43,7 +43,7 @@ void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* weight, int64_
   }
 }
 
-// Reads every tile, judges it, and gives it to consume(dense, tile).
+// Reads every tile, validates it, and gives it to consume(dense, tile).
 template <typename Consume>
 Validation read(const Packed& packed, const Consume& consume) {
   std::string error = check_offsets(packed);
@@ -55,7 +55,7 @@ Validation read(const Packed& packed, const Consume& consume) {
     TileReader reader(packed);
     reader.scatter(index);
     const int64_t kept = nonzeros_inside(kernels, reader.dense(), tile);
-    if (!reader.sound(index, kept)) return bad.report(index);
+    if (!reader.valid(index, kept)) return bad.report(index);
     nonzeros.fetch_add(kept, std::memory_order_relaxed);
     consume(reader.dense(), tile);
   });

@@ -38,7 +38,7 @@ void for_each_tile(int64_t rows, int64_t cols, const Body& body) {
   });
 }
 
-// The first rule that the offsets break, or nothing. Everything below needs sound offsets.
+// The first rule that the offsets break, or nothing. Everything below needs valid offsets.
 std::string check_offsets(const Packed& packed);
 
 // Distinct words of a tile as `pack` leaves it: those that do not repeat the last one. Right for
@@ -52,7 +52,7 @@ inline int64_t words_without_padding(const uint32_t* words, int64_t count) {
   return count - padding;
 }
 
-// The slow, exact judgement of one tile, with the first broken rule in words.
+// Validates one tile exactly and slowly; says which rule it breaks first.
 Validation validate_tile(const Packed& packed, int64_t index);
 
 // Reads one tile after the other into a dense tile in location order.
@@ -61,7 +61,7 @@ class TileReader {
   explicit TileReader(const Packed& packed) : packed_(packed) {}
 
   // Scatters the words of tile `index`. Memory-safe for any content; what a location outside the
-  // dense tile would hit is left to judge by `sound`.
+  // dense tile would hit is left to `valid`.
   void scatter(int64_t index) {
     words_ = packed_.words + packed_.offsets[index];
     count_ = packed_.offsets[index + 1] - packed_.offsets[index];
@@ -77,8 +77,8 @@ class TileReader {
 
   // Whether the words scattered last obey all rules, given the nonzeros that they left inside the
   // tile's edges. As many nonzeros as words, padding aside, means that every word has a place of
-  // its own inside the edges; only where the counts differ are the words looked at one by one.
-  bool sound(int64_t index, int64_t nonzeros) const {
+  // its own inside the edges; only where the counts differ are the words read one by one.
+  bool valid(int64_t index, int64_t nonzeros) const {
     if (in_range_ && nonzeros == words_without_padding(words_, count_)) return true;
     return validate_tile(packed_, index).error.empty();
   }

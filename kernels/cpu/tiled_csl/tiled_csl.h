@@ -26,7 +26,7 @@ struct Packed {  // tensors of any origin: nothing but the two array lengths is 
 
 struct Validation {
   int64_t nonzeros = 0;  // distinct locations with a value other than zero
-  std::string error;     // empty where the tensors are sound, else the first rule they break
+  std::string error;     // empty where the tensors are valid, else the first rule they break
 };
 
 // Proves that no kernel can read or write out of bounds on these tensors, and that the order of

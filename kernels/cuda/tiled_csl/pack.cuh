@@ -127,7 +127,7 @@ struct Bank {
   int singles, count;  // count = singles + 2 * pairs
 };
 
-// Of the lanes in `among`, the `room` with the highest `left` < 512; of equals, the lowest lanes.
+// The `room` lanes in `among` with the highest `left` < 512; among equals, the lowest lanes.
 __device__ __forceinline__ uint32_t fullest(uint32_t left, uint32_t among, int room, int lane) {
   if (room <= 0) return 0;
   if (__popc(among) <= room) return among;

@@ -143,7 +143,8 @@ class TileSource {
   }
 
   const Words& weight_;
-  const linear::Team<Shape> team_;  // a copy: a reference into the block would keep it out of registers
+  const linear::Team<Shape>
+      team_;                // a copy: a reference into the block would keep it out of registers
   const uint32_t offsets_;  // in shared memory
 
   int count_;  // words of the tile that was prefetched last; -1 after the team's last tile

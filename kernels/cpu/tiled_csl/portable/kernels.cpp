@@ -34,7 +34,7 @@ int64_t pack_tile(const uint16_t* weight, int64_t stride, int rows, int cols, ui
         uint32_t* pair = pairs[b][pair_count[b]++];
         pair[0] = make_word(low, place);
         pair[1] = make_word(high, place + 1);
-      } else {  // written at any rate, kept if there is one: no branch to guess
+      } else {  // always written, kept if there is one: no branch to predict
         banks.words[b][banks.singles[b]] =
             has_low ? make_word(low, place) : make_word(high, place + 1);
         banks.singles[b] += has_low || has_high;
