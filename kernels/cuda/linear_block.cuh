@@ -86,9 +86,10 @@ class Block {
       source_.prefetch_none();
       return;
     }
+    source_.prefetch(next_);
     column_ = next_column_;
+    ++next_;
     next_column_ = column_ + 1 < a_.tile_cols ? column_ + 1 : 0;
-    source_.prefetch(next_++);
   }
 
   __device__ __forceinline__ void multiply_tile() {
@@ -114,11 +115,11 @@ class Block {
   const Team<Shape> team_;
   StreamK<typename Multiplier::Type, Shape> stream_k_;
 
-  int next_, next_column_, end_;  // the tile to prefetch next, and the end of the team's part
-  int column_;                    // of the tile prefetched last: its place in its row of tiles
-
   Source source_;
   Multiplier multiplier_;
+
+  int next_, next_column_, end_;  // the tile to prefetch next, and the end of the team's part
+  int column_;                    // of the tile prefetched last: its place in its row of tiles
 };
 
 }  // namespace flashsparse::linear
