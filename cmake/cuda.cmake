@@ -87,8 +87,9 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/cuda*.cpp
-     kernels/cuda/*.cu kernels/cuda/*.cpp)
+# A format is found by its folders: kernels/cuda/<format>/ and bindings/<format>_cuda.cpp.
+file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp
+     kernels/cuda/*.cu kernels/cuda/*.cpp kernels/cuda/*/*.cu kernels/cuda/*/*.cpp)
 add_library(_C_cuda MODULE ${cuda_sources})
 target_include_directories(_C_cuda PRIVATE kernels)
 target_include_directories(_C_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

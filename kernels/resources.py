@@ -47,7 +47,7 @@ RESERVED_SHARED = 1024  # bytes of each block that CUDA keeps for itself since s
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one multiprocessor: CUDA C++ Programming Guide, "Compute Capabilities"."""
+    """What one multiprocessor holds: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
     warps: int
     blocks: int
@@ -70,8 +70,8 @@ def resident_warps(arch: str, threads: int, registers: int, shared: int) -> int:
 
     Args:
         arch: A key of LIMITS.
-        threads: Of a block.
-        registers: Of a thread.
+        threads: Threads of a block.
+        registers: Registers of a thread.
         shared: Bytes of a block, static and dynamic, without those that CUDA reserves.
     """
     limits = LIMITS[arch]
@@ -155,10 +155,9 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
 
 
 def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
-    """kSharedBytes of a LinearShape in cuda/tiled_csl_linear.cuh."""
-    tile, x = 128 * 64 * 2, tokens * 64 * 2
-    offsets, flags = (1024 + 1) * 4, 2 * 4
-    return warps // team_warps * (tile + 2 * x) + offsets + flags
+    """What a linear::Shape in cuda/linear_shape.h takes, without the tile source's own bytes."""
+    tile, x, flags = 128 * 64 * 2, tokens * 64 * 2, 2 * 4
+    return warps // team_warps * (tile + 2 * x) + flags
 
 
 def flat_shared(tokens: int, row_blocks: int, warps_n: int, warps_k: int, stages: int) -> int:
@@ -177,14 +176,14 @@ def dynamic_shared(kernel: str) -> int:
         return flat_shared(*map(int, shape.groups()))
     if shape := re.search(r"GemvShape<\d+, (\d+), (\d+), (\d+), (\d+), \d+>", kernel):
         return gemv_shared(*map(int, shape.groups()))
-    kind = r"LinearShape<(\d+), (?:true|false), (?:true|false), (\d+), \d+, (\d+), \d+>"
-    if shape := re.search(kind, kernel):
-        return linear_shared(*map(int, shape.groups()))
-    return int(_launch(kernel)["bytes"])
+    own = int(_launch(kernel)["bytes"])
+    if shape := re.search(r"linear::Shape<(\d+), \w+, \w+, (\d+), (\d+), \d+>", kernel):
+        return linear_shared(*map(int, shape.groups())) + own
+    return own
 
 
 def launched_threads(kernel: str, most: int) -> int:
-    """Threads of a block as it is usually launched, of at most so many."""
+    """Threads of a block as it is usually launched; `most` is its launch bound."""
     if "Shape<" in kernel:
         return most
     return int(_launch(kernel)["threads"] or most)
@@ -199,7 +198,7 @@ def _launch(kernel: str) -> dict[str, str]:
 
 
 def ptxas_version(path: Path) -> str:
-    """Of the assembler that made the object."""
+    """The version of the assembler that made the object."""
     versions = set()
     for _, text in _dump("-elf", path):
         versions |= set(re.findall(r"Tool Version:.*V([\d.]+)", text))

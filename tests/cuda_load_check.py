@@ -76,19 +76,19 @@ def check_binding() -> str:
         ops.tiled_csl_pack: ((weight,), "must be on a CUDA device"),
         ops.tiled_csl_unpack: (
             (words, offsets, *weight.shape, weight.dtype),
-            "must be on the CUDA device of weight_packed",
+            "weight_packed must be on a CUDA device here",
         ),
         ops.tiled_csl_validate: (
             (words, offsets, *weight.shape),
-            "must be on the CUDA device of weight_packed",
+            "weight_packed must be on a CUDA device here",
         ),
         ops.tiled_csl_linear: (
             (x, words, offsets, out_features, weight.dtype, None),
-            "must be on the CUDA device of weight_packed",
+            "weight_packed must be on a CUDA device here",
         ),
         ops.tiled_csl_linear_planned: (
             (x, words, offsets, out_features, weight.dtype, None, 0, 1),
-            "must be on the CUDA device of weight_packed",
+            "weight_packed must be on a CUDA device here",
         ),
         ops.flat_gemm: ((x, weight, None), "must be on a CUDA device here"),
         ops.gemv: ((x, weight, None), "must be on a CUDA device here"),

@@ -25,7 +25,7 @@ SANITIZERS = {
 }
 # What a driver needs beside its own source: code of the host.
 HOST_SOURCES = {
-    "linear_driver": ["cuda/linear_plan.cpp"],
+    "linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],
     "decode_driver": ["cuda/unified_max_plan.cpp"],
 }
@@ -47,7 +47,7 @@ def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None
 
 
 def run_packed_cases(binary: Path, cases, timeout: float) -> subprocess.CompletedProcess:
-    """Feeds (words, offsets, shape, seed) cases to a driver that reads them by read_packed_case.
+    """Feeds (words, offsets, shape, seed) cases to a driver that reads them by read_tiled_csl_case.
 
     Args:
         timeout: Seconds for all cases together.

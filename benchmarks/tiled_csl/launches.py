@@ -14,7 +14,7 @@ from torch import Tensor
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "linear_plan.h"
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_csl" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (true|false), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
 TILE_ROWS, TILE_COLS = 128, 64
 

@@ -13,4 +13,14 @@
 namespace flashsparse {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+// A tensor's memory as kernels take it: 16-bit floats as their bits, int32 words as unsigned.
+inline const uint16_t* bits(const Tensor& t) {
+  return static_cast<const uint16_t*>(t.const_data_ptr());
+}
+inline uint16_t* mutable_bits(Tensor& t) { return static_cast<uint16_t*>(t.mutable_data_ptr()); }
+inline const uint32_t* words_of(const Tensor& t) {
+  return static_cast<const uint32_t*>(t.const_data_ptr());
+}
+inline uint32_t* mutable_words(Tensor& t) { return static_cast<uint32_t*>(t.mutable_data_ptr()); }
 }  // namespace flashsparse

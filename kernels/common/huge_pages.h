@@ -11,8 +11,8 @@
 
 namespace flashsparse {
 
-// Asks for large pages under memory that nobody has written yet. Only whole pages inside it are
-// asked for, so no memory beyond it is taken. A wish: nothing depends on its being granted.
+// Asks for large pages under memory that has not been written yet. Only whole pages inside it are
+// asked for, so no memory beyond it is taken. A hint: nothing depends on its being granted.
 inline void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kPage = 2 << 20;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Integer instructions that do several steps at once. All unsigned, all modulo 2^32.
+// Integer instructions that do several steps at once, unsigned and modulo 2^32.
 #pragma once
 #include "common/device.cuh"
 
@@ -13,29 +13,6 @@ __device__ __forceinline__ uint32_t dp2a_lo(uint32_t a, uint32_t b, uint32_t c) 
   return d;
 #else
   return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
-#endif
-}
-
-// c + a.low16 * b.byte2 + a.high16 * b.byte3.
-__device__ __forceinline__ uint32_t dp2a_hi(uint32_t a, uint32_t b, uint32_t c) {
-#ifdef __CUDACC__
-  uint32_t d;
-  asm("dp2a.hi.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-#else
-  return c + (a & 0xffff) * (b >> 16 & 0xff) + (a >> 16) * (b >> 24);
-#endif
-}
-
-// c + the sum of the four products a.byte * b.byte.
-__device__ __forceinline__ uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
-#ifdef __CUDACC__
-  uint32_t d;
-  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-#else
-  for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
-  return c;
 #endif
 }
 
@@ -56,17 +33,6 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t select
   }
 #endif
   return d;
-}
-
-// The low 32 bits of high:low shifted right, by 32 at most.
-__device__ __forceinline__ uint32_t funnel_shift_right(uint32_t low, uint32_t high,
-                                                       uint32_t shift) {
-#ifdef __CUDACC__
-  return __funnelshift_rc(low, high, shift);
-#else
-  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >>
-                               (shift < 32 ? shift : 32));
-#endif
 }
 
 }  // namespace flashsparse

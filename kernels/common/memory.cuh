@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_global(T* place, T value) {
   *place = value;
 }
 
-// Starts a copy of 4, 8 or 16 bytes to shared memory; zeros, without a look at `global`, where not
+// Starts a copy of 4, 8 or 16 bytes to shared memory; zeros, without reading `global`, where not
 // `valid`. 16 bytes go past the L1. The thread that started it may read it after
 // copy_async_wait, others after a barrier that follows that.
 template <int bytes>

@@ -26,24 +26,9 @@ struct BFloat16 {};
 
 #ifdef __CUDACC__
 
-// Loads 8x8 matrices of 16-bit elements, one a register: lane i gives the address of row i % 8 of
-// matrix i / 8, 16 bytes aligned, and gets elements pair and pair + 1 of row `group` (or, where
-// transposed, of column `group`). The x2 form reads the addresses of lanes 0 to 15 only.
-template <bool transposed = false>
-__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) {
-  if constexpr (transposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(address)
-                 : "memory");
-  }
-}
-
+// Loads four 8x8 matrices of 16-bit elements, one a register: lane i gives the address of row i % 8
+// of matrix i / 8, 16 bytes aligned, and gets elements pair and pair + 1 of row `group` (or, where
+// transposed, of column `group`).
 template <bool transposed = false>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   if constexpr (transposed) {
@@ -187,10 +172,6 @@ struct MmaArgument {
 
 }  // namespace detail
 
-template <bool transposed = false>
-void ldmatrix_x2(uint32_t (&r)[2], uint32_t address, simt::Place place = simt::Place::here()) {
-  detail::ldmatrix<2, transposed>(r, address, place);
-}
 template <bool transposed = false>
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, simt::Place place = simt::Place::here()) {
   detail::ldmatrix<4, transposed>(r, address, place);

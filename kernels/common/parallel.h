@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one way in which CPU kernels use more than one thread. Implemented on torch's own thread pool
-// in bindings/cpu_parallel.cpp, and on std::thread for programs without torch (sanitizer drivers).
+// in bindings/parallel.cpp, and on std::thread for programs without torch (sanitizer drivers).
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -8,14 +8,12 @@ namespace flashsparse {
 
 // Waits until `threads` threads, whole warps, have come to this barrier of the block, 1 to 15;
 // orders their memory as __syncthreads does (which is barrier 0).
-__device__ __forceinline__ void sync_threads_of(int barrier, int threads
 #ifdef __CUDACC__
-) {
+__device__ __forceinline__ void sync_threads_of(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 #else
-                                                ,
-                                                simt::Place place = simt::Place::here()) {
+inline void sync_threads_of(int barrier, int threads, simt::Place place = simt::Place::here()) {
   simt::sync_threads_of(barrier, threads, place);
 }
 #endif

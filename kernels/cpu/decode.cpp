@@ -12,7 +12,7 @@
 namespace flashsparse::cpu {
 namespace {
 
-// The positions of a sequence that its query may look at.
+// The positions of a sequence that its query attends to.
 struct Range {
   int64_t begin, end;
 };
@@ -22,7 +22,8 @@ Range range_of(const DecodeCall& call, int64_t sequence) {
   return {call.window > 0 ? std::max<int64_t>(end - call.window, 0) : 0, end};
 }
 
-std::string judge(const DecodeCall& call) {
+// What is wrong with the lengths or the table, or nothing.
+std::string validate(const DecodeCall& call) {
   for (int64_t sequence = 0; sequence < call.sequences; ++sequence) {
     const Range range = range_of(call, sequence);
     const std::string name = "sequence " + std::to_string(sequence);
@@ -46,7 +47,7 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
   const int64_t heads = call.group, bytes = bytes_of(call.dtype);
   const Range range = range_of(call, sequence);
 
-  // Where the rows lie, of the positions to look at only.
+  // Where the rows of the positions to attend to lie.
   thread_local std::vector<const void*> keys, values;
   keys.clear();
   values.clear();
@@ -101,7 +102,7 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
 
 std::string decode(const DecodeCall& call) {
   kernels();  // chosen before any thread starts
-  const std::string error = judge(call);
+  const std::string error = validate(call);
   if (!error.empty()) return error;
   parallel_chunks(call.sequences * call.kv_heads,
                   [&](int64_t i) { attend(call, i / call.kv_heads, i % call.kv_heads); });

@@ -25,7 +25,7 @@ struct DecodeCall {
       table;  // rows table_stride apart: the pages of a sequence; or null: its own number
   int64_t table_stride, pages, page_size;
   const int32_t* lengths;  // [sequences], or null: all `positions`
-  const uint8_t* mask;     // rows mask_stride apart, zero where not to look, or null
+  const uint8_t* mask;     // rows mask_stride apart, zero where a position is masked, or null
   int64_t mask_stride, window;
   float scale, softcap;  // softcap 0: none
   const float* phi;      // [kv_heads * group], or null

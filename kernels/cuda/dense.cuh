@@ -53,7 +53,7 @@ __device__ __forceinline__ void start_chunk(uint32_t to, const uint16_t* place, 
   }
 }
 
-// Weights on their way: a warp's next kStages - 1 steps of kRows chunks a lane. They wait in shared
+// Weights in flight: a warp's next kStages - 1 steps of kRows chunks a lane. They wait in shared
 // memory, but every lane reads what it has copied itself, so that no thread waits for another; and
 // unlike loads to registers these cannot be put off by the compiler until they are needed.
 template <int kRows, int kStages>
@@ -77,7 +77,7 @@ class Ring {
   __device__ __forceinline__ uint4 chunk(int row) const {
     return load_shared<uint4>(now_ + row * kRowBytes);
   }
-  // Done with the oldest step.
+  // Frees the oldest step's stage.
   __device__ __forceinline__ void advance() { now_ = after(now_); }
 
  private:

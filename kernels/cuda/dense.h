@@ -29,7 +29,7 @@ struct DenseCall {
 };
 
 // partials: plan.partial_floats(rows) of them, of any content, on 16 bytes; counters:
-// plan.row_blocks(rows) of cuda::arrivals. Neither is looked at where plan.split is 1.
+// plan.row_blocks(rows) of cuda::arrivals. Neither is read where plan.split is 1.
 cudaError_t flat_gemm(const DenseCall& call, const dense::FlatPlan& plan, float* partials,
                       uint32_t* counters, cudaStream_t stream);
 

@@ -92,8 +92,8 @@ FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned
   return best;
 }
 
-// Of the shapes for the fewest tokens that will do the first, which has the fewest warps along K
-// and so the fewest sums to add, if it makes two blocks for every multiprocessor.
+// Among the shapes for the fewest tokens that will do, the first, which has the fewest warps along
+// K and so the fewest sums to add, if it makes two blocks for every multiprocessor.
 int plan_gemv(int64_t rows, int64_t tokens, bool aligned, int multiprocessors) {
   if (!aligned) return kUnalignedGemv;
   int best = -1;

@@ -28,7 +28,7 @@ struct FlatShapeInfo {
 
   constexpr int rows() const { return 16 * row_blocks * warps_n; }  // of a block
   constexpr int warps() const { return warps_n * warps_k; }
-  // Of one of a warp's steps: rows of W, then of x.
+  // Bytes of one step of a warp: rows of W, then of x.
   constexpr int step_bytes() const { return (16 * row_blocks + tokens) * kFlatStepCols * 2; }
   constexpr int shared_bytes() const { return warps() * stages * step_bytes(); }
 };
@@ -70,7 +70,7 @@ inline constexpr int kGemvStepCols = 256;  // columns that a warp of gemv takes 
 inline constexpr int kMaxSplit = 32;
 inline constexpr int kMaxCutRowBlocks = 4096;  // of a layer with a split: a counter each
 
-// Of a launch.
+// Tokens of a launch at most.
 constexpr int max_flat_tokens(bool aligned) {
   return aligned ? 64 : kFlatShapes[kUnalignedFlat].tokens;
 }
@@ -85,7 +85,7 @@ struct FlatPlan {
   int64_t row_blocks(int64_t rows) const {
     return (rows + kFlatShapes[shape].rows() - 1) / kFlatShapes[shape].rows();
   }
-  // That the blocks leave for the last of them to add up.
+  // Floats of the workspace that blocks leave partial sums in, for the last of them to add up.
   int64_t partial_floats(int64_t rows) const {
     const FlatShapeInfo& info = kFlatShapes[shape];
     return split == 1 ? 0 : row_blocks(rows) * split * info.tokens * info.rows();

@@ -230,7 +230,7 @@ class FlatBlock {
     }
   }
 
-  // Of the blocks that share rows, the last one to arrive adds up what all of them have left.
+  // The last to arrive of the blocks that share rows adds up what all of them have left.
   __device__ __forceinline__ void add_blocks() {
     __syncthreads();
     if (threadIdx.x == 0) store_shared(shared_ + Shape::kSumBytes, arrive(arrivals_ + blockIdx.x));

@@ -14,7 +14,7 @@ namespace flashsparse::dense {
 //   kTokens   of y at most
 //   kRows     rows of a warp: they share the x that it loads and converts
 //   kWarpsN   warps along the rows of W
-//   kWarpsK   warps along K, which take its steps by turns
+//   kWarpsK   warps along K, which take its steps in turn
 //   kStages   steps of W in shared memory: this one and those under way
 //   kBlocks   blocks a multiprocessor, which bounds the registers
 template <int kTokens_, int kRows_, int kWarpsN_, int kWarpsK_, int kStages_, int kBlocks_>
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
   FS_DYNAMIC_SHARED(shared);
   const uint32_t shared_at = shared_address(shared);
   typename Shape::Weights ring(shared_at, warp);
-  // Of the step so many after `column`.
+  // Starts the copies of W for the step `steps` steps after `column`.
   const auto start_w = [&](int steps) {
     FS_UNROLL
     for (int r = 0; r < kRows; ++r) {  // beyond the last row another time the last one

@@ -7,10 +7,11 @@ namespace flashsparse {
 
 struct Gpu {
   int multiprocessors;
-  int64_t shared_bytes;  // that a block may have
+  int64_t shared_bytes;  // of shared memory, that one block may have
+  bool hopper = false;   // compute capability 9.0, which has wgmma
 
-  // Blocks of so much shared memory that a multiprocessor holds: it has little more than one block
-  // may have, and keeps 1 KB for each.
+  // Blocks with `bytes` of shared memory that a multiprocessor holds: it has little more than one
+  // block may have, and keeps 1 KB for each.
   int64_t blocks_by_shared(int64_t bytes) const {
     constexpr int64_t kReserved = 1024;
     return (shared_bytes + kReserved) / (bytes + kReserved);

@@ -1,47 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-// The linear kernel in all the shapes that it is compiled for.
+// The stream-K kernel over any tile source, and what a host must know of each that is compiled.
 #pragma once
 #include <type_traits>
 
-#include "cuda/linear_mma.cuh"
-#include "cuda/linear_plan.h"
-#include "cuda/linear_wgmma.cuh"
+#include "cuda/linear_block.cuh"
+#include "cuda/multiply_mma.cuh"
+#include "cuda/multiply_wgmma.cuh"
 
-namespace flashsparse::tiled_csl {
+namespace flashsparse::linear {
 
 template <class Type, class Shape>
 using Multiplier =
     std::conditional_t<Shape::kWgmma, WgmmaMultiplier<Type, Shape>, MmaMultiplier<Type, Shape>>;
 
+template <class Source>
+inline constexpr uint32_t kSharedBytes =
+    Source::Shape::kSource + Source::kSharedBytes + Source::Shape::kFlagBytes;
+
 // Launch with any number of blocks up to the number of tiles, Shape::kThreads threads and
-// Shape::kSharedBytes of dynamic shared memory. Shapes for Hopper are empty but on sm_90a.
-template <class Type, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    linear_kernel(const LinearArguments arguments) {
+// kSharedBytes<Source> of dynamic shared memory. Shapes for Hopper are empty but on sm_90a.
+template <class Type, class Source>
+__global__ void __launch_bounds__(Source::Shape::kThreads, Source::Shape::kBlocks)
+    linear_kernel(const typename Source::Weight weight, const Arguments arguments) {
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kRuns = !Shape::kHopper;
+  constexpr bool kRuns = !Source::Shape::kHopper;
 #else
   constexpr bool kRuns = true;
 #endif
   if constexpr (kRuns) {
     FS_DYNAMIC_SHARED(shared);
-    LinearBlock<Shape, Multiplier<Type, Shape>>(arguments, shared_address(shared)).run();
+    Block<Source, Multiplier<Type, typename Source::Shape>>(weight, arguments,
+                                                            shared_address(shared))
+        .run();
   }
 }
 
-struct CompiledLinear {
-  void (*float16)(LinearArguments);
-  void (*bfloat16)(LinearArguments);
-  int threads;
-  uint32_t shared_bytes;
+template <class Weight>
+struct Compiled {
+  void (*float16)(Weight, Arguments);
+  void (*bfloat16)(Weight, Arguments);
+  int threads;            // of a block
+  uint32_t shared_bytes;  // of dynamic shared memory
 };
 
-#define FS_COMPILED(...)                                                                  \
-  {linear_kernel<Float16, LinearShape<__VA_ARGS__>>,                                      \
-   linear_kernel<BFloat16, LinearShape<__VA_ARGS__>>, LinearShape<__VA_ARGS__>::kThreads, \
-   LinearShape<__VA_ARGS__>::kSharedBytes},
-// By the index of kLinearShapes.
-inline const CompiledLinear kCompiledLinear[] = {FS_LINEAR_SHAPES(FS_COMPILED)};
-#undef FS_COMPILED
+template <class Source>
+constexpr Compiled<typename Source::Weight> compiled() {
+  return {linear_kernel<Float16, Source>, linear_kernel<BFloat16, Source>, Source::Shape::kThreads,
+          kSharedBytes<Source>};
+}
 
-}  // namespace flashsparse::tiled_csl
+}  // namespace flashsparse::linear

@@ -37,15 +37,15 @@ struct DecodeArguments {
   uint32_t pages, page_tiles;
 
   const int32_t* lengths;  // [sequences], or null: all are as long as `positions`
-  int positions;           // that there is room for: no length counts for more
-  const uint8_t* mask;     // [sequences, mask_stride], zero where not to look, or null
+  int positions;           // room of a sequence: longer lengths are cut to it
+  const uint8_t* mask;     // [sequences, mask_stride], zero where a position is masked, or null
   int64_t mask_stride;
-  int window;  // look at the last so many positions only; 0: at all
+  int window;  // only the last `window` positions are attended to; 0: all
 
   int kv_heads, group;  // group: query heads of a kv head
   Scaling scaling;
   const float* phi;  // [kv_heads * group], or null: online softmax
-  float low, high;   // of a warp's sum, where it counts as sound
+  float low, high;   // bounds of a warp's sum: outside of them it is computed again
 
   uint16_t* out;        // [sequences, kv_heads * group, head dim], on 8 bytes
   int32_t* recomputed;  // [sequences, kv_heads * group]: parts of warps done again

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/unified_max_decode.cuh"
 #include "cuda/unified_max_decode.h"
+#include "cuda/unified_max_kernel.cuh"
 
 namespace flashsparse::cuda {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one new token a sequence over its cached keys and values, with a unified maximum
-// (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; here is its plot.
+// (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; in short:
 //
 // A block takes one split of a sequence's positions for up to 8 query heads (or 16, kHeadTiles)
-// that share a kv head. Its warps take tiles of 16 positions by turns, each through a ring of its
-// own in shared memory, and meet nobody until their tiles are done:
-//   load      a tile some turns ahead starts on its way (unified_max_load.cuh)
+// that share a kv head. Its warps take tiles of 16 positions in turn, each through a ring of its
+// own in shared memory, without a barrier of the block until their tiles are done:
+//   load      copies of a tile some turns ahead start (unified_max_load.cuh)
 //   scores    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
 //   terms     P = 2^(S - reference), rounded to 16 bits, transposed in registers
 //   sums      O^T [head_dim, 8 heads] += V^T P, mma; and the sum of P alone, by one mma with ones
@@ -32,6 +32,7 @@
 #include "cuda/unified_max_join.cuh"
 #include "cuda/unified_max_load.cuh"
 #include "cuda/unified_max_plan.h"
+#include "cuda/unified_max_scores.cuh"
 
 namespace flashsparse::unified_max {
 
@@ -83,7 +84,7 @@ class DecodeBlock {
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
   static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
   using Order = TileOrder<kHeadDim>;
-  // Steps along the head after which a lane's place is so many bytes further on.
+  // After kPlaces steps along the head, a lane's place is kPlaces * 32 bytes further on.
   static constexpr int kPlaces = Order::kSwizzled / 2;
 
   static __device__ __forceinline__ uint32_t at_step(const uint32_t (&places)[kPlaces], int k) {
@@ -195,7 +196,7 @@ class DecodeBlock {
       FS_UNROLL
       for (int h = 0; h < kHeadTiles; ++h) {
         FS_UNROLL
-        for (int i = 0; i < 4; ++i) scores[h][i] = capped(scores[h][i]);
+        for (int i = 0; i < 4; ++i) scores[h][i] = capped(scores[h][i], a_.scaling);
       }
     }
     if (here != kAllPositions) {
@@ -231,7 +232,7 @@ class DecodeBlock {
       // From positions by heads, as they come out of mma, to the B operand: heads by positions.
       terms[h][0] = transpose_8x8(from_floats<Type>(exact[0], exact[1]));
       terms[h][1] = transpose_8x8(from_floats<Type>(exact[2], exact[3]));
-      constexpr uint32_t kOnes = ones();  // for the sum of what was rounded
+      constexpr uint32_t kOnes = ones<Type>();  // for the sum of what was rounded
       mma_m16n8k16<Type>(norm_[h], {kOnes, kOnes, kOnes, kOnes}, terms[h][0], terms[h][1]);
     }
     FS_UNROLL
@@ -243,17 +244,6 @@ class DecodeBlock {
         mma_m16n8k16<Type>(sums_[h][k], value, terms[h][0], terms[h][1]);
       }
     }
-  }
-
-  static __device__ constexpr uint32_t ones() {
-    return std::is_same_v<Type, Float16> ? 0x3c003c00 : 0x3f803f80;
-  }
-
-  // A score, not yet scaled, such that scaled it is softcap * tanh(score * scale / softcap).
-  // tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
-  __device__ __forceinline__ float capped(float score) const {
-    const float e = exp2_approx(score * a_.scaling.cap_factor);
-    return (1 - 2 * reciprocal_approx(e + 1)) * a_.scaling.cap;
   }
 
   // The reference of each head becomes its highest score; what was summed up is scaled to it.
@@ -303,7 +293,7 @@ class DecodeBlock {
   static constexpr int kQuads = kHeadDim / 4;  // four sums, what a thread joins at a time
   static_assert(kBlockHeads * kRecordBytes <= kRingBytes);
 
-  // Into the warp's own ring, which nobody else reads or writes.
+  // Writes the warp's sums to its own ring, which no other warp reads or writes before a barrier.
   __device__ __forceinline__ void leave_sums() {
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -401,28 +391,7 @@ class DecodeBlock {
   float reference_[kHeadTiles][2];  // log2
   float limit_[kHeadTiles][2];      // of scores, not scaled, where the reference has to move
   bool redone_[kHeadTiles][2] = {};
-  int seen_;  // whether there was a position to look at
+  int seen_;  // whether there was a position to attend to
 };
-
-// One block of kMaxWarps a multiprocessor: for more ptxas would do without registers, and spill.
-template <class Type, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1)
-    decode_kernel(const DecodeArguments arguments) {
-  FS_DYNAMIC_SHARED(shared);
-  DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
-}
-
-// Null for another head dim.
-inline auto compiled_decode(const Problem& problem, bool bfloat16) -> void (*)(DecodeArguments) {
-  const int tiles = head_tiles_of_block(problem.head_dim, problem.group);
-#define FS_DECODE_KERNEL(dim, head_tiles)                      \
-  if (problem.head_dim == dim && tiles == head_tiles) {        \
-    return bfloat16 ? decode_kernel<BFloat16, dim, head_tiles> \
-                    : decode_kernel<Float16, dim, head_tiles>; \
-  }
-  FS_DECODE_SHAPES(FS_DECODE_KERNEL)
-#undef FS_DECODE_KERNEL
-  return nullptr;
-}
 
 }  // namespace flashsparse::unified_max

@@ -43,7 +43,7 @@ class TileLoader {
     for (int i = 0; i < kPlaces; ++i) to_[i] = keep(ring + place(i * kRows));
   }
 
-  // The positions of the sequence to look at.
+  // The positions of the sequence to attend to.
   __device__ __forceinline__ void set_positions(int start, int length) {
     start_ = start;
     length_ = length;
@@ -62,7 +62,7 @@ class TileLoader {
   }
 
   // Starts the copies of the next tile to this slot of the ring, or of none after the last one.
-  // What must not be looked at becomes zero, without a look at what lies there.
+  // Positions that are not attended to become zero, and their memory is not read.
   __device__ __forceinline__ void load_next(uint32_t slot) {
     const uint32_t here = next_ < end_ ? positions_of_next() : 0;
     looked_at_ = looked_at_ << kTile | here;
@@ -103,7 +103,7 @@ class TileLoader {
     look_up();
   }
 
-  // Which positions to look at of the tile loaded so many turns before the latest, at most 3.
+  // Which positions to attend to in the tile loaded `turns` turns before the latest, at most 3.
   __device__ __forceinline__ uint32_t looked_at(int turns) const {
     return looked_at_ >> turns * kTile & kAllPositions;
   }
@@ -116,7 +116,7 @@ class TileLoader {
   // After 8 rows the order of chunks is that of the first row again.
   static constexpr int kPlaces = 8 % kRows == 0 ? 8 / kRows : (kTile + kRows - 1) / kRows;
 
-  // Where this lane's chunk goes of the row so many after its first one.
+  // Where this lane's chunk goes of the row that is `rows` after its first one.
   __device__ __forceinline__ uint32_t place(int rows) const {
     return Order::place(lane_ / kChunks + rows, lane_ % kChunks);
   }

@@ -15,7 +15,7 @@ double occupancy(int64_t rows, int64_t splits, int64_t slots) {
   return static_cast<double>(blocks) / (ceil_div(blocks, slots) * slots);
 }
 
-// Blocks of so many warps that a multiprocessor holds.
+// Blocks of `warps` warps that a multiprocessor holds.
 int64_t resident(int64_t warps, int head_dim, const Gpu& gpu) {
   return std::min<int64_t>(gpu.blocks_by_shared(warps * ring_bytes(head_dim)),
                            resident_blocks(head_dim));

@@ -58,7 +58,7 @@ struct Problem {
   int64_t group_blocks() const { return (group + block_heads() - 1) / block_heads(); }
   // Blocks that share no work; the splits of one are joined.
   int64_t rows() const { return sequences * kv_heads * group_blocks(); }
-  // Of one split.
+  // Floats that one split leaves.
   int record_floats() const { return block_heads() * unified_max::record_floats(head_dim); }
 };
 

@@ -23,7 +23,7 @@ struct dim3 {
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// Of the running thread; the scheduler sets them before it resumes a fiber.
+// The running thread's; the scheduler sets them before it resumes a fiber.
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 inline constexpr unsigned kWarpSize = 32, kWarpgroup = 4;  // lanes, warps

@@ -7,11 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <optional>
-#include <utility>
 
 #include "emulator/simt.h"
-#include "formats/tiled_csl.h"
 
 namespace driver {
 
@@ -42,25 +39,6 @@ DeviceArray<T> read(size_t count) {
 template <class T, size_t count>
 bool read_header(T (&header)[count]) {
   return std::fread(header, sizeof header, 1, stdin) == 1;
-}
-
-// A weight in Tiled-CSL, and the order of threads to run a kernel over it with.
-struct PackedCase {
-  int64_t rows, cols, num_words, seed, tiles;
-  DeviceArray<int32_t> offsets;
-  DeviceArray<uint32_t> words;
-};
-
-// Reads int64 rows, cols, num_words, seed; int32 offsets[tiles + 1]; uint32 words[num_words].
-inline std::optional<PackedCase> read_packed_case() {
-  int64_t header[4];
-  if (!read_header(header)) return std::nullopt;
-  const auto [rows, cols, num_words, seed] = header;
-  const int64_t tiles =
-      flashsparse::tiled_csl::tile_rows(rows) * flashsparse::tiled_csl::tile_cols(cols);
-  auto offsets = read<int32_t>(tiles + 1);
-  auto words = read<uint32_t>(num_words);
-  return PackedCase{rows, cols, num_words, seed, tiles, std::move(offsets), std::move(words)};
 }
 
 // Counts from here to its end, if that is asked for.

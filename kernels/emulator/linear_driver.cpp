@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda/linear_kernel.cuh"
+#include "cuda/tiled_csl/linear.cuh"
 #include "emulator/driver.h"
 
 namespace {
@@ -35,10 +35,10 @@ int main(int argc, char** argv) {
     const auto [rows, cols, tokens, num_words, bfloat16, shape, blocks, has_bias, seed] = header;
     LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks)};
     if (shape < 0) {
-      const Gpu gpu{static_cast<int>(blocks), shape == -1};
+      const Gpu gpu{static_cast<int>(blocks), 227 << 10, shape == -1};
       plan = plan_linear(rows, cols, tokens, num_words, gpu);
     }
-    const CompiledLinear& compiled = kCompiledLinear[plan.shape];
+    const linear::Compiled<Words>& compiled = kCompiledLinear[plan.shape];
     const int64_t tiles = tile_rows(rows) * tile_cols(cols), x_stride = tile_cols(cols) * kTileCols;
     const auto offsets = driver::read<int32_t>(tiles + 1);
     const auto words = driver::read<uint32_t>(num_words);
@@ -49,9 +49,8 @@ int main(int argc, char** argv) {
     const auto arrivals = driver::device_array<uint32_t>(tile_rows(rows));
     std::memset(arrivals.get(), 0, tile_rows(rows) * sizeof(uint32_t));
 
-    LinearArguments arguments;
-    arguments.words = words.get();
-    arguments.offsets = offsets.get();
+    const Words weight{words.get(), offsets.get()};
+    linear::Arguments arguments;
     arguments.x = x.get();
     arguments.x_stride = static_cast<int>(x_stride);
     arguments.bias = has_bias ? bias.get() : nullptr;
@@ -65,7 +64,7 @@ int main(int argc, char** argv) {
     arguments.tile_cols = static_cast<int>(tile_cols(cols));
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     simt::launch(plan.blocks, compiled.threads, compiled.shared_bytes, seed,
-                 [&] { kernel(arguments); });
+                 [&] { kernel(weight, arguments); });
     for (int64_t i = 0; i < tile_rows(rows); ++i) {
       if (arrivals[i] != 0) std::abort();  // they must be left as they were found
     }

@@ -56,7 +56,7 @@ class SharedMemory {
     return kNoAddress;
   }
 
-  // Where an access of so many bytes goes; null if it leaves its array.
+  // Where an access of `bytes` bytes goes; null if it leaves its array.
   unsigned char* at(uint32_t address, size_t bytes) const {
     const size_t number = address / kArraySpan, offset = address % kArraySpan;
     if (number >= arrays_.size() || offset + bytes > arrays_[number].bytes) return nullptr;

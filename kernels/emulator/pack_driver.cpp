@@ -9,7 +9,7 @@
 //     answer  int64 num_words; int32 offsets[tiles + 1]
 #include <cstdint>
 
-#include "cuda/tiled_csl_pack.cuh"
+#include "cuda/tiled_csl/pack.cuh"
 #include "emulator/driver.h"
 
 namespace {

@@ -29,21 +29,18 @@ __global__ void mma(const uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
 }
 
-// in: 256 words of shared memory, then the 32 addresses; out: 4 registers, or 2 and 2 copies.
-template <int matrices, bool transposed>
+// in: 256 words of shared memory, then the 32 addresses; out: 4 registers.
+template <bool transposed>
 __global__ void ldmatrix(const uint32_t* in, uint32_t* out) {
   FS_DYNAMIC_SHARED(shared);
   const uint32_t base = shared_address(shared);
   for (int i = threadIdx.x; i < 256; i += 32) store_shared(base + 4 * i, in[i]);
   __syncwarp();
   const uint32_t address = base + in[256 + threadIdx.x];
-  uint32_t r[matrices];
-  if constexpr (matrices == 4)
-    ldmatrix_x4<transposed>(r, address);
-  else
-    ldmatrix_x2<transposed>(r, address);
+  uint32_t r[4];
+  ldmatrix_x4<transposed>(r, address);
   FS_UNROLL
-  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = r[i % matrices];
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = r[i];
 }
 
 // in: one register of an 8x8 matrix; out: the same of its transpose.
@@ -101,13 +98,9 @@ inline constexpr int kItems = 1 << 16;  // of the next three, which one block go
 __global__ void integers(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
     const uint32_t a = in[i * 3], b = in[i * 3 + 1], c = in[i * 3 + 2];
-    uint32_t* const to = out + i * 6;
+    uint32_t* const to = out + i * 2;
     to[0] = dp2a_lo(a, b, c);
-    to[1] = dp2a_hi(a, b, c);
-    to[2] = dp4a(a, b, c);
-    to[3] = prmt(a, b, c);
-    to[4] = funnel_shift_right(a, b, c % 32);
-    to[5] = funnel_shift_right(a, b, c % 64);
+    to[1] = prmt(a, b, c);
   }
 }
 
@@ -238,15 +231,13 @@ struct Case {
 constexpr Case kCases[] = {
     {"mma_float16", mma<Float16>, 32, 32 * 4, 0},
     {"mma_bfloat16", mma<BFloat16>, 32, 32 * 4, 0},
-    {"ldmatrix_x2", ldmatrix<2, false>, 32, 32 * 4, 1024},
-    {"ldmatrix_x2_transposed", ldmatrix<2, true>, 32, 32 * 4, 1024},
-    {"ldmatrix_x4", ldmatrix<4, false>, 32, 32 * 4, 1024},
-    {"ldmatrix_x4_transposed", ldmatrix<4, true>, 32, 32 * 4, 1024},
+    {"ldmatrix_x4", ldmatrix<false>, 32, 32 * 4, 1024},
+    {"ldmatrix_x4_transposed", ldmatrix<true>, 32, 32 * 4, 1024},
     {"transpose", transpose, 32, 32, 0},
     {"shuffles", shuffles, 64, 64 * 9, 0},
     {"votes", votes, 64, 64 * 5, 0},
     {"bits", bits, 64, 64 * 4, 0},
-    {"integers", integers, 64, kItems * 6, 0},
+    {"integers", integers, 64, kItems * 2, 0},
     {"conversions", conversions, 64, kItems * 6, 0},
     {"approximations", approximations, 64, kItems * 2, 0},
     {"named_barriers", named_barriers, 128, 128, 0},

@@ -130,7 +130,7 @@ __global__ void dynamic_overrun() {
 }
 
 __global__ void misaligned(const uint32_t* in, uint32_t offset, uint32_t* out) {
-  out[thread_index()] = __ldcs(reinterpret_cast<const uint4*>(in + offset)).w;
+  out[thread_index()] = reinterpret_cast<const uint4*>(in + offset)->w;
 }
 
 __global__ void misaligned_load(const uint32_t* in) {
@@ -169,9 +169,9 @@ __global__ void lanes_elsewhere() {
 }
 
 __global__ void different_collectives() {
-  uint32_t r[2];
+  uint32_t r[4];
   if (lane() < 16)
-    ldmatrix_x2(r, 0);
+    ldmatrix_x4(r, 0);
   else
     __shfl_sync(kAll, 1, 0);
 }

@@ -79,11 +79,6 @@ inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-template <class T>
-T __ldcs(const T* place) {
-  return *place;
-}
-
 inline uint32_t __float_as_uint(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);

@@ -29,6 +29,7 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "formats/zero.h"
 
 namespace flashsparse::tiled_csl {
 
@@ -54,9 +55,6 @@ FS_HOST_DEVICE constexpr uint16_t bits_of(uint32_t word) {
   return static_cast<uint16_t>(word >> 16);
 }
 FS_HOST_DEVICE constexpr uint32_t location_of(uint32_t word) { return word & 0xffff; }
-
-// True for +0 and -0 of fp16 and of bf16: the elements that packing drops.
-FS_HOST_DEVICE constexpr bool is_zero(uint16_t bits) { return (bits & 0x7fff) == 0; }
 
 FS_HOST_DEVICE constexpr int64_t tile_rows(int64_t out_features) {
   return (out_features + kTileRows - 1) / kTileRows;

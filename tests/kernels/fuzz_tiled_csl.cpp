@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "common/float16.h"
-#include "cpu/interleaved_bitmap.h"
-#include "cpu/kernels.h"
-#include "cpu/tiled_csl.h"
+#include "cpu/capability.h"
+#include "cpu/interleaved_bitmap/interleaved_bitmap.h"
+#include "cpu/tiled_csl/tiled_csl.h"
 #include "formats/interleaved_bitmap.h"
 #include "formats/tiled_csl.h"
-#include "pack/tiled_csl.h"
 
 using namespace flashsparse;
 
@@ -142,9 +141,9 @@ void check_bitmap(const Tensors& tensors, const std::vector<uint16_t>& weight, b
   const std::string error = tiled_csl::count_values(tensors.view(), tile_row_values.data());
   require(error.empty() || !sound, "count_values refuses sound tensors");
   if (!error.empty()) return;
-  const int64_t panels = interleaved_bitmap::panels(tensors.rows);
-  std::vector<uint32_t> masks(panels * interleaved_bitmap::column_pairs(tensors.cols));
-  std::vector<uint16_t> values(tile_row_values.back() + interleaved_bitmap::kValueSlack);
+  const int64_t panels = flashsparse::panels(tensors.rows);
+  std::vector<uint32_t> masks(panels * column_pairs(tensors.cols));
+  std::vector<uint16_t> values(tile_row_values.back() + kValueSlack);
   std::vector<int64_t> panel_offsets(panels + 1);
   const auto result = tiled_csl::to_interleaved_bitmap(
       tensors.view(), tile_row_values.data(), masks.data(), values.data(), panel_offsets.data());
@@ -207,12 +206,13 @@ int main(int argc, char** argv) {
       int64_t nonzeros = 0;
       for (size_t i = 0; i < weight.size(); ++i) {
         require(same(unpacked[i], weight[i]), "unpack is wrong");
-        nonzeros += !tiled_csl::is_zero(weight[i]);
+        nonzeros += !is_zero(weight[i]);
       }
       require(nonzeros == validation.nonzeros, "nonzeros are miscounted");
     }
     check_bitmap(tensors, weight, sound);
     check_linear(tensors, weight, sound);
   }
-  std::printf("%s: %d mutations, %d still sound\n", cpu::kernels().name, rounds, sound_tensors);
+  std::printf("%s: %d mutations, %d still sound\n", cpu::name_of(cpu::capability()), rounds,
+              sound_tensors);
 }

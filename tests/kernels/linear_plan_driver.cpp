@@ -8,31 +8,28 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cuda/linear_plan.h"
-#include "cuda/tiled_csl_linear.cuh"
+#include "cuda/tiled_csl/linear.cuh"
 
+using flashsparse::Gpu;
+using namespace flashsparse::linear;
 using namespace flashsparse::tiled_csl;
 
 namespace {
 
-template <class Shape>
-void print_shape(const LinearShapeInfo& info) {
+void print_shape(const LinearShapeInfo& info, const Compiled<Words>& compiled) {
   std::printf("%d %d %d %d %d %d %d %d %u\n", info.tokens, info.hopper, info.wgmma, info.team_warps,
-              info.held, info.warps, info.blocks, Shape::kThreads, Shape::kSharedBytes);
+              info.held, info.warps, info.blocks, compiled.threads, compiled.shared_bytes);
 }
 
 void print_shapes() {
-  const LinearShapeInfo* info = kLinearShapes;
-#define FS_PRINT(...) print_shape<LinearShape<__VA_ARGS__>>(*info++);
-  FS_LINEAR_SHAPES(FS_PRINT)
-#undef FS_PRINT
+  for (int i = 0; i < kLinearShapeCount; ++i) print_shape(kLinearShapes[i], kCompiledLinear[i]);
 }
 
 void print_plan(const long long (&asked)[6]) {
   const auto [rows, cols, tokens, words, multiprocessors, hopper] = asked;
-  const Gpu gpu{static_cast<int>(multiprocessors), hopper != 0};
+  const Gpu gpu{static_cast<int>(multiprocessors), 227 << 10, hopper != 0};
   const LinearPlan plan = plan_linear(rows, cols, tokens, words, gpu);
-  const int64_t tiles = tile_rows(rows) * tile_cols(cols);
+  const int64_t tiles = flashsparse::linear::tile_rows(rows) * flashsparse::linear::tile_cols(cols);
   int misplaced = 0;
   for (int block = 0; block < plan.blocks; ++block) {
     const int end = first_tile(tiles, block + 1, plan.blocks);

@@ -29,11 +29,12 @@ TOKENS = (1, 3, 8, 16, 17, 32, 64, 100)
 DENSITIES = (0, 0.01, 0.2, 0.5, 0.51, 0.99, 1)
 BLOCKS = (1, 2, 3, 5, 7)
 HOPPER, OTHER = -1, -2  # what Case.shape may be besides an index
+PLAN = KERNELS / "cuda" / "tiled_csl" / "linear_plan.h"
 SHAPES = [  # tokens, for Hopper, wgmma
     (int(tokens), hopper == "true", wgmma == "true")
     for tokens, hopper, wgmma in re.findall(
         r"^  X\((\d+), (true|false), (true|false), ",
-        (KERNELS / "cuda" / "linear_plan.h").read_text(),
+        PLAN.read_text(),
         re.M,
     )
 ]
@@ -200,8 +201,8 @@ def test_weights_of_every_bit_pattern(driver):
 
 # What orders memory, or waits for it.
 ORDER = (
-    r"(?:\b\w+_?\.)?\b(?:__syncthreads|__syncwarp|sync_team|sync_threads_of|fence_for_wgmma|"
-    r"copy_async_commit|copy_async_wait<0>|wgmma_begin|wgmma_commit|wgmma_wait|x_is_there|wait)"
+    r"(?:\b\w+_?\.)?\b(?:__syncthreads|__syncwarp|sync|sync_threads_of|fence_for_wgmma|"
+    r"copy_async_commit|copy_async_wait<0>|wgmma_begin|wgmma_commit|wgmma_wait|wait_x|wait)"
     r"\([^;{}]*\);"
 )
 # Small blocks, few words in registers, and teams of every size: of one warp, too, which no shape
@@ -224,14 +225,13 @@ def small_cases() -> list[Case]:
 
 def with_small_shapes(include: Path) -> None:
     """Hides linear_plan.h by one with SMALL_SHAPES: a driver that is soon compiled and run."""
-    header = KERNELS / "cuda" / "linear_plan.h"
     shapes = "".join(f" \\\n  X({shape})" for shape in SMALL_SHAPES)
     text, replaced = re.subn(
         r"(#define FS_LINEAR_SHAPES\(X\))(?: *\\\n +X\(.*?\))+", lambda m: m[1] + shapes,
-        header.read_text(),
+        PLAN.read_text(),
     )  # fmt: skip
     assert replaced == 1
-    hidden = include / "cuda" / header.name
+    hidden = include / PLAN.relative_to(KERNELS)
     hidden.parent.mkdir(parents=True, exist_ok=True)
     hidden.write_text(text)
 
@@ -258,8 +258,9 @@ def test_every_barrier_is_needed(tmp_path):
     (tmp_path / "whole").mkdir()
     assert not is_caught(tmp_path / "whole", cases)
     mutants = []
-    for name in ("tiled_csl_linear.cuh", "linear_x.cuh", "linear_mma.cuh", "linear_wgmma.cuh"):
-        mutants += without_each_barrier(KERNELS / "cuda" / name, tmp_path, ORDER)
+    for name in ("linear_block", "stream_k", "tiled_csl/tile_source", "team", "tile_x",
+                 "multiply_mma", "multiply_wgmma"):  # fmt: skip
+        mutants += without_each_barrier(KERNELS / "cuda" / f"{name}.cuh", tmp_path, ORDER)
     assert len(mutants) >= 15
     with ThreadPoolExecutor(2) as pool:
         caught = pool.map(lambda mutant: is_caught(mutant, cases), mutants)
@@ -289,7 +290,7 @@ __global__ void __launch_bounds__(128) planted(float* out, uint64_t operand) {
 
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 def test_ptxas_leaves_wgmma_asynchronous(tmp_path):
-    _, said = compile_cuda(KERNELS / "cuda" / "tiled_csl_linear.cu", "sm_90a", tmp_path)
+    _, said = compile_cuda(KERNELS / "cuda" / "tiled_csl" / "linear.cu", "sm_90a", tmp_path)
     assert not NOT_ASYNCHRONOUS.search(said), said
     planted = tmp_path / "planted.cu"
     planted.write_text(TOUCHES_SUMS)

@@ -49,6 +49,7 @@ class Program:
         self.binary = folder / "linear_plan_driver"
         sources = [Path(__file__).with_name("linear_plan_driver.cpp")]
         sources += [KERNELS / "cuda" / "linear_plan.cpp"]
+        sources += [KERNELS / "cuda" / "tiled_csl" / "linear_plan.cpp"]
         command = ["g++", "-std=c++17", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
         command += ["-Wall", "-Wextra", "-Werror", f"-I{KERNELS}", *map(str, sources)]
         subprocess.run([*command, "-o", str(self.binary)], check=True)
@@ -146,6 +147,7 @@ def test_dynamic_shared_memory_is_known(program):
     assert program.shapes
     for shape in program.shapes:
         flags = f"{str(shape.hopper).lower()}, {str(shape.wgmma).lower()}"
-        rest = f"{shape.team_warps}, {shape.held}, {shape.warps}, {shape.blocks}"
-        name = f"LinearShape<{shape.tokens}, {flags}, {rest}>"
-        assert resources.dynamic_shared(f"linear_kernel<Float16, {name}>") == shape.shared_bytes
+        rest = f"{shape.team_warps}, {shape.warps}, {shape.blocks}"
+        source = f"tiled_csl::TileSource<linear::Shape<{shape.tokens}, {flags}, {rest}>, {shape.held}>"
+        name = f"linear::linear_kernel<Float16, {source}>"
+        assert resources.dynamic_shared(name) == shape.shared_bytes

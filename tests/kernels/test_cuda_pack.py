@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashsparse_plugin as fs
 from flashsparse_plugin.ops import STATUS, ops
 
-PACK_KERNEL = KERNELS / "cuda" / "tiled_csl_pack.cuh"
+PACK_KERNEL = KERNELS / "cuda" / "tiled_csl" / "pack.cuh"
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 SPARSITIES = (0.0, 0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 0.999, 1.0)
 INT32_MAX = 2**31 - 1

@@ -21,7 +21,7 @@ from flashsparse_plugin.formats.tiled_csl import TiledCSL
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight
 
-UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl_unpack.cuh"
+UNPACK_KERNEL = KERNELS / "cuda" / "tiled_csl" / "unpack.cuh"
 
 
 def unpack(binary: Path, cases) -> list[torch.Tensor]:

@@ -28,9 +28,9 @@ from kernel_weights import (
 
 from flashsparse_plugin.ops import ops
 
-VALIDATE_KERNEL = KERNELS / "cuda" / "tiled_csl_validate.cuh"
+VALIDATE_KERNEL = KERNELS / "cuda" / "tiled_csl" / "validate.cuh"
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
-BAD_OFFSETS, POINTS_OUTSIDE, TWO_VALUES = -1, -2, -3  # tiled_csl_verdict.h
+BAD_OFFSETS, POINTS_OUTSIDE, TWO_VALUES = -1, -2, -3  # verdict.h
 RULES = {
     BAD_OFFSETS: "tile_offsets",
     POINTS_OUTSIDE: "points outside its tile",

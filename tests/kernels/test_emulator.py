@@ -299,17 +299,16 @@ def test_mma(primitive, dtype, values):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("matrices", [2, 4])
-def test_ldmatrix(primitive, matrices, transposed):
+def test_ldmatrix(primitive, transposed):
     words = random_words(256, seed=3)
     rows = np.random.default_rng(4).permutation(64)[:32]  # of 16 bytes
-    case = f"ldmatrix_x{matrices}" + "_transposed" * transposed
+    case = "ldmatrix_x4" + "_transposed" * transposed
     answer = primitive(case, np.concatenate([words, rows * 16])).reshape(32, 4)
     loaded = halves(words).reshape(64, 8)[rows].reshape(4, 8, 8)  # [matrix, row, column]
     if transposed:
         loaded = loaded.transpose(0, 2, 1)
     for i in range(4):
-        matrix = loaded[i % matrices].astype(np.uint32)
+        matrix = loaded[i].astype(np.uint32)
         wanted = matrix[GROUP, PAIR] | matrix[GROUP, PAIR + 1] << 16
         assert np.array_equal(answer[:, i], wanted)
 
@@ -375,16 +374,11 @@ def test_integers(primitive):
     nibbles = np.stack([c >> (4 * i) & 15 for i in range(4)], axis=1)
     picked = np.take_along_axis(both, (nibbles & 7).astype(np.int64), axis=1)
     picked = np.where(nibbles & 8, np.where(picked & 0x80, 0xFF, 0), picked)
-    joined = b << 32 | a
     wanted = [
         c + low * b_bytes[:, 0] + high * b_bytes[:, 1],
-        c + low * b_bytes[:, 2] + high * b_bytes[:, 3],
-        c + (a_bytes * b_bytes).sum(axis=1),
         (picked.astype(np.uint64) << (8 * np.arange(4, dtype=np.uint64))).sum(axis=1),
-        joined >> (c % 32),
-        joined >> np.minimum(c % 64, 32),
     ]
-    answer = primitive("integers", words).reshape(-1, 6)
+    answer = primitive("integers", words).reshape(-1, 2)
     for i, column in enumerate(wanted):
         assert np.array_equal(answer[:, i], column.astype(np.uint32))
 
@@ -486,12 +480,11 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
-        *(f"ldmatrix.sync.aligned.m8n8.x{n}{trans}.shared.b16" for n in (2, 4)
-          for trans in ("", ".trans")),
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
         "cp.async.cg.shared.global", "cp.async.ca.shared.global", "cp.async.commit_group",
         "cp.async.wait_group", "ld.global.L1::no_allocate.v4.u32", "ld.global.nc.v4.u32",
         "ld.global.cg.v4.f32", "ld.shared.v4.u32", "st.shared.v4.f32", "st.shared.u16",
-        "dp2a.lo.u32.u32", "dp2a.hi.u32.u32", "dp4a.u32.u32", "prmt.b32", "shf.r.clamp.b32",
+        "dp2a.lo.u32.u32", "prmt.b32",
         "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32",
         "movmatrix.sync.aligned.m8n8.trans.b16", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32",
         "bar.sync",

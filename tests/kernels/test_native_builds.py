@@ -16,9 +16,11 @@ from kernel_capabilities import supported_capabilities
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "kernels"
 X86 = platform.machine() in ("x86_64", "AMD64")
-BASELINE = sorted([*KERNELS.glob("pack/*.cpp"), *KERNELS.glob("cpu/*.cpp"),
-                   *KERNELS.glob("cpu/portable/*.cpp")])  # fmt: skip
-VECTOR = sorted([*KERNELS.glob("cpu/avx2/*.cpp"), *KERNELS.glob("cpu/avx512/*.cpp")]) if X86 else []
+SETS = ("avx2", "avx512")  # folders of sources for one instruction set
+SOURCES = sorted(KERNELS.glob("cpu/**/*.cpp"))
+BASELINE = [source for source in SOURCES if source.parent.name not in SETS]
+VECTOR = [source for source in SOURCES if X86 and source.parent.name in SETS]
+HEADERS = [path for path in KERNELS.glob("**/*.h") if path.parent.name not in SETS]
 COMPILER = os.environ.get("CXX", "g++")
 
 
@@ -26,8 +28,8 @@ def compile_all(folder: Path, sources: list[Path], *flags: str) -> list[Path]:
     """Compiles each source, with the flags that its folder asks for."""
 
     def compile_one(source: Path) -> Path:
-        target = folder / f"{source.parent.name}_{source.stem}.o"
-        own = source.parent / "compile_flags.txt"
+        target = folder / f"{'_'.join(source.parts[-3:])}.o"
+        own = KERNELS / "cpu" / source.parent.name / "compile_flags.txt"
         command = [COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}", *flags,
                    *([f"@{own}"] if own.exists() else []),
                    "-c", str(source), "-o", str(target)]  # fmt: skip
@@ -67,7 +69,7 @@ def test_ten_thousand_mutations_are_refused_or_read_right(fuzzer, capability):
 
 
 def test_portable_kernels_need_no_vector_extension(tmp_path):
-    text = "".join(path.read_text() for path in BASELINE + sorted(KERNELS.glob("*/*.h")))
+    text = "".join(path.read_text() for path in BASELINE + sorted(HEADERS))
     assert "immintrin.h" not in text
     flags = ["-mno-avx", "-mno-sse3"] if X86 else []
     assert compile_all(tmp_path, BASELINE, "-fsyntax-only", *flags)

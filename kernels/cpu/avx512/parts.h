@@ -5,7 +5,8 @@
 
 namespace flashsparse::cpu::avx512 {
 
-extern const LinearKernels kBFloat16Dot, kBFloat16Float32, kFloat16Float32;
+extern const LinearKernels kBFloat16Dot;                       // linear_bfloat16.cpp
+extern const LinearKernels kBFloat16Float32, kFloat16Float32;  // linear_float32.cpp
 
 // activations.cpp
 void pack_bfloat16_activations(const void* x, Dtype dtype, int64_t in_features, int tokens,
@@ -15,19 +16,8 @@ void pack_float32_activations(const void* x, Dtype dtype, int64_t in_features, i
 void store(const float* sums, int tokens, const float* bias, int rows, void* y, int64_t stride,
            Dtype dtype);
 
-// interleaved_bitmap.cpp
-int64_t count_nonzeros(const uint16_t* values, int64_t count);
-uint16_t* pack_panel(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
-                     uint32_t* masks, uint16_t* values);
-uint16_t* pack_tile_panel(const uint16_t* tile, int rows, int cols, uint32_t* masks,
-                          uint16_t* values);
-void unpack_panel(const Panel& panel, int rows, int64_t cols, uint16_t* weight, int64_t stride);
+int64_t count_nonzeros(const uint16_t* values, int64_t count);  // nonzeros.cpp
 
-// tiled_csl.cpp
-void count_tiles(const uint16_t* row, int64_t cols, int64_t* nonzeros);
-int64_t pack_tile(const uint16_t* weight, int64_t stride, int rows, int cols, uint32_t* words);
-
-// decode.cpp
-void decode(const DecodeRow& row);
+void decode(const DecodeRow& row);  // decode.cpp
 
 }  // namespace flashsparse::cpu::avx512

@@ -3,8 +3,8 @@
 
 namespace flashsparse::cpu::portable {
 
-const Kernels kKernels = {"portable",   nullptr,        &kBFloat16Float32, &kFloat16Float32,
-                          store,        count_nonzeros, pack_panel,        pack_tile_panel,
-                          unpack_panel, count_tiles,    pack_tile,         decode};
+const Kernels kKernels = {/*bfloat16_dot=*/nullptr, &kBFloat16Float32,
+                          &kFloat16Float32,         store,
+                          count_nonzeros,           decode};
 
 }  // namespace flashsparse::cpu::portable

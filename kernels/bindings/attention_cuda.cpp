@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention on CUDA. Never waits for the device, so that a CUDA graph can hold it.
+#include <climits>
+
+#include "bindings/attention.h"
+#include "bindings/cuda.h"
+#include "cuda/arrivals.h"
+#include "cuda/unified_max_decode.h"
+
+namespace flashsparse {
+namespace {
+
+using unified_max::DecodePlan;
+using unified_max::Problem;
+
+constexpr int64_t kChunk = 8;  // elements: the kernel copies 16 bytes at a time
+
+void check_rows(const Tensor& tensor, const char* name) {
+  bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0, near = true;
+  for (int i = 0; i < 3; ++i) {
+    aligned = aligned && step(tensor, i) % kChunk == 0;
+    near = near && step(tensor, i) <= INT32_MAX;
+  }
+  STD_TORCH_CHECK(aligned, name, " must have its rows on 16 bytes: pass ", name, ".clone()");
+  STD_TORCH_CHECK(near, name, " must have strides below 2^31 elements");
+}
+
+void check_tensors(const DecodeInputs& inputs) {
+  const Tensor& query = inputs.query;
+  STD_TORCH_CHECK(query.is_cuda(), "query must be on a CUDA device here");
+  STD_TORCH_CHECK(
+      query.scalar_type() == ScalarType::Half || query.scalar_type() == ScalarType::BFloat16,
+      "query must be float16 or bfloat16 on CUDA");
+  const bool even = step(query, 0) % 2 == 0 && step(query, 1) % 2 == 0;
+  STD_TORCH_CHECK(even && reinterpret_cast<uintptr_t>(query.const_data_ptr()) % 4 == 0,
+                  "query must have its rows on 4 bytes: pass query.clone()");
+  check_rows(inputs.key, inputs.table ? "key_cache" : "key");
+  check_rows(inputs.value, inputs.table ? "value_cache" : "value");
+  constexpr int64_t kMostOfAxis = 65535;  // of a grid
+  STD_TORCH_CHECK(inputs.sequences <= kMostOfAxis && inputs.heads <= kMostOfAxis,
+                  "at most 65535 sequences and query heads, not ", inputs.sequences, " and ",
+                  inputs.heads);
+}
+
+// Writes attention to `out` and returns how many parts of it were computed again.
+Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
+  check_tensors(inputs);
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 8 == 0,
+                  "out must start on 8 bytes");
+  const Tensor& query = inputs.query;
+  const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
+  Tensor recomputed =
+      torch::stable::new_empty(query, {inputs.sequences, inputs.heads}, ScalarType::Int);
+  if (out.numel() == 0) return recomputed;
+
+  const Problem problem{inputs.sequences, inputs.kv_heads, inputs.group(),
+                        inputs.options.window > 0
+                            ? std::min(inputs.positions, inputs.options.window + unified_max::kTile)
+                            : inputs.positions,
+                        static_cast<int>(inputs.head_dim)};
+  const DecodePlan plan = plan_decode(problem, gpu_of(query));
+  const cudaStream_t stream = current_stream(query);
+  Tensor partials =
+      torch::stable::new_empty(query, {plan.partial_floats(problem)}, ScalarType::Float);
+  const auto strides = [&](const Tensor& t) -> unified_max::Strides {
+    return {static_cast<uint32_t>(step(t, inputs.page_axis) / kChunk),
+            static_cast<uint32_t>(step(t, inputs.head_axis) / kChunk),
+            static_cast<uint32_t>(step(t, inputs.position_axis) / kChunk)};
+  };
+  unified_max::DecodeArguments arguments;
+  arguments.query = bits(query);
+  arguments.query_sequence = step(query, 0);
+  arguments.query_head = step(query, 1);
+  arguments.key = bits(inputs.key);
+  arguments.value = bits(inputs.value);
+  arguments.key_strides = strides(inputs.key);
+  arguments.value_strides = strides(inputs.value);
+  arguments.table = inputs.table ? inputs.table->const_data_ptr<int32_t>() : nullptr;
+  arguments.table_stride = inputs.table ? step(*inputs.table, 0) : 0;
+  arguments.pages = static_cast<uint32_t>(inputs.pages);
+  arguments.page_tiles =
+      inputs.table ? static_cast<uint32_t>(inputs.page_size / unified_max::kTile) : INT_MAX;
+  arguments.lengths = inputs.lengths ? inputs.lengths->const_data_ptr<int32_t>() : nullptr;
+  arguments.positions = static_cast<int>(inputs.positions);
+  arguments.mask =
+      inputs.mask ? static_cast<const uint8_t*>(inputs.mask->const_data_ptr()) : nullptr;
+  arguments.mask_stride = inputs.mask ? step(*inputs.mask, 0) : 0;
+  arguments.window = static_cast<int>(std::min<int64_t>(inputs.options.window, INT_MAX));
+  arguments.kv_heads = static_cast<int>(inputs.kv_heads);
+  arguments.group = static_cast<int>(inputs.group());
+  arguments.scaling = {inputs.options.scale, inputs.options.softcap};
+  arguments.phi = inputs.options.phi ? inputs.options.phi->const_data_ptr<float>() : nullptr;
+  arguments.low = static_cast<float>(inputs.options.low);
+  arguments.high = static_cast<float>(inputs.options.high);
+  arguments.out = static_cast<uint16_t*>(out.mutable_data_ptr());
+  arguments.recomputed = recomputed.mutable_data_ptr<int32_t>();
+  arguments.partials = static_cast<float*>(partials.mutable_data_ptr());
+  arguments.arrivals = nullptr;
+  if (plan.splits > 1) {
+    STD_CUDA_CHECK(cuda::arrivals(stream, problem.rows(), &arguments.arrivals));
+  }
+  STD_CUDA_CHECK(cuda::unified_max_decode(arguments, problem, plan,
+                                          query.scalar_type() == ScalarType::BFloat16, stream));
+  return recomputed;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) { DecodeOps<decode>::implement(m); }
+
+}  // namespace
+}  // namespace flashsparse

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA bindings share.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "bindings/torch_stable.h"
+#include "cuda/gpu.h"
+
+namespace flashsparse {
+
+inline cudaStream_t current_stream(const Tensor& tensor) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+inline Gpu gpu_of(const Tensor& tensor) {
+  const int device = tensor.get_device_index();
+  int multiprocessors = 0, shared_bytes = 0, major = 0;
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  STD_CUDA_CHECK(
+      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return {multiprocessors, shared_bytes, major == 9};
+}
+
+// Waits for the device.
+inline void read_back(const Tensor& tensor, void* to, size_t bytes) {
+  const cudaStream_t stream = current_stream(tensor);
+  STD_CUDA_CHECK(
+      cudaMemcpyAsync(to, tensor.const_data_ptr(), bytes, cudaMemcpyDeviceToHost, stream));
+  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+}  // namespace flashsparse

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of the interleaved bitmap, the CPU's form of every unstructured format.
+#include <optional>
+
+#include "bindings/cpu.h"
+#include "bindings/interleaved_bitmap.h"
+#include "bindings/linear.h"
+#include "cpu/interleaved_bitmap/interleaved_bitmap.h"
+#include "formats/interleaved_bitmap.h"
+
+namespace flashsparse {
+
+InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight_) {
+  check_on_cpu(weight_, "weight");
+  check_weight(weight_);
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const int64_t rows = weight.size(0), cols = weight.size(1);
+  Tensor offsets = empty({panels(rows) + 1}, ScalarType::Long);
+  int64_t* offset = offsets.mutable_data_ptr<int64_t>();
+  interleaved_bitmap::count(bits(weight), rows, cols, offset);
+  Tensor values = empty({offset[panels(rows)] + kValueSlack}, ScalarType::Short);
+  Tensor masks = empty({panels(rows), column_pairs(cols)}, ScalarType::Int);
+  interleaved_bitmap::pack(bits(weight), rows, cols, offset, mutable_words(masks),
+                           mutable_bits(values));
+  return {values, masks, offsets};
+}
+
+namespace {
+
+interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
+                                     const Tensor& offsets, int64_t out, int64_t in,
+                                     ScalarType dtype) {
+  check_on_cpu(values, "values");
+  check_weight_dtype(dtype);
+  check_shape(out, in);
+  check_tensor(values, "values", ScalarType::Short, 1);
+  check_tensor(masks, "masks", ScalarType::Int, 2);
+  check_tensor(offsets, "panel_offsets", ScalarType::Long, 1);
+  check_beside(masks, "masks", values, "values");
+  check_beside(offsets, "panel_offsets", values, "values");
+  STD_TORCH_CHECK(masks.size(0) == panels(out) && masks.size(1) == column_pairs(in), "masks of a [",
+                  out, ", ", in, "] weight must be [", panels(out), ", ", column_pairs(in),
+                  "], not [", masks.size(0), ", ", masks.size(1), "]");
+  STD_TORCH_CHECK(offsets.numel() == panels(out) + 1, "panel_offsets must have ", panels(out) + 1,
+                  " entries");
+  const int64_t* offset = offsets.const_data_ptr<int64_t>();
+  // Longer is fine: vLLM's layers are padded to share compiled graphs.
+  const int64_t promised = offset[panels(out)] + kValueSlack;
+  STD_TORCH_CHECK(promised <= values.numel(), "values has ", values.numel(),
+                  " entries, panel_offsets promises ", promised);
+  return {out, in, words_of(masks), bits(values), offset, dtype_of(dtype, "weight_dtype")};
+}
+
+Tensor interleaved_bitmap_unpack(const Tensor& values, const Tensor& masks, const Tensor& offsets,
+                                 int64_t out, int64_t in, ScalarType dtype) {
+  const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
+  Tensor weight = empty({out, in}, dtype);
+  interleaved_bitmap::unpack(packed, mutable_bits(weight));
+  return weight;
+}
+
+Tensor interleaved_bitmap_linear(const Tensor& x, const Tensor& values, const Tensor& masks,
+                                 const Tensor& offsets, int64_t out, ScalarType weight_dtype,
+                                 const std::optional<Tensor>& bias) {
+  const LinearInputs inputs(x, out, bias, values, "values");
+  const auto weight = bitmap_of(values, masks, offsets, out, inputs.in_features, weight_dtype);
+  Tensor y = inputs.new_y();
+  interleaved_bitmap::linear(weight, inputs.x.const_data_ptr(), inputs.tokens, inputs.bias_data(),
+                             y.mutable_data_ptr(), dtype_of(y.scalar_type(), "x"));
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
+  m.def(
+      "interleaved_bitmap_pack(Tensor weight) -> "
+      "(Tensor values, Tensor masks, Tensor panel_offsets)");
+  m.def(
+      "interleaved_bitmap_unpack(Tensor values, Tensor masks, Tensor panel_offsets, "
+      "int out_features, int in_features, ScalarType dtype) -> Tensor");
+  m.def(
+      "interleaved_bitmap_linear(Tensor x, Tensor values, Tensor masks, Tensor panel_offsets, "
+      "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
+  m.impl("interleaved_bitmap_pack", TORCH_BOX(&interleaved_bitmap_pack));
+  m.impl("interleaved_bitmap_unpack", TORCH_BOX(&interleaved_bitmap_unpack));
+  m.impl("interleaved_bitmap_linear", TORCH_BOX(&interleaved_bitmap_linear));
+}
+
+}  // namespace
+}  // namespace flashsparse

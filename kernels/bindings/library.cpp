@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The op library, and the one op that belongs to no kernel. Each format, the dense layers and
+// attention add their own schemas, beside their CPU implementations (<name>_cpu.cpp); _C_cuda.so
+// adds the CUDA implementations (<name>_cuda.cpp). What each op means is said in
+// flashsparse_plugin.
+#include <string>
+
+#include "bindings/torch_stable.h"
+#include "cpu/capability.h"
+
+namespace flashsparse {
+namespace {
+
+std::string cpu_capability() { return cpu::name_of(cpu::capability()); }
+
+STABLE_TORCH_LIBRARY(flashsparse, m) { m.def("cpu_capability() -> str"); }
+
+// Takes no tensor, so no device could choose between implementations.
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CompositeExplicitAutograd, m) {
+  m.impl("cpu_capability", TORCH_BOX(&cpu_capability));
+}
+
+}  // namespace
+}  // namespace flashsparse

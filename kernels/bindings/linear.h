@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the linear ops of packed layers have in common, in any format and on every device.
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "bindings/packed.h"
+#include "bindings/torch_stable.h"
+#include "common/huge_pages.h"
+
+namespace flashsparse {
+
+// x and bias as a kernel wants them, and the shape of the result.
+struct LinearInputs {
+  Tensor x;                    // [..., in_features], contiguous
+  std::optional<Tensor> bias;  // [out_features], contiguous, in the dtype of x
+  int64_t tokens, in_features, out_features;
+  std::vector<int64_t> y_shape;  // [..., out_features]
+
+  // `first` is the weight's first tensor, `first_name` what it is called.
+  LinearInputs(const Tensor& x_, int64_t out_features, const std::optional<Tensor>& bias_,
+               const Tensor& first, const char* first_name)
+      : x(checked(x_, first, first_name)),
+        tokens(1),
+        in_features(x.size(x.dim() - 1)),
+        out_features(out_features) {
+    check_shape(out_features, 1);
+    for (int64_t i = 0; i + 1 < x.dim(); ++i) {
+      y_shape.push_back(x.size(i));
+      tokens *= x.size(i);
+    }
+    y_shape.push_back(out_features);
+    if (!bias_) return;
+    STD_TORCH_CHECK(bias_->dim() == 1 && bias_->size(0) == out_features, "bias must be [",
+                    out_features, "]");
+    check_beside(*bias_, "bias", first, first_name);
+    bias = torch::stable::contiguous(torch::stable::to(*bias_, x.scalar_type()));
+  }
+
+  const void* bias_data() const { return bias ? bias->const_data_ptr() : nullptr; }
+
+  // y of y_shape, in the dtype of x, not yet written.
+  Tensor new_y() const {
+    Tensor y = torch::stable::new_empty(x, y_shape);
+    if (y.is_cpu()) prefer_huge_pages(y.mutable_data_ptr(), y.numel() * y.element_size());
+    return y;
+  }
+  // x or y as a matrix.
+  Tensor by_token(const Tensor& tensor, int64_t features) const {
+    return torch::stable::view(tensor, {tokens, features});
+  }
+
+ private:
+  static Tensor checked(const Tensor& x, const Tensor& first, const char* first_name) {
+    STD_TORCH_CHECK(x.dim() >= 1, "x must be [..., in_features]");
+    STD_TORCH_CHECK(is_16_bit(x.scalar_type()) || x.scalar_type() == ScalarType::Float,
+                    "x must be float32, float16 or bfloat16");
+    check_beside(x, "x", first, first_name);
+    return torch::stable::contiguous(x);
+  }
+};
+
+}  // namespace flashsparse

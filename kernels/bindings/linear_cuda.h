@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T + bias by the stream-K kernel of any packed format: its arguments, and its launches.
+#pragma once
+#include <algorithm>
+
+#include "bindings/cuda.h"
+#include "bindings/linear.h"
+#include "cuda/arrivals.h"
+#include "cuda/linear_arguments.h"
+#include "cuda/linear_plan.h"
+
+namespace flashsparse {
+
+namespace detail {
+
+// The kernel reads x 16 bytes at a time, and whole tiles: rows are a multiple of kTileCols long,
+// with zeros at the end.
+inline Tensor aligned_rows(const Tensor& x, int64_t cols) {
+  constexpr int64_t kCols = linear::kTileCols;
+  if (cols % kCols != 0) return torch::stable::pad(x, {0, kCols - cols % kCols});
+  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
+  return x;
+}
+
+}  // namespace detail
+
+// Whether the kernel can have a weight of this size.
+inline bool fits_stream_k(int64_t rows, int64_t cols) {
+  const int64_t tile_rows = linear::tile_rows(rows);
+  return tile_rows <= cuda::kMaxArrivals &&
+         tile_rows * linear::tile_cols(cols) <= linear::kMaxTiles;
+}
+
+// Fills y, a launch for each `most_tokens` tokens on the current stream: plan_for(tokens) gives the
+// format's plan of one, and launch(arguments, plan, stream) launches it.
+template <class PlanFor, class Launch>
+void stream_k_product(const LinearInputs& inputs, Tensor& y, int64_t most_tokens,
+                      const PlanFor& plan_for, const Launch& launch) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features;
+  const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
+  const cudaStream_t stream = current_stream(x);
+  for (int64_t begin = 0; begin < inputs.tokens; begin += most_tokens) {
+    const int64_t tokens = std::min(most_tokens, inputs.tokens - begin);
+    const auto plan = plan_for(tokens);
+    Tensor partials = torch::stable::new_empty(x, {plan.partial_floats()}, ScalarType::Float);
+    linear::Arguments arguments;
+    arguments.x_stride = static_cast<int>(x.size(1));
+    arguments.x = bits(x) + begin * x.size(1);
+    arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+    arguments.y = mutable_bits(y) + begin * rows;
+    arguments.partials = partials.mutable_data_ptr<float>();
+    arguments.rows = static_cast<int>(rows);
+    arguments.cols = static_cast<int>(cols);
+    arguments.tokens = static_cast<int>(tokens);
+    arguments.tile_rows = static_cast<int>(linear::tile_rows(rows));
+    arguments.tile_cols = static_cast<int>(linear::tile_cols(cols));
+    STD_CUDA_CHECK(cuda::arrivals(stream, arguments.tile_rows, &arguments.arrivals));
+    STD_CUDA_CHECK(launch(arguments, plan, stream));
+  }
+}
+
+}  // namespace flashsparse

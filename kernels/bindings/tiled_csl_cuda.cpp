@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of Tiled-CSL on CUDA: argument checks, allocation, launches on the current stream.
+//
+// Ops that wait for the device: tiled_csl_pack, which must learn how many words to allocate, and
+// tiled_csl_validate.
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "bindings/cuda.h"
+#include "bindings/linear_cuda.h"
+#include "bindings/tiled_csl.h"
+#include "bindings/unpacked_product.h"
+#include "cuda/tiled_csl/tiled_csl.h"
+#include "cuda/tiled_csl/verdict.h"
+
+namespace flashsparse {
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
+  check_on_cuda(weight_, "weight");
+  check_weight(weight_);
+  const DeviceGuard guard(weight_.get_device_index());
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const int64_t rows = weight.size(0), cols = weight.size(1);
+  const cudaStream_t stream = current_stream(weight);
+  const int64_t tiles = tiled_csl::tile_rows(rows) * tiled_csl::tile_cols(cols);
+  Tensor offsets = torch::stable::new_empty(weight, {tiles + 1}, ScalarType::Int);
+  Tensor counted = torch::stable::new_empty(weight, {1}, ScalarType::Long);
+  STD_CUDA_CHECK(cuda::tiled_csl_count(bits(weight), rows, cols,
+                                       offsets.mutable_data_ptr<int32_t>(),
+                                       counted.mutable_data_ptr<int64_t>(), stream));
+  int64_t num_words = 0;
+  read_back(counted, &num_words, sizeof num_words);
+  check_word_count(num_words, weight);
+  Tensor words = torch::stable::new_empty(weight, {num_words}, ScalarType::Int);
+  if (num_words > 0) {
+    STD_CUDA_CHECK(cuda::tiled_csl_pack(bits(weight), rows, cols, offsets.const_data_ptr<int32_t>(),
+                                        mutable_words(words), stream));
+  }
+  return {words, offsets};
+}
+
+// What every reader asks. That offsets and words are valid is proven by tiled_csl_validate, once:
+// reading an offset here would wait for the device.
+void check_readable(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+  check_on_cuda(words, "weight_packed");
+  check_tiled_csl(words, offsets, out, in);
+  STD_TORCH_CHECK(
+      reinterpret_cast<uintptr_t>(words.const_data_ptr()) % 16 == 0,
+      "weight_packed must start on 16 bytes: pass a tensor of its own and not a slice, ",
+      "e.g. weight_packed.clone()");
+}
+
+// Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kTileRows.
+Tensor unpack_rows(const Tensor& words, const Tensor& offsets, int64_t first, int64_t rows,
+                   int64_t in, ScalarType dtype) {
+  Tensor weight = torch::stable::new_empty(words, {rows, in}, dtype);
+  const int64_t first_tile = first / tiled_csl::kTileRows * tiled_csl::tile_cols(in);
+  STD_CUDA_CHECK(cuda::tiled_csl_unpack(words_of(words), words.numel(),
+                                        offsets.const_data_ptr<int32_t>() + first_tile, rows, in,
+                                        mutable_bits(weight), current_stream(words)));
+  return weight;
+}
+
+Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in,
+                        ScalarType dtype) {
+  check_weight_dtype(dtype);
+  check_readable(words, offsets, out, in);
+  const DeviceGuard guard(words.get_device_index());
+  return unpack_rows(words, offsets, 0, out, in, dtype);
+}
+
+const char* broken_rule(int32_t verdict) {
+  switch (verdict) {
+    case tiled_csl::kBadOffsets:
+      return "its tile_offsets fall, are no multiples of 4, or do not span weight_packed";
+    case tiled_csl::kPointsOutside:
+      return "a word of weight_packed points outside its tile";
+    default:
+      return "weight_packed gives a second value to a location";
+  }
+}
+
+Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
+  check_readable(words, offsets, out, in);
+  const DeviceGuard guard(words.get_device_index());
+  std::vector<int32_t> verdicts(offsets.numel() - 1);
+  Tensor found = torch::stable::new_empty(words, {offsets.numel() - 1}, ScalarType::Int);
+  STD_CUDA_CHECK(
+      cuda::tiled_csl_validate(words_of(words), words.numel(), offsets.const_data_ptr<int32_t>(),
+                               out, in, found.mutable_data_ptr<int32_t>(), current_stream(words)));
+  read_back(found, verdicts.data(), verdicts.size() * sizeof verdicts[0]);
+  // Offsets first: where they are wrong, other tiles may have been validated with foreign words.
+  auto bad = std::find(verdicts.begin(), verdicts.end(), tiled_csl::kBadOffsets);
+  if (bad == verdicts.end()) {
+    bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
+  }
+  if (bad != verdicts.end()) {
+    STD_TORCH_CHECK(false, "tile ", bad - verdicts.begin(), ": ", broken_rule(*bad));
+  }
+  const int64_t nonzeros = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
+  Tensor result = torch::stable::new_empty(words, {}, ScalarType::Long);
+  STD_CUDA_CHECK(cudaMemcpyAsync(result.mutable_data_ptr(), &nonzeros, sizeof nonzeros,
+                                 cudaMemcpyHostToDevice, current_stream(words)));
+  return result;
+}
+
+// By `given` for every slab of tokens, or by each slab's own plan.
+void sparse_product(const LinearInputs& inputs, const Tensor& words, const Tensor& offsets,
+                    const Gpu& gpu, std::optional<tiled_csl::LinearPlan> given, Tensor& y) {
+  const tiled_csl::Words weight{words_of(words), offsets.const_data_ptr<int32_t>()};
+  const bool bfloat16 = inputs.x.scalar_type() == ScalarType::BFloat16;
+  stream_k_product(
+      inputs, y, linear::max_tokens(gpu),
+      [&](int64_t tokens) {
+        return given ? *given
+                     : tiled_csl::plan_linear(inputs.out_features, inputs.in_features, tokens,
+                                              words.numel(), gpu);
+      },
+      [&](const linear::Arguments& arguments, const tiled_csl::LinearPlan& plan,
+          cudaStream_t stream) {
+        return cuda::tiled_csl_linear(weight, arguments, plan, bfloat16, stream);
+      });
+}
+
+// The sparse kernel for few tokens, unpacking and the library's dense product for many. How many is
+// the caller's to say, or else a constant of the GPU: known on the host, so that a CUDA graph can
+// hold the decision.
+Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t rows,
+                        ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                        std::optional<int64_t> sparse_tokens) {
+  check_sparse_tokens(sparse_tokens);
+  check_weight_dtype(weight_dtype);
+  check_on_cuda(words, "weight_packed");
+  const LinearInputs inputs(x, rows, bias, words, "weight_packed");
+  const int64_t cols = inputs.in_features;
+  check_readable(words, offsets, rows, cols);
+  const DeviceGuard guard(words.get_device_index());
+  Tensor y = inputs.new_y();
+  if (inputs.tokens == 0) return y;
+  const Gpu gpu = gpu_of(words);
+  const int64_t most = sparse_tokens.value_or(tiled_csl::max_sparse_tokens(gpu));
+  if (x.scalar_type() == weight_dtype && inputs.tokens <= most && fits_stream_k(rows, cols)) {
+    sparse_product(inputs, words, offsets, gpu, std::nullopt, y);
+  } else {
+    unpacked_product(inputs, weight_dtype, tiled_csl::kTileRows, y,
+                     [&](int64_t first, int64_t count) {
+                       return unpack_rows(words, offsets, first, count, cols, weight_dtype);
+                     });
+  }
+  return y;
+}
+
+// For benchmarks: the sparse kernel by a plan of the caller's choice.
+Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tensor& offsets,
+                                int64_t rows, ScalarType weight_dtype,
+                                const std::optional<Tensor>& bias, int64_t shape, int64_t blocks) {
+  check_weight_dtype(weight_dtype);
+  check_on_cuda(words, "weight_packed");
+  const LinearInputs inputs(x, rows, bias, words, "weight_packed");
+  const int64_t cols = inputs.in_features;
+  check_readable(words, offsets, rows, cols);
+  STD_TORCH_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
+  STD_TORCH_CHECK(shape >= 0 && shape < tiled_csl::kLinearShapeCount, "shape must be below ",
+                  tiled_csl::kLinearShapeCount);
+  const tiled_csl::LinearShapeInfo& info = tiled_csl::kLinearShapes[shape];
+  STD_TORCH_CHECK(inputs.tokens >= 1 && inputs.tokens <= info.tokens, "shape ", shape,
+                  " is for 1 to ", info.tokens, " tokens");
+  const Gpu gpu = gpu_of(words);
+  STD_TORCH_CHECK(!info.hopper || gpu.hopper, "shape ", shape, " is for Hopper GPUs");
+  STD_TORCH_CHECK(fits_stream_k(rows, cols), "too many rows or tiles");
+  const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
+  STD_TORCH_CHECK(blocks <= tiles && blocks * linear::kMaxRange >= tiles,
+                  "too few or too many blocks");
+  const DeviceGuard guard(words.get_device_index());
+  Tensor y = inputs.new_y();
+  sparse_product(inputs, words, offsets, gpu,
+                 tiled_csl::LinearPlan{static_cast<int>(shape), static_cast<int>(blocks)}, y);
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
+  m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack));
+  m.impl("tiled_csl_unpack", TORCH_BOX(&tiled_csl_unpack));
+  m.impl("tiled_csl_validate", TORCH_BOX(&tiled_csl_validate));
+  m.impl("tiled_csl_linear", TORCH_BOX(&tiled_csl_linear));
+  m.impl("tiled_csl_linear_planned", TORCH_BOX(&tiled_csl_linear_planned));
+}
+
+}  // namespace
+}  // namespace flashsparse

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T + bias by unpacking W and torch's own dense product, for any packed format. It pays for
+// many tokens, where the product is bound by arithmetic and the weight's bytes no longer count.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "bindings/linear.h"
+
+namespace flashsparse {
+
+namespace detail {
+
+// y = x weight^T + bias by torch's own library, whatever the strides of y.
+inline void library_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                           Tensor& y) {
+  using torch::stable::detail::from;
+  std::array<StableIValue, 4> stack{from(x), from(weight), from(bias), from(y)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::linear", "out", stack.data(), TORCH_ABI_VERSION));
+  (void)torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+}  // namespace detail
+
+// Fills y. unpack_rows(first_row, rows) returns those rows of W, dense, in weight_dtype; first_row
+// is a multiple of row_step. W goes by panels of rows, so that no layer needs more than a bounded
+// workspace. Where x and the weight differ in dtype both are widened to float32, and the result is
+// rounded once, so that neither loses a bit.
+template <class UnpackRows>
+void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64_t row_step,
+                      Tensor& y, const UnpackRows& unpack_rows) {
+  constexpr int64_t kWorkspaceBytes = 256 << 20;
+  const ScalarType dtype = inputs.x.scalar_type();
+  const ScalarType compute = dtype == weight_dtype ? dtype : ScalarType::Float;
+  const int64_t value_bytes =
+      dtype == compute ? sizeof(uint16_t) : sizeof(uint16_t) + sizeof(float);
+  const int64_t steps = (inputs.out_features + row_step - 1) / row_step;
+  const int64_t panel_steps = std::clamp<int64_t>(
+      kWorkspaceBytes / (inputs.in_features * value_bytes * row_step), 1, steps);
+  const Tensor x = torch::stable::to(inputs.by_token(inputs.x, inputs.in_features), compute);
+  std::optional<Tensor> bias;
+  if (inputs.bias) bias = torch::stable::to(*inputs.bias, compute);
+
+  Tensor result = inputs.by_token(y, inputs.out_features);
+  Tensor sums =
+      dtype == compute ? result : torch::stable::new_empty(x, {inputs.tokens, inputs.out_features});
+  for (int64_t step = 0; step < steps; step += panel_steps) {
+    const int64_t first = step * row_step;
+    const int64_t rows = std::min(panel_steps * row_step, inputs.out_features - first);
+    const Tensor weight = unpack_rows(first, rows);
+    std::optional<Tensor> panel_bias;
+    if (bias) panel_bias = torch::stable::narrow(*bias, 0, first, rows);
+    Tensor panel_sums = torch::stable::narrow(sums, 1, first, rows);
+    detail::library_linear(x, torch::stable::to(weight, compute), panel_bias, panel_sums);
+  }
+  if (dtype != compute) torch::stable::copy_(result, sums);
+}
+
+}  // namespace flashsparse

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Interleaved bitmap on the CPU: made from dense weights, turned back, and multiplied.
+#pragma once
+#include <cstdint>
+
+#include "cpu/dtype.h"
+
+namespace flashsparse::interleaved_bitmap {
+
+struct Weight {  // see formats/interleaved_bitmap.h
+  int64_t out_features, in_features;
+  const uint32_t* masks;
+  const uint16_t* values;
+  const int64_t* panel_offsets;
+  Dtype dtype;  // of the values: kFloat16 or kBFloat16
+};
+
+// panel_offsets[panels + 1] of a dense weight[rows, cols].
+void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets);
+// Fills masks and values (slack included) of a dense weight.
+void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
+          uint32_t* masks, uint16_t* values);
+// Writes every element of weight[rows, cols].
+void unpack(const Weight& packed, uint16_t* weight);
+
+// y[tokens, out] = x[tokens, in] W^T + bias, as cpu::LinearProblem says. `bias` may be null.
+void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,
+            Dtype dtype);
+
+}  // namespace flashsparse::interleaved_bitmap

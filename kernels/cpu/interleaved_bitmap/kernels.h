@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner kernels of the interleaved bitmap alone, once per instruction set.
+#pragma once
+#include <cstdint>
+
+#include "cpu/kernels.h"
+
+namespace flashsparse::interleaved_bitmap {
+
+struct Kernels {
+  // Dense rows (at most 16, `stride` apart) to mask words and values; returns the end of the
+  // values.
+  uint16_t* (*pack_panel)(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
+                          uint32_t* masks, uint16_t* values);
+  // Writes every element of `rows` dense rows, `stride` apart.
+  void (*unpack_panel)(const cpu::Panel& panel, int rows, int64_t cols, uint16_t* weight,
+                       int64_t stride);
+};
+
+// The table for this machine (cpu/capability.h).
+const Kernels& kernels();
+
+namespace portable {
+extern const Kernels kKernels;
+}
+#ifdef FLASHSPARSE_X86
+namespace avx512 {
+extern const Kernels kKernels;
+}
+#endif
+
+}  // namespace flashsparse::interleaved_bitmap

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dense rows to a panel, and back.
+#include "cpu/interleaved_bitmap/kernels.h"
+
+#include "cpu/portable/pack_panel.h"
+
+namespace flashsparse::interleaved_bitmap::portable {
+namespace {
+
+uint16_t* pack_panel(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
+                     uint32_t* masks, uint16_t* values) {
+  return cpu::portable::pack_elements(rows, cols, masks, values,
+                                      [=](int r, int64_t c) { return weight[r * stride + c]; });
+}
+
+void unpack_panel(const cpu::Panel& panel, int rows, int64_t cols, uint16_t* weight,
+                  int64_t stride) {
+  for (int r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) weight[r * stride + c] = 0;
+  }
+  const uint16_t* value = panel.values;
+  for (int64_t col = 0; col < cols; col += 2) {
+    for (uint32_t mask = panel.masks[col / 2]; mask; mask &= mask - 1, ++value) {
+      const int row = __builtin_ctz(mask) / 2, c = __builtin_ctz(mask) & 1;
+      if (row < rows && col + c < cols) weight[row * stride + col + c] = *value;
+    }
+  }
+}
+
+}  // namespace
+
+const Kernels kKernels = {pack_panel, unpack_panel};
+
+}  // namespace flashsparse::interleaved_bitmap::portable

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiled-CSL of any origin: validated, and turned back into a dense weight.
+#include <atomic>
+#include <memory>
+
+#include "common/parallel.h"
+#include "cpu/kernels.h"
+#include "cpu/tiled_csl/tile.h"
+#include "cpu/tiled_csl/tiled_csl.h"
+#include "formats/tiled_csl.h"
+
+namespace flashsparse::tiled_csl {
+namespace {
+
+// Nonzeros inside the edges of a tile in location order.
+int64_t nonzeros_inside(const cpu::Kernels& kernels, const uint16_t* dense, const Tile& tile) {
+  if (tile.rows == kTileRows && tile.cols == kTileCols) {
+    return kernels.count_nonzeros(dense, kTileElements);
+  }
+  int64_t nonzeros = 0;
+  for (int r = 0; r < tile.rows; ++r) {
+    for (int c = 0; c < tile.cols; ++c) {
+      nonzeros += !is_zero(dense[location(static_cast<uint32_t>(r), static_cast<uint32_t>(c))]);
+    }
+  }
+  return nonzeros;
+}
+
+// Copies a tile in location order to its place in weight[, stride].
+void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* weight, int64_t stride) {
+  constexpr int kChunk = 8;  // columns that the swizzle keeps together
+  for (int r = 0; r < tile.rows; ++r) {
+    uint16_t* out = weight + (tile.row + r) * stride + tile.col;
+    for (int c = 0; c < tile.cols; c += kChunk) {
+      const int width = std::min(kChunk, tile.cols - c);
+      const uint16_t* chunk = dense + location(static_cast<uint32_t>(r), static_cast<uint32_t>(c));
+      if (width == kChunk) {
+        std::memcpy(out + c, chunk, kChunk * sizeof *out);
+      } else {
+        std::memcpy(out + c, chunk, width * sizeof *out);
+      }
+    }
+  }
+}
+
+// Reads every tile, validates it, and gives it to consume(dense, tile).
+template <typename Consume>
+Validation read(const Packed& packed, const Consume& consume) {
+  std::string error = check_offsets(packed);
+  if (!error.empty()) return {0, std::move(error)};
+  const cpu::Kernels& kernels = cpu::kernels();
+  std::atomic<int64_t> nonzeros{0};
+  FirstBadTile bad;
+  for_each_tile(packed.rows, packed.cols, [&](int64_t index, const Tile& tile) {
+    TileReader reader(packed);
+    reader.scatter(index);
+    const int64_t kept = nonzeros_inside(kernels, reader.dense(), tile);
+    if (!reader.valid(index, kept)) return bad.report(index);
+    nonzeros.fetch_add(kept, std::memory_order_relaxed);
+    consume(reader.dense(), tile);
+  });
+  return {nonzeros.load(), bad.error(packed)};
+}
+
+}  // namespace
+
+std::string check_offsets(const Packed& packed) {
+  const int64_t tiles = tile_rows(packed.rows) * tile_cols(packed.cols);
+  const int32_t* offsets = packed.offsets;
+  if (offsets[0] != 0) return "tile_offsets[0] is " + std::to_string(offsets[0]) + ", not 0";
+  for (int64_t index = 1; index <= tiles; ++index) {
+    const bool falls = offsets[index] < offsets[index - 1];
+    if (!falls && offsets[index] % kWordAlignment == 0) continue;
+    return "tile_offsets[" + std::to_string(index) + "] = " + std::to_string(offsets[index]) +
+           (falls ? " is smaller than the one before" : " is no multiple of 4");
+  }
+  if (offsets[tiles] != packed.num_words) {
+    return "tile_offsets ends at " + std::to_string(offsets[tiles]) + " words, weight_packed has " +
+           std::to_string(packed.num_words);
+  }
+  return {};
+}
+
+Validation validate_tile(const Packed& packed, int64_t index) {
+  const Tile tile = tile_at(index, packed.rows, packed.cols);
+  Validation result;
+  uint32_t seen[kTileElements] = {};  // 1 << 16 | bits of the element at each location
+  for (int64_t i = packed.offsets[index]; i < packed.offsets[index + 1]; ++i) {
+    const uint32_t place = location_of(packed.words[i]), value = bits_of(packed.words[i]);
+    const bool outside = place >= kTileElements ||
+                         row_of(place) >= static_cast<uint32_t>(tile.rows) ||
+                         col_of(place) >= static_cast<uint32_t>(tile.cols);
+    if (outside || (seen[place] && seen[place] != (1u << 16 | value))) {
+      const std::string at =
+          "weight_packed[" + std::to_string(i) + "] of tile " + std::to_string(index);
+      const std::string where = std::to_string(place);
+      return {0, outside ? at + " points outside its tile (location " + where + ")"
+                         : at + " gives a second value to location " + where};
+    }
+    if (!seen[place]) result.nonzeros += !is_zero(static_cast<uint16_t>(value));
+    seen[place] = 1u << 16 | value;
+  }
+  return result;
+}
+
+Validation validate(const Packed& packed) {
+  return read(packed, [](const uint16_t*, const Tile&) {});
+}
+
+Validation unpack(const Packed& packed, uint16_t* weight) {
+  return read(packed, [&](const uint16_t* dense, const Tile& tile) {
+    copy_rows(dense, tile, weight, packed.cols);
+  });
+}
+
+}  // namespace flashsparse::tiled_csl

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of a weight: where they are, and how one is read back from words of any origin.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "common/parallel.h"
+#include "cpu/tiled_csl/tiled_csl.h"
+#include "formats/tiled_csl.h"
+
+namespace flashsparse::tiled_csl {
+
+struct Tile {  // the part of the weight that a tile covers
+  int64_t row, col;
+  int rows, cols;
+};
+
+inline Tile tile_at(int64_t index, int64_t rows, int64_t cols) {
+  const int64_t across = tile_cols(cols);
+  const int64_t row = index / across * kTileRows, col = index % across * kTileCols;
+  return {row, col, static_cast<int>(std::min<int64_t>(kTileRows, rows - row)),
+          static_cast<int>(std::min<int64_t>(kTileCols, cols - col))};
+}
+
+// Calls body(index, tile) for every tile, in parallel, a run of neighbours a thread.
+template <typename Body>
+void for_each_tile(int64_t rows, int64_t cols, const Body& body) {
+  constexpr int64_t kRun = 8;
+  const int64_t tiles = tile_rows(rows) * tile_cols(cols);
+  parallel_chunks((tiles + kRun - 1) / kRun, [&](int64_t chunk) {
+    const int64_t end = std::min(tiles, (chunk + 1) * kRun);
+    for (int64_t index = chunk * kRun; index < end; ++index) {
+      body(index, tile_at(index, rows, cols));
+    }
+  });
+}
+
+// The first rule that the offsets break, or nothing. Everything below needs valid offsets.
+std::string check_offsets(const Packed& packed);
+
+// Distinct words of a tile as `pack` leaves it: those that do not repeat the last one. Right for
+// every packer's output; for anything else `TileReader` tells.
+inline int64_t words_without_padding(const uint32_t* words, int64_t count) {
+  int64_t padding = 0;
+  while (padding < kWordAlignment - 1 && padding + 1 < count &&
+         words[count - 2 - padding] == words[count - 1]) {
+    ++padding;
+  }
+  return count - padding;
+}
+
+// Validates one tile exactly and slowly; says which rule it breaks first.
+Validation validate_tile(const Packed& packed, int64_t index);
+
+// Reads one tile after the other into a dense tile in location order.
+class TileReader {
+ public:
+  explicit TileReader(const Packed& packed) : packed_(packed) {}
+
+  // Scatters the words of tile `index`. Memory-safe for any content; what a location outside the
+  // dense tile would hit is left to `valid`.
+  void scatter(int64_t index) {
+    words_ = packed_.words + packed_.offsets[index];
+    count_ = packed_.offsets[index + 1] - packed_.offsets[index];
+    std::memset(dense_, 0, sizeof dense_);
+    uint32_t all_bits = 0;
+    for (int64_t i = 0; i < count_; ++i) {
+      const uint32_t place = location_of(words_[i]);
+      all_bits |= place;
+      dense_[place % kTileElements] = bits_of(words_[i]);
+    }
+    in_range_ = all_bits < kTileElements;
+  }
+
+  // Whether the words scattered last obey all rules, given the nonzeros that they left inside the
+  // tile's edges. As many nonzeros as words, padding aside, means that every word has a place of
+  // its own inside the edges; only where the counts differ are the words read one by one.
+  bool valid(int64_t index, int64_t nonzeros) const {
+    if (in_range_ && nonzeros == words_without_padding(words_, count_)) return true;
+    return validate_tile(packed_, index).error.empty();
+  }
+
+  const uint16_t* dense() const { return dense_; }
+
+ private:
+  const Packed& packed_;
+  const uint32_t* words_ = nullptr;
+  int64_t count_ = 0;
+  bool in_range_ = true;
+  alignas(64) uint16_t dense_[kTileElements];
+};
+
+// The lowest of the tile numbers that threads report.
+class FirstBadTile {
+ public:
+  void report(int64_t index) {
+    int64_t known = first_.load(std::memory_order_relaxed);
+    while (index < known && !first_.compare_exchange_weak(known, index)) {
+    }
+  }
+  // Nothing, or what is wrong with that tile.
+  std::string error(const Packed& packed) const {
+    const int64_t index = first_.load();
+    return index == INT64_MAX ? std::string() : validate_tile(packed, index).error;
+  }
+
+ private:
+  std::atomic<int64_t> first_{INT64_MAX};
+};
+
+}  // namespace flashsparse::tiled_csl

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shapes that the linear kernel of Tiled-CSL is compiled in, and which of them runs: decided on
+// the host from sizes alone, so that a CUDA graph can hold the decision.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "cuda/linear_plan.h"
+
+namespace flashsparse::tiled_csl {
+
+// The compiled shapes: X(tokens, for Hopper, wgmma, warps a team, words held a lane, warps a block,
+// blocks a multiprocessor). cuda/linear_shape.h and tile_source.cuh explain each; docs/kernels.md
+// says how they were chosen.
+#define FS_LINEAR_SHAPES(X)         \
+  X(8, true, false, 2, 12, 16, 1)   \
+  X(8, true, false, 2, 26, 16, 1)   \
+  X(8, true, false, 2, 38, 14, 1)   \
+  X(8, true, false, 4, 26, 16, 1)   \
+  X(8, true, true, 4, 33, 16, 1)    \
+  X(16, true, false, 2, 12, 16, 1)  \
+  X(16, true, false, 2, 26, 12, 1)  \
+  X(16, true, false, 2, 38, 12, 1)  \
+  X(16, true, true, 4, 26, 20, 1)   \
+  X(16, true, true, 4, 33, 16, 1)   \
+  X(32, true, true, 4, 6, 20, 1)    \
+  X(32, true, true, 4, 13, 16, 1)   \
+  X(32, true, true, 4, 19, 16, 1)   \
+  X(32, true, true, 4, 26, 16, 1)   \
+  X(32, true, true, 4, 33, 16, 1)   \
+  X(64, true, true, 4, 6, 16, 1)    \
+  X(64, true, true, 4, 13, 16, 1)   \
+  X(64, true, true, 4, 19, 16, 1)   \
+  X(64, true, true, 4, 33, 12, 1)   \
+  X(128, true, true, 4, 6, 8, 1)    \
+  X(128, true, true, 4, 13, 8, 1)   \
+  X(128, true, true, 4, 19, 8, 1)   \
+  X(128, true, true, 4, 33, 8, 1)   \
+  X(8, false, false, 2, 26, 8, 2)   \
+  X(8, false, false, 2, 64, 8, 1)   \
+  X(16, false, false, 2, 26, 8, 1)  \
+  X(16, false, false, 2, 64, 8, 1)  \
+  X(32, false, false, 4, 13, 12, 1) \
+  X(32, false, false, 4, 32, 12, 1)
+
+struct LinearShapeInfo : linear::ShapeInfo {
+  int held;  // words that a lane holds in registers
+};
+
+#define FS_LINEAR_SHAPE_INFO(tokens, hopper, wgmma, team_warps, held, warps, blocks) \
+  {{tokens, hopper, wgmma, team_warps, warps, blocks}, held},
+inline constexpr LinearShapeInfo kLinearShapes[] = {FS_LINEAR_SHAPES(FS_LINEAR_SHAPE_INFO)};
+#undef FS_LINEAR_SHAPE_INFO
+inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearShapes[0];
+
+// Words beside those held that a team's registers have room for: the tail of a tile
+// (tile_source.cuh).
+inline constexpr int kTailWords = 128;
+
+// Up to this many tokens the launches of this kernel, each of which reads the weight, are mostly
+// faster than unpacking the weight once. Holds where the caller does not say better
+// (flashsparse_plugin/dataflow).
+constexpr int max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? 256 : 192; }
+
+struct LinearPlan {
+  int shape;  // index into kLinearShapes
+  int blocks;
+
+  int64_t partial_floats() const { return linear::partial_floats(kLinearShapes[shape], blocks); }
+};
+
+// tokens in [1, linear::max_tokens(gpu)]; num_words of the whole weight.
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
+                       const Gpu& gpu);
+
+}  // namespace flashsparse::tiled_csl

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which elements of a weight count as zero, in every format.
+#pragma once
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace flashsparse {
+
+// True for +0 and -0 of fp16 and of bf16: the elements that packing drops.
+FS_HOST_DEVICE constexpr bool is_zero(uint16_t bits) { return (bits & 0x7fff) == 0; }
+
+}  // namespace flashsparse
