@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count, cycle, product
 from pathlib import Path
 
 import pytest
 import torch
-from emulated_linear import Case, answers, random_case, require_exact, run
+from emulated_linear import Case, answers, random_case, require_exact, run, split
 from emulation import (
-    EMULATOR_EXIT_CODE,
     KERNELS,
-    RACE_EXIT_CODE,
     SEEDS,
     compile_cuda,
     compile_driver,
     find_nvcc,
-    without_each_barrier,
+    is_caught,
+    with_switched_barriers,
 )
 from kernel_weights import every_bit_pattern, skewed_weight
 
+PLAN = "cuda/linear_plan.h"
+PARTS = ("tiled_csl_linear.cuh", "linear_x.cuh", "linear_mma.cuh", "linear_wgmma.cuh")
 SIZES = (1, 63, 64, 65, 127, 128, 129, 300)
 TOKENS = (1, 3, 8, 16, 17, 32, 64, 100)
 DENSITIES = (0, 0.01, 0.2, 0.5, 0.51, 0.99, 1)
@@ -33,7 +33,7 @@ SHAPES = [  # tokens, for Hopper, wgmma
     (int(tokens), hopper == "true", wgmma == "true")
     for tokens, hopper, wgmma in re.findall(
         r"^  X\((\d+), (true|false), (true|false), ",
-        (KERNELS / "cuda" / "linear_plan.h").read_text(),
+        (KERNELS / PLAN).read_text(),
         re.M,
     )
 ]
@@ -222,48 +222,34 @@ def small_cases() -> list[Case]:
     return cases
 
 
-def with_small_shapes(include: Path) -> None:
-    """Hides linear_plan.h by one with SMALL_SHAPES: a driver that is soon compiled and run."""
-    header = KERNELS / "cuda" / "linear_plan.h"
+def with_small_shapes() -> dict[str, str]:
+    """The plan's header with SMALL_SHAPES: a driver that is soon compiled and run."""
     shapes = "".join(f" \\\n  X({shape})" for shape in SMALL_SHAPES)
     text, replaced = re.subn(
         r"(#define FS_LINEAR_SHAPES\(X\))(?: *\\\n +X\(.*?\))+", lambda m: m[1] + shapes,
-        header.read_text(),
+        (KERNELS / PLAN).read_text(),
     )  # fmt: skip
     assert replaced == 1
-    hidden = include / "cuda" / header.name
-    hidden.parent.mkdir(parents=True, exist_ok=True)
-    hidden.write_text(text)
-
-
-def is_caught(include: Path, cases: list[Case]) -> bool:
-    """By the thread sanitizer, by the emulator itself, or by a wrong result."""
-    with_small_shapes(include)
-    binary = compile_driver("linear_driver", "thread", include, include=include)
-    ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1")
-    if ran.returncode != 0:
-        assert ran.returncode in (EMULATOR_EXIT_CODE, RACE_EXIT_CODE), ran.stderr
-        return True
-    try:
-        for case, y in zip(cases, answers(binary, cases), strict=True):
-            require_exact(case, y)
-    except AssertionError:
-        return True
-    return False
+    return {PLAN: text}
 
 
 @pytest.mark.slow
-def test_every_barrier_is_needed(tmp_path):
+def test_every_barrier_is_needed():
+    headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
+    assert len(places) >= 15
+    binary = compile_driver("linear_driver", "thread", headers | with_small_shapes())
     cases = small_cases()
-    (tmp_path / "whole").mkdir()
-    assert not is_caught(tmp_path / "whole", cases)
-    mutants = []
-    for name in ("tiled_csl_linear.cuh", "linear_x.cuh", "linear_mma.cuh", "linear_wgmma.cuh"):
-        mutants += without_each_barrier(KERNELS / "cuda" / name, tmp_path, ORDER)
-    assert len(mutants) >= 15
-    with ThreadPoolExecutor(2) as pool:
-        caught = pool.map(lambda mutant: is_caught(mutant, cases), mutants)
-        survivors = [mutant.name for mutant, seen in zip(mutants, caught, strict=True) if not seen]
+
+    def require_all_exact(written: bytes) -> None:
+        for case, y in zip(cases, split(written, cases), strict=True):
+            require_exact(case, y)
+
+    def caught(without: int) -> bool:
+        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        return is_caught(ran, require_all_exact)
+
+    assert not caught(-1)
+    survivors = [place for number, place in enumerate(places) if not caught(number)]
     assert survivors == []
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import weights as strategies
-from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, run_without_each_barrier
+from emulation import RACE_EXIT_CODE, SEEDS, run_without_each_barrier
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
@@ -21,19 +22,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashsparse_plugin as fs
 from flashsparse_plugin.ops import STATUS, ops
 
-PACK_KERNEL = KERNELS / "cuda" / "tiled_csl_pack.cuh"
+PACK_KERNEL = "cuda/tiled_csl_pack.cuh"
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 SPARSITIES = (0.0, 0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 0.999, 1.0)
 INT32_MAX = 2**31 - 1
 
 
-def run_pack(binary: Path, cases) -> subprocess.CompletedProcess:
+def run_pack(binary: Path, cases, **environment: str) -> subprocess.CompletedProcess:
     """Feeds (weight, seed, shift) cases to a driver; `shift`: elements past an aligned place."""
     fed = bytearray()
     for weight, seed, shift in cases:
         fed += np.array([*weight.shape, shift, seed], dtype=np.int64).tobytes()
         fed += weight.contiguous().view(torch.int16).numpy().tobytes()
-    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=300)
+    return subprocess.run(
+        [str(binary)], input=bytes(fed), capture_output=True, timeout=300,
+        env=os.environ | environment,
+    )  # fmt: skip
 
 
 def pack(binary: Path, cases) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -128,14 +132,16 @@ def test_clean_under_sanitizer(driver, sanitizer):
     assert_packs_as_the_cpu(driver("pack_driver", sanitizer), cases)
 
 
-def test_every_barrier_is_needed(tmp_path):
+def test_every_barrier_is_needed():
     """The thread sanitizer reports each `__syncthreads` that is taken away.
 
     As a race, or, where counts that are not there yet lead out of shared memory, as a bad address.
     """
     cases = [(random_weight((129, 65), 0.5, FLOAT16, 5), 7, 0)]
     mutants = run_without_each_barrier(
-        PACK_KERNEL, "pack_driver", tmp_path, lambda binary: run_pack(binary, cases)
+        PACK_KERNEL,
+        "pack_driver",
+        lambda binary, **without: run_pack(binary, cases, **without),
     )
     assert len(mutants) == 4
     for ran in mutants:
