@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
@@ -26,6 +27,9 @@ SANITIZERS = {
     # The compiler would need longer to optimise all the checks than they take as they are.
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
+# For parametrize.
+SANITIZED = [pytest.param(name, marks=pytest.mark.slow) for name in ("thread", "address")]
+EACH_BUILD = ["plain", *SANITIZED]
 # What a driver needs beside its own source: code of the host.
 HOST_SOURCES = {
     "linear_driver": ["cuda/linear_plan.cpp"],

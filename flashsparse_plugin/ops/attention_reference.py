@@ -7,6 +7,8 @@ for every phi, and what the guard of a kernel does must not show in its result.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -97,7 +99,7 @@ def error_bound(
         rounded_terms: Whether terms are rounded to the dtype of query, as on CUDA.
         low: What a sum of terms is at least.
     """
-    options = {"scale": scale, "softcap": softcap, "window": window}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     allowed = attended(key, lengths, mask, window)[:, None, :]
     weights = _softmax(scores(query, key, lengths, mask, **options))
     exact = decode(query, key, value, lengths, mask, **options)

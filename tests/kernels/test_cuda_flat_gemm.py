@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+import emulated_dense
 import pytest
 import torch
-from emulated_dense import Case, answers, run, split
+from emulated_dense import Case, answers, run
 from emulated_linear import require_exact
-from emulation import KERNELS, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import KERNELS, SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
 
 PLAN = "cuda/dense_plan.h"
 PARTS = ("flat_gemm.cuh", "gemv.cuh", "dense.cuh")
@@ -173,12 +174,10 @@ def small_driver():
     """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
     headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
     assert len(places) == BARRIERS
-    return lambda sanitizer: compile_driver(
-        "dense_driver", sanitizer, headers | {PLAN: SMALL_PLAN}
-    )
+    return lambda sanitizer: compile_driver("dense_driver", sanitizer, headers | {PLAN: SMALL_PLAN})
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_products_under_sanitizers(small_driver, sanitizer):
     """Every kernel's pipeline and its end, cut and whole; slices; edges that nothing may cross."""
     cases = compiled_cases(SMALL_SHAPES)
@@ -190,6 +189,7 @@ def test_products_under_sanitizers(small_driver, sanitizer):
         require_exact(case, y)
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed(small_driver):
     """And every wait for a copy, and the end of each group of copies."""
     binary = small_driver("thread")
@@ -201,7 +201,7 @@ def test_every_barrier_is_needed(small_driver):
     ]  # fmt: skip
 
     def require_all_exact(written: bytes) -> None:
-        for case, y in zip(cases, split(written, cases), strict=True):
+        for case, y in zip(cases, emulated_dense.split(written, cases), strict=True):
             require_exact(case, y)
 
     def caught(without: int) -> bool:

@@ -13,6 +13,7 @@ import torch
 from emulated_linear import Case, answers, random_case, require_exact, run, split
 from emulation import (
     KERNELS,
+    SANITIZED,
     SEEDS,
     compile_cuda,
     compile_driver,
@@ -139,8 +140,7 @@ def test_products(driver, cases):
     assert_exact(driver("linear_driver", "plain"), MATRIX[cases]())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_products_under_sanitizers(driver, sanitizer):
     """Each kind of shape with several blocks at once; what the host plans at awkward sizes."""
     kinds = [SHAPES.index(shape) for shape in dict.fromkeys(SHAPES)]
@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(128) planted(float* out, uint64_t operand) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 def test_ptxas_leaves_wgmma_asynchronous(tmp_path):
     _, said = compile_cuda(KERNELS / "cuda" / "tiled_csl_linear.cu", "sm_90a", tmp_path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import weights as strategies
-from emulation import RACE_EXIT_CODE, SEEDS, run_without_each_barrier
+from emulation import EACH_BUILD, RACE_EXIT_CODE, SANITIZED, SEEDS, run_without_each_barrier
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
@@ -121,7 +121,7 @@ def test_any_weight(driver, weight, seed, shift):
     assert_packs_as_the_cpu(driver("pack_driver", "plain"), [(weight, seed, shift)])
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_clean_under_sanitizer(driver, sanitizer):
     random = [
         random_weight(shape, sparsity, BFLOAT16, 3)
@@ -132,6 +132,7 @@ def test_clean_under_sanitizer(driver, sanitizer):
     assert_packs_as_the_cpu(driver("pack_driver", sanitizer), cases)
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed():
     """The thread sanitizer reports each `__syncthreads` that is taken away.
 
@@ -161,7 +162,7 @@ def sum_offsets(binary: Path, words: np.ndarray, seed: int = 0) -> tuple[int, np
     return total, np.frombuffer(ran.stdout, np.int32, offset=8)
 
 
-@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 @pytest.mark.parametrize("tiles", [1, 2, 31, 32, 33, 1023, 1024, 1025, 5000])
 def test_offsets_of_any_number_of_tiles(driver, tiles, sanitizer):
     words = np.random.default_rng(tiles).integers(0, 2049, tiles).astype(np.int32) * 4

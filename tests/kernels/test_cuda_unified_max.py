@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_decode import Decode, answers, random_decode, require_exact, run, split
-from emulation import KERNELS, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import KERNELS, SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
 
 from flashsparse_plugin.attention.calibration import LayerScores, finding
 from flashsparse_plugin.ops import attention_reference
@@ -215,6 +215,7 @@ def test_infinity_and_nan_are_not_hidden(driver):
         assert not out[1][~scores.lt(0)].isfinite().any()  # -inf is a score like any other
 
 
+@pytest.mark.slow
 def test_lengths_and_tables_of_nonsense_stay_in_bounds(small_driver):
     """Whatever the device finds in them: a longer length counts for all positions."""
     binary = small_driver("address")
@@ -247,7 +248,7 @@ def small_cases() -> list[Decode]:
     return cases
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_decode_under_sanitizers(small_driver, sanitizer):
     cases = small_cases() + [
         random_decode(2, 1, group, dim, 150, number, seed=SEEDS[number % 3], splits=2, warps=3)
@@ -258,6 +259,7 @@ def test_decode_under_sanitizers(small_driver, sanitizer):
         require_exact(case, out)
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed(small_driver):
     binary, cases = small_driver("thread"), small_cases()
 

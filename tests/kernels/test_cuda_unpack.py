@@ -10,6 +10,7 @@ import pytest
 import torch
 from emulation import (
     RACE_EXIT_CODE,
+    SANITIZED,
     SEEDS,
     run_packed_cases,
     run_without_each_barrier,
@@ -81,7 +82,7 @@ def test_every_shape_and_density_bit_for_bit(driver):
         assert torch.equal(result, original)
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_clean_under_sanitizer(driver, sanitizer):
     weights = [
         random_weight(shape, density, torch.bfloat16, 3)
@@ -95,11 +96,13 @@ def test_clean_under_sanitizer(driver, sanitizer):
         assert torch.equal(result, wanted)
 
 
+@pytest.mark.slow
 def test_garbage_stays_in_bounds(driver):
     """Whatever the tensors hold, the kernel leaves neither them nor shared memory."""
     assert len(unpack(driver("unpack_driver", "address"), garbage_cases())) == 28
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed():
     """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
     cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)], seeds=(0,))

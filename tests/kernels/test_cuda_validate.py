@@ -10,6 +10,7 @@ import pytest
 import torch
 import weights as strategies
 from emulation import (
+    EACH_BUILD,
     RACE_EXIT_CODE,
     SEEDS,
     run_packed_cases,
@@ -110,17 +111,18 @@ def damaged_cases() -> list:
     return cases
 
 
-@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 def test_sound_tensors_of_any_shape_and_density(driver, sanitizer):
     assert_judges_as_the_cpu(driver("validate_driver", sanitizer), sound_cases())
 
 
-@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 def test_each_broken_rule_is_found(driver, sanitizer):
     assert_judges_as_the_cpu(driver("validate_driver", sanitizer), damaged_cases())
 
 
 # The programs are compiled once for the session, whatever the example.
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(weight=strategies.weights(), seed=st.integers(0, 9), data=st.data())
 def test_any_damage(driver, weight, seed, data):
@@ -132,10 +134,12 @@ def test_any_damage(driver, weight, seed, data):
     assert_judges_as_the_cpu(driver("validate_driver", "address"), [(words, offsets, shape, seed)])
 
 
+@pytest.mark.slow
 def test_garbage_stays_in_bounds(driver):
     assert_judges_as_the_cpu(driver("validate_driver", "address"), garbage_cases())
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed():
     """The thread sanitizer reports a race for each `__syncthreads` that is taken away."""
     shape = (128, 64)
