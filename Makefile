@@ -36,10 +36,15 @@ $(VENV)/.torch: requirements/torch-$(STACK).txt
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $<
 	@touch $@
 
-# The compiled objects are part of the install: it is made again when a source of theirs changes.
+# The compiled objects are part of the install: it is made again when a source of theirs changes. Built
+# without isolation, as in isolation everything would be compiled each time: what pip would install to
+# build with (cmake and ninja, where the machine has none) is installed here.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels cmake -type f -not -path '*/emulator/*')
 $(VENV)/.installed: $(VENV)/.torch requirements/tested.txt $(SOURCES)
-	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint requirements/tested.txt scikit-build-core
+	$(BIN)/python -c 'from scikit_build_core import build as b; print(*b.get_requires_for_build_editable(), sep="\n")' > $(VENV)/build.txt
+	$(PIP) install --quiet -r $(VENV)/build.txt
+	$(PIP) install --quiet --constraint requirements/tested.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 demo: env

@@ -16,7 +16,6 @@ from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
     RACE_EXIT_CODE,
-    SANITIZERS,
     SEEDS,
     compile_cuda,
     find_nvcc,
