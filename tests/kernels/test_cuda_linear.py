@@ -135,7 +135,10 @@ def test_the_compiled_shapes_are_known():
     assert kinds == {(True, True), (True, False), (False, False)}
 
 
-@pytest.mark.parametrize("cases", MATRIX)
+@pytest.mark.parametrize(
+    "cases",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "long" else name for name in MATRIX],
+)
 def test_products(driver, cases):
     assert_exact(driver("linear_driver", "plain"), MATRIX[cases]())
 
