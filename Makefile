@@ -3,10 +3,12 @@
 #
 #   make demo   prune a real model, pack it, and generate text from its sparse weights
 #   make serve  serve the demo's packed model with vLLM, on port 8000
+#   make check  what a change has to pass: make lint, then make test
+#   make lint   check style and types (make format mends the style)
 #   make test   run the tests (make test-vllm: only those of the vLLM plugin; make test-cuda-load:
 #               whether the CUDA kernels load, on a machine without a GPU)
+#   make test-fast  run those that take no time: no servers, no sanitizers
 #   make bench  measure the CPU kernels on this machine
-#   make lint   check style (make format mends it)
 #   make clean  remove .venv and build
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3))
@@ -23,9 +25,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env demo serve test test-vllm test-cuda-load bench lint format clean
+.PHONY: help env demo serve check lint format test test-fast test-vllm test-cuda-load bench clean
 help:
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile
+	@sed -n '3,14s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -34,14 +36,15 @@ $(VENV)/.torch: requirements/torch-$(STACK).txt
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $<
 	@touch $@
 
-# The compiled objects are part of the install: it is made again when a source of theirs changes.
+# The compiled objects are part of the install: it is made again when a source of theirs changes. Built
+# without isolation, as in isolation everything would be compiled each time: what pip would install to
+# build with (cmake and ninja, where the machine has none) is installed here.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels cmake -type f -not -path '*/emulator/*')
 $(VENV)/.installed: $(VENV)/.torch requirements/tested.txt $(SOURCES)
-	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[test]'
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.installed
-	$(PIP) install --quiet --constraint requirements/tested.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint requirements/tested.txt scikit-build-core
+	$(BIN)/python -c 'from scikit_build_core import build as b; print(*b.get_requires_for_build_editable(), sep="\n")' > $(VENV)/build.txt
+	$(PIP) install --quiet -r $(VENV)/build.txt
+	$(PIP) install --quiet --constraint requirements/tested.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 demo: env
@@ -85,20 +88,23 @@ OLD_TRANSFORMERS := build/transformers-5.17.0
 $(OLD_TRANSFORMERS): $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
 
-# Two at a time, with a thread each; the tests of a file share what they compile. In the order of
+# Two at a time, with a thread each; the tests of a file share what they set up. In the order of
 # the files: by number of tests, the few that take long would come last.
-PYTEST2 := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+PYTEST2 := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
 
 test: env $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(PYTEST2) tests/hf
+	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(PYTEST2) -m oldest_transformers tests/hf
 	$(PYTEST2) --ignore=tests/vllm
 	$(MAKE) test-vllm
+
+test-fast: env
+	$(PYTEST2) --ignore=tests/vllm -m "not slow"
 
 # Adds vLLM's CPU build to the environment, and starts real servers. In `make test` it comes last, so
 # that the rest is tested without vLLM first.
 ifeq ($(STACK),cpu)
 test-vllm: $(VENV)/.vllm
-	$(BIN)/pytest tests/vllm
+	$(PYTEST2) tests/vllm
 else
 test-vllm:
 	@echo "tests/vllm not run: they want vLLM's CPU build (in another clone: make test STACK=cpu)"
@@ -117,13 +123,16 @@ bench: env
 	$(BIN)/python benchmarks/cpu_pack.py
 	$(BIN)/python benchmarks/cpu_linear.py
 
+check: lint test
+
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
-lint: $(VENV)/.dev
+lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/mypy
 
-format: $(VENV)/.dev
+format: env
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .llm import LLM
     from .packed import FormatError, PackedWeight
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     "LLM": "llm",

@@ -84,7 +84,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
             execute(module)
             self._done(name)
 
-        spec.loader.exec_module = execute_and_register
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
     def _done(self, name: str) -> None:

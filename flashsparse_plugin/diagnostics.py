@@ -186,7 +186,7 @@ def examine(on_section: Callable[[str], None] = lambda name: None) -> Report:
         on_section(todo[0])
         said = ""
         with child:
-            for line in child.stdout:
+            for line in child.stdout or ():
                 if line.startswith(_MARK):
                     name, report[name] = json.loads(line.removeprefix(_MARK))
                     todo.remove(name)

@@ -65,8 +65,13 @@ def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.Compl
 def answers(binary: Path, cases: list[Case]) -> list[Tensor]:
     ran = run(binary, cases)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
+    return split(ran.stdout, cases)
+
+
+def split(written: bytes, cases: list[Case]) -> list[torch.Tensor]:
+    """What the driver wrote, as `answers` gives it."""
     sizes = [len(case.x) * case.weight.shape[0] for case in cases]
-    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
     return [
         part.view(case.weight.dtype).view(len(case.x), -1)
         for part, case in zip(bits.split(sizes), cases, strict=True)

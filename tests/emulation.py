@@ -3,26 +3,33 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-KERNELS = Path(__file__).parents[1] / "kernels"
+ROOT = Path(__file__).parents[1]
+KERNELS = ROOT / "kernels"
+COMPILED = ROOT / "build" / "emulator"
+UNUSED_DAYS = 7  # after which a compiled driver is deleted
 SANITIZERS = {
     "plain": ["-O1"],
     "thread": ["-O1", "-fsanitize=thread"],
-    # For mutants: compiled in half the time, and its messages name no lines.
-    "thread quickly": ["-O0", "-g0", "-fsanitize=thread"],
     # The compiler would need longer to optimise all the checks than they take as they are.
     "address": ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
+# For parametrize.
+SANITIZED = [pytest.param(name, marks=pytest.mark.slow) for name in ("thread", "address")]
+EACH_BUILD = ["plain", *SANITIZED]
 # What a driver needs beside its own source: code of the host.
 HOST_SOURCES = {
     "linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
@@ -32,22 +39,83 @@ HOST_SOURCES = {
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3
 RACE_EXIT_CODE = 66  # of the thread sanitizer
+SYNCTHREADS = r"__syncthreads\(\);"
+# Shared by the headers of a program: which barrier it leaves out.
+SWITCH = """#pragma once
+#include <cstdlib>
+inline const int without = getenv("WITHOUT") ? atoi(getenv("WITHOUT")) : -1;
+"""
 
 
-def compile_driver(name: str, sanitizer: str, folder: Path, include: Path | None = None) -> Path:
-    """Compiles kernels/emulator/<name>.cpp; headers in `include` hide those of the repository."""
-    binary = folder / f"{name}_{sanitizer}"
-    paths = [f"-I{path}" for path in (include, KERNELS) if path]
+def compile_driver(name: str, sanitizer: str, headers: dict[str, str] | None = None) -> Path:
+    """Compiles kernels/emulator/<name>.cpp, or finds the program compiled before.
+
+    Programs are kept in build/emulator, named by a hash of all that goes into them, so that test
+    processes share them and later runs find them.
+
+    Args:
+        headers: The text of headers that hide those of the repository, by their path in KERNELS.
+    """
+    paths = [f"-I{KERNELS}"]
+    if headers:
+        folder = COMPILED / f"headers-{_digest(repr(sorted(headers.items())).encode())}"
+        for header, text in headers.items():
+            _write(folder / header, text)
+        paths.insert(0, f"-I{folder}")
     options = ["-std=c++17", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
     sources = [f"emulator/{name}.cpp", *HOST_SOURCES.get(name, [])]
     command = ["g++", *options, *SANITIZERS[sanitizer], *paths]
-    command += [*(str(KERNELS / source) for source in sources), "-o", str(binary)]
-    subprocess.run(command, check=True)
+    command += [str(KERNELS / source) for source in sources]
+    binary = COMPILED / f"{name}-{sanitizer}-{_digest(_all_that_is_compiled(command))}"
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    with binary.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not binary.exists():
+            partial = binary.with_suffix(".partial")
+            subprocess.run([*command, "-o", str(partial)], check=True)
+            partial.rename(binary)
+            _delete_unused()
+    os.utime(binary)
     return binary
 
 
-def run_packed_cases(binary: Path, cases, timeout: float) -> subprocess.CompletedProcess:
-    """Feeds (words, offsets, shape, seed) cases to a driver that reads them by read_tiled_csl_case.
+def _all_that_is_compiled(command: list[str]) -> bytes:
+    """The compiler's version, the command, and the text of every file that it reads of ours."""
+    rules = subprocess.run([*command, "-MM"], check=True, capture_output=True, text=True).stdout
+    files = sorted({word for word in rules.split() if word != "\\" and not word.endswith(":")})
+    texts = [Path(file).read_bytes() for file in files]
+    return repr((_compiler_version(), command, list(zip(files, texts, strict=True)))).encode()
+
+
+@cache
+def _compiler_version() -> str:
+    return subprocess.run(["g++", "-v"], check=True, capture_output=True, text=True).stderr
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def _delete_unused() -> None:
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for path in COMPILED.iterdir():
+        if path.is_file() and path.stat().st_mtime < oldest:
+            path.unlink(missing_ok=True)
+
+
+def run_packed_cases(
+    binary: Path, cases, timeout: float, **environment: str
+) -> subprocess.CompletedProcess:
+    """Feeds (words, offsets, shape, seed) cases to a driver that reads them by
+    read_tiled_csl_case.
 
     Args:
         timeout: Seconds for all cases together.
@@ -56,7 +124,10 @@ def run_packed_cases(binary: Path, cases, timeout: float) -> subprocess.Complete
     for words, offsets, (rows, cols), seed in cases:
         fed += np.array([rows, cols, len(words), seed], dtype=np.int64).tobytes()
         fed += offsets.numpy().tobytes() + words.numpy().tobytes()
-    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=timeout)
+    return subprocess.run(
+        [str(binary)], input=bytes(fed), capture_output=True, timeout=timeout,
+        env=os.environ | environment,
+    )  # fmt: skip
 
 
 def find_nvcc() -> str | None:
@@ -80,60 +151,61 @@ def compile_cuda(source: Path, architecture: str, folder: Path) -> tuple[str, st
     return (folder / f"{source.stem}.ptx").read_text(), ran.stdout
 
 
-def without_each_barrier(
-    kernel: Path, folder: Path, barrier: str = r"__syncthreads\(\);"
-) -> Iterator[Path]:
-    """Writes the source of a kernel once for each `barrier`, without that one.
+def with_switched_barriers(
+    kernels: Sequence[str], barrier: str = SYNCTHREADS
+) -> tuple[dict[str, str], list[str]]:
+    """Writes kernels such that a program can leave out one barrier: one program for all mutants.
 
-    Yields:
-        Folders that hide the kernel's header from `compile_driver`.
+    It leaves out the one whose number the environment variable WITHOUT holds.
+
+    Args:
+        kernels: Headers, by their path in KERNELS.
+        barrier: What a barrier looks like, a statement.
+
+    Returns:
+        The headers for `compile_driver`, and where in the kernels each barrier stands.
     """
-    source = kernel.read_text()
-    for found in re.finditer(barrier, source):
-        line = source.count("\n", 0, found.start()) + 1
-        include = folder / f"{kernel.name}:{line}"
-        mutant = include / kernel.relative_to(KERNELS)
-        mutant.parent.mkdir(parents=True)
-        mutant.write_text(source[: found.start()] + ";" + source[found.end() :])
-        yield include
+    headers, places = {"without.h": SWITCH}, []
+    for kernel in kernels:
+        source = (KERNELS / kernel).read_text()
+
+        def switched(found: re.Match, kernel: str = kernel, source: str = source) -> str:
+            places.append(f"{kernel}:{source.count(chr(10), 0, found.start()) + 1}")
+            return f"{{ if (without != {len(places) - 1}) {found[0]} }}"
+
+        text = re.sub(barrier, switched, source)
+        assert "#pragma once\n" in text, kernel
+        headers[kernel] = text.replace("#pragma once\n", '#pragma once\n#include "without.h"\n', 1)
+    return headers, places
+
+
+def is_caught(ran: subprocess.CompletedProcess, judge: Callable[[bytes], None]) -> bool:
+    """Whether a mutant is: by the thread sanitizer, by the emulator itself, or by a wrong result.
+
+    Args:
+        ran: Under TSAN_OPTIONS="halt_on_error=1".
+        judge: Asserts that what the program wrote is right.
+    """
+    if ran.returncode != 0:
+        assert ran.returncode in (EMULATOR_EXIT_CODE, RACE_EXIT_CODE), ran.stderr
+        return True
+    try:
+        judge(ran.stdout)
+    except AssertionError:
+        return True
+    return False
 
 
 def run_without_each_barrier(
-    kernel: Path, name: str, folder: Path, run: Callable[[Path], subprocess.CompletedProcess]
+    kernel: str, name: str, run: Callable[..., subprocess.CompletedProcess]
 ) -> list[subprocess.CompletedProcess]:
-    """Runs a driver under the thread sanitizer without each `__syncthreads` of a kernel in turn."""
-
-    def compile_and_run(include: Path) -> subprocess.CompletedProcess:
-        return run(compile_driver(name, "thread", include, include=include))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_and_run, without_each_barrier(kernel, folder)))
-
-
-def with_switched_barriers(kernel: Path, include: Path, barrier: str) -> int:
-    """Writes the source of a kernel such that a program can leave out one `barrier`.
-
-    The number that the environment variable WITHOUT holds: one program stands for all mutants that
-    `without_each_barrier` would write.
+    """Runs a driver under the thread sanitizer without each `__syncthreads` of a kernel in turn.
 
     Args:
-        kernel: A header in KERNELS.
-        include: A folder for `compile_driver`, which hides the header by the one written.
-        barrier: What a barrier looks like.
-
-    Returns:
-        How many there are.
+        kernel: A header, by its path in KERNELS.
+        name: The driver.
+        run: Runs the program that it is given, with its keywords in the environment.
     """
-    numbers = count()
-    source = re.sub(
-        barrier,
-        lambda found: f"{{ if (without != {next(numbers)}) {found[0]} }}",
-        kernel.read_text(),
-    )
-    switch = 'inline const int without = getenv("WITHOUT") ? atoi(getenv("WITHOUT")) : -1;'
-    mutant = include / kernel.relative_to(KERNELS)
-    mutant.parent.mkdir(parents=True, exist_ok=True)
-    line = source.index("#pragma once") + len("#pragma once")
-    mutant.write_text(f"{source[:line]} // with barriers to switch off\n#include <cstdlib>\n"
-                      f"{switch}{source[line:]}")  # fmt: skip
-    return next(numbers)
+    headers, places = with_switched_barriers([kernel])
+    binary = compile_driver(name, "thread", headers)
+    return [run(binary, WITHOUT=str(number)) for number in range(len(places))]

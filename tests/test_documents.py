@@ -20,7 +20,7 @@ def test_the_tables_are_those_of_the_results():
 
 
 def test_links_between_documents_lead_somewhere():
-    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     links = [
         (document, target)
         for document in documents
@@ -33,7 +33,7 @@ def test_links_between_documents_lead_somewhere():
 
 
 def test_links_to_a_section_lead_to_one():
-    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     links = [
         (document, path, section)
         for document in documents

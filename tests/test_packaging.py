@@ -34,10 +34,12 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_one_wheel_for_every_python(wheel):
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -364,9 +364,10 @@ def _attend(
         )
     heads, tokens = query.shape[1:3]
     group = heads // key.shape[1]
-    if module.layer_idx not in seen:
-        seen[module.layer_idx] = LayerScores(heads)
-    layer = seen[module.layer_idx]
+    number = cast(int, module.layer_idx)
+    if number not in seen:
+        seen[number] = LayerScores(heads)
+    layer = seen[number]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.empty(tokens, heads, value.shape[-1], dtype=query.dtype, device=query.device)
     causal = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril_()

@@ -99,7 +99,7 @@ class ShardWriter:
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The memory of a CPU tensor, row by row; contiguous memory is not copied."""
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest_of(path: Path) -> str:

@@ -91,7 +91,7 @@ def calibrate(
         _draw(found, made_of, limit, plot)
     config = source / "config.json"
     if as_json:
-        about = {"model": str(source), "text": str(text), "dtype": found.dtype}
+        about: dict[str, Any] = {"model": str(source), "text": str(text), "dtype": found.dtype}
         about |= {"tokens": found.tokens, "context": context, "limit": limit}
         about |= {"refused": found.refused(limit), "layers": list(map(_plain, found.layers))}
         print_json(about)

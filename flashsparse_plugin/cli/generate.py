@@ -159,8 +159,8 @@ def run(
     import torch
 
     torch.manual_seed(seed)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
-    if not sampling:
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature}
+    if not temperature:
         # The model's own sampling settings would only cause warnings.
         sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     return model.generate(

@@ -7,6 +7,8 @@ the same for every phi, and the guard of a kernel must not change its result.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -98,7 +100,7 @@ def error_bound(
         rounded_terms: Whether terms are rounded to the dtype of query, as on CUDA.
         low: Lower bound of a sum of terms.
     """
-    options = {"scale": scale, "softcap": softcap, "window": window}
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
     allowed = attended(key, lengths, mask, window)[:, None, :]
     weights = _softmax(scores(query, key, lengths, mask, **options))
     exact = decode(query, key, value, lengths, mask, **options)

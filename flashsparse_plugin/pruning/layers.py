@@ -75,7 +75,7 @@ def report(method: str, linears: dict[str, nn.Linear]) -> PruneReport:
     for name, linear in linears.items():
         weight = linear.weight.detach()
         zeros = weight.numel() - int(weight.count_nonzero())
-        layers.append(LayerReport(name, tuple(weight.shape), zeros))
+        layers.append(LayerReport(name, (linear.out_features, linear.in_features), zeros))
     return PruneReport(method, tuple(layers))
 
 

@@ -53,6 +53,7 @@ def prune_weight(
 def prune_magnitude(linears: Mapping[str, nn.Linear], rule: PruningRule, progress: bool) -> None:
     """Prune layers in place by the magnitude of their weights, one layer at a time."""
     if rule.scope == "global":
+        assert rule.sparsity is not None  # every rule with a scope has one
         _prune_global(linears, zero_count(_elements(linears), rule.sparsity), progress)
         return
     for linear in tqdm(linears.values(), "magnitude", unit="layer", disable=not progress):

@@ -39,9 +39,9 @@ class PruningRule:
                 )
             if self.vector_length != 1:
                 raise ValueError("vector_length belongs to an N:M pattern: give pattern=(n, m) too")
-            if self.sparsity is None:
-                object.__setattr__(self, "sparsity", DEFAULT_SPARSITY)
-            zero_count(1, self.sparsity)
+            sparsity = DEFAULT_SPARSITY if self.sparsity is None else self.sparsity
+            zero_count(1, sparsity)
+            object.__setattr__(self, "sparsity", sparsity)
             return
         n, m = self.pattern
         check_pattern(n, m, self.vector_length)
@@ -62,4 +62,5 @@ class PruningRule:
         """
         if self.pattern is not None:
             return nm_keep_mask(scores, *self.pattern, self.vector_length)
+        assert self.sparsity is not None and self.scope is not None  # __post_init__ saw to it
         return keep_mask(scores, self.sparsity, self.scope)

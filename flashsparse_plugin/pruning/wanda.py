@@ -277,7 +277,7 @@ def _batches(
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, but must be 1 or more")
     check_window(model, calibration.shape[1])
-    embedding = model.get_input_embeddings()
+    embedding: Any = model.get_input_embeddings()  # not always an nn.Embedding, but like one
     low, high = int(calibration.min()), int(calibration.max())
     if low < 0 or high >= embedding.num_embeddings:
         raise ValueError(

@@ -2,6 +2,7 @@
 """Counts of one process reach another, which asks about running processes only."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def test_counts_are_published_and_read(folder):
     held[0].add(torch.tensor([[1, 0, 3]]))
     publish()
     (process,) = published()
-    assert process["pid"] == os.getpid() and "python" in process["command"]
+    assert process["pid"] == os.getpid()
+    assert re.search("python|pytest", process["command"])  # xdist may rename its workers
     assert list(process["layers"].items()) == [("layer 9", [0, 0]), ("layer 10", [4, 3])]
     held[1].add(torch.tensor([[0, 2, 0]]))
     publish()  # in the place of the first

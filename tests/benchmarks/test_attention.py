@@ -24,6 +24,7 @@ def checker():
     return attention.AttentionChecker(cpu, cpu, graphs=False)
 
 
+@pytest.mark.slow
 def test_a_toy_run_from_end_to_end(tmp_path):
     command = [sys.executable, str(PROGRAM), "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -27,6 +27,7 @@ CASES = (
 )
 
 
+@pytest.mark.slow
 def test_a_toy_run_from_end_to_end(tmp_path):
     command = [sys.executable, str(PROGRAM), "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -164,6 +164,7 @@ def test_two_at_once(llama, tmp_path):
     convert_checkpoint(llama, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_killed(sharded, tmp_path):
     """A real SIGKILL, once some shards are finished."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"

@@ -8,6 +8,8 @@ from transformers import AutoModel
 
 import flashsparse_plugin as fs
 
+pytestmark = pytest.mark.oldest_transformers
+
 architectures = pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 
 

@@ -54,6 +54,7 @@ def generated(model, given, **options):
     return tokens.tolist(), counted.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["", "static"])
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one", "left-padded"])
 def test_the_same_text_as_sdpa(smollm2, prompts, options):
@@ -69,6 +70,7 @@ def test_the_same_text_as_sdpa(smollm2, prompts, options):
     assert (none, calls) == (0, 30 * steps) and steps > 0
 
 
+@pytest.mark.slow
 def test_compiled(smollm2, calibrated_dir):
     """A step is one graph, and gives the same logits."""
     models, tokenizer = smollm2
@@ -89,6 +91,7 @@ def test_compiled(smollm2, calibrated_dir):
     assert counts(models[NAME]) == [(0, 2 * 9)] * 30
 
 
+@pytest.mark.oldest_transformers
 def test_a_head_size_without_a_kernel_goes_through_sdpa():
     config = LlamaConfig(
         vocab_size=64, hidden_size=96, intermediate_size=64, num_hidden_layers=1,
@@ -102,6 +105,7 @@ def test_a_head_size_without_a_kernel_goes_through_sdpa():
     assert calls == 0 and tokens == generated(model, given)[0]
 
 
+@pytest.mark.oldest_transformers
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["", "static"])
 def test_capped_scores(options):
     """Gemma 2: the prompt as in "eager", and each new token through our op, with the cap."""
@@ -192,6 +196,7 @@ def counts(model):
     return [tuple(each.counter.total.tolist()) for each in references(model) if each.counter]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}], ids=["", "static"])
 def test_calibrated_it_is_the_same_text(smollm2, calibrated_dir, options):
     models, tokenizer = smollm2
@@ -207,6 +212,7 @@ def test_calibrated_it_is_the_same_text(smollm2, calibrated_dir, options):
     assert steps > 0 and counts(model) == [(0, steps * 2 * 9)] * 30
 
 
+@pytest.mark.slow
 def test_a_wrong_phi_is_counted_and_changes_nothing(smollm2, calibrated_dir):
     models, tokenizer = smollm2
     given = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
@@ -226,6 +232,7 @@ def test_a_wrong_phi_is_counted_and_changes_nothing(smollm2, calibrated_dir):
     assert list(attention.counters().items()) == list(wanted.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [True, False], ids=["decode", "prompt-too"])
 def test_calibrated_and_compiled(warm):
     """phi is made once, outside of the graph, and the graph counts."""
@@ -288,6 +295,7 @@ def test_phi_of_another_dtype_is_left_alone(caplog):
     assert references(model)[0].phi.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.oldest_transformers
 def test_the_language_model_of_a_multimodal_one():
     """Its entry stands in "text_config", where calibrate writes it."""
     text = LlamaConfig(**TINY, unified_max=entry_of([[0.0, 300.0], None]))

@@ -42,6 +42,7 @@ def loaded_type(imports, path, **env):
     return name
 
 
+@pytest.mark.oldest_transformers
 @pytest.mark.parametrize(
     "imports",
     [
@@ -58,6 +59,7 @@ def test_no_import_of_ours_is_needed(imports, llama):
     assert loaded_type(imports, llama.packed) == "SparseLinear"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
@@ -71,6 +73,7 @@ def test_our_import_is_enough(imports, llama):
     assert loaded_type(imports, llama.packed, **off) == "SparseLinear"
 
 
+@pytest.mark.oldest_transformers
 def test_attention_is_known_without_an_import_of_ours(llama):
     code = (
         "import sys\nfrom transformers import AutoModelForCausalLM\n"
@@ -82,6 +85,7 @@ def test_attention_is_known_without_an_import_of_ours(llama):
     assert ran.stdout.strip() == "unified_max", ran.stderr
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off():
     code = (
         "import torch\nfrom transformers.quantizers import auto\n"
@@ -111,6 +115,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 def test_a_broken_install_warns_and_leaves_transformers_alone():
     result = python(BROKEN)
     assert result.returncode == 0, result.stderr
@@ -119,6 +124,7 @@ def test_a_broken_install_warns_and_leaves_transformers_alone():
     assert "flashsparse doctor" in result.stderr
 
 
+@pytest.mark.slow
 def test_strict_turns_the_warning_into_an_error():
     result = python(BROKEN, FLASHSPARSE_STRICT="1")
     assert result.returncode != 0

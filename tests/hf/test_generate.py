@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """generate: with a static cache, and compiled into one graph."""
 
+import pytest
 import tiny
 import torch
 from transformers import CompileConfig
 
 
+@pytest.mark.oldest_transformers
 def test_static_cache(llama, wanted):
     model = tiny.load(llama.packed)
     assert torch.equal(tiny.generate(model, cache_implementation="static"), wanted)
 
 
+@pytest.mark.slow
 def test_compiled_with_a_static_cache(llama, wanted):
     model = tiny.load(llama.packed)
     assert model.hf_quantizer.is_compileable

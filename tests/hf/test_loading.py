@@ -13,6 +13,8 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
 from flashsparse_plugin.integrations import hf
 
+pytestmark = pytest.mark.oldest_transformers
+
 
 def kinds(llama):
     """Both ways to a packed model: (path, arguments of from_pretrained)."""

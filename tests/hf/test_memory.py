@@ -77,6 +77,7 @@ def large(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "dense_layers"),
     [

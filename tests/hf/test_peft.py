@@ -10,6 +10,8 @@ from transformers.trainer_utils import validate_quantization_for_training
 from flashsparse_plugin.integrations.hf import peft as integration
 from flashsparse_plugin.integrations.hf.peft import SparseLoraLinear
 
+pytestmark = pytest.mark.oldest_transformers
+
 TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 LAYERS = 2 * len(TARGETS)
 

@@ -14,6 +14,8 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.integrations.hf import conversion
 from flashsparse_plugin.integrations.hf.quantizer import FlashSparseQuantizer
 
+pytestmark = pytest.mark.oldest_transformers
+
 LAYER = "model.layers.1.mlp.up_proj"
 TWIN = "model.layers.0.mlp.up_proj"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cache
 
 import pytest
 import torch
@@ -21,14 +21,6 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory):
-    """driver(name, sanitizer) compiles each program of kernels/emulator once."""
-    built: dict[tuple[str, str], Path] = {}
-
-    def get(name: str, sanitizer: str) -> Path:
-        if (name, sanitizer) not in built:
-            folder = tmp_path_factory.mktemp("emulator")
-            built[name, sanitizer] = compile_driver(name, sanitizer, folder)
-        return built[name, sanitizer]
-
-    return get
+def driver():
+    """driver(name, sanitizer) is a program of kernels/emulator."""
+    return cache(compile_driver)

@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+import emulated_dense
 import pytest
 import torch
 from emulated_dense import Case, answers, run
 from emulated_linear import require_exact
-from emulation import (
-    EMULATOR_EXIT_CODE,
-    KERNELS,
-    RACE_EXIT_CODE,
-    SEEDS,
-    compile_driver,
-    without_each_barrier,
-)
+from emulation import KERNELS, SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
 
-HEADER = KERNELS / "cuda" / "dense_plan.h"
+PLAN = "cuda/dense_plan.h"
+PARTS = ("flat_gemm.cuh", "gemv.cuh", "dense.cuh")
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -53,7 +47,7 @@ def compiled_shapes(text: str) -> list[Shape]:
     return found
 
 
-SHAPES = compiled_shapes(HEADER.read_text())
+SHAPES = compiled_shapes((KERNELS / PLAN).read_text())
 FLAT = [shape for shape in SHAPES if not shape.gemv]
 GEMV = [shape for shape in SHAPES if shape.gemv]
 
@@ -123,7 +117,7 @@ MATRIX = {"every compiled shape": lambda: compiled_cases(SHAPES), "planned": pla
 
 
 def test_the_compiled_shapes_are_known():
-    text = HEADER.read_text()
+    text = (KERNELS / PLAN).read_text()
     assert len(SHAPES) == text.count("  X(") + 2
     assert {shape.tokens for shape in FLAT} == {8, 16, 32, 64}
     assert {shape.tokens for shape in GEMV} == {1, 2, 4, 8}
@@ -155,66 +149,63 @@ def test_what_is_not_finite_stays_with_its_token_and_its_row(driver):
 # Few and small, so that they are soon compiled and run: with one half of a fragment and with two
 # fragments, with one warp along K and with several.
 SMALL_FLAT, SMALL_GEMV = ("8, 1, 2, 2, 2, 1", "32, 2, 1, 2, 2, 1"), ("2, 2, 2, 2, 2, 1",)
+# What orders memory, the waits for copies, and the end of each group of copies.
+ORDER = r"\b(?:__syncthreads|__syncwarp|copy_async_wait<[\w -]+>|copy_async_commit)\(\);"
+BARRIERS = 11
 
 
-def with_small_shapes(include: Path, flat: tuple[str, ...] = SMALL_FLAT) -> list[Shape]:
-    """Hides dense_plan.h by one with the small shapes."""
-    text = HEADER.read_text()
-    for name, shapes in (("FLAT", flat), ("GEMV", SMALL_GEMV)):
+def plan_of_small_shapes() -> str:
+    text = (KERNELS / PLAN).read_text()
+    for name, shapes in (("FLAT", SMALL_FLAT), ("GEMV", SMALL_GEMV)):
         lines = "".join(f" \\\n  X({shape})" for shape in shapes)
         text, replaced = re.subn(
             rf"(#define FS_{name}_SHAPES\(X\))(?: *\\\n +X\(.*?\))+", rf"\1{lines}", text
         )
         assert replaced == 1
-    hidden = include / "cuda" / HEADER.name
-    hidden.parent.mkdir(parents=True, exist_ok=True)
-    hidden.write_text(text)
-    return compiled_shapes(text)
+    return text
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_products_under_sanitizers(tmp_path, sanitizer):
+SMALL_PLAN = plan_of_small_shapes()
+SMALL_SHAPES = compiled_shapes(SMALL_PLAN)
+
+
+@pytest.fixture(scope="module")
+def small_driver():
+    """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
+    headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
+    assert len(places) == BARRIERS
+    return lambda sanitizer: compile_driver("dense_driver", sanitizer, headers | {PLAN: SMALL_PLAN})
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_products_under_sanitizers(small_driver, sanitizer):
     """Every kernel's pipeline and its end, cut and whole; slices; edges that nothing may cross."""
-    shapes = with_small_shapes(tmp_path)
-    binary = compile_driver("dense_driver", sanitizer, tmp_path, include=tmp_path)
-    cases = compiled_cases(shapes)
+    cases = compiled_cases(SMALL_SHAPES)
     cases += [random_case(9, 43, 1, number, gemv=shape.gemv, shape=shape.index, split=1,
                           offset=3 * (not shape.aligned), gap=5)
-              for number, shape in enumerate(shapes) if not shape.aligned]  # fmt: skip
+              for number, shape in enumerate(SMALL_SHAPES) if not shape.aligned]  # fmt: skip
     cases = [replace(case, seed=SEEDS[number % 3]) for number, case in enumerate(cases)]
-    for case, y in zip(cases, answers(binary, cases), strict=True):
+    for case, y in zip(cases, answers(small_driver(sanitizer), cases), strict=True):
         require_exact(case, y)
 
 
-def is_caught(include: Path) -> bool:
-    """By the thread sanitizer, by the emulator itself, or by a wrong result."""
-    shapes = [shape for shape in with_small_shapes(include, SMALL_FLAT[1:]) if shape.aligned]
-    binary = compile_driver("dense_driver", "thread quickly", include, include)
+@pytest.mark.slow
+def test_every_barrier_is_needed(small_driver):
+    """And every wait for a copy, and the end of each group of copies."""
+    binary = small_driver("thread")
+    shapes = [shape for shape in SMALL_SHAPES if shape.aligned and shape.tokens != 8]
     cases = [
         random_case(40, 600, shape.tokens, number, gemv=shape.gemv, shape=shape.index,
                     split=split, seed=seed)
         for number, (shape, split, seed) in enumerate(product(shapes, (1, 3), SEEDS))
     ]  # fmt: skip
-    ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1")
-    if ran.returncode != 0:
-        assert ran.returncode in (EMULATOR_EXIT_CODE, RACE_EXIT_CODE), ran.stderr
-        return True
-    try:
-        for case, y in zip(cases, answers(binary, cases), strict=True):
+
+    def require_all_exact(written: bytes) -> None:
+        for case, y in zip(cases, emulated_dense.split(written, cases), strict=True):
             require_exact(case, y)
-    except AssertionError:
-        return True
-    return False
 
+    def caught(without: int) -> bool:
+        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        return is_caught(ran, require_all_exact)
 
-def test_every_barrier_is_needed(tmp_path):
-    """And every wait for a copy, and the end of each group of copies."""
-    order = r"\b(?:__syncthreads|__syncwarp|copy_async_wait<[\w -]+>|copy_async_commit)\(\);"
-    mutants = []
-    for name in ("flat_gemm.cuh", "gemv.cuh", "dense.cuh"):
-        mutants += without_each_barrier(KERNELS / "cuda" / name, tmp_path, order)
-    assert len(mutants) == 11
-    with ThreadPoolExecutor(2) as pool:
-        caught = pool.map(is_caught, mutants)
-        survivors = [mutant.name for mutant, seen in zip(mutants, caught, strict=True) if not seen]
-    assert survivors == []
+    assert [without for without in range(-1, BARRIERS) if caught(without)] == [*range(BARRIERS)]

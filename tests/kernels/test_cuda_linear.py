@@ -4,37 +4,40 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count, cycle, product
 from pathlib import Path
 
 import pytest
 import torch
-from emulated_linear import Case, answers, random_case, require_exact, run
+from emulated_linear import Case, answers, random_case, require_exact, run, split
 from emulation import (
-    EMULATOR_EXIT_CODE,
     KERNELS,
-    RACE_EXIT_CODE,
+    SANITIZED,
     SEEDS,
     compile_cuda,
     compile_driver,
     find_nvcc,
-    without_each_barrier,
+    is_caught,
+    with_switched_barriers,
 )
 from kernel_weights import every_bit_pattern, skewed_weight
 
+PLAN = "cuda/tiled_csl/linear_plan.h"
+PARTS = (
+    *("linear_block.cuh", "stream_k.cuh", "tiled_csl/tile_source.cuh", "team.cuh", "tile_x.cuh"),
+    *("multiply_mma.cuh", "multiply_wgmma.cuh"),
+)
 SIZES = (1, 63, 64, 65, 127, 128, 129, 300)
 TOKENS = (1, 3, 8, 16, 17, 32, 64, 100)
 DENSITIES = (0, 0.01, 0.2, 0.5, 0.51, 0.99, 1)
 BLOCKS = (1, 2, 3, 5, 7)
 HOPPER, OTHER = -1, -2  # what Case.shape may be besides an index
-PLAN = KERNELS / "cuda" / "tiled_csl" / "linear_plan.h"
 SHAPES = [  # tokens, for Hopper, wgmma
     (int(tokens), hopper == "true", wgmma == "true")
     for tokens, hopper, wgmma in re.findall(
         r"^  X\((\d+), (true|false), (true|false), ",
-        PLAN.read_text(),
+        (KERNELS / PLAN).read_text(),
         re.M,
     )
 ]
@@ -135,13 +138,15 @@ def test_the_compiled_shapes_are_known():
     assert kinds == {(True, True), (True, False), (False, False)}
 
 
-@pytest.mark.parametrize("cases", MATRIX)
+@pytest.mark.parametrize(
+    "cases",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "long" else name for name in MATRIX],
+)
 def test_products(driver, cases):
     assert_exact(driver("linear_driver", "plain"), MATRIX[cases]())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_products_under_sanitizers(driver, sanitizer):
     """Each kind of shape with several blocks at once; what the host plans at awkward sizes."""
     kinds = [SHAPES.index(shape) for shape in dict.fromkeys(SHAPES)]
@@ -223,48 +228,34 @@ def small_cases() -> list[Case]:
     return cases
 
 
-def with_small_shapes(include: Path) -> None:
-    """Hides linear_plan.h by one with SMALL_SHAPES: a driver that is soon compiled and run."""
+def with_small_shapes() -> dict[str, str]:
+    """The plan's header with SMALL_SHAPES: a driver that is soon compiled and run."""
     shapes = "".join(f" \\\n  X({shape})" for shape in SMALL_SHAPES)
     text, replaced = re.subn(
         r"(#define FS_LINEAR_SHAPES\(X\))(?: *\\\n +X\(.*?\))+", lambda m: m[1] + shapes,
-        PLAN.read_text(),
+        (KERNELS / PLAN).read_text(),
     )  # fmt: skip
     assert replaced == 1
-    hidden = include / PLAN.relative_to(KERNELS)
-    hidden.parent.mkdir(parents=True, exist_ok=True)
-    hidden.write_text(text)
-
-
-def is_caught(include: Path, cases: list[Case]) -> bool:
-    """By the thread sanitizer, by the emulator itself, or by a wrong result."""
-    with_small_shapes(include)
-    binary = compile_driver("linear_driver", "thread", include, include=include)
-    ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1")
-    if ran.returncode != 0:
-        assert ran.returncode in (EMULATOR_EXIT_CODE, RACE_EXIT_CODE), ran.stderr
-        return True
-    try:
-        for case, y in zip(cases, answers(binary, cases), strict=True):
-            require_exact(case, y)
-    except AssertionError:
-        return True
-    return False
+    return {PLAN: text}
 
 
 @pytest.mark.slow
-def test_every_barrier_is_needed(tmp_path):
+def test_every_barrier_is_needed():
+    headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
+    assert len(places) >= 15
+    binary = compile_driver("linear_driver", "thread", headers | with_small_shapes())
     cases = small_cases()
-    (tmp_path / "whole").mkdir()
-    assert not is_caught(tmp_path / "whole", cases)
-    mutants = []
-    for name in ("linear_block", "stream_k", "tiled_csl/tile_source", "team", "tile_x",
-                 "multiply_mma", "multiply_wgmma"):  # fmt: skip
-        mutants += without_each_barrier(KERNELS / "cuda" / f"{name}.cuh", tmp_path, ORDER)
-    assert len(mutants) >= 15
-    with ThreadPoolExecutor(2) as pool:
-        caught = pool.map(lambda mutant: is_caught(mutant, cases), mutants)
-        survivors = [mutant.name for mutant, seen in zip(mutants, caught, strict=True) if not seen]
+
+    def require_all_exact(written: bytes) -> None:
+        for case, y in zip(cases, split(written, cases), strict=True):
+            require_exact(case, y)
+
+    def caught(without: int) -> bool:
+        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        return is_caught(ran, require_all_exact)
+
+    assert not caught(-1)
+    survivors = [place for number, place in enumerate(places) if not caught(number)]
     assert survivors == []
 
 
@@ -288,6 +279,7 @@ __global__ void __launch_bounds__(128) planted(float* out, uint64_t operand) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 def test_ptxas_leaves_wgmma_asynchronous(tmp_path):
     _, said = compile_cuda(KERNELS / "cuda" / "tiled_csl" / "linear.cu", "sm_90a", tmp_path)

@@ -148,6 +148,8 @@ def test_dynamic_shared_memory_is_known(program):
     for shape in program.shapes:
         flags = f"{str(shape.hopper).lower()}, {str(shape.wgmma).lower()}"
         rest = f"{shape.team_warps}, {shape.warps}, {shape.blocks}"
-        source = f"tiled_csl::TileSource<linear::Shape<{shape.tokens}, {flags}, {rest}>, {shape.held}>"
+        source = (
+            f"tiled_csl::TileSource<linear::Shape<{shape.tokens}, {flags}, {rest}>, {shape.held}>"
+        )
         name = f"linear::linear_kernel<Float16, {source}>"
         assert resources.dynamic_shared(name) == shape.shared_bytes

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import weights as strategies
-from emulation import KERNELS, RACE_EXIT_CODE, SEEDS, run_without_each_barrier
+from emulation import EACH_BUILD, RACE_EXIT_CODE, SANITIZED, SEEDS, run_without_each_barrier
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
@@ -21,19 +22,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashsparse_plugin as fs
 from flashsparse_plugin.ops import STATUS, ops
 
-PACK_KERNEL = KERNELS / "cuda" / "tiled_csl" / "pack.cuh"
+PACK_KERNEL = "cuda/tiled_csl/pack.cuh"
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 SPARSITIES = (0.0, 0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 0.999, 1.0)
 INT32_MAX = 2**31 - 1
 
 
-def run_pack(binary: Path, cases) -> subprocess.CompletedProcess:
+def run_pack(binary: Path, cases, **environment: str) -> subprocess.CompletedProcess:
     """Feeds (weight, seed, shift) cases to a driver; `shift`: elements past an aligned place."""
     fed = bytearray()
     for weight, seed, shift in cases:
         fed += np.array([*weight.shape, shift, seed], dtype=np.int64).tobytes()
         fed += weight.contiguous().view(torch.int16).numpy().tobytes()
-    return subprocess.run([str(binary)], input=bytes(fed), capture_output=True, timeout=300)
+    return subprocess.run(
+        [str(binary)], input=bytes(fed), capture_output=True, timeout=300,
+        env=os.environ | environment,
+    )  # fmt: skip
 
 
 def pack(binary: Path, cases) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -117,7 +121,7 @@ def test_any_weight(driver, weight, seed, shift):
     assert_packs_as_the_cpu(driver("pack_driver", "plain"), [(weight, seed, shift)])
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_clean_under_sanitizer(driver, sanitizer):
     random = [
         random_weight(shape, sparsity, BFLOAT16, 3)
@@ -128,14 +132,17 @@ def test_clean_under_sanitizer(driver, sanitizer):
     assert_packs_as_the_cpu(driver("pack_driver", sanitizer), cases)
 
 
-def test_every_barrier_is_needed(tmp_path):
+@pytest.mark.slow
+def test_every_barrier_is_needed():
     """The thread sanitizer reports each `__syncthreads` that is taken away.
 
     As a race, or, where counts that are not there yet lead out of shared memory, as a bad address.
     """
     cases = [(random_weight((129, 65), 0.5, FLOAT16, 5), 7, 0)]
     mutants = run_without_each_barrier(
-        PACK_KERNEL, "pack_driver", tmp_path, lambda binary: run_pack(binary, cases)
+        PACK_KERNEL,
+        "pack_driver",
+        lambda binary, **without: run_pack(binary, cases, **without),
     )
     assert len(mutants) == 4
     for ran in mutants:
@@ -155,7 +162,7 @@ def sum_offsets(binary: Path, words: np.ndarray, seed: int = 0) -> tuple[int, np
     return total, np.frombuffer(ran.stdout, np.int32, offset=8)
 
 
-@pytest.mark.parametrize("sanitizer", ["plain", "thread", "address"])
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 @pytest.mark.parametrize("tiles", [1, 2, 31, 32, 33, 1023, 1024, 1025, 5000])
 def test_offsets_of_any_number_of_tiles(driver, tiles, sanitizer):
     words = np.random.default_rng(tiles).integers(0, 2049, tiles).astype(np.int32) * 4

@@ -5,25 +5,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 from itertools import count, product
 from pathlib import Path
 
 import pytest
 import torch
 from emulated_decode import Decode, answers, random_decode, require_exact, run, split
-from emulation import (
-    EMULATOR_EXIT_CODE,
-    KERNELS,
-    RACE_EXIT_CODE,
-    SEEDS,
-    compile_driver,
-    with_switched_barriers,
-)
+from emulation import KERNELS, SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
 
 from flashsparse_plugin.attention.calibration import LayerScores, finding
 from flashsparse_plugin.ops import attention_reference
 
+KERNEL, PLAN = "cuda/unified_max_decode.cuh", "cuda/unified_max_plan.h"
 HEAD_DIMS = (64, 80, 96, 128, 256)
 # Under sanitizers: every lane copies, or some have nothing to copy; 8 heads or 16.
 SMALL_SHAPES = ("64, 1", "80, 1", "64, 2")
@@ -107,24 +100,18 @@ BARRIERS = 10
 
 
 @pytest.fixture(scope="module")
-def small_driver(tmp_path_factory):
+def small_driver():
     """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
-
-    @cache
-    def get(sanitizer: str) -> Path:
-        folder = tmp_path_factory.mktemp(sanitizer)
-        kernel = KERNELS / "cuda" / "unified_max_decode.cuh"
-        assert with_switched_barriers(kernel, folder, ORDER) == BARRIERS
-        plan = (KERNELS / "cuda" / "unified_max_plan.h").read_text()
-        shapes = " ".join(f"X({shape})" for shape in SMALL_SHAPES)
-        plan, replaced = re.subn(
-            r"(#define FS_DECODE_SHAPES\(X\)) \\\n.*", lambda m: f"{m[1]} {shapes}", plan
-        )
-        assert replaced == 1
-        (folder / "cuda" / "unified_max_plan.h").write_text(plan)
-        return compile_driver("decode_driver", sanitizer, folder, include=folder)
-
-    return get
+    headers, places = with_switched_barriers([KERNEL], ORDER)
+    assert len(places) == BARRIERS
+    shapes = " ".join(f"X({shape})" for shape in SMALL_SHAPES)
+    plan, replaced = re.subn(
+        r"(#define FS_DECODE_SHAPES\(X\)) \\\n.*",
+        lambda m: f"{m[1]} {shapes}",
+        (KERNELS / PLAN).read_text(),
+    )
+    assert replaced == 1
+    return lambda sanitizer: compile_driver("decode_driver", sanitizer, headers | {PLAN: plan})
 
 
 def assert_exact(binary: Path, cases: list[Decode]) -> None:
@@ -228,6 +215,7 @@ def test_infinity_and_nan_are_not_hidden(driver):
         assert not out[1][~scores.lt(0)].isfinite().any()  # -inf is a score like any other
 
 
+@pytest.mark.slow
 def test_lengths_and_tables_of_nonsense_stay_in_bounds(small_driver):
     """Whatever the device finds in them: a longer length counts for all positions."""
     binary = small_driver("address")
@@ -260,7 +248,7 @@ def small_cases() -> list[Decode]:
     return cases
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+@pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_decode_under_sanitizers(small_driver, sanitizer):
     cases = small_cases() + [
         random_decode(2, 1, group, dim, 150, number, seed=SEEDS[number % 3], splits=2, warps=3)
@@ -271,21 +259,16 @@ def test_decode_under_sanitizers(small_driver, sanitizer):
         require_exact(case, out)
 
 
-def is_caught(binary: Path, without: int) -> bool:
-    """By the thread sanitizer, by the emulator itself, or by a wrong result."""
-    ran = run(binary, small_cases(), TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
-    if ran.returncode != 0:
-        assert ran.returncode in (EMULATOR_EXIT_CODE, RACE_EXIT_CODE), ran.stderr
-        return True
-    try:
-        for case, (out, _) in zip(small_cases(), split(ran.stdout, small_cases()), strict=True):
-            require_exact(case, out)
-    except AssertionError:
-        return True
-    return False
-
-
+@pytest.mark.slow
 def test_every_barrier_is_needed(small_driver):
-    binary = small_driver("thread")
-    caught = [without for without in range(-1, BARRIERS) if is_caught(binary, without)]
-    assert caught == list(range(BARRIERS))
+    binary, cases = small_driver("thread"), small_cases()
+
+    def require_all_exact(written: bytes) -> None:
+        for case, (out, _) in zip(cases, split(written, cases), strict=True):
+            require_exact(case, out)
+
+    def caught(without: int) -> bool:
+        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        return is_caught(ran, require_all_exact)
+
+    assert [without for without in range(-1, BARRIERS) if caught(without)] == [*range(BARRIERS)]

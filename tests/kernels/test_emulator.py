@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from emulation import (
+    EACH_BUILD,
     EMULATOR_EXIT_CODE,
     KERNELS,
     RACE_EXIT_CODE,
-    SANITIZERS,
     SEEDS,
     compile_cuda,
     find_nvcc,
@@ -82,7 +82,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 @pytest.mark.parametrize("case", RIGHT)
 def test_right_kernels(self_test, sanitizer, case):
     """What is right gives the right answer on every schedule, and no sanitizer objects."""
@@ -100,6 +100,7 @@ def test_without_assembly(tmp_path):
         assert numbers(subprocess.run(command, capture_output=True, text=True)) == wanted * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "seeds"),
     [
@@ -116,6 +117,7 @@ def test_races(self_test, case, seeds):
         assert "data race" in ran.stderr and "self_test.cpp" in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["blocks_race", "last_block_race"])
 def test_races_between_blocks(self_test, case):
     ran = self_test("thread", case, 7)
@@ -131,6 +133,7 @@ def test_copy_is_poison_until_the_wait(self_test):
     assert set(numbers(self_test("plain", "no_wait", *SEEDS))) == {2**32 - 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["overrun", "dynamic_overrun"])
 def test_overrun_of_shared_memory(self_test, case):
     ran = self_test("address", case)
@@ -138,6 +141,7 @@ def test_overrun_of_shared_memory(self_test, case):
     assert "heap-buffer-overflow" in ran.stderr
 
 
+@pytest.mark.slow
 def test_misaligned_vector_load(self_test):
     ran = self_test("address", "misaligned")
     assert ran.returncode != 0
@@ -166,13 +170,14 @@ def test_misaligned_vector_load(self_test):
         ("too_much_shared", r"233472 bytes of dynamic shared memory"),
     ],
 )
-def test_what_no_gpu_allows(self_test, case, message):
-    for sanitizer in ("plain", "address"):
-        ran = self_test(sanitizer, case)
-        assert ran.returncode == EMULATOR_EXIT_CODE, ran.stderr
-        assert re.search(message, ran.stderr, re.MULTILINE), ran.stderr
+@pytest.mark.parametrize("sanitizer", ["plain", pytest.param("address", marks=pytest.mark.slow)])
+def test_what_no_gpu_allows(self_test, case, message, sanitizer):
+    ran = self_test(sanitizer, case)
+    assert ran.returncode == EMULATOR_EXIT_CODE, ran.stderr
+    assert re.search(message, ran.stderr, re.MULTILINE), ran.stderr
 
 
+@pytest.mark.slow
 def test_errors_are_no_races(self_test):
     ran = self_test("thread", "early_end", 7)
     assert ran.returncode == EMULATOR_EXIT_CODE, ran.stderr
@@ -215,8 +220,8 @@ LANES = np.arange(32)
 GROUP, PAIR = LANES // 4, LANES % 4 * 2  # where a lane's elements of a fragment are
 
 
-@pytest.fixture
-def primitive(driver):
+@pytest.fixture(params=EACH_BUILD)
+def primitive(driver, request):
     """primitive(case, words) runs one kernel of primitives.cuh: uint32 in, uint32 out.
 
     The answer is the same on every schedule and under every sanitizer.
@@ -225,7 +230,7 @@ def primitive(driver):
     def run(case: str, words: np.ndarray) -> np.ndarray:
         fed = np.ascontiguousarray(words, dtype=np.uint32).tobytes()
         answers = []
-        for sanitizer in SANITIZERS:
+        for sanitizer in sorted({"plain", request.param}):
             command = [str(driver("primitives_driver", sanitizer)), case, *map(str, SEEDS)]
             ran = subprocess.run(command, input=fed, capture_output=True, timeout=60)
             assert ran.returncode == 0, ran.stderr.decode()
@@ -454,7 +459,7 @@ def test_loads_and_stores(primitive):
     assert np.array_equal(primitive("loads", words).reshape(64, 21), wanted)
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 def test_atomics(driver, sanitizer):
     words = random_words(64, seed=13)
     command = [str(driver("primitives_driver", sanitizer)), "atomics", *map(str, SEEDS)]

@@ -35,6 +35,7 @@ template __global__ void shared<float>(float*);
 """
 
 
+@pytest.mark.slow
 def test_no_kernel_got_worse(capsys):
     path = compiled("_C_cuda")
     kernels = resources.read(path)
@@ -51,6 +52,7 @@ def test_no_kernel_got_worse(capsys):
         assert worse == [], f"if that is worth it: {resources.REWRITE}"
 
 
+@pytest.mark.slow
 def test_what_is_read_from_an_object(tmp_path, monkeypatch):
     """Kernels of known resources, one with an array that no register can hold; none is empty."""
     compiled("_C_cuda")

@@ -9,10 +9,10 @@ import subprocess
 import numpy as np
 import pytest
 from emulation import (
+    EACH_BUILD,
     EMULATOR_EXIT_CODE,
     KERNELS,
     RACE_EXIT_CODE,
-    SANITIZERS,
     SEEDS,
     compile_cuda,
     find_nvcc,
@@ -62,7 +62,7 @@ def wgmma(driver):
     return run
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
 @pytest.mark.parametrize("tokens", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_products(wgmma, dtype, tokens, sanitizer):
@@ -127,6 +127,7 @@ def test_sums_are_poison_until_the_wait(wgmma):
         assert np.array_equal(answer[~early], wanted[~early])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["overwritten", "overwritten_by_others"])
 def test_operands_are_read_until_the_wait(wgmma, mistake):
     """A store before it, or before a barrier that follows it, is a race and a wrong operand."""

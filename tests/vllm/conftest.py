@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",  # the tests run in two processes
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "FLASHSPARSE_STRICT": "1",

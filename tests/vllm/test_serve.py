@@ -57,11 +57,10 @@ def packed_server(smollm2, logs, environment):
 
 @pytest.fixture(scope="module")
 def dense_server(smollm2, logs, environment):
-    """A dense checkpoint, packed while it loads; asked for in a YAML file; two API servers."""
+    """A dense checkpoint, packed while it loads; asked for in a YAML file."""
     config = logs / "config.yaml"
     config.write_text("sparse-method: tiled_csl\nmax-model-len: 512\nenforce-eager: true\n")
-    arguments = ("--config", str(config), "--api-server-count", "2")
-    with Server(smollm2[0], logs / "dense.log", environment, *arguments) as server:
+    with Server(smollm2[0], logs / "dense.log", environment, "--config", str(config)) as server:
         yield server
 
 
@@ -121,8 +120,7 @@ def test_tensor_parallel(tiny, kind, logs, environment):
     else:
         arguments += ["--attention-backend", "CUSTOM"]
     model = packed if kind == "packed" else dense
-    one_thread = environment | {"OMP_NUM_THREADS": "1"}
-    with Server(model, logs / f"tp-{kind}.log", one_thread, *arguments) as server:
+    with Server(model, logs / f"tp-{kind}.log", environment, *arguments) as server:
         tokens = [server.complete(p, checkpoints.MAX_TOKENS) for p in checkpoints.PROMPTS]
         log = server.log.read_text()
     assert log.count("12 layers packed") == 2
@@ -134,7 +132,6 @@ def test_pipeline_parallel_loads(tiny, logs, environment):
     """Each stage packs the layers that it has. vLLM's CPU backend goes no further: with two stages
     it cannot generate, from dense weights either."""
     arguments = ("--pipeline-parallel-size", "2", "--enforce-eager", "--max-model-len", "64")
-    one_thread = environment | {"OMP_NUM_THREADS": "1"}
-    with Server(tiny[1], logs / "pp.log", one_thread, *arguments) as server:
+    with Server(tiny[1], logs / "pp.log", environment, *arguments) as server:
         packed = [line for line in server.log.read_text().splitlines() if "layers packed" in line]
     assert sorted(line.split("] ")[-1].split()[0] for line in packed) == ["4", "8"]
