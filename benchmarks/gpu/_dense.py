@@ -26,7 +26,7 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "dense_plan.h"
-OPS = {"gemv": DENSE["gemv"], "flat_gemm": DENSE["flat_gemm"]}  # and the most tokens of each op
+OPS = {name: DENSE[name].most_tokens for name in ("gemv", "flat_gemm")}  # the most tokens of each
 
 # FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers and pads
 # their heads.

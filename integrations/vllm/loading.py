@@ -156,6 +156,7 @@ class LayerLoader:
 
     def _take(self, tensors: dict[str, Tensor], shard_id: ShardId) -> None:
         """Cuts this process's part out of a shard; joins the parts after the last."""
+        self.scheme = self.scheme_of()  # here the configuration has to name the dtype
         shape = _shape_on_disk(self.layer, shard_id)
         packed = PackedWeight(self.scheme, shape, tensors).to(self.device)
         packed.validate(self._shard(shard_id))

@@ -178,7 +178,8 @@ class FlashSparseQuantization(QuantizationConfig):
             matches(name, config.ignore) or matches(merged, config.ignore)
         ):
             return None
-        dtypes = () if self.stored else (get_current_vllm_config().model_config.dtype,)
+        # Open where a dense checkpoint is packed; of a packed one the loader asks again.
+        dtypes = (get_current_vllm_config().model_config.dtype,)
         try:
             return config.scheme_of(name, dtypes=dtypes)
         except FormatError as error:
