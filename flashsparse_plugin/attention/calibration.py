@@ -43,8 +43,8 @@ SPLIT = TILE * WARPS * TURNS
 ROWS = 256  # decode steps that are processed together, which bounds the memory
 HELD = 0.9999  # of the scores, between a and b
 
-# Bounds of a part's sum and its largest term, as logarithms (ops/schema.py). Terms of bfloat16 have
-# the range of float32 and are bounded by their sum.
+# Bounds of a part's sum and its largest term, as logarithms (ops/attention.py). Terms of bfloat16
+# have the range of float32 and are bounded by their sum.
 _LOW = {"float16": -4 * math.log(2), "bfloat16": -60 * math.log(2)}
 _HIGH = {"float16": math.log(65504), "bfloat16": 60 * math.log(2)}
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the decode attention ops ask of their tensors, on every device; nothing here looks into
-// them. What each argument means is said in flashsparse_plugin/ops/schema.py.
+// them. What each argument means is said in flashsparse_plugin/ops/attention.py.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -485,7 +485,8 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
-        "ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
         "cp.async.cg.shared.global", "cp.async.ca.shared.global", "cp.async.commit_group",
         "cp.async.wait_group", "ld.global.L1::no_allocate.v4.u32", "ld.global.nc.v4.u32",
         "ld.global.cg.v4.f32", "ld.shared.v4.u32", "st.shared.v4.f32", "st.shared.u16",
