@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that stand in files and on command lines; imports nothing, so that commands start fast."""
+"""Names that stand in files and on command lines; imports nothing slow: commands start fast."""
 
-QUANT_METHOD = "flashsparse"
+from typing import Final
+
+QUANT_METHOD: Final = "flashsparse"
 """In config.json's `quant_method`, and the key of settings in vLLM's `additional_config`."""
 
 DEFAULT_FORMAT = "tiled_csl"

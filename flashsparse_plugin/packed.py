@@ -250,6 +250,7 @@ class Format(ABC):
     tensor_names: ClassVar[tuple[str, ...]]
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
     reference: ClassVar[Reference]
+    _only: ClassVar[Format]
 
     def __new__(cls) -> Format:
         if "_only" not in cls.__dict__:

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+Source = Literal["table", "shipped", "model", "device"]
+"""What decides on a plan; see `Plan.source`."""
+
 NO_LIMIT = (1 << 31) - 1
 """Tokens: more than any tensor of activations has rows."""
 
@@ -33,6 +36,11 @@ class Range(NamedTuple):
     max_tokens: int | None
     implementation: str
 
+    @property
+    def end(self) -> int:
+        """`max_tokens` as a number: NO_LIMIT where there is no limit."""
+        return NO_LIMIT if self.max_tokens is None else self.max_tokens
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,7 +54,7 @@ class Plan:
     """
 
     ranges: tuple[Range, ...]
-    source: Literal["table", "shipped", "model", "device"] = "device"
+    source: Source = "device"
     reason: str = ""
 
     @classmethod
@@ -55,13 +63,15 @@ class Plan:
         return cls((Range(None, implementation),))
 
     @classmethod
-    def of(cls, ranges: Iterable[tuple[int | None, str]], *about: str) -> Plan:
+    def of(
+        cls, ranges: Iterable[tuple[int | None, str]], source: Source = "device", reason: str = ""
+    ) -> Plan:
         """The plan of some (max_tokens, implementation)."""
-        return cls(tuple(Range(*each) for each in ranges), *about)
+        return cls(tuple(Range(*each) for each in ranges), source, reason)
 
     def implementation(self, tokens: int) -> str:
         """The name of the implementation for a number of tokens."""
-        ends = [each.max_tokens for each in self.ranges[:-1]]
+        ends = [each.end for each in self.ranges[:-1]]
         return self.ranges[bisect.bisect_left(ends, tokens)].implementation
 
     def most(self, implementation: str) -> int:
@@ -71,7 +81,7 @@ class Plan:
         """
         for each in self.ranges:
             if each.implementation == implementation:
-                return NO_LIMIT if each.max_tokens is None else each.max_tokens
+                return each.end
         return 0
 
     def __str__(self) -> str:

@@ -19,14 +19,14 @@ def warnings_about(
     """Yields one sentence for each thing that is not as a user would expect it."""
     larger = [x for x in report.layers if not x.is_packed and x.bytes_packed is not None]
     if larger:
-        most = max(larger, key=lambda x: x.bytes_packed - x.bytes_dense)
+        most = max(larger, key=lambda x: x.growth)
         yield (
             f"{len(larger)} of {len(report.layers)} linear layers were left dense because "
             f"{report.format} would make them larger: {_sizes(larger)} (most of all {most.name}: "
-            f"{_sizes([most])}, at {1 - most.sparsity:.1%} density). --pack-all (pack_all=True) "
-            "packs them all the same."
+            f"{_sizes([most])}, at {1 - most.known_sparsity:.1%} density). --pack-all "
+            "(pack_all=True) packs them all the same."
         )
-    grown = [x for x in report.packed if x.bytes_packed > x.bytes_dense]
+    grown = [x for x in report.packed if x.growth > 0]
     if grown:
         yield f"{len(grown)} layers are larger packed than dense, as asked: {_sizes(grown)}."
     if rounded_unasked and report.packed:
@@ -58,15 +58,15 @@ def nothing_packed(report: ConversionReport) -> str:
             f"no layer of {report.source} was packed: all {len(report.layers)} linear layers are "
             "tied or ignored. Remove an --ignore (ignore=)"
         )
-    best = max(larger, key=lambda x: x.sparsity)
+    best = max(larger, key=lambda x: x.known_sparsity)
     return (
         f"no layer of {report.source} would be smaller packed to {report.format}: the sparsest, "
-        f"{best.name} {list(best.shape)}, has {best.sparsity:.1%} zeros and takes "
+        f"{best.name} {list(best.shape)}, has {best.known_sparsity:.1%} zeros and takes "
         f"{_sizes([best])}. Prune the model first (`flashsparse prune`), or pack it all the same "
         "with --pack-all (pack_all=True)"
     )
 
 
 def _sizes(layers: Sequence[LayerReport]) -> str:
-    packed, dense = (sum(x.bytes_packed for x in layers), sum(x.bytes_dense for x in layers))
+    packed, dense = sum(x.known_bytes_packed for x in layers), sum(x.bytes_dense for x in layers)
     return f"{human(packed)} packed, {human(dense)} dense"

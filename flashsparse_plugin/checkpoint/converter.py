@@ -91,7 +91,7 @@ def convert_checkpoint(
     chosen = get_format(format)
     wanted = None if dtype is None else parse_dtype(dtype, chosen.dtypes)
     config = _config(format, chosen.version, wanted, dict(options or {}), layers or {}, ignore)
-    matches("", config.ignore)  # a pattern that is none is an error before the work starts
+    matches("", config.ignore)  # an invalid pattern is an error before the work starts
     conversion = _Conversion(
         directory,
         find_linears(directory),
@@ -163,9 +163,12 @@ class _Conversion:
         self.schemes: dict[str, Scheme] = {}  # of the layers that are to be packed
         for linear in linears:
             if self.reasons[linear.name] is None:
-                self.schemes[linear.name] = settings.config.scheme_of(linear.name)
+                scheme = settings.config.scheme_of(linear.name)
+                assert scheme is not None  # a layer that is configured as dense has a reason
+                self.schemes[linear.name] = scheme
         self.tensors = list(directory.tensors.values())
         self.on_progress, self.done, self.total = on_progress, 0, 2 * directory.nbytes
+        assert settings.config.dtype is not None  # _choose_dtype settled it
         self.report = ConversionReport(
             str(directory.path),
             "",
@@ -301,7 +304,7 @@ class _Conversion:
         if packed.nbytes > bytes_dense and not self.settings.pack_all:
             layer.reason = (
                 f"larger packed than dense: {human(packed.nbytes)} against {human(bytes_dense)} "
-                f"at {1 - sparsity:.1%} density"
+                f"at {1 - layer.known_sparsity:.1%} density"
             )
             return None, layer
         return packed, layer
@@ -389,7 +392,8 @@ class _Conversion:
 
     def _choose_dtype(self) -> bool:
         """Settles the dtype of the packed values; whether it was chosen unasked for some layer."""
-        config, found = self.settings.config, {}
+        config = self.settings.config
+        found: dict[torch.dtype, str] = {}  # by dtype, the first layer that has it
         for name, linear in self.linear_of.items():
             if self.reasons[linear.name] is None:
                 info = self.directory.tensors[name]
@@ -427,7 +431,8 @@ class _Conversion:
             )
             report.layers.append(known.get(linear.name, absent))
         for layer in report.layers:
-            layer.shape = tuple(layer.shape)
+            rows, cols = layer.shape  # a list where it was read from JSON
+            layer.shape = (rows, cols)
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
         report.warnings = [
@@ -448,6 +453,7 @@ class _Conversion:
     def _quantization_config(self) -> dict[str, Any]:
         report = self.report
         config = self.settings.config.model_copy(deep=True)
+        assert report.sparsity is not None  # `run` refuses a model of which no layer was packed
         config.sparsity = round(report.sparsity, 4)
         dense = [layer for layer in report.layers if not layer.is_packed]
         own = {layer.name: LayerConfig(format=DENSE, reason=layer.reason) for layer in dense}

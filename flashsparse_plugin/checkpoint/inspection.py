@@ -111,12 +111,16 @@ def inspect_checkpoint(
         directory.nbytes,
     )
     packed = packed_names(directory.tensors)
-    linears = [linear for linear in find_linears(directory) if linear.stored is not None]
-    sizes = [_stored_bytes(directory, packed, linear) for linear in linears]
+    linears = [
+        (linear, packed.get(linear.stored, {}))
+        for linear in find_linears(directory)
+        if linear.stored is not None
+    ]
+    sizes = [_stored_bytes(directory, named, linear) for linear, named in linears]
     found.bytes_other = directory.nbytes - sum(sizes)
     done = 0
-    for linear, size in zip(linears, sizes, strict=True):
-        found.layers.append(_inspect(directory, packed, linear, size, config))
+    for (linear, named), size in zip(linears, sizes, strict=True):
+        found.layers.append(_inspect(directory, named, linear, size, config))
         done += size
         if on_progress is not None:
             on_progress(done, sum(sizes), linear.name)
@@ -144,7 +148,7 @@ def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
 
 def _inspect(
     directory: ModelDirectory,
-    packed: Mapping[str, Mapping[str, str]],
+    named: Mapping[str, str],
     linear: Linear,
     size: int,
     config: FlashSparseConfig | None,
@@ -152,7 +156,7 @@ def _inspect(
     stored = None
     dense = directory.tensors.get(f"{linear.stored}.weight")
     if dense is None:
-        stored = _read_packed(directory, packed[linear.stored], linear, config)
+        stored = _read_packed(directory, named, linear, config)
         weight = stored.unpack()
     else:
         weight = dense.read()
@@ -188,6 +192,7 @@ def _read_packed(
     linear: Linear,
     config: FlashSparseConfig | None,
 ) -> PackedWeight:
+    assert linear.stored is not None  # only layers that have a weight of their own are inspected
     where = f"layer {linear.name!r} {list(linear.shape)}"
     scheme = None if config is None else config.scheme_of(linear.name, linear.stored)
     if scheme is None:
@@ -207,10 +212,8 @@ def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:
         return None
 
 
-def _stored_bytes(
-    directory: ModelDirectory, packed: Mapping[str, Mapping[str, str]], linear: Linear
-) -> int:
-    names = [f"{linear.stored}.weight", *packed.get(linear.stored, {}).values()]
+def _stored_bytes(directory: ModelDirectory, named: Mapping[str, str], linear: Linear) -> int:
+    names = [f"{linear.stored}.weight", *named.values()]
     return sum(directory.tensors[name].nbytes for name in names if name in directory.tensors)
 
 

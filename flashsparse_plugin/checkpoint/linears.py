@@ -97,6 +97,8 @@ def find_linears(directory: ModelDirectory) -> list[Linear]:
             checkpoint knows none of the model's linear layers.
     """
     model = build_on_meta(directory)
+    prefix = model.base_model_prefix
+    assert isinstance(prefix, str)  # to torch, an attribute of a module is a tensor or a module
     names_of: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(parameter), []).append(name)
@@ -106,9 +108,10 @@ def find_linears(directory: ModelDirectory) -> list[Linear]:
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear):
             continue
-        stored = _stored_name(name, model.base_model_prefix, known)
+        stored = _stored_name(name, prefix, known)
         same = [other for other in names_of[id(module.weight)] if other != f"{name}.weight"]
-        shape = tuple(module.weight.shape)
+        rows, cols = module.weight.shape
+        shape = (rows, cols)
         tied_to = same[0] if same else None
         found.append(Linear(name, stored, shape, tied_to, type(module) is nn.Linear))
         info = directory.tensors.get(f"{stored}.weight")

@@ -37,6 +37,23 @@ class LayerReport:
         return self.reason is None
 
     @property
+    def known_sparsity(self) -> float:
+        """The sparsity of a layer that has a weight of its own."""
+        assert self.sparsity is not None, f"layer {self.name!r} has no weight of its own"
+        return self.sparsity
+
+    @property
+    def known_bytes_packed(self) -> int:
+        """The packed bytes of a layer that was packed, if only for comparison."""
+        assert self.bytes_packed is not None, f"layer {self.name!r} was not packed"
+        return self.bytes_packed
+
+    @property
+    def growth(self) -> int:
+        """Bytes by which a layer is larger packed than dense; negative where it is smaller."""
+        return self.known_bytes_packed - self.bytes_dense
+
+    @property
     def bytes_written(self) -> int:
         """Bytes that the weight takes in the checkpoint."""
         packed = self.bytes_packed if self.is_packed else None

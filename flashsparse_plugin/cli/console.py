@@ -24,7 +24,7 @@ err = Console(stderr=True, highlight=False)
 DEBUG = "FLASHSPARSE_DEBUG"
 
 
-def table(*columns: str, left: int = 1) -> Table:
+def table(*columns: str | Text, left: int = 1) -> Table:
     """Returns an empty table whose first `left` columns hold text and the rest numbers."""
     made = Table(header_style="dim", box=None, pad_edge=False)
     for index, column in enumerate(columns):

@@ -82,15 +82,15 @@ def convert(
         from flashsparse_plugin.formats.values import parse_dtype
         from flashsparse_plugin.matching import matches
 
-    for check, value, name in (
-        (get_format, format, "--format"),
-        (lambda name: name and parse_dtype(name, get_format(format).dtypes), dtype, "--dtype"),
-        (lambda given: _scheme(get_format(format), given), options, "--option"),
-        (parse_size, max_shard_size, "--max-shard-size"),
-        (lambda patterns: matches("", patterns), ignore, "--ignore"),
+    for check, name in (
+        (lambda: get_format(format), "--format"),
+        (lambda: dtype and parse_dtype(dtype, get_format(format).dtypes), "--dtype"),
+        (lambda: _scheme(get_format(format), options), "--option"),
+        (lambda: parse_size(max_shard_size), "--max-shard-size"),
+        (lambda: matches("", ignore), "--ignore"),
     ):
         try:
-            check(value)
+            check()
         except ValueError as error:
             raise usage(str(error), name) from None
     start = time.perf_counter()

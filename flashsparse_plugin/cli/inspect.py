@@ -91,14 +91,15 @@ def _shape(group: Sequence[LayerInspection]) -> str:
 def _sum(group: Sequence[LayerInspection], name: str) -> int | None:
     """Bytes of some layers by an attribute or in a format; None where a format refuses one."""
     sizes = [layer.bytes_in.get(name, getattr(layer, name, None)) for layer in group]
-    return None if None in sizes else sum(sizes)
+    known = [nbytes for nbytes in sizes if nbytes is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def _numbers(group: Sequence[LayerInspection], names: Sequence[str]) -> list[str | Text]:
     """Cells of a row: green where a size is below dense, yellow where it is above."""
     from flashsparse_plugin.checkpoint.report import mean_sparsity
 
-    dense = _sum(group, "bytes_dense")
+    dense = sum(layer.bytes_dense for layer in group)
     cells: list[str | Text] = [f"{mean_sparsity(group):.1%}"]
     for name in names:
         nbytes = _sum(group, name)
@@ -111,7 +112,7 @@ def _numbers(group: Sequence[LayerInspection], names: Sequence[str]) -> list[str
 
 
 def _shares(layers: Sequence[LayerInspection], names: Sequence[str]) -> list[str]:
-    dense = _sum(layers, "bytes_dense")
+    dense = sum(layer.bytes_dense for layer in layers)
     sums = [_sum(layers, name) for name in names]
     return ["" if nbytes is None else f"{nbytes / dense:.0%}" for nbytes in sums]
 

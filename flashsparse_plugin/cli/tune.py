@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,9 +140,9 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     for linear in linears:
         parent, _, kind = linear.name.rpartition(".")
         for kinds in _MERGED:
-            parts = [by_name.get(f"{parent}.{each}") for each in kinds]
-            if kind == kinds[0] and None not in parts:
-                shapes.append((sum(part[0] for part in parts), linear.shape[1]))
+            parts = [f"{parent}.{each}" for each in kinds]
+            if kind == kinds[0] and all(part in by_name for part in parts):
+                shapes.append((sum(by_name[part][0] for part in parts), linear.shape[1]))
     return list(dict.fromkeys(shapes))
 
 
@@ -245,15 +245,12 @@ def _show(entries: Sequence[Entry], device: str, path: Path | None) -> None:
     """A line a layer, as in FlashDecoding++, Figure 9(c)."""
     from flashsparse_plugin.dataflow.model import implementations_of
 
-    made = table("Layer", "", _cells(str, lambda tokens: ""), "changes at", left=3)
+    header = _cells((str(tokens), "") for tokens in _SHOWN)
+    made = table("Layer", "", header, "changes at", left=3)
     for entry in entries:
         shape = f"{entry.shape[0]}x{entry.shape[1]}"
         packed = _packed_as(entry)
-
-        def name(tokens: int, entry: Entry = entry) -> str:
-            return _implementation(entry, tokens)
-
-        fastest = _cells(lambda t, name=name: _style(name(t))[0], lambda t: _style(name(t))[1])
+        fastest = _cells(_style(_implementation(entry, tokens)) for tokens in _SHOWN)
         changes = ", ".join(str((each.max_tokens or 0) + 1) for each in entry.ranges[:-1])
         made.add_row(shape, Text(packed or "dense"), fastest, changes)
     for column in made.columns:
@@ -273,11 +270,11 @@ def _show(entries: Sequence[Entry], device: str, path: Path | None) -> None:
         out.print(Text(f"\nWritten to {path}"), soft_wrap=True)
 
 
-def _cells(text: Callable[[int], str], style: Callable[[int], str]) -> Text:
-    """One cell for each number of tokens that is shown."""
+def _cells(parts: Iterable[tuple[str, str]]) -> Text:
+    """One cell, a text and its style, for each number of tokens that is shown."""
     cells = Text()
-    for tokens in _SHOWN:
-        cells.append(f"{text(tokens):>{max(2, len(str(tokens)))}} ", style(tokens))
+    for tokens, (text, style) in zip(_SHOWN, parts, strict=True):
+        cells.append(f"{text:>{max(2, len(str(tokens)))}} ", style)
     return cells
 
 
@@ -299,7 +296,9 @@ def _draw(entries: Sequence[Entry], device: str, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
+        raise ImportError(
+            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
+        ) from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

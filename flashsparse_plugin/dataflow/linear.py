@@ -54,7 +54,8 @@ def dense_linear(weight: Tensor) -> DenseLinear | None:
     """
     if not weight.is_cuda or not STATUS["_C_cuda"].loaded:
         return None
-    flow = resolve(Weight(tuple(weight.shape)), weight.dtype, weight.device)
+    rows, cols = weight.shape
+    flow = resolve(Weight((rows, cols)), weight.dtype, weight.device)
     found = DenseLinear(flow.most("gemv"), flow.most("flat_gemm"), flow.reason)
     return found if found.gemv_tokens or found.flat_tokens else None
 

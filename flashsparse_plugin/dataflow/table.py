@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,7 +32,7 @@ from .model import Weight
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION: Final = 1
 MAX_BYTES = 16 << 20  # of a file: some 50,000 entries
 NEAREST_DENSITY = 0.05  # how far a measured density may be from that of the weight
 SHIPPED = Path(__file__).parent / "tables"
@@ -110,14 +110,16 @@ class Entry(_Strict):
     def _check(self) -> Entry:
         known = model.implementations_of(self.scheme())
         where = f"{self.shape[0]}x{self.shape[1]} {self.format}"
-        ends = [each.max_tokens for each in self.ranges]
-        if ends[-1] is not None or None in ends[:-1]:
+        ends = [each.max_tokens for each in self.ranges if each.max_tokens is not None]
+        if self.ranges[-1].max_tokens is not None or len(ends) < len(self.ranges) - 1:
             raise ValueError(f"{where}: the last range, and no other, has max_tokens null")
-        if any(a >= b for a, b in zip(ends, ends[1:-1], strict=False)):
+        if any(a >= b for a, b in zip(ends, ends[1:], strict=False)):
             raise ValueError(f"{where}: max_tokens must rise from range to range")
         for each in self.ranges:
             if each.implementation not in known:
-                raise ValueError(f"{where}: {each.implementation!r} is none of {', '.join(known)}")
+                raise ValueError(
+                    f"{where}: {each.implementation!r} is not one of {', '.join(known)}"
+                )
             most = known[each.implementation].most_tokens
             if most is not None and (each.max_tokens is None or each.max_tokens > most):
                 raise ValueError(f"{where}: {each.implementation} takes up to {most} tokens")
@@ -360,10 +362,11 @@ def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan:
     gpu = find_gpu(key.name, key.capability)
     shipped = shipped_table(gpu)
     # A class may hold other generations, too, whose kernels are others.
-    same = shipped is not None and shipped.device.capability == key.capability
-    if same and (entry := shipped.find(weight)):
-        reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
-        return entry.plan("shipped", reason)
+    if shipped is not None and shipped.device.capability == key.capability:
+        entry = shipped.find(weight)
+        if entry is not None:
+            reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
+            return entry.plan("shipped", reason)
     ranges = ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)
     return Plan.of(
         ((each.max_tokens, each.implementation) for each in ranges),

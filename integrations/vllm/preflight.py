@@ -28,7 +28,7 @@ _REMEDY = "fetch it again, or convert the model anew with `flashsparse convert`"
 class DamagedCheckpointError(RuntimeError):
     """A packed checkpoint that cannot be served; the message names file, layer and rule.
 
-    No ValueError, for the reason that SettingsError is none.
+    Not a ValueError, for the same reason as SettingsError.
     """
 
 

@@ -21,10 +21,10 @@ _USER_KEYS = ("method", "dtype", "sparsity", "pruning", "ignore", "options")
 
 
 class SettingsError(RuntimeError):
-    """A setting that cannot be meant.
+    """An invalid setting.
 
-    No ValueError: vLLM reads its settings inside pydantic, which would wrap one into a report of
-    its own and bury the message.
+    Not a ValueError: vLLM reads its settings inside pydantic, which would wrap a ValueError into a
+    report of its own and bury the message.
     """
 
 
@@ -52,7 +52,7 @@ def settings_of(additional_config: Any) -> dict[str, Any]:
         )
     method = settings.get(METHOD)
     if method is not None and method not in methods():
-        raise SettingsError(f"sparse method {method!r} is none of {', '.join(methods())}")
+        raise SettingsError(f"sparse method {method!r} is not one of {', '.join(methods())}")
     return dict(settings)
 
 
@@ -70,11 +70,11 @@ def fold(
         The new `(quantization, additional_config)`.
 
     Raises:
-        SettingsError: For a method that is none, or beside another quantization method.
+        SettingsError: For an unknown method, or one beside another quantization method.
     """
     if method is not None:
         if method not in methods():
-            raise SettingsError(f"sparse_method {method!r} is none of {', '.join(methods())}")
+            raise SettingsError(f"sparse_method {method!r} is not one of {', '.join(methods())}")
         additional_config = dict(additional_config or {})
         additional_config[KEY] = {**settings_of(additional_config), METHOD: method}
     settings = settings_of(additional_config)

@@ -476,7 +476,7 @@ def test_tables_tell_schemes_apart(scheme):
     )
     assert Entry.model_validate(json.loads(entry.model_dump_json())) == entry
     assert entry.scheme(scheme.dtype) == scheme
-    with pytest.raises(ValidationError, match=f"'gemv' is none of {known[0]}"):
+    with pytest.raises(ValidationError, match=f"'gemv' is not one of {known[0]}"):
         Entry.model_validate(
             entry.model_dump() | {"ranges": [{"max_tokens": None, "implementation": "gemv"}]}
         )

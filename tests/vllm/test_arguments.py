@@ -155,7 +155,7 @@ def test_the_methods_come_from_the_registry():
 
 
 def test_python_refuses_what_the_command_line_refuses():
-    with pytest.raises(SettingsError, match="none of auto"):
+    with pytest.raises(SettingsError, match="is not one of auto"):
         fold(None, None, "csr")
     with pytest.raises(SettingsError, match="exclude each other"):
         fold("awq", {}, "auto")

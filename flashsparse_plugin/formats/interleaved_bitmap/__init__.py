@@ -9,11 +9,12 @@ below 93.75% sparsity. The bit layout is in kernels/formats/interleaved_bitmap.h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...packed import Format, PackedWeight, Scheme, TensorSpec, rules
+from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Plan
 from . import reference
 from .ops import ops
@@ -24,7 +25,7 @@ class InterleavedBitmap(Format):
     version = 1
     on_disk = False
     tensor_names = ("values", "masks", "panel_offsets")
-    reference = reference
+    reference: ClassVar[Reference] = reference
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         panels = -(-shape[0] // 16)

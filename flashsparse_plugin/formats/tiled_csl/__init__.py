@@ -7,13 +7,14 @@ The bit layout is in kernels/formats/tiled_csl.h and docs/formats.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...gpu import Gpu
 from ...ops import STATUS
-from ...packed import Format, FormatError, PackedWeight, Scheme, TensorSpec, rules
+from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from . import cost, reference
@@ -26,7 +27,7 @@ class TiledCSL(Format):
     name = "tiled_csl"
     version = 1
     tensor_names = ("weight_packed", "tile_offsets")
-    reference = reference
+    reference: ClassVar[Reference] = reference
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         tiles = -(-shape[0] // TILE_ROWS) * -(-shape[1] // TILE_COLS)
