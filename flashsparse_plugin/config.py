@@ -165,7 +165,7 @@ class FlashSparseConfig(BaseModel):
         return cls(**config_dict, **kwargs)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict, which is what transformers expects in a config that it is given."""
+        """Behaves as dict.get, which transformers calls on a config that it is given."""
         return getattr(self, key, default)
 
     def get_loading_attributes(self) -> dict[str, Any]:

@@ -35,11 +35,11 @@ class SparseLinear(nn.Module):
         sizes: Shape of each packed tensor, where they are to be filled in later (on `device`,
             usually "meta"); streams are empty unless given.
         bias: Whether there is a bias [out_features].
-        bias_dtype: Its dtype; that of the scheme unless given.
+        bias_dtype: Dtype of the bias; that of the scheme unless given.
         device: Where to create the empty parameters.
 
     Attributes:
-        scheme: Of the storage form.
+        scheme: The scheme of the storage form.
         held: The scheme of the tensors as they are now: storage or a runtime form.
         plan: On a GPU, which implementation multiplies how many tokens: `prepare()` resolves it
             (see `dataflow`). None leaves the choice to the format.
@@ -113,7 +113,16 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def pack(cls, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> SparseLinear:
-        """The same by a scheme."""
+        """Packs a dense weight by a scheme, straight into the form that its device reads.
+
+        Args:
+            weight: [out_features, in_features] in the dtype of the scheme.
+            bias: Optional [out_features], taken as it is.
+            scheme: The storage form, into which the layer is turned when it is saved.
+
+        Raises:
+            FormatError: For a weight that the scheme cannot hold.
+        """
         scheme.format.require_weight(weight, scheme)
         layer = cls(weight.shape[1], weight.shape[0], scheme)
         runtime = scheme.format.runtime(scheme, weight.device)

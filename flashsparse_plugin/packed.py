@@ -88,7 +88,7 @@ class TensorSpec(NamedTuple):
     """What a packed tensor looks like.
 
     Attributes:
-        dtype: Of its elements. Integers stand for bits; a scale may be a float, and keeps its
+        dtype: Dtype of its elements. Integers stand for bits; a scale may be a float, and keeps its
             dtype when the module around it is cast.
         shape: Its sizes. None in place of the first: a stream, whose length depends on the kept
             values. In a runtime form a stream may be longer than needed: kernels go by offsets.
@@ -268,9 +268,9 @@ class Format(ABC):
         """Makes a scheme of this format from plain values, as a file or a user has them.
 
         Args:
-            dtype: Of the unpacked weight.
+            dtype: Dtype of the unpacked weight.
             options: Options of the format, by name.
-            version: Of the format that wrote the tensors; None: this one.
+            version: Version of the format that wrote the tensors; None: this release's.
 
         Raises:
             FormatError: For a dtype, an option or a version that the format does not know.
@@ -347,7 +347,7 @@ class Format(ABC):
 
         Args:
             x: [..., in_features].
-            scheme: Of the tensors.
+            scheme: The scheme of the tensors.
             shape: (out_features, in_features).
             tensors: The packed tensors by name.
             bias: Optional [out_features].
@@ -395,7 +395,7 @@ class Format(ABC):
         Args:
             packed: The whole weight.
             rows: A range of step 1; both ends on the grain, or at the edge.
-            columns: Likewise.
+            columns: A range of step 1; both ends on the grain, or at the edge.
 
         Raises:
             FormatError: For an end that is not on the grain.
@@ -473,9 +473,9 @@ class Format(ABC):
 
         Args:
             implementation: A key of `implementations`.
-            scheme: Of the weight.
+            scheme: The scheme of the weight.
             shape: (out_features, in_features).
-            nbytes: Of the packed weight.
+            nbytes: Bytes of the packed weight.
             tokens: At least 1.
             gpu: What the estimate knows of the device.
 

@@ -210,7 +210,7 @@ def _linear(scheme: Scheme, device: str) -> float:
 
 
 def _dense(op: str, weight: Tensor, device: str) -> float:
-    """Of rows that are whole chunks of 8 elements and of rows that are not, each apart."""
+    """Tests weights whose rows are whole chunks of 8 elements, and weights whose rows are not."""
     generator = torch.Generator().manual_seed(1)
     whole = weight.shape[1] // 8 * 8
     thresholds = _DENSE_THRESHOLDS.get(op, ())

@@ -136,7 +136,7 @@ class _Settings:
 
     Attributes:
         config: How to pack which layer.
-        dtype: Of all matrices; None: each as it is.
+        dtype: The dtype of all matrices; None leaves each as it is.
         pack_all: Pack also those layers that get larger by it.
         max_shard_bytes: In one output file.
     """

@@ -28,11 +28,13 @@ class LayerInspection:
     """One linear layer.
 
     Attributes:
-        name, kind, shape: As in `LayerReport`.
-        dtype: Of the values.
+        name: Name of the module.
+        kind: What layers of one sort share, e.g. "q_proj".
+        shape: (out_features, in_features).
+        dtype: Dtype of the unpacked weight.
         sparsity: Share of zeros.
         format: The format in which it is stored; None for dense.
-        scheme: The same with its options.
+        scheme: The format in which it is stored, with its options; None for dense.
         bytes_stored: What it takes in the checkpoint.
         bytes_dense: What it takes or would take dense, in its dtype.
         bytes_in: What it would take in each format, by name; None where the format refuses it.
@@ -60,8 +62,8 @@ class Inspection:
 
     Attributes:
         path: The directory.
-        model_type: As in config.json.
-        format: Of the packed layers, several joined by "and"; None for a dense model.
+        model_type: The model_type of config.json.
+        format: Formats of the packed layers, joined by "and"; None for a dense model.
         bytes_stored: All tensors.
         bytes_other: Those that are not the weight of a linear layer.
         layers: The linear layers that have a weight of their own.

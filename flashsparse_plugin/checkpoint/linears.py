@@ -23,8 +23,8 @@ class Linear:
     """One nn.Linear of the model and where the checkpoint keeps it.
 
     Attributes:
-        name: Of the module, as in `named_modules()`.
-        stored: The same in the checkpoint, which may lack or add the base model's prefix; None
+        name: Name of the module, as in `named_modules()`.
+        stored: Its name in the checkpoint, which may lack or add the base model's prefix; None
             where the checkpoint has no weight for it (a head that is tied to the embedding).
         shape: (out_features, in_features).
         tied_to: Another parameter that is the same tensor, if any.

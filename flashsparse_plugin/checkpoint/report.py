@@ -13,12 +13,12 @@ class LayerReport:
     """One linear layer.
 
     Attributes:
-        name: Of the module.
+        name: Name of the module.
         kind: What layers of one sort share, e.g. "q_proj".
         shape: (out_features, in_features).
         sparsity: Share of zeros; None where the layer has no weight of its own.
-        bytes_dense: Of the dense weight.
-        bytes_packed: Of the packed weight; None where it was not packed for comparison.
+        bytes_dense: Bytes of the dense weight.
+        bytes_packed: Bytes of the packed weight; None where it was not packed for comparison.
         reason: Why the layer is dense; None where it is packed.
         scheme: Format and options that the layer was packed by, or would be.
     """
@@ -67,7 +67,7 @@ class ConversionReport:
     Attributes:
         source, out: The two directories.
         formats: Names of the packed formats.
-        dtype: Of the packed values.
+        dtype: Dtype of the packed values.
         bytes_source, bytes_out: All tensors before and after.
         layers: The linear layers of the model.
         rounded_values: Values that a change of dtype changed.

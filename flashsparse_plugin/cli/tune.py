@@ -129,7 +129,7 @@ def _shapes(target: str) -> list[tuple[int, int]]:
 
 
 def _model_shapes(directory: Path) -> list[tuple[int, int]]:
-    """Of the linear layers, and of those that engines merge: q, k and v; gate and up."""
+    """Shapes of the linear layers, and of those that engines merge: q, k and v; gate and up."""
     with err.status("Reading the model"):
         from flashsparse_plugin.checkpoint.linears import find_linears
         from flashsparse_plugin.checkpoint.reader import ModelDirectory

@@ -43,9 +43,9 @@ class Weight:
 
     Attributes:
         shape: (out_features, in_features).
-        scheme: Of a packed weight; None for a dense one.
+        scheme: The scheme of a packed weight; None for a dense one.
         density: Share of the elements that are kept.
-        nbytes: That it takes as it is held; of a dense weight it follows from the shape.
+        nbytes: Bytes of the weight in the form in which it is held; derived for a dense weight.
 
     Raises:
         ValueError: Where `nbytes` of a packed weight are missing.

@@ -92,8 +92,8 @@ class Entry(_Strict):
 
     Attributes:
         shape: (out_features, in_features).
-        format: Of a packed weight, or "dense".
-        options: Of its format.
+        format: The format of a packed weight, or "dense".
+        options: Options of that format.
         density: Share of the elements that are kept.
         ranges: Rising; the last has no end.
         measurements: What the ranges follow from.
@@ -330,7 +330,7 @@ def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> P
 
     Args:
         weight: The layer's weight.
-        dtype: Of weight and activations; only 16-bit ones leave a choice.
+        dtype: Dtype of weight and activations; only 16-bit dtypes leave a choice.
         device: Where the layer is.
 
     Raises:

@@ -48,7 +48,7 @@ def replayed(call: Call, copies: int, replays: int) -> list[float]:
 
     Args:
         call: Takes turns over so many copies of its weight, each at least once in the graph.
-        copies: Of the weight.
+        copies: How many copies of the weight there are.
         replays: Samples.
     """
     stream = torch.cuda.Stream()
@@ -200,7 +200,7 @@ def measure(
         dtype: float16 or bfloat16, that of the scheme where there is one.
         device: Where to measure.
         timer: `graph_timer`.
-        cold_bytes: Of the copies of the weight in all.
+        cold_bytes: Bytes of all copies of the weight together.
         buckets: Numbers of tokens.
         on_measured: Called with each of them when it is done.
     """

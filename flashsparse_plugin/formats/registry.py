@@ -58,7 +58,7 @@ def packed_names(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Finds the packed layers among tensor names.
 
     Args:
-        names: Of all tensors of a checkpoint.
+        names: Names of all tensors of a checkpoint.
 
     Returns:
         For each packed layer its tensors: the tensor's own name ("weight_packed") to its full name.
@@ -93,7 +93,7 @@ def pack(
             bit for bit, NaN and infinities included.
         format: One of `format_names()`.
         options: Options of the format, by name.
-        **more: The same as keywords: `pack(weight, "nm_vector", n=2, m=4)`.
+        **more: Options as keywords: `pack(weight, "nm_vector", n=2, m=4)`.
 
     Returns:
         The packed weight on the device of `weight`; `.unpack()` gives it back.

@@ -28,7 +28,7 @@ def packable_dtype(format: Format, *wanted: torch.dtype | str | None) -> torch.d
     """The dtype to pack in: the first wanted one that the format takes, else its own choice.
 
     Args:
-        format: That is to hold the weight.
+        format: The format that is to hold the weight.
         *wanted: In order of preference: what is configured, the model's dtype, the file's.
     """
     names = {dtype_name(dtype): dtype for dtype in format.dtypes}
@@ -43,9 +43,9 @@ def cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Rounds to nearest; NaN and infinities stay what they are.
 
     Args:
-        values: Of any floating dtype.
+        values: A tensor of any floating dtype.
         dtype: To round to.
-        name: Of the tensor, for the error message.
+        name: Name of the tensor, for the error message.
 
     Raises:
         FormatError: Where a finite value would become infinite.

@@ -33,16 +33,16 @@ def _(query, key, value, lengths=None, mask=None, *, scale, **options):
     Args:
         query: float16 or bfloat16, on the CPU also float32: [sequences, heads, head_dim], the last
             dimension contiguous; head_dim 64, 80, 96, 128 or 256.
-        key: Of the dtype of query, [sequences, kv_heads, positions, head_dim], any strides but the
+        key: In the dtype of query, [sequences, kv_heads, positions, head_dim], any strides but the
             last (1); on CUDA rows start on 16 bytes. heads / kv_heads query heads share one.
-        value: As key; its strides may be others.
+        value: In the shape and dtype of key; its strides may differ.
         lengths: int32 [sequences], or None: all positions. On the CPU one beyond the positions is
             an error, on CUDA it counts for as many as there are.
         mask: bool [sequences, positions], true where to look, or None.
         scale: Above 0, usually head_dim ** -0.5.
         phi: float32 [heads], in the units of scores (natural logarithm), or None.
         low: Natural logarithm; None: what sums can hold, ln 2^-4 for float16, else ln 2^-60.
-        high: The same, None: ln 2^60. A float16 term above 65504 is noticed, too.
+        high: Natural logarithm; None: ln 2^60. A float16 term above 65504 is noticed, too.
         softcap: 0: none.
         window: Positions to look back, 0: all.
 
@@ -58,16 +58,16 @@ def _(query, key_cache, value_cache, block_table, lengths, *, scale, **options):
     """unified_max_decode over a paged cache.
 
     Args:
-        query: As there.
+        query: As in unified_max_decode.
         key_cache: [blocks, block_size, kv_heads, head_dim], any strides but the last (1): a view of
             vLLM's cache, `kv_cache.transpose(1, 2).split(head_dim, -1)[0]`, whatever its layout in
             memory. block_size is a multiple of 16; on CUDA rows start on 16 bytes.
-        value_cache: As key_cache.
+        value_cache: In the shape and dtype of key_cache; its strides may differ.
         block_table: int32 [sequences, most blocks of one], the last dimension contiguous. Entries
             beyond the length are not used. On the CPU one that names no block is an error, on CUDA
             it reads some other block.
         lengths: int32 [sequences].
-        scale, phi, low, high, softcap, window: As there.
+        scale, phi, low, high, softcap, window: As in unified_max_decode.
     """
     return _decode_result(query)
 
@@ -79,7 +79,7 @@ def _(query, key_cache, value_cache, block_table, lengths, *, scale, out, **opti
     The same into a tensor of the caller's: vLLM has one for the attention of each layer.
 
     Args:
-        out: Of the dtype and shape of query, contiguous; on CUDA it starts on 8 bytes.
+        out: In the dtype and shape of query, contiguous; on CUDA it starts on 8 bytes.
     """
     return query.new_empty(query.shape[:2], dtype=torch.int32)
 

@@ -20,9 +20,9 @@ def register_linear_autograd(name: str, unpack: str) -> None:
     little. Packed tensors have no gradient.
 
     Args:
-        name: Of the op, with arguments x, out_features, weight_dtype and bias among others.
-        unpack: Of the op that unpacks. It takes arguments of the linear op by their names, besides
-            in_features, and dtype, which is weight_dtype.
+        name: The name of an op with arguments x, out_features, weight_dtype and bias among others.
+        unpack: The name of the op that unpacks. It takes arguments of the linear op by their
+            names, besides in_features, and dtype, which is weight_dtype.
     """
     names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
     wanted = [argument.name for argument in getattr(ops, unpack).default._schema.arguments]

@@ -34,9 +34,9 @@ class SparseLinearMethod(LinearMethodBase):
 
     Args:
         config: How to prune and pack.
-        names: Of the layer as the configuration may know it: of one that vLLM merges, its parts,
-            which have one scheme.
-        name: Of vLLM's layer.
+        names: Names by which the configuration may know the layer. A layer that vLLM merges has
+            those of its parts, which have one scheme.
+        name: The name of vLLM's layer.
         summary: Where to take note of what became of it.
         auto: Leave the layer dense where that is smaller.
     """
@@ -118,9 +118,9 @@ class SparseLinearMethod(LinearMethodBase):
         Args:
             layer: vLLM's layer.
             weight: [out_features, in_features], dense in main memory, or packed on `device`.
-            dtype: Of the model's activations.
+            dtype: Dtype of the model's activations.
             device: Where the layer runs.
-            vllm_config: Of the engine.
+            vllm_config: The configuration of the engine.
         """
         for name in self.loader.placeholders:
             delattr(layer, name)

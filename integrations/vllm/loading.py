@@ -36,12 +36,12 @@ class LayerLoader:
 
     Args:
         layer: vLLM's layer.
-        name: Its full name.
+        name: The full name of the layer.
         config: How to prune and pack.
         scheme_of: The layer's scheme; takes dtypes to pack in, in order of preference.
         shape: (out_features, in_features) of this process's part of the layer.
         shards: How many logical layers vLLM merged into it.
-        dtype: Of the model's activations.
+        dtype: Dtype of the model's activations.
         device: Where the layer will run.
         place: vLLM's own weight loader of the layer.
         finish: Called with the complete weight, dense on the CPU, or packed on `device`.
@@ -82,7 +82,7 @@ class LayerLoader:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the packed tensors."""
+        """Names of the packed tensors."""
         return tuple(self.scheme.format.tensors(self.scheme, self.shape))
 
     def _placeholders(self) -> dict[str, Parameter]:

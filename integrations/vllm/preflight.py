@@ -37,7 +37,7 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
 
     Args:
         path: The directory.
-        config: Its quantization_config.
+        config: The quantization_config of the checkpoint.
 
     Raises:
         DamagedCheckpointError: For the first thing that is wrong.

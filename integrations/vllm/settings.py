@@ -63,7 +63,7 @@ def fold(
 
     Args:
         quantization: vLLM's field of this name.
-        additional_config: Likewise.
+        additional_config: vLLM's field of this name.
         method: One of `methods()`, or None to leave what `additional_config` says.
 
     Returns:
