@@ -32,7 +32,7 @@ SANITIZED = [pytest.param(name, marks=pytest.mark.slow) for name in ("thread", "
 EACH_BUILD = ["plain", *SANITIZED]
 # What a driver needs beside its own source: code of the host.
 HOST_SOURCES = {
-    "linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
+    "tiled_csl/linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],
     "decode_driver": ["cuda/unified_max_plan.cpp"],
 }
@@ -106,7 +106,7 @@ def _write(path: Path, text: str) -> None:
 
 def _delete_unused() -> None:
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
-    for path in COMPILED.iterdir():
+    for path in COMPILED.rglob("*"):
         if path.is_file() and path.stat().st_mtime < oldest:
             path.unlink(missing_ok=True)
 

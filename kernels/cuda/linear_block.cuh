@@ -13,7 +13,7 @@
 // barrier wider than the team while it works. Which tiles a team takes, and how sums are added up,
 // is in stream_k.cuh.
 //
-// A tile source is what a packed format brings (tiled_csl/tile_source.cuh is one):
+// A tile source is what a packed format brings, in the tile_source.cuh of its folder:
 //   Shape                       the linear::Shape that it is made for
 //   Weight                      its tensors' pointers, an argument of the kernel
 //   kSharedBytes                shared memory of a block that it needs beside the tiles

@@ -143,7 +143,7 @@ def test_the_compiled_shapes_are_known():
     [pytest.param(name, marks=pytest.mark.slow) if name == "long" else name for name in MATRIX],
 )
 def test_products(driver, cases):
-    assert_exact(driver("linear_driver", "plain"), MATRIX[cases]())
+    assert_exact(driver("tiled_csl/linear_driver", "plain"), MATRIX[cases]())
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZED)
@@ -162,13 +162,15 @@ def test_products_under_sanitizers(driver, sanitizer):
                 [(1, 1, 1), (129, 63, 3), (300, 65, 8), (127, 300, 17), (63, 129, 32)]
             )
         ]
-    for case, y in zip(cases, answers(driver("linear_driver", sanitizer), cases), strict=True):
+    for case, y in zip(
+        cases, answers(driver("tiled_csl/linear_driver", sanitizer), cases), strict=True
+    ):
         require_exact(case, y)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_stays_with_its_token(driver, value):
-    binary = driver("linear_driver", "plain")
+    binary = driver("tiled_csl/linear_driver", "plain")
     cases = []
     for shape, (tokens, *_) in enumerate(SHAPES):
         weight = uneven_weight(2, 3, (FLOAT16, BFLOAT16)[shape % 2], shape)
@@ -194,7 +196,9 @@ def test_weights_of_every_bit_pattern(driver):
         weight = uneven_weight(2, 3, dtype, shape)
         weight[5::9] = every_bit_pattern(tuple(weight[5::9].shape), dtype, shape)
         cases.append(product_of(weight, tokens, shape, shape=shape, blocks=3))
-    for case, y in zip(cases, answers(driver("linear_driver", "plain"), cases), strict=True):
+    for case, y in zip(
+        cases, answers(driver("tiled_csl/linear_driver", "plain"), cases), strict=True
+    ):
         rows = torch.arange(len(case.weight)) % 9 != 5
         bias = None if case.bias is None else case.bias[rows]
         require_exact(replace(case, weight=case.weight[rows], bias=bias), y[:, rows])
@@ -243,7 +247,7 @@ def with_small_shapes() -> dict[str, str]:
 def test_every_barrier_is_needed():
     headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
     assert len(places) >= 15
-    binary = compile_driver("linear_driver", "thread", headers | with_small_shapes())
+    binary = compile_driver("tiled_csl/linear_driver", "thread", headers | with_small_shapes())
     cases = small_cases()
 
     def require_all_exact(written: bytes) -> None:

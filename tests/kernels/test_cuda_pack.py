@@ -87,7 +87,7 @@ def adversarial() -> list[torch.Tensor]:
 
 def test_every_shape_and_density_bit_for_bit(driver):
     assert_packs_as_the_cpu(
-        driver("pack_driver", "plain"),
+        driver("tiled_csl/pack_driver", "plain"),
         [
             (random_weight(shape, sparsity, (BFLOAT16, FLOAT16)[number % 2], number), seed, shift)
             for number, shape in enumerate([*SHAPES, (64, 200), (128, 72), (384, 320)])
@@ -104,21 +104,21 @@ def test_skewed_and_adversarial_tiles(driver):
         for dtype in (BFLOAT16, FLOAT16)
     ]
     cases = [(weight, seed, 0) for weight in [*skewed, *adversarial()] for seed in SEEDS]
-    assert_packs_as_the_cpu(driver("pack_driver", "plain"), cases)
+    assert_packs_as_the_cpu(driver("tiled_csl/pack_driver", "plain"), cases)
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 def test_keeps_every_bit_pattern(driver, dtype):
     shapes = [(128, 64), (150, 131), (3, 77)]
     cases = [(every_bit_pattern(shape, dtype, seed), seed, 0) for seed, shape in enumerate(shapes)]
-    assert_packs_as_the_cpu(driver("pack_driver", "plain"), cases)
+    assert_packs_as_the_cpu(driver("tiled_csl/pack_driver", "plain"), cases)
 
 
 # The programs are compiled once for the session, whatever the example.
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(weight=strategies.weights(), seed=st.integers(0, 9), shift=st.integers(0, 3))
 def test_any_weight(driver, weight, seed, shift):
-    assert_packs_as_the_cpu(driver("pack_driver", "plain"), [(weight, seed, shift)])
+    assert_packs_as_the_cpu(driver("tiled_csl/pack_driver", "plain"), [(weight, seed, shift)])
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZED)
@@ -129,7 +129,7 @@ def test_clean_under_sanitizer(driver, sanitizer):
         for sparsity in (0.0, 0.5, 0.9, 1.0)
     ]
     cases = [(weight, 7, 1) for weight in random] + [(weight, 0, 0) for weight in adversarial()]
-    assert_packs_as_the_cpu(driver("pack_driver", sanitizer), cases)
+    assert_packs_as_the_cpu(driver("tiled_csl/pack_driver", sanitizer), cases)
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_every_barrier_is_needed():
     cases = [(random_weight((129, 65), 0.5, FLOAT16, 5), 7, 0)]
     mutants = run_without_each_barrier(
         PACK_KERNEL,
-        "pack_driver",
+        "tiled_csl/pack_driver",
         lambda binary, **without: run_pack(binary, cases, **without),
     )
     assert len(mutants) == 4
@@ -166,7 +166,7 @@ def sum_offsets(binary: Path, words: np.ndarray, seed: int = 0) -> tuple[int, np
 @pytest.mark.parametrize("tiles", [1, 2, 31, 32, 33, 1023, 1024, 1025, 5000])
 def test_offsets_of_any_number_of_tiles(driver, tiles, sanitizer):
     words = np.random.default_rng(tiles).integers(0, 2049, tiles).astype(np.int32) * 4
-    total, offsets = sum_offsets(driver("pack_driver", sanitizer), words, seed=7)
+    total, offsets = sum_offsets(driver("tiled_csl/pack_driver", sanitizer), words, seed=7)
     assert total == words.sum(dtype=np.int64)
     assert np.array_equal(offsets, np.concatenate([[0], np.cumsum(words)]))
 
@@ -177,7 +177,7 @@ def test_the_sum_is_right_where_offsets_overflow(driver, beyond):
     tiles = (INT32_MAX + 1) // 8192
     words = np.full(tiles, 8192, dtype=np.int32)
     words = np.append(words[:-1], [8192 - 4, 4 + beyond, 0]).astype(np.int32)
-    total, offsets = sum_offsets(driver("pack_driver", "plain"), words)
+    total, offsets = sum_offsets(driver("tiled_csl/pack_driver", "plain"), words)
     assert total == words.sum(dtype=np.int64) == INT32_MAX + 1 + beyond
     if total <= INT32_MAX:
         assert offsets[-1] == total

@@ -83,7 +83,7 @@ def test_every_shape_and_density_bit_for_bit(driver):
     mixed[:128, 64:128] = 0
     mixed[128:, :64] = 0
     cases = packed_cases([*weights, mixed])
-    results = unpack(driver("unpack_driver", "plain"), cases)
+    results = unpack(driver("tiled_csl/unpack_driver", "plain"), cases)
     assert len(results) == 3 * (len(SHAPES) * len(DENSITIES) * 2 + 1)
     for result, wanted in zip(results, expected(cases), strict=True):
         assert torch.equal(result, wanted)
@@ -101,7 +101,7 @@ def test_clean_under_sanitizer(driver, sanitizer):
     ]
     cases = packed_cases(weights)
     for result, wanted in zip(
-        unpack(driver("unpack_driver", sanitizer), cases), expected(cases), strict=True
+        unpack(driver("tiled_csl/unpack_driver", sanitizer), cases), expected(cases), strict=True
     ):
         assert torch.equal(result, wanted)
 
@@ -109,7 +109,7 @@ def test_clean_under_sanitizer(driver, sanitizer):
 @pytest.mark.slow
 def test_garbage_stays_in_bounds(driver):
     """Whatever the tensors hold, the kernel leaves neither them nor shared memory."""
-    assert len(unpack(driver("unpack_driver", "address"), garbage_cases())) == 28
+    assert len(unpack(driver("tiled_csl/unpack_driver", "address"), garbage_cases())) == 28
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_every_barrier_is_needed():
     cases = packed_cases([random_weight((129, 65), 0.5, torch.float16, 5)], seeds=(0,))
     mutants = run_without_each_barrier(
         UNPACK_KERNEL,
-        "unpack_driver",
+        "tiled_csl/unpack_driver",
         lambda binary, **without: run_packed_cases(binary, cases, timeout=120, **without),
     )
     assert len(mutants) == 2

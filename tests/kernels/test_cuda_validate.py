@@ -113,12 +113,12 @@ def damaged_cases() -> list:
 
 @pytest.mark.parametrize("sanitizer", EACH_BUILD)
 def test_sound_tensors_of_any_shape_and_density(driver, sanitizer):
-    assert_judges_as_the_cpu(driver("validate_driver", sanitizer), sound_cases())
+    assert_judges_as_the_cpu(driver("tiled_csl/validate_driver", sanitizer), sound_cases())
 
 
 @pytest.mark.parametrize("sanitizer", EACH_BUILD)
 def test_each_broken_rule_is_found(driver, sanitizer):
-    assert_judges_as_the_cpu(driver("validate_driver", sanitizer), damaged_cases())
+    assert_judges_as_the_cpu(driver("tiled_csl/validate_driver", sanitizer), damaged_cases())
 
 
 # The programs are compiled once for the session, whatever the example.
@@ -131,12 +131,14 @@ def test_any_damage(driver, weight, seed, data):
         for _ in range(data.draw(st.integers(0, 2)) if len(tensor) else 0):
             place = data.draw(st.integers(0, len(tensor) - 1))
             tensor[place] ^= 1 << data.draw(st.integers(0, 30))
-    assert_judges_as_the_cpu(driver("validate_driver", "address"), [(words, offsets, shape, seed)])
+    assert_judges_as_the_cpu(
+        driver("tiled_csl/validate_driver", "address"), [(words, offsets, shape, seed)]
+    )
 
 
 @pytest.mark.slow
 def test_garbage_stays_in_bounds(driver):
-    assert_judges_as_the_cpu(driver("validate_driver", "address"), garbage_cases())
+    assert_judges_as_the_cpu(driver("tiled_csl/validate_driver", "address"), garbage_cases())
 
 
 @pytest.mark.slow
@@ -148,7 +150,7 @@ def test_every_barrier_is_needed():
     cases = [(words, offsets, shape, 7)]
     mutants = run_without_each_barrier(
         VALIDATE_KERNEL,
-        "validate_driver",
+        "tiled_csl/validate_driver",
         lambda binary, **without: run_packed_cases(binary, cases, timeout=300, **without),
     )
     assert len(mutants) == 3

@@ -63,7 +63,9 @@ def unpack_rows(driver, folder: Path) -> Rows:
     for zeros in (50, 70, 80, 90):
         weight = random_weight((128, 64), zeros / 100, torch.bfloat16, seed=0)
         words, offsets = ops.tiled_csl_pack(weight)
-        counts = count(driver("unpack_driver", "plain"), fed(weight, words, offsets), folder)
+        counts = count(
+            driver("tiled_csl/unpack_driver", "plain"), fed(weight, words, offsets), folder
+        )
         for name, row in accesses(counts).items():
             rows["tiled_csl::unpack_kernel", f"128x64 {zeros}%", name] = row
     return rows
@@ -80,7 +82,7 @@ def linear_rows(driver, folder: Path) -> Rows:
         weight = random_weight((256, 1024), zeros / 100, torch.bfloat16, seed=0)
         x = torch.ones(tokens, 1024, dtype=torch.bfloat16)
         case = Case(weight, x, shape=plans[gpu], blocks=2)
-        counts = count(driver("linear_driver", "plain"), case.encode(), folder)
+        counts = count(driver("tiled_csl/linear_driver", "plain"), case.encode(), folder)
         for name, row in accesses(counts).items():
             told = f"256x1024 {zeros}% {tokens} tokens {gpu}"
             rows["tiled_csl::linear_kernel", told, name] = row
@@ -161,7 +163,9 @@ def test_the_order_of_words_is_worth_its_while(driver, tmp_path):
     every_fourth = words[:whole].view(-1, 32, 4).transpose(1, 2).reshape(-1)
     costs = []
     for stream in (words, torch.cat([every_fourth, words[whole:]])):
-        counts = count(driver("unpack_driver", "plain"), fed(weight, stream, offsets), tmp_path)
+        counts = count(
+            driver("tiled_csl/unpack_driver", "plain"), fed(weight, stream, offsets), tmp_path
+        )
         stores = accesses(counts)["store_shared 2"]
         costs.append(stores["wavefronts"] / stores["requests"])
     assert costs[0] < 1.3 and costs[1] > 3

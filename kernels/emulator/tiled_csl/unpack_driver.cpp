@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/tiled_csl/unpack.cuh"
-#include "emulator/tiled_csl_case.h"
+#include "emulator/tiled_csl/case.h"
 
 using namespace flashsparse::tiled_csl;
 using namespace driver;
