@@ -7,19 +7,18 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 import flashsparse_plugin
 
-from ..config import FlashSparseConfig, LayerConfig
+from ..config import LayerConfig
 from ..formats import get_format
-from ..formats.values import cast, count_changed, packable_dtype, parse_dtype
+from ..formats.values import cast, count_changed, packable_dtype
 from ..matching import matches
 from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
@@ -28,9 +27,10 @@ from .card import write_card
 from .linears import Linear, find_linears
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
+from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging
 from .surroundings import CARD, carry_files, name_shards, write_json
-from .values import parse_size, same_bits, same_bits_but_zero_sign
+from .values import same_bits, same_bits_but_zero_sign
 from .writer import ShardWriter
 
 logger = logging.getLogger(__name__)
@@ -87,64 +87,17 @@ def convert_checkpoint(
         FormatError: For a format or options that there are not.
     """
     directory = ModelDirectory(source)
-    _refuse_quantized(directory)
-    chosen = get_format(format)
-    wanted = None if dtype is None else parse_dtype(dtype, chosen.dtypes)
-    config = _config(format, chosen.version, wanted, dict(options or {}), layers or {}, ignore)
-    matches("", config.ignore)  # an invalid pattern is an error before the work starts
+    refuse_quantized(directory)
+    settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)
     conversion = _Conversion(
         directory,
         find_linears(directory),
-        _Settings(config, wanted, pack_all, parse_size(max_shard_size)),
+        settings,
         on_progress or (lambda done, total, what: None),
     )
-    _refuse_overlap(directory.path.resolve(), Path(out).resolve())
+    refuse_overlap(directory.path.resolve(), Path(out).resolve())
     with Staging(out, conversion.job(), overwrite) as staging:
         return conversion.run(staging)
-
-
-def _config(
-    format: str,
-    version: int,
-    dtype: torch.dtype | None,
-    options: dict[str, Any],
-    layers: Mapping[str, Mapping[str, Any]],
-    ignore: Sequence[str],
-) -> FlashSparseConfig:
-    """What the user asked for, as it will be written, but for what the weights have yet to tell.
-
-    Raises:
-        FormatError: For a format, options or a dtype that there are not.
-    """
-    try:
-        return FlashSparseConfig(
-            format=format,
-            format_version=version,
-            dtype=None if dtype is None else dtype_name(dtype),
-            options=options,
-            layers={name: dict(layer) for name, layer in layers.items()},
-            ignore=list(ignore),
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise FormatError(first["msg"].removeprefix("Value error, ")) from None
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What the user asked for, checked.
-
-    Attributes:
-        config: How to pack which layer.
-        dtype: The dtype of all matrices; None leaves each as it is.
-        pack_all: Pack also those layers that get larger by it.
-        max_shard_bytes: In one output file.
-    """
-
-    config: FlashSparseConfig
-    dtype: torch.dtype | None
-    pack_all: bool
-    max_shard_bytes: int
 
 
 class _Conversion:
@@ -152,7 +105,7 @@ class _Conversion:
         self,
         directory: ModelDirectory,
         linears: list[Linear],
-        settings: _Settings,
+        settings: Settings,
         on_progress: Progress,
     ):
         self.directory, self.settings, self.linears = directory, settings, linears
@@ -466,28 +419,3 @@ def _cast(part: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         return cast(part, dtype, name)
     except FormatError as error:
         raise CheckpointError(f"{error} (--dtype, dtype=)") from None
-
-
-def _refuse_quantized(directory: ModelDirectory) -> None:
-    quantization = directory.quantization
-    if quantization is None:
-        return
-    method = quantization.get("quant_method")
-    if method == "flashsparse":
-        raise CheckpointError(
-            f"{directory.path} is packed already (format {quantization.get('format')}): load it as "
-            "it is, or look at it with `flashsparse inspect`. To change the format, convert the "
-            "dense model again"
-        )
-    raise CheckpointError(
-        f"{directory.path} is quantized already (quant_method {method!r} in config.json): start "
-        "from the model in float16, bfloat16 or float32. Where its weights are in truth dense, "
-        "remove quantization_config from config.json"
-    )
-
-
-def _refuse_overlap(source: Path, out: Path) -> None:
-    if out == source or source.is_relative_to(out):
-        raise CheckpointError(
-            f"the output {out} would replace the source {source}: choose another output"
-        )

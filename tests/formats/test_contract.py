@@ -10,7 +10,9 @@ import copy
 import json
 import pickle
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -521,9 +523,11 @@ def test_tune_measures_every_implementation_of_a_format(toy, monkeypatch):
 # ---- the documentation's example ----------------------------------------------------------------
 
 
-def test_the_example_of_the_documentation_keeps_the_contract(dense, tokens, tmp_path):
+def test_the_example_of_the_documentation_keeps_the_contract(dense, tokens, tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs" / "adding-a-format.md").read_text()
-    example: dict = {}
+    module = ModuleType("example_of_a_format")  # pickle finds classes by their module
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    example = vars(module)
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         exec(compile(block, "docs/adding-a-format.md", "exec"), example)
     assert "masked" in fs.format_names() and example["layer"].scheme.format.name == "masked"

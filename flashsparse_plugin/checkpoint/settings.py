@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user of `convert_checkpoint` asked for, checked before the work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from ..config import FlashSparseConfig
+from ..formats import get_format
+from ..formats.values import parse_dtype
+from ..matching import matches
+from ..packed import FormatError, dtype_name
+from .reader import CheckpointError, ModelDirectory
+from .values import parse_size
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is to be converted.
+
+    Attributes:
+        config: How to pack which layer.
+        dtype: The dtype of all matrices; None leaves each as it is.
+        pack_all: Pack also those layers that get larger by it.
+        max_shard_bytes: The most bytes in one output file.
+    """
+
+    config: FlashSparseConfig
+    dtype: torch.dtype | None
+    pack_all: bool
+    max_shard_bytes: int
+
+
+def settings_of(
+    format: str,
+    options: Mapping[str, Any] | None,
+    layers: Mapping[str, Mapping[str, Any]] | None,
+    dtype: torch.dtype | str | None,
+    ignore: Sequence[str],
+    pack_all: bool,
+    max_shard_size: int | str,
+) -> Settings:
+    """Checks the arguments of `convert_checkpoint`, which describes them.
+
+    Raises:
+        FormatError: For a format, options or a dtype that there are not.
+        ValueError: For an invalid pattern in `ignore`.
+        CheckpointError: For an invalid size.
+    """
+    chosen = get_format(format)
+    wanted = None if dtype is None else parse_dtype(dtype, chosen.dtypes)
+    try:
+        config = FlashSparseConfig(
+            format=format,
+            format_version=chosen.version,
+            dtype=None if wanted is None else dtype_name(wanted),
+            options=dict(options or {}),
+            layers={name: dict(layer) for name, layer in (layers or {}).items()},
+            ignore=list(ignore),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise FormatError(first["msg"].removeprefix("Value error, ")) from None
+    matches("", config.ignore)  # compiles the patterns
+    return Settings(config, wanted, pack_all, parse_size(max_shard_size))
+
+
+def refuse_quantized(directory: ModelDirectory) -> None:
+    """Raises CheckpointError for a model whose weights are not dense."""
+    quantization = directory.quantization
+    if quantization is None:
+        return
+    method = quantization.get("quant_method")
+    if method == "flashsparse":
+        raise CheckpointError(
+            f"{directory.path} is packed already (format {quantization.get('format')}): load it as "
+            "it is, or look at it with `flashsparse inspect`. To change the format, convert the "
+            "dense model again"
+        )
+    raise CheckpointError(
+        f"{directory.path} is quantized already (quant_method {method!r} in config.json): start "
+        "from the model in float16, bfloat16 or float32. Where its weights are in truth dense, "
+        "remove quantization_config from config.json"
+    )
+
+
+def refuse_overlap(source: Path, out: Path) -> None:
+    """Raises CheckpointError for an output that would replace the source."""
+    if out == source or source.is_relative_to(out):
+        raise CheckpointError(
+            f"the output {out} would replace the source {source}: choose another output"
+        )
