@@ -144,11 +144,15 @@ class Entry(_Strict):
         return Plan.of(ranges, source, reason)
 
     @property
+    def title(self) -> str:
+        """Format and options, or "dense"."""
+        scheme = self.scheme()
+        return DENSE if scheme is None else scheme.title
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """What no two entries of a table share."""
-        scheme = self.scheme()
-        title = DENSE if scheme is None else scheme.title
-        return self.shape, title, round(self.density, 3)
+        return self.shape, self.title, round(self.density, 3)
 
 
 class Table(_Strict):
@@ -179,7 +183,7 @@ class Table(_Strict):
         near = [
             (abs(entry.density - weight.density), entry)
             for entry in self.entries
-            if entry.key[:2] == (tuple(weight.shape), title)
+            if entry.shape == tuple(weight.shape) and entry.title == title
         ]
         distance, entry = min(near, key=lambda pair: pair[0], default=(1.0, None))
         return entry if distance <= NEAREST_DENSITY else None
