@@ -4,10 +4,10 @@
     python kernels/resources.py            prints a table and compares it with resources.csv
     python kernels/resources.py --write    takes the figures as they are into resources.csv
 
-For each kernel and architecture: registers, shared memory, the warps that a multiprocessor holds,
-and how often instructions of interest stand in the machine code. A figure worse than the one in
-resources.csv is an error until the file is written anew, on purpose; local memory (a spill, or an
-array that registers cannot hold) always is.
+For each kernel, on sm_80 and sm_90a: registers, shared memory, the warps that a multiprocessor
+holds, and how often instructions of interest stand in the machine code. A figure worse than the one
+in resources.csv is an error until the file is written anew, on purpose. Local memory (a spill, or
+an array that registers cannot hold) always is, on every architecture.
 
 Dynamic shared memory is chosen at the launch and stands in no object: dynamic_shared.csv has it, or
 the template arguments of a kernel tell it. A kernel that is empty on an architecture has no row.
@@ -29,7 +29,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TextIO
 
@@ -130,11 +130,11 @@ def find_cuobjdump() -> Path:
     return Path(found)
 
 
-def _dump(what: str, path: Path) -> Iterator[tuple[str, str]]:
+def _dump(what: str, path: Path, *options: str) -> Iterator[tuple[str, str]]:
     """What cuobjdump says, cut by architecture."""
     tool = find_cuobjdump()
     environment = os.environ | {"PATH": f"{tool.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    command = [str(tool), what, str(path)]
+    command = [str(tool), what, *options, str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     parts = re.split(r"^arch = (sm_\w+)$", ran.stdout, flags=re.M)
     yield from zip(parts[1::2], parts[2::2], strict=True)
@@ -205,21 +205,32 @@ def ptxas_version(path: Path) -> str:
     return " and ".join(sorted(versions)) or "unknown"
 
 
-def read(path: Path) -> list[Kernel]:
-    """All kernels of a compiled object, for all its architectures that they do something on."""
-    usage, threads, counts = {}, {}, {}
+def _usage(path: Path) -> dict[tuple[str, str], list[int]]:
+    """Registers, and bytes of stack, shared and local memory, by architecture and symbol."""
+    usage = {}
     for arch, text in _dump("-res-usage", path):
         for symbol, *numbers in re.findall(
             r"Function (\S+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text
         ):
             usage[arch, symbol] = [int(number) for number in numbers]
+    return usage
+
+
+def read(path: Path) -> list[Kernel]:
+    """The kernels of a compiled object, for each of KEPT_ARCHS that they do something on.
+
+    Disassembling an architecture takes seconds: the others are only checked for local memory.
+    """
+    usage = {key: found for key, found in _usage(path).items() if key[0] in KEPT_ARCHS}
+    threads, counts = {}, {}
     for arch, text in _dump("-elf", path):
         for section in re.split(r"^\.nv\.info\.", text, flags=re.M)[1:]:
             symbol = section.split(maxsplit=1)[0]
             if bounds := re.search(r"EIATTR_MAX_THREADS\s+Format:.*\s+Value:(.*)", section):
                 sides = [int(side, 16) for side in bounds[1].split()]
                 threads.setdefault((arch, symbol), math.prod(sides))
-    for arch, text in _dump("-sass", path):
+    codes = [_dump("-sass", path, "-arch", arch) for arch in sorted({arch for arch, _ in usage})]
+    for arch, text in chain.from_iterable(codes):
         for function in re.split(r"^\s*Function : ", text, flags=re.M)[1:]:
             symbol, code = function.split("\n", 1)
             line = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)"
@@ -273,8 +284,15 @@ def write(kernels: Sequence[Kernel], version: str) -> None:
         writer.writerows(asdict(each) for each in kernels if each.arch in KEPT_ARCHS)
 
 
-def in_local_memory(kernels: Sequence[Kernel]) -> list[str]:
-    return [f"{k.kernel} for {k.arch} uses local memory ({k.local})" for k in kernels if k.local]
+def in_local_memory(path: Path, kernels: Sequence[Kernel]) -> list[str]:
+    """What uses local memory: by its frame for every architecture of an object, and by the
+    instructions of those kernels that were read from it."""
+    usage = _usage(path)
+    names = _short(sorted({symbol for _, symbol in usage}))
+    found = {(k.kernel, k.arch): k.local for k in kernels}
+    for (arch, symbol), (_, stack, _, local) in usage.items():
+        found.setdefault((names[symbol], arch), stack + local)
+    return [f"{name} for {arch} uses local memory ({n})" for (name, arch), n in found.items() if n]
 
 
 def compare(kernels: Sequence[Kernel], committed: Sequence[Kernel]) -> tuple[list[str], list[str]]:
@@ -336,7 +354,7 @@ def main() -> int:
             raise SystemExit(f"_C_cuda.so is {STATUS['_C_cuda'].reason}")
     kernels, version = read(path), ptxas_version(path)
     show(kernels)
-    problems = in_local_memory(kernels)
+    problems = in_local_memory(path, kernels)
     if arguments.write:
         if missing := set(KEPT_ARCHS) - {kernel.arch for kernel in kernels}:
             raise SystemExit(f"this object is not for {', '.join(sorted(missing))}: build it so")

@@ -62,7 +62,7 @@ def compile_driver(name: str, sanitizer: str, headers: dict[str, str] | None = N
         for header, text in headers.items():
             _write(folder / header, text)
         paths.insert(0, f"-I{folder}")
-    options = ["-std=c++17", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
+    options = ["-std=c++17", "-g1", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
     sources = [f"emulator/{name}.cpp", *HOST_SOURCES.get(name, [])]
     command = ["g++", *options, *SANITIZERS[sanitizer], *paths]
     command += [str(KERNELS / source) for source in sources]
@@ -135,14 +135,21 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or (str(there) if there.exists() else None)
 
 
-def compile_cuda(source: Path, architecture: str, folder: Path) -> tuple[str, str]:
+def compile_cuda(source: Path, architecture: str, folder: Path, *include: Path) -> tuple[str, str]:
     """Compiles with nvcc, without a warning or a spill.
+
+    Args:
+        source: The file.
+        architecture: Such as sm_90a.
+        folder: Where to write.
+        *include: Folders of headers that hide those of the repository.
 
     Returns:
         The PTX, and what nvcc said.
     """
+    paths = [f"-I{each}" for each in (*include, KERNELS)]
     ran = subprocess.run(
-        [find_nvcc(), "-x", "cu", "-std=c++17", f"-arch={architecture}", f"-I{KERNELS}",
+        [find_nvcc(), "-x", "cu", "-std=c++17", f"-arch={architecture}", *paths,
          "-Werror", "all-warnings", "-Xptxas", "--warn-on-spills,-Werror", "--keep",
          "--keep-dir", str(folder), "-cubin", "-o", str(folder / "code.cubin"), str(source)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

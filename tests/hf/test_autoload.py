@@ -13,9 +13,10 @@ import transformers
 
 PRINT_TYPE = """
 from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(path)
+model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="unified_max")
 import transformers
 print(transformers.__version__, type(model.model.layers[0].mlp.up_proj).__name__)
+print(model.config._attn_implementation)
 """
 
 
@@ -35,24 +36,28 @@ def python(code, *args, **env):
 
 
 def loaded_type(imports, path, **env):
+    """The type of a layer of a packed checkpoint; our attention is known, too."""
     result = python(f"import sys; path = sys.argv[1]\n{imports}\n{PRINT_TYPE}", path, **env)
     assert result.returncode == 0, result.stderr
-    version, name = result.stdout.split()[-2:]
+    version, name, attention = result.stdout.split()[-3:]
+    assert attention == "unified_max"
     assert version == transformers.__version__  # the one under test, not another in the environment
     return name
 
 
-@pytest.mark.oldest_transformers
 @pytest.mark.parametrize(
     "imports",
     [
-        "",
-        "import transformers.modeling_utils",
-        "import transformers.quantizers",
-        "import torch",
-        "import peft",
+        pytest.param("", marks=pytest.mark.oldest_transformers),
+        pytest.param("import transformers.modeling_utils", marks=pytest.mark.slow),
+        pytest.param("import transformers.quantizers", marks=pytest.mark.slow),
+        pytest.param("import torch", marks=pytest.mark.oldest_transformers),
+        pytest.param("import peft", marks=pytest.mark.slow),
         # Looking a module up is not importing it.
-        "import torch, importlib.util as u; u.find_spec('transformers.quantizers.auto')",
+        pytest.param(
+            "import torch, importlib.util as u; u.find_spec('transformers.quantizers.auto')",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_no_import_of_ours_is_needed(imports, llama):
@@ -73,23 +78,10 @@ def test_our_import_is_enough(imports, llama):
     assert loaded_type(imports, llama.packed, **off) == "SparseLinear"
 
 
-@pytest.mark.oldest_transformers
-def test_attention_is_known_without_an_import_of_ours(llama):
-    code = (
-        "import sys\nfrom transformers import AutoModelForCausalLM\n"
-        "load = AutoModelForCausalLM.from_pretrained\n"
-        "model = load(sys.argv[1], attn_implementation='unified_max')\n"
-        "print(model.config._attn_implementation)"
-    )
-    ran = python(code, llama.packed)
-    assert ran.stdout.strip() == "unified_max", ran.stderr
-
-
 @pytest.mark.slow
 def test_it_can_be_switched_off():
     code = (
         "import torch\nfrom transformers.quantizers import auto\n"
-        "import transformers.modeling_utils\n"
         "print('flashsparse' in auto.AUTO_QUANTIZER_MAPPING)"
     )
     assert python(code).stdout.strip() == "True"

@@ -41,9 +41,8 @@ def test_no_kernel_got_worse(capsys):
     kernels = resources.read(path)
     assert kernels
     with capsys.disabled():  # the table is for the log; pytest-xdist's workers have no stdout
-        kept = [kernel for kernel in kernels if kernel.arch in resources.KEPT_ARCHS]
-        resources.show(kept, file=sys.stderr)
-    assert resources.in_local_memory(kernels) == []
+        resources.show(kernels, file=sys.stderr)
+    assert resources.in_local_memory(path, kernels) == []
     made_by, committed = resources.read_committed()
     assert {kernel.arch for kernel in committed} == set(resources.KEPT_ARCHS)
     if resources.ptxas_version(path) == made_by:  # of another one the figures say nothing
@@ -59,7 +58,7 @@ def test_what_is_read_from_an_object(tmp_path, monkeypatch):
     nvcc = Path("/usr/local/cuda/bin/nvcc")
     (tmp_path / "planted.cu").write_text(PLANTED)
     command = [str(nvcc) if nvcc.exists() else "nvcc", "-std=c++17", "-c", "planted.cu"]
-    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("80", "90a")]
+    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("80", "89", "90a")]
     subprocess.run(command, cwd=tmp_path, check=True)
     monkeypatch.setattr(resources, "dynamic_shared", lambda kernel: 0)
     monkeypatch.setattr(resources, "launched_threads", lambda kernel, most: most)
@@ -71,8 +70,11 @@ def test_what_is_read_from_an_object(tmp_path, monkeypatch):
         assert (plain.threads, plain.static_shared, plain.LDG, plain.LDS) == (128, 0, 1, 0)
         assert (shared.threads, shared.static_shared, shared.LDS, shared.STS) == (64, 96 * 4, 1, 1)
         assert local.local >= 300 * 4 and plain.local == shared.local == 0
-    (first, second) = resources.in_local_memory(kernels.values())
-    assert "toy::local for sm_80" in first and "toy::local for sm_90a" in second
+    told = resources.in_local_memory(tmp_path / "planted.o", list(kernels.values()))
+    archs = ("sm_80", "sm_89", "sm_90a")  # those that are not read, too
+    assert sorted(line.partition(" uses")[0] for line in told) == [
+        f"toy::local for {arch}" for arch in archs
+    ]
 
 
 @pytest.mark.parametrize(

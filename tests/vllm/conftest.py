@@ -36,10 +36,15 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory) -> dict[str, str]:
-    """The environment of a process that runs vLLM, with compile caches of its own."""
+    """The environment of a process that runs vLLM, with compile caches of its own.
+
+    All test processes share what torch compiles: g++ takes longer for the headers than for a graph.
+    """
+    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else None
+    inductor = (shared or tmp_path_factory.getbasetemp()) / "inductor"
     caches = {
-        name: str(tmp_path_factory.mktemp(name.lower()))
-        for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")
+        "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm_cache")),
+        "TORCHINDUCTOR_CACHE_DIR": str(inductor),
     }
     return {**os.environ, **ENVIRONMENT, **caches}
 

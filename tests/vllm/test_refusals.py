@@ -4,12 +4,12 @@ server say which file, which layer and what rule."""
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import vllm_checkpoints as checkpoints
 from safetensors.torch import load_file, save_file
-from vllm_server import Server
+from vllm_server import Server, refusals, tail
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.integrations.vllm.preflight import DamagedCheckpointError, check_checkpoint
@@ -128,18 +128,23 @@ def test_a_layer_that_the_config_calls_dense_is_not_packed(packed, tmp_path):
         check_checkpoint(packed, config.model_copy(update={"ignore": ["q_proj"]}))
 
 
+def require_refusal(name: str, code: int, log: Path) -> None:
+    last = tail(log, 4)
+    assert code != 0, last
+    assert [word for word in DAMAGES[name][1] if word not in last] == [], last
+    assert "EngineCore" not in log.read_text()
+
+
 def test_the_server_does_not_start(packed, tmp_path, environment):
-    """Within a minute each ends in its front end, with no process started. Two at a time."""
+    """It ends in its front end within a minute, with no process started."""
+    folder, _ = damaged(packed, tmp_path / "truncated", "truncated")
+    server = Server(folder, tmp_path / "log", environment)
+    require_refusal("truncated", server.wait_for_refusal(), server.log)
 
-    def refuse(name):
-        folder, _ = damaged(packed, tmp_path / name, name)
-        server = Server(folder, tmp_path / f"{name}.log", environment)
-        return server.wait_for_refusal(), server
 
-    with ThreadPoolExecutor(2) as pool:
-        refusals = dict(zip(DAMAGES, pool.map(refuse, DAMAGES), strict=True))
-    for name, (code, server) in refusals.items():
-        last = server.tail(4)
-        assert code != 0, last
-        assert [word for word in DAMAGES[name][1] if word not in last] == [], last
-        assert "EngineCore" not in server.log.read_text()
+def test_no_damage_lets_a_server_start(packed, tmp_path, environment):
+    names = sorted(DAMAGES)
+    logs = {damaged(packed, tmp_path / name, name)[0]: tmp_path / f"{name}.log" for name in names}
+    codes = refusals(logs, environment)
+    for name, code, log in zip(names, codes, logs.values(), strict=True):
+        require_refusal(name, code, log)

@@ -2,10 +2,18 @@
 """`vllm serve` on real weights: the tokens are those of transformers in float32, whatever way
 they are asked for."""
 
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import torch
 import vllm_checkpoints as checkpoints
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from vllm_server import Server
+
+from flashsparse_plugin.checkpoint import convert_checkpoint
+from flashsparse_plugin.pruning import prune
 
 TEXTS = [
     "The capital of France is",
@@ -20,24 +28,34 @@ TEXTS = [
 TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def smollm2(smollm2_dir, tmp_path_factory):
-    """SmolLM2, half of it pruned: dense directory, packed directory, tokenizer, expected tokens."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+@dataclass
+class Served:
+    """A real model, half of it pruned; what transformers makes of it; and vLLM serving it."""
 
-    from flashsparse_plugin.checkpoint import convert_checkpoint
-    from flashsparse_plugin.pruning import prune
+    layers: int
+    dense: Path
+    packed: Path
+    tokenizer: PreTrainedTokenizerBase
+    prompts: list[list[int]]
+    expected: list[list[int]]
+    server: Server | None = None
 
-    folder = tmp_path_factory.mktemp("smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
-    model = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.bfloat16)
+
+def pruned_smollm2(source: Path, folder: Path, layers: int) -> Served:
+    """SmolLM2 up to a layer."""
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    model.config.layer_types = None
     prune(model, method="magnitude", sparsity=0.5, progress=False)
     dense, packed = folder / "dense", folder / "packed"
     model.save_pretrained(dense)
     tokenizer.save_pretrained(dense)
     convert_checkpoint(dense, packed, pack_all=True)
     prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
-    return dense, packed, tokenizer, prompts, checkpoints.greedy(dense, prompts, TOKENS)
+    expected = checkpoints.greedy(dense, prompts, TOKENS)
+    return Served(layers, dense, packed, tokenizer, prompts, expected)
 
 
 @pytest.fixture(scope="module")
@@ -45,62 +63,68 @@ def logs(tmp_path_factory):
     return tmp_path_factory.mktemp("logs")
 
 
-@pytest.fixture(scope="module")
-def packed_server(smollm2, logs, environment):
+@contextmanager
+def packed_server(source, folder, environment):
     """A packed checkpoint needs no option. Compiled, as is the default; two API servers; our decode
-    attention, from a cache of many blocks."""
+    attention, from a cache of many blocks. The compiler's time goes with the number of layers: of
+    the model's there are a few."""
+    served = pruned_smollm2(source, folder, layers=6)
     arguments = ("--max-model-len", "512", "--max-num-seqs", "32", "--api-server-count", "2")
     arguments += ("--decode-attention", "unified_max", "--block-size", "32")
-    with Server(smollm2[1], logs / "packed.log", environment, *arguments) as server:
-        yield server
+    with Server(served.packed, folder / "log", environment, *arguments) as served.server:
+        yield served
 
 
-@pytest.fixture(scope="module")
-def dense_server(smollm2, logs, environment):
-    """A dense checkpoint, packed while it loads; asked for in a YAML file."""
-    config = logs / "config.yaml"
+@contextmanager
+def dense_server(source, folder, environment):
+    """The whole model from a dense checkpoint, packed while it loads; asked for in a YAML file."""
+    served = pruned_smollm2(source, folder, layers=30)
+    config = folder / "config.yaml"
     config.write_text("sparse-method: tiled_csl\nmax-model-len: 512\nenforce-eager: true\n")
-    with Server(smollm2[0], logs / "dense.log", environment, "--config", str(config)) as server:
-        yield server
+    arguments = ("--config", str(config))
+    with Server(served.dense, folder / "log", environment, *arguments) as served.server:
+        yield served
 
 
-@pytest.fixture(params=["packed_server", "dense_server"], scope="module")
-def server(request):
-    return request.getfixturevalue(request.param)
+@pytest.fixture(params=[packed_server, dense_server], ids=lambda f: f.__name__, scope="module")
+def served(request, smollm2_dir, tmp_path_factory, environment):
+    with request.param(smollm2_dir, tmp_path_factory.mktemp("smollm2"), environment) as served:
+        yield served
 
 
-def test_completions_equal_transformers(smollm2, server):
-    *_, prompts, expected = smollm2
-    assert [server.complete(prompt, TOKENS) for prompt in prompts] == expected
+def test_completions_equal_transformers(served):
+    server = served.server
+    assert [server.complete(prompt, TOKENS) for prompt in served.prompts] == served.expected
     log = server.log.read_text()
-    assert "120 layers packed" in log
-    ours = "decode attention of 30 layers: flashsparse::unified_max_paged_decode on CPU" in log
+    assert f"{4 * served.layers} layers packed" in log
+    decode = f"decode attention of {served.layers} layers"
+    ours = f"{decode}: flashsparse::unified_max_paged_decode on CPU" in log
     assert ours == ("--decode-attention" in server.command)
 
 
-def test_streaming_gives_the_same(server, smollm2):
-    *_, prompts, expected = smollm2
-    assert server.complete(prompts[1], TOKENS, stream=True) == expected[1]
+def test_streaming_gives_the_same(served):
+    streamed = served.server.complete(served.prompts[1], TOKENS, stream=True)
+    assert streamed == served.expected[1]
 
 
-def test_chat_equals_transformers(server, smollm2):
-    dense, _, tokenizer, _, _ = smollm2
+def test_chat_equals_transformers(served):
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    (expected,) = checkpoints.greedy(dense, [ids["input_ids"]], TOKENS)
+    ids = served.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=True
+    )
+    (expected,) = checkpoints.greedy(served.dense, [ids["input_ids"]], TOKENS)
     body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    answer = server.post("/v1/chat/completions", **body, return_token_ids=True)
+    answer = served.server.post("/v1/chat/completions", **body, return_token_ids=True)
     assert answer["choices"][0]["token_ids"] == expected
-    parts = server.post("/v1/chat/completions", **body, stream=True)
+    parts = served.server.post("/v1/chat/completions", **body, stream=True)
     text = "".join(part["choices"][0]["delta"].get("content") or "" for part in parts)
     assert text == answer["choices"][0]["message"]["content"]
 
 
-def test_many_at_once_give_what_one_by_one_gives(server, smollm2):
-    *_, prompts, _ = smollm2
-    requests = [(prompts[i % 8][: 1 + i % 5], 4 + i % 17) for i in range(32)]
-    together = server.complete_all(requests)
-    assert together == [server.complete(*request) for request in requests]
+def test_many_at_once_give_what_one_by_one_gives(served):
+    requests = [(served.prompts[i % 8][: 1 + i % 5], 4 + i % 17) for i in range(32)]
+    together = served.server.complete_all(requests)
+    assert together == [served.server.complete(*request) for request in requests]
 
 
 @pytest.fixture(scope="module")

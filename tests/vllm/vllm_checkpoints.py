@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small pruned checkpoints, dense and packed, and what transformers makes of them."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -95,14 +96,17 @@ def make_large(folder: Path, layers: int = 9, sparsity: float = 0.8) -> Path:
             name: tuple(parameter.shape)
             for name, parameter in AutoModelForCausalLM.from_config(config).named_parameters()
         }
-    generator, weight_map = torch.Generator().manual_seed(0), {}
+
+    @functools.cache  # all layers are the same: random numbers would take most of the time
+    def weight(shape: tuple[int, ...], pruned: bool) -> torch.Tensor:
+        made = torch.randn(shape).bfloat16() * 0.02
+        return made * (torch.rand(shape) >= sparsity) if pruned else made
+
+    torch.manual_seed(0)
+    weight_map = {}
     for part in ["embed", *(f"layers.{i}." for i in range(layers)), "norm.weight", "lm_head"]:
-        tensors = {}
-        for name in [n for n in shapes if part in n and n not in weight_map]:
-            weight = torch.randn(shapes[name], generator=generator).bfloat16() * 0.02
-            if "_proj" in name:
-                weight[torch.rand(shapes[name], generator=generator) < sparsity] = 0
-            tensors[name] = weight
+        names = [name for name in shapes if part in name and name not in weight_map]
+        tensors = {name: weight(shapes[name], "_proj" in name).clone() for name in names}
         file = f"{part.strip('.')}.safetensors"
         save_file(tensors, folder / file, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)

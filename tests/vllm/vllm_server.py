@@ -25,17 +25,73 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+FORKED = """
+import contextlib, json, os, sys
+sys.argv[0] = json.loads(sys.argv[1])[0]["command"][0]
+from vllm.entrypoints.cli import main  # what `vllm` runs
+import vllm.entrypoints.openai.api_server  # what `vllm serve` imports
+codes = []
+for server in json.loads(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        log = os.open(server["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1), os.dup2(log, 2)
+        sys.argv = server["command"]
+        code = 1
+        try:
+            main.main()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(codes))
+"""
+
+
+def _command(model: Path, port: int, *arguments: str) -> list[str]:
+    return [
+        *(str(VLLM), "serve", str(model), "--served-model-name", "model"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--gpu-memory-utilization", "0.3", "--dtype", "float32"),
+        *arguments,
+    ]
+
+
+def refusals(models: dict[Path, Path], environment: dict[str, str]) -> list[int]:
+    """The exit codes of servers that must not start: each model's, with its log.
+
+    One after the other, all forked from one process that has imported vLLM once: the imports take
+    longer than the refusals, for each of which there are REFUSAL_TIMEOUT seconds.
+    """
+    servers = [
+        {"command": _command(model, _free_port()), "log": str(log)} for model, log in models.items()
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKED, json.dumps(servers)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        timeout=REFUSAL_TIMEOUT * (1 + len(servers)),
+        check=True,
+        text=True,
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def tail(log: Path, lines: int) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
 class Server:
     """A server on 127.0.0.1, gone with all of its processes at the end of the `with` block."""
 
     def __init__(self, model: Path, log: Path, environment: dict[str, str], *arguments: str):
         self.port, self.log = _free_port(), log
-        self.command = [
-            *(str(VLLM), "serve", str(model), "--served-model-name", "model"),
-            *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--gpu-memory-utilization", "0.3", "--dtype", "float32"),
-            *arguments,
-        ]
+        self.command = _command(model, self.port, *arguments)
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 self.command,
@@ -79,8 +135,8 @@ class Server:
         finally:
             self.close()
 
-    def tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    def tail(self) -> str:
+        return tail(self.log, 40)
 
     # The client.
 
