@@ -181,9 +181,18 @@ class SparseLinear(nn.Module):
             self.plan = plan_of(packed)
         return self
 
+    def unprepare(self) -> SparseLinear:
+        """Brings the weight back into its storage form, which runs anywhere but not as fast."""
+        self._set_tensors(self.storage())
+        self.plan = None
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x ends in {x.shape[-1]} features, {self} takes {self.in_features}")
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and x.dtype != torch.float64:  # as torch's own linear
+            x = x.to(torch.get_autocast_dtype(device))
         tensors = {name: getattr(self, name) for name in self._names}
         return self.held.format.linear(x, self.held, self.shape, tensors, self.bias, self.plan)
 
@@ -221,7 +230,7 @@ class SparseLinear(nn.Module):
             return super()._apply(place, recurse)
         # A device of another kind reads another form: go through the storage form.
         if self.held != self.scheme.format.runtime(self.scheme, after):
-            self._set_tensors(self.storage())
+            self.unprepare()
             own = {id(self._parameters[name]) for name in self._names}
         return super()._apply(place, recurse).prepare()
 

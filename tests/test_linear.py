@@ -187,3 +187,25 @@ def test_compiled_it_holds_its_threshold(linear, dataflow):
     for tokens in (2, 7, 8):
         x = torch.randn(tokens, 70)
         assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_autocast_rules_the_dtype_as_of_a_dense_layer(stored, given, dtype):
+    dense = nn.Linear(70, 150, dtype=stored)
+    dense.weight.data = sparse_weight(150, 70).to(stored)
+    packed = fs.SparseLinear.from_linear(dense)
+    x = torch.randn(5, 70).to(given).requires_grad_()
+    with torch.autocast("cpu", dtype):
+        y, expected = packed(x), dense(x)
+        torch.cat([y, torch.zeros(1, 150, dtype=dtype)])  # fails where dtypes are not of one kind
+    assert y.dtype == expected.dtype == dtype
+    torch.testing.assert_close(y, expected, rtol=2**-6, atol=2e-2)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.dtype == given
+    x = x.detach().double()
+    with torch.autocast("cpu", dtype):  # torch leaves float64 alone, and so it is an error
+        for layer in (packed, dense):
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                layer(x)
