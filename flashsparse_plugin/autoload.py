@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes transformers and peft know us, whether or not the user imports us.
+"""Makes transformers, peft and accelerate know us, whether or not the user imports us.
 
 transformers has no entry point for quantization methods; for an unknown method it warns and loads
 random weights. So `install` is called from two places: by `import flashsparse_plugin`, which is the
@@ -25,6 +25,7 @@ _WATCHED = {
     "transformers.quantizers.auto": "hf",
     "transformers.modeling_utils": "hf.attention",
     "peft.tuners.lora.layer": "hf.peft",
+    "accelerate.hooks": "hf.offload",
 }
 
 

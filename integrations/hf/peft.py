@@ -6,12 +6,18 @@ The packed weight stays frozen; the gradient passes through it to earlier layers
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from peft.tuners import tuners_utils
 from peft.tuners.lora.config import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
+from torch import nn
 
 from flashsparse_plugin.linear import SparseLinear
 
@@ -37,6 +43,31 @@ def register() -> None:
 
     __post_init__.knows_flashsparse = True
     LoraConfig.__post_init__ = __post_init__
+    tuners_utils._maybe_include_all_linear_layers = _with_packed_layers(
+        tuners_utils._maybe_include_all_linear_layers
+    )
+
+
+def _with_packed_layers(inner: Callable[[Any, nn.Module], Any]) -> Callable[[Any, nn.Module], Any]:
+    """Wraps what resolves `target_modules="all-linear"`, which knows nn.Linear and Conv1D alone."""
+
+    @functools.wraps(inner)
+    def include(config: Any, model: nn.Module) -> Any:
+        asked = getattr(config, "target_modules", None)
+        config = inner(config, model)
+        if isinstance(asked, str) and asked.lower() == INCLUDE_LINEAR_LAYERS_SHORTHAND:
+            adapted = [name for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)]
+            head = getattr(model, "get_output_embeddings", lambda: None)()
+            config.target_modules |= {
+                name
+                for name, module in model.named_modules()
+                if isinstance(module, SparseLinear)
+                and module is not head
+                and not any(name.startswith(f"{layer}.") for layer in adapted)
+            }
+        return config
+
+    return include
 
 
 class SparseLoraLinear(LoraLinear):

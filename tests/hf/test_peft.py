@@ -124,3 +124,20 @@ def test_register_again_changes_nothing():
     before = LoraConfig.__post_init__
     integration.register()
     assert LoraConfig.__post_init__ is before
+
+
+def test_all_linear_means_packed_layers_too(llama):
+    """All but the output head, as of a dense model, packed or not; a second adapter finds them."""
+    names = {}
+    for kind in ("masked", "packed"):
+        model = tiny.load(getattr(llama, kind))
+        wanted = LoraConfig(r=4, target_modules="all-linear")
+        adapted = get_peft_model(model, wanted)
+        names[kind] = set(adapted.peft_config["default"].target_modules)
+        adapted.add_adapter("second", LoraConfig(r=2, target_modules="all-linear"))
+        assert set(adapted.peft_config["second"].target_modules) == names[kind]
+    assert names["packed"] == names["masked"]
+    assert len(names["packed"]) == 2 * 7
+    ids = tiny.prompt()["input_ids"]
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    assert len([p for p in adapted.parameters() if p.grad is not None]) == 2 * 2 * 7
