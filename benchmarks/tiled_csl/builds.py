@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def main() -> None:
 
     noise = sorted(abs(row["before_1_us"] / row["before_2_us"] - 1) for row in rows)
     gpu = torch.cuda.get_device_name()
-    about = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "gpu": gpu}
+    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "gpu": gpu}
     about |= {"torch": torch.__version__, "dtype": "float16"}
     about["after_over_before"] = round(geomean([ratio(row) for row in rows]), 4)
     about["noise_median"] = round(statistics.median(noise), 4)

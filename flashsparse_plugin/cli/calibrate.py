@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _CELLS = 14  # of a histogram in the table
 
 
-class CalibrateDtype(str, Enum):
+class CalibrateDtype(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
 

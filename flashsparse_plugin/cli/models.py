@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     auto = "auto"
     bfloat16 = "bfloat16"
     float16 = "float16"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from flashsparse_plugin.pruning import PruneReport
 
 
-class Method(str, Enum):
+class Method(StrEnum):
     wanda = "wanda"
     magnitude = "magnitude"
 
 
-class Scope(str, Enum):
+class Scope(StrEnum):
     layer = "layer"
     row = "row"
     everything = "global"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +30,12 @@ _SHOWN = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # by engines such as vLLM
 
 
-class TuneDtype(str, Enum):
+class TuneDtype(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
 
 
-class Estimate(str, Enum):
+class Estimate(StrEnum):
     H200 = "H200"
     H100 = "H100"
     A100 = "A100"
