@@ -19,14 +19,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from .gpu import Gpu
+from .messages import printable
 from .plan import Implementation, Plan
 
 
 class FormatError(ValueError):
     """A weight, a scheme or a packed tensor that breaks a rule of its format.
 
-    The message names the layer where one is known, the shape, the rule and the remedy.
+    The message names the layer where one is known, the shape, the rule and the remedy; whatever
+    it quotes of a file is safe to be shown on a terminal.
     """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ from ..config import FlashSparseConfig
 from ..formats import format_names, get_format, packed_names
 from ..formats.values import cast, packable_dtype
 from ..matching import matches
+from ..messages import complaint
 from ..names import QUANT_METHOD
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .linears import Linear, find_linears
@@ -141,10 +142,8 @@ def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
     try:
         return FlashSparseConfig(**quantization)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "quantization_config"
         raise CheckpointError(
-            f"quantization_config of {directory.path} is not valid: {where}: {first['msg']}"
+            f"quantization_config of {directory.path} is not valid: {complaint(error)}"
         ) from None
 
 
