@@ -97,7 +97,7 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}): fetch it again"
+            f"{path} is not a whole safetensors file ({error}): fetch it again"
         ) from None
 
 
