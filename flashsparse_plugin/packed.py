@@ -544,7 +544,7 @@ def _steps(grain: int | None, what: str) -> str:
 
 # Of a RuntimeError that is no verdict on the tensors: torch has a class for a GPU without memory,
 # but none for a CPU.
-_NO_VERDICT = ("allocate memory", "out of memory", "CUDA error")
+_NO_VERDICT = ("allocate memory", "out of memory", "bad_alloc", "CUDA error")
 
 
 @contextmanager
