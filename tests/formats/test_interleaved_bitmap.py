@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU's runtime form: what validates can be read by every kernel, and nothing else validates."""
+"""The CPU's runtime form: what validates can be read by every kernel, and nothing else does."""
 
 import pytest
 import torch
