@@ -26,5 +26,5 @@ def read_bounded(path: Path, most: int) -> bytes:
             raise OSError(f"{path} is not a regular file")
         data = file.read(most + 1)
     if len(data) > most:
-        raise OSError(f"{path} is larger than {most >> 20} MiB, the most that is read")
+        raise OSError(f"{path} is larger than {most:,} bytes, the most that is read")
     return data

@@ -27,9 +27,31 @@ def printable(text: str) -> str:
     )
 
 
-def complaint(error: ValidationError) -> str:
-    """Returns what pydantic says first, in a sentence: the place, and what is wrong there."""
+class PrintableMessage:
+    """Mixed into an exception: its message is safe to be shown, whatever it quotes of a file."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, in main memory or on a GPU.
+
+    torch has a class for a GPU without memory, but none for a CPU.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return any(part in str(error) for part in ("out of memory", "allocate memory", "bad_alloc"))
+
+
+def complaint(error: ValidationError, *inside: str) -> str:
+    """Returns what pydantic says first, in a sentence: the place, and what is wrong there.
+
+    Args:
+        error: What pydantic raised.
+        *inside: The keys under which it found what it validated.
+    """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(part)[:100] for part in first["loc"])
+    place = ".".join(str(part)[:100] for part in (*inside, *first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     return printable(f"{place}: {message}" if place else message)

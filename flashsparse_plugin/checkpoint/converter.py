@@ -20,6 +20,7 @@ from ..config import LayerConfig
 from ..formats import get_format
 from ..formats.values import cast, count_changed, packable_dtype
 from ..matching import matches
+from ..messages import printable
 from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import nothing_packed, warnings_about
@@ -164,7 +165,7 @@ class _Conversion:
         self._write_surroundings(staging)
         staging.commit()
         for warning in self.report.warnings:
-            logger.warning("%s", warning)
+            logger.warning("%s", printable(warning))
         return self.report
 
     def _resume(self, staging: Staging) -> int:

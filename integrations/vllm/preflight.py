@@ -18,6 +18,7 @@ from flashsparse_plugin.checkpoint.linears import Linear, find_linears
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
+from flashsparse_plugin.messages import PrintableMessage
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 logger = logging.getLogger("vllm.flashsparse")
@@ -25,7 +26,7 @@ logger = logging.getLogger("vllm.flashsparse")
 _REMEDY = "fetch it again, or convert the model anew with `flashsparse convert`"
 
 
-class DamagedCheckpointError(RuntimeError):
+class DamagedCheckpointError(PrintableMessage, RuntimeError):
     """A packed checkpoint that cannot be served; the message names file, layer and rule.
 
     Not a ValueError, for the same reason as SettingsError.
