@@ -27,8 +27,8 @@ def printable(text: str) -> str:
     )
 
 
-class PrintableMessage:
-    """Mixed into an exception: its message is safe to be shown, whatever it quotes of a file."""
+class PrintableMessage(Exception):
+    """An exception whose message is safe to be shown, whatever it quotes of a file."""
 
     def __init__(self, message: str):
         super().__init__(printable(message))
