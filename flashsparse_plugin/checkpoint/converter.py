@@ -25,6 +25,7 @@ from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
+from .checksums import checksum, verify
 from .linears import Linear, find_linears
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo, read_header
 from .report import ConversionReport, LayerReport, human
@@ -214,9 +215,12 @@ class _Conversion:
                     tensors[info.name] = writer.nbytes - nbytes
                 else:
                     rounded += sum(count_changed(part, packed.dtype) for part in info.rows())
-                    for name, tensor in packed.tensors.items():
-                        name = f"{info.name.removesuffix('weight')}{name}"
-                        writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor])
+                    for own, tensor in packed.tensors.items():
+                        name, seal = (
+                            f"{info.name.removesuffix('weight')}{own}",
+                            checksum(packed, own),
+                        )
+                        writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor], seal)
                         tensors[name] = tensor.nbytes
                 if layer is not None:
                     layers.append(layer)
@@ -319,7 +323,7 @@ class _Conversion:
                     for part, other in zip(written.rows(), info.rows(), strict=True)
                 )
             else:
-                same = self._packed_is_same(path, info)
+                same = self._packed_is_same(header, info)
             if not same:
                 raise CheckpointError(
                     f"tensor {info.name!r} {list(info.shape)} does not read back from {path} as "
@@ -359,15 +363,16 @@ class _Conversion:
         known = (layers, rounded) == (shard["layers"], shard["rounded"])
         return known and start < shard["end"] <= len(self.tensors)
 
-    def _packed_is_same(self, path: Path, info: TensorInfo) -> bool:
+    def _packed_is_same(self, header: Mapping[str, TensorInfo], info: TensorInfo) -> bool:
         linear = self.linear_of[info.name]
         scheme = self.schemes[linear.name]
         prefix = info.name.removesuffix("weight")
-        tensors = {
-            name: TensorInfo(prefix + name, path, spec.dtype, ()).read()
-            for name, spec in scheme.format.tensors(scheme, linear.shape).items()
+        infos = {
+            name: header[prefix + name] for name in scheme.format.tensors(scheme, linear.shape)
         }
-        weight = PackedWeight(scheme, linear.shape, tensors).validate(linear.name).unpack()
+        packed = PackedWeight(scheme, linear.shape, {n: each.read() for n, each in infos.items()})
+        verify(linear.name, packed, infos)
+        weight = packed.validate(linear.name).unpack()
         start = 0
         for part in info.rows():
             part = _cast(part, scheme.dtype, info.name)

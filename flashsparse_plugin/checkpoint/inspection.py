@@ -19,6 +19,7 @@ from ..matching import matches
 from ..messages import complaint
 from ..names import QUANT_METHOD
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
+from .checksums import verify
 from .linears import Linear, find_linears
 from .reader import CheckpointError, ModelDirectory
 from .report import mean_sparsity
@@ -199,8 +200,11 @@ def _read_packed(
     if scheme is None:
         told = "has no quantization_config that tells how" if config is None else "calls it dense"
         raise CheckpointError(f"{where} is packed, and config.json {told}: fetch the model again")
-    tensors = {own: directory.tensors[name].read() for own, name in named.items()}
-    return PackedWeight(scheme, linear.shape, tensors).validate(linear.name)
+    infos = {own: directory.tensors[name] for own, name in named.items()}
+    packed = PackedWeight(scheme, linear.shape, {own: each.read() for own, each in infos.items()})
+    packed.validate(linear.name)
+    verify(linear.name, packed, infos)
+    return packed
 
 
 def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:

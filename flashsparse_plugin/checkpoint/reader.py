@@ -57,14 +57,19 @@ class CheckpointError(FormatError):
     """A model directory that cannot be read or written; the message tells the remedy."""
 
 
+CHECKSUM = "flashsparse.xxh3."
+"""Of a packed tensor's checksum in the metadata of its file; the tensor's name follows."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
-    """The entry of one tensor in a file's header."""
+    """The entry of one tensor in a file's header; of a packed one with its checksum, if known."""
 
     name: str
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
+    checksum: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +114,7 @@ def read_header(path: Path) -> list[TensorInfo]:
     """
     found = []
     with _open(path) as file:
-        names = file.keys()
+        names, metadata = file.keys(), file.metadata() or {}
         for name in names:
             if len(name) > MAX_NAME:
                 raise CheckpointError(
@@ -124,7 +129,7 @@ def read_header(path: Path) -> list[TensorInfo]:
                     f"tensor {name!r} {list(shape)} in {path.name} is of dtype {code}: quantized "
                     "checkpoints are not supported, start from the model in float16 or bfloat16"
                 )
-            found.append(TensorInfo(name, path, DTYPES[code], shape))
+            found.append(TensorInfo(name, path, DTYPES[code], shape, metadata.get(CHECKSUM + name)))
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from flashsparse_plugin.checkpoint.reader import read_headers, require_inside
+from flashsparse_plugin.checkpoint.reader import TensorInfo, read_headers, require_inside
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.packed import FormatError, PackedWeight
@@ -30,12 +30,14 @@ class Checkpoint:
     Attributes:
         packed: Per packed layer its tensors, on the meta device: shapes and dtypes, no data.
         dense: Every other tensor by name, on the meta device too.
+        infos: Per packed layer the entries of its tensors in the files.
         stored_as: Per packed layer its name in the file, where that is another.
         merged: Whether the loader merges or splits tensors of this checkpoint.
     """
 
     packed: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
+    infos: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
     stored_as: dict[str, str] = field(default_factory=dict)
     merged: bool = False
 
@@ -59,7 +61,8 @@ class Checkpoint:
             for layer, tensors in packed_names(headers).items()
             for own, key in tensors.items()
         }
-        for key, tensor in headers.items():
+        for key, info in headers.items():
+            tensor = torch.empty(info.shape, dtype=info.dtype, device="meta")
             layer, name = packed.get(key, ("", ""))
             is_packed = key in packed
             # The loader's own renaming (prefixes, old names), asked for the weight's dense name.
@@ -82,6 +85,7 @@ class Checkpoint:
             else:
                 own = target.removesuffix(".weight")
                 checkpoint.packed.setdefault(own, {})[name] = tensor
+                checkpoint.infos.setdefault(own, {})[name] = info
                 checkpoint.stored_as[own] = layer
         return checkpoint
 
@@ -143,18 +147,15 @@ class Checkpoint:
             )
 
 
-def _headers(files: list[Path], home: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the files on the meta device.
+def _headers(files: list[Path], home: Path) -> dict[str, TensorInfo]:
+    """The entries of all tensors of the files.
 
     Raises:
         CheckpointError: For a file outside of `home`, or one that is no whole safetensors file.
     """
     for path in files:
         require_inside(path, home)
-    return {
-        name: torch.empty(info.shape, dtype=info.dtype, device="meta")
-        for name, info in read_headers(files).items()
-    }
+    return read_headers(files)
 
 
 def _home(model: PreTrainedModel, files: list[Path]) -> Path:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
+from flashsparse_plugin.checkpoint.checksums import verify
 from flashsparse_plugin.checkpoint.linears import Linear, find_linears
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
@@ -109,6 +110,9 @@ def _check_layer(
             )
         if shape is not None:
             loaded = {own: info.read() for own, info in tensors.items()}
-            PackedWeight(scheme, shape, loaded).validate(name)
+            packed = PackedWeight(scheme, shape, loaded).validate(name)
+            verify(name, packed, tensors)
+    except CheckpointError:
+        raise
     except FormatError as error:
         raise CheckpointError(f"{files}: {error}") from None
