@@ -10,17 +10,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .formats import get_format
 from .formats.values import packable_dtype, parse_dtype
+from .matching import matches
+from .messages import complaint, printable
 from .names import DEFAULT_FORMAT, DENSE, QUANT_METHOD
 from .packed import FormatError, Scheme
 
 logger = logging.getLogger(__name__)
+
+MAX_IGNORED: Final = 4096  # names and patterns; each is compared with every layer
+MAX_LAYERS: Final = 100_000  # above the linear layers of any model
+Name = Annotated[str, Field(max_length=1000)]  # of a module, or a pattern
 
 
 class LayerConfig(BaseModel):
@@ -78,8 +84,8 @@ class FlashSparseConfig(BaseModel):
     dtype: str | None = None
     sparsity: float | None = Field(default=None, ge=0.0, le=1.0)
     pruning: Literal["none", "magnitude"] = "none"
-    ignore: list[str] = ["lm_head"]
-    layers: dict[str, LayerConfig] = {}
+    ignore: Annotated[list[Name], Field(max_length=MAX_IGNORED)] = ["lm_head"]
+    layers: Annotated[dict[Name, LayerConfig], Field(max_length=MAX_LAYERS)] = {}
     options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
 
@@ -91,13 +97,19 @@ class FlashSparseConfig(BaseModel):
             return data
         data = dict(data)
         for other in ("modules_to_not_convert", "ignored_layers"):
-            if other in data:
-                own = data.get("ignore", ["lm_head"])
-                data["ignore"] = [*own, *(x for x in data.pop(other) or [] if x not in own)]
+            if other not in data:
+                continue
+            own, more = data.get("ignore", ["lm_head"]), data.pop(other) or []
+            if not all(isinstance(each, list | tuple) for each in (own, more)):
+                raise ValueError(f"ignore and {other} must be lists of names")
+            if len(own) + len(more) > MAX_IGNORED:
+                raise ValueError(f"ignore and {other} have more than {MAX_IGNORED} entries")
+            data["ignore"] = [*own, *(each for each in more if each not in own)]
         return data
 
     @model_validator(mode="after")
     def _check(self) -> FlashSparseConfig:
+        matches("", self.ignore)  # compiles the patterns
         self._scheme(LayerConfig(format=self.format), ())
         for name, layer in self.layers.items():
             try:
@@ -109,7 +121,7 @@ class FlashSparseConfig(BaseModel):
         if self.__pydantic_extra__:
             logger.warning(
                 "keys of quantization_config that this version does not know are kept unread: %s",
-                ", ".join(sorted(self.__pydantic_extra__)),
+                printable(", ".join(sorted(self.__pydantic_extra__))),
             )
         return self
 
@@ -162,7 +174,10 @@ class FlashSparseConfig(BaseModel):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> FlashSparseConfig:
-        return cls(**config_dict, **kwargs)
+        try:
+            return cls(**config_dict, **kwargs)
+        except ValidationError as error:
+            raise FormatError(f"quantization_config: {complaint(error)}") from None
 
     def get(self, key: str, default: Any = None) -> Any:
         """Behaves as dict.get, which transformers calls on a config that it is given."""

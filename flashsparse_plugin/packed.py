@@ -19,10 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from .gpu import Gpu
+from .messages import PrintableMessage, is_out_of_memory
 from .plan import Implementation, Plan
 
 
-class FormatError(ValueError):
+class FormatError(PrintableMessage, ValueError):
     """A weight, a scheme or a packed tensor that breaks a rule of its format.
 
     The message names the layer where one is known, the shape, the rule and the remedy.
@@ -537,11 +538,6 @@ def _steps(grain: int | None, what: str) -> str:
     return f"only at multiples of {grain}" if grain else f"it cannot be cut between {what}s"
 
 
-# Of a RuntimeError that is no verdict on the tensors: torch has a class for a GPU without memory,
-# but none for a CPU.
-_NO_VERDICT = ("allocate memory", "out of memory", "CUDA error")
-
-
 @contextmanager
 def rules() -> Iterator[None]:
     """Turns an op's RuntimeError about a broken rule into a FormatError of one line.
@@ -551,7 +547,6 @@ def rules() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _NO_VERDICT):
+        if is_out_of_memory(error) or "CUDA error" in str(error):
             raise
-        raise FormatError(text.splitlines()[0]) from None
+        raise FormatError(str(error).splitlines()[0]) from None

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every op keeps its promises to PyTorch: schema, fake shapes, autograd, torch.compile."""
 
+import resource
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,6 +48,7 @@ SAMPLES = {
     ],
     "tiled_csl_linear_planned": [],  # CUDA only
     "interleaved_bitmap_pack": [(WEIGHT,)],
+    "interleaved_bitmap_validate": [(*RUNNING, OUT, IN)],
     "interleaved_bitmap_unpack": [(*RUNNING, OUT, IN, torch.bfloat16)],
     "interleaved_bitmap_linear": [
         (x(), *RUNNING, OUT, torch.bfloat16),
@@ -159,3 +162,26 @@ def test_bad_arguments_are_errors_before_any_kernel_runs(args, message):
 def test_no_tokens_give_no_rows():
     y = ops.interleaved_bitmap_linear(torch.ones(0, IN), *RUNNING, OUT, torch.bfloat16)
     assert y.shape == (0, OUT)
+
+
+def test_a_refusal_names_neither_a_file_nor_a_function():
+    with pytest.raises(RuntimeError) as caught:
+        ops.tiled_csl_pack(torch.zeros(3))
+    assert str(caught.value).startswith("weight must be [out_features, in_features], has 1 dim")
+
+
+def test_out_of_memory_says_so():
+    """The weight is empty packed, and 274 GB dense."""
+    rows = 2**31 - 1
+    offsets = torch.zeros((rows + 127) // 128 + 1, dtype=torch.int32)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))  # on a machine that has as much, too
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            ops.tiled_csl_unpack(
+                torch.zeros(0, dtype=torch.int32), offsets, rows, 64, torch.bfloat16
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    told = "out of memory: there is no room for a tensor of [2147483647, 64]"
+    assert str(caught.value).splitlines()[0] == told

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import weakref
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from ..cache import cache_directory, write_whole
+from ..files import read_bounded
 
 logger = logging.getLogger("flashsparse_plugin.attention")
 
+_MAX_BYTES = 16 << 20  # of a file of counts
 _COUNTERS: weakref.WeakSet[Counter] = weakref.WeakSet()
 
 
@@ -93,18 +96,19 @@ def published() -> list[dict[str, Any]]:
     """The counts that running processes have published; removes files of ended processes.
 
     Returns:
-        For each process "pid" and "command", then "counted", the time, and "layers", as `counters`
+        For each process "pid" and "program", then "counted", the time, and "layers", as `counters`
         returns them; or "error" if its file cannot be read.
     """
     found = []
     for path in sorted(_folder().glob("*.json")):
-        command = _command(path.stem)
-        if command is None:
-            path.unlink(missing_ok=True)
+        program = _program(path.stem)
+        if program is None:
+            with suppress(OSError):  # another doctor was faster, or it is a directory
+                path.unlink()
             continue
-        process: dict[str, Any] = {"pid": int(path.stem), "command": command}
+        process: dict[str, Any] = {"pid": int(path.stem), "program": program}
         try:
-            counts = Counts.model_validate_json(path.read_bytes())
+            counts = Counts.model_validate_json(read_bounded(path, _MAX_BYTES))
         except (OSError, ValidationError) as error:
             reason = str(error).splitlines()[0]
             process["error"] = f"{path} cannot be read as counts: {reason}. Remove it"
@@ -114,13 +118,15 @@ def published() -> list[dict[str, Any]]:
     return found
 
 
-def _command(pid: str) -> str | None:
-    """The command line of a running process; None if no process has this number."""
+def _program(pid: str) -> str | None:
+    """The name of a running process; None if no process has this number.
+
+    Not its command line, which may hold a password or a key.
+    """
     try:
-        text = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
+        return Path(f"/proc/{int(pid)}/comm").read_text(errors="replace").strip()
     except (OSError, ValueError):
         return None
-    return text.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _natural(name: str) -> list[str | int]:

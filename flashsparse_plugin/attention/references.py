@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ..messages import PrintableMessage, complaint
+
 KEY = "unified_max"  # in config.json, beside num_attention_heads
 VERSION = 1
 
 
-class CalibrationError(ValueError):
+class CalibrationError(PrintableMessage, ValueError):
     """An entry "unified_max" that is invalid."""
 
 
@@ -126,9 +128,7 @@ def unified_max_of(config: Any) -> UnifiedMax | None:
     try:
         return UnifiedMax.model_validate(entry)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, (KEY, *first["loc"])))
         raise CalibrationError(
-            f"config.json: {where}: {first['msg'].removeprefix('Value error, ')}. Remove the entry "
-            f'"{KEY}", or write it again with `flashsparse calibrate`'
+            f'config.json: {complaint(error, KEY)}. Remove the entry "{KEY}", or write it again '
+            "with `flashsparse calibrate`"
         ) from None

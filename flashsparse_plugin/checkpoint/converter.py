@@ -20,15 +20,17 @@ from ..config import LayerConfig
 from ..formats import get_format
 from ..formats.values import cast, count_changed, packable_dtype
 from ..matching import matches
+from ..messages import printable
 from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
+from .checksums import checksum
 from .linears import Linear, find_linears
-from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
+from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo, read_header
 from .report import ConversionReport, LayerReport, human
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
-from .staging import Staging
+from .staging import Staging, part_name
 from .surroundings import CARD, carry_files, name_shards, write_json
 from .values import same_bits, same_bits_but_zero_sign
 from .writer import ShardWriter
@@ -150,9 +152,8 @@ class _Conversion:
 
     def run(self, staging: Staging) -> ConversionReport:
         self.report.out = str(staging.out)
+        position = self._resume(staging)
         self.report.resumed_shards = len(staging.finished)
-        position = staging.finished[-1]["end"] if staging.finished else 0
-        self._advance(2 * sum(info.nbytes for info in self.tensors[:position]), "resuming")
         while position < len(self.tensors):
             shard = self._write_shard(staging, position)
             self._verify_shard(staging.path / shard["file"], position, shard)
@@ -165,8 +166,25 @@ class _Conversion:
         self._write_surroundings(staging)
         staging.commit()
         for warning in self.report.warnings:
-            logger.warning("%s", warning)
+            logger.warning("%s", printable(warning))
         return self.report
+
+    def _resume(self, staging: Staging) -> int:
+        """Keeps the shards of an earlier run that are what its state says; returns where they end.
+
+        They are compared with the source, as what was just written is.
+        """
+        position = 0
+        for number, shard in enumerate(staging.finished):
+            done = self.done
+            if not self._is_as_claimed(staging.path / shard["file"], position, shard):
+                logger.warning("%s is not what its state says: written again", shard["file"])
+                staging.keep(number)
+                self.done = done
+                break
+            position = shard["end"]
+        self._advance(sum(info.nbytes for info in self.tensors[:position]), "resuming")
+        return position
 
     def _advance(self, nbytes: int, what: str) -> None:
         self.done += nbytes
@@ -176,7 +194,7 @@ class _Conversion:
 
     def _write_shard(self, staging: Staging, start: int) -> dict[str, Any]:
         """Writes the tensors from number `start` on until the shard is full."""
-        file = f"part-{len(staging.finished) + 1:05}.safetensors"
+        file = part_name(len(staging.finished) + 1)
         rest = self.tensors[start:]
         writer = ShardWriter(staging.path / file, self._names(rest))
         layers: list[LayerReport] = []
@@ -197,9 +215,12 @@ class _Conversion:
                     tensors[info.name] = writer.nbytes - nbytes
                 else:
                     rounded += sum(count_changed(part, packed.dtype) for part in info.rows())
-                    for name, tensor in packed.tensors.items():
-                        name = f"{info.name.removesuffix('weight')}{name}"
-                        writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor])
+                    for own, tensor in packed.tensors.items():
+                        name, seal = (
+                            f"{info.name.removesuffix('weight')}{own}",
+                            checksum(packed, own),
+                        )
+                        writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor], seal)
                         tensors[name] = tensor.nbytes
                 if layer is not None:
                     layers.append(layer)
@@ -229,38 +250,45 @@ class _Conversion:
 
     def _pack(self, info: TensorInfo) -> tuple[PackedWeight | None, LayerReport | None]:
         """Packs a tensor where it is a weight to be packed, and tells about it where it is one."""
-        linear = self.linear_of.get(info.name)
-        if linear is None:
-            return None, None
-        reason = self.reasons[linear.name]
-        bytes_dense = info.nbytes // info.dtype.itemsize * self._carried_dtype(info).itemsize
-        sparsity = None
-        if info.dtype in _FLOATS:
-            kept = sum(int(part.count_nonzero()) for part in info.rows())
-            sparsity = 1 - kept / (info.shape[0] * info.shape[1])
-        layer = LayerReport(
-            linear.name, linear.kind, linear.shape, sparsity, bytes_dense, None, reason
-        )
-        if reason is not None:
+        layer = self._layer(info)
+        if layer is None or layer.reason is not None:
             return None, layer
-        scheme = self.schemes[linear.name]
+        scheme = self.schemes[layer.name]
         weight = _cast(info.read(), scheme.dtype, info.name)
         try:
             packed = scheme.format.pack(weight, scheme)
         except FormatError as error:
             raise CheckpointError(
-                f"layer {linear.name!r} {list(linear.shape)} cannot be packed to {scheme.title}: "
-                f"{error}. Leave it dense with --ignore {linear.name} (ignore=), or choose another "
+                f"layer {layer.name!r} {list(layer.shape)} cannot be packed to {scheme.title}: "
+                f"{error}. Leave it dense with --ignore {layer.name} (ignore=), or choose another "
                 "format or options"
             ) from None
-        layer.bytes_packed, layer.scheme = packed.nbytes, scheme.title
-        if packed.nbytes > bytes_dense and not self.settings.pack_all:
+        self._judge(layer, packed.nbytes)
+        return (packed if layer.is_packed else None), layer
+
+    def _layer(self, info: TensorInfo) -> LayerReport | None:
+        """What is known of a layer before it is packed; None where the tensor is no weight."""
+        linear = self.linear_of.get(info.name)
+        if linear is None:
+            return None
+        bytes_dense = info.nbytes // info.dtype.itemsize * self._carried_dtype(info).itemsize
+        sparsity = None
+        if info.dtype in _FLOATS:
+            kept = sum(int(part.count_nonzero()) for part in info.rows())
+            sparsity = 1 - kept / (info.shape[0] * info.shape[1])
+        reason = self.reasons[linear.name]
+        return LayerReport(
+            linear.name, linear.kind, linear.shape, sparsity, bytes_dense, None, reason
+        )
+
+    def _judge(self, layer: LayerReport, nbytes: int) -> None:
+        """Notes how large a layer is packed, and gives it a reason to stay dense if too large."""
+        layer.bytes_packed, layer.scheme = nbytes, self.schemes[layer.name].title
+        if nbytes > layer.bytes_dense and not self.settings.pack_all:
             layer.reason = (
-                f"larger packed than dense: {human(packed.nbytes)} against {human(bytes_dense)} "
+                f"larger packed than dense: {human(nbytes)} against {human(layer.bytes_dense)} "
                 f"at {1 - layer.known_sparsity:.1%} density"
             )
-            return None, layer
-        return packed, layer
 
     def _carry(self, writer: ShardWriter, info: TensorInfo, dtype: torch.dtype) -> int:
         """Copies a tensor into the shard as it is, or cast; returns how many values changed."""
@@ -285,16 +313,17 @@ class _Conversion:
 
     def _verify_shard(self, path: Path, position: int, shard: Mapping[str, Any]) -> None:
         """Reads a finished shard back and compares it, tensor by tensor, with the source."""
+        header = {written.name: written for written in read_header(path)}
         for info in self.tensors[position : shard["end"]]:
-            if info.name in shard["tensors"]:
+            written = header.get(info.name)
+            if written is not None:
                 dtype = self._carried_dtype(info)
-                written = TensorInfo(info.name, path, dtype, info.shape)
-                same = all(
+                same = (written.dtype, written.shape) == (dtype, info.shape) and all(
                     same_bits(part, _cast(other, dtype, info.name))
                     for part, other in zip(written.rows(), info.rows(), strict=True)
                 )
             else:
-                same = self._packed_is_same(path, info)
+                same = self._packed_is_same(header, info)
             if not same:
                 raise CheckpointError(
                     f"tensor {info.name!r} {list(info.shape)} does not read back from {path} as "
@@ -302,15 +331,49 @@ class _Conversion:
                 )
             self._advance(info.nbytes, f"checking {info.name}")
 
-    def _packed_is_same(self, path: Path, info: TensorInfo) -> bool:
+    def _is_as_claimed(self, path: Path, start: int, shard: Mapping[str, Any]) -> bool:
+        """Whether a shard of an earlier run is what its entry in the state says.
+
+        It holds the source's tensors from number `start` on, packed where they are to be, and what
+        the entry says of layers is so. Only the packed size of a layer that stayed dense for it is
+        taken as it is.
+        """
+        names: set[str] = set()
+        layers, rounded = [], 0
+        claimed = {layer["name"]: layer["bytes_packed"] for layer in shard["layers"]}
+        for info in self.tensors[start : shard["end"]]:
+            layer, dtype, own = self._layer(info), self._carried_dtype(info), {info.name}
+            if layer is not None:
+                if layer.reason is None:
+                    self._judge(layer, claimed.get(layer.name) or 0)
+                if layer.is_packed:
+                    dtype, own = self.schemes[layer.name].dtype, {*self._names([info])} - own
+                    if layer.bytes_packed != sum(shard["tensors"].get(name, 0) for name in own):
+                        return False
+                layers.append(asdict(layer))
+            names |= own
+            rounded += sum(count_changed(part, dtype) for part in info.rows())
+        try:
+            written = {info.name: info.nbytes for info in read_header(path)}
+            if written != shard["tensors"] or written.keys() != names:
+                return False
+            self._verify_shard(path, start, shard)
+        except FormatError:
+            return False
+        known = (layers, rounded) == (shard["layers"], shard["rounded"])
+        return known and start < shard["end"] <= len(self.tensors)
+
+    def _packed_is_same(self, header: Mapping[str, TensorInfo], info: TensorInfo) -> bool:
         linear = self.linear_of[info.name]
         scheme = self.schemes[linear.name]
         prefix = info.name.removesuffix("weight")
-        tensors = {
-            name: TensorInfo(prefix + name, path, spec.dtype, ()).read()
-            for name, spec in scheme.format.tensors(scheme, linear.shape).items()
+        infos = {
+            name: header[prefix + name] for name in scheme.format.tensors(scheme, linear.shape)
         }
-        weight = PackedWeight(scheme, linear.shape, tensors).validate(linear.name).unpack()
+        packed = PackedWeight(scheme, linear.shape, {n: each.read() for n, each in infos.items()})
+        if any(each.checksum != checksum(packed, name) for name, each in infos.items()):
+            return False
+        weight = packed.validate(linear.name).unpack()
         start = 0
         for part in info.rows():
             part = _cast(part, scheme.dtype, info.name)
@@ -383,9 +446,6 @@ class _Conversion:
                 linear.name, linear.kind, linear.shape, None, 0, None, self.reasons[linear.name]
             )
             report.layers.append(known.get(linear.name, absent))
-        for layer in report.layers:
-            rows, cols = layer.shape  # a list where it was read from JSON
-            layer.shape = (rows, cols)
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
         report.warnings = [

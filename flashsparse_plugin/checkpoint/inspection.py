@@ -16,8 +16,10 @@ from ..config import FlashSparseConfig
 from ..formats import format_names, get_format, packed_names
 from ..formats.values import cast, packable_dtype
 from ..matching import matches
+from ..messages import complaint
 from ..names import QUANT_METHOD
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
+from .checksums import verify
 from .linears import Linear, find_linears
 from .reader import CheckpointError, ModelDirectory
 from .report import mean_sparsity
@@ -141,10 +143,8 @@ def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
     try:
         return FlashSparseConfig(**quantization)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "quantization_config"
         raise CheckpointError(
-            f"quantization_config of {directory.path} is not valid: {where}: {first['msg']}"
+            f"quantization_config of {directory.path} is not valid: {complaint(error)}"
         ) from None
 
 
@@ -200,8 +200,11 @@ def _read_packed(
     if scheme is None:
         told = "has no quantization_config that tells how" if config is None else "calls it dense"
         raise CheckpointError(f"{where} is packed, and config.json {told}: fetch the model again")
-    tensors = {own: directory.tensors[name].read() for own, name in named.items()}
-    return PackedWeight(scheme, linear.shape, tensors).validate(linear.name)
+    infos = {own: directory.tensors[name] for own, name in named.items()}
+    packed = PackedWeight(scheme, linear.shape, {own: each.read() for own, each in infos.items()})
+    packed.validate(linear.name)
+    verify(linear.name, packed, infos)
+    return packed
 
 
 def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..formats import packed_names
+from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .reader import CheckpointError, ModelDirectory
 
 
@@ -52,8 +53,11 @@ def kind_of(name: str) -> str:
 def build_on_meta(directory: ModelDirectory) -> nn.Module:
     """Builds the model that config.json describes, without memory for its weights.
 
+    Nothing is fetched, and nothing of the checkpoint is run.
+
     Raises:
-        CheckpointError: Where transformers is missing or does not know the model.
+        CheckpointError: Where transformers is missing or does not know the model, and for a model
+            that is far larger than its files.
     """
     try:
         import transformers
@@ -63,14 +67,16 @@ def build_on_meta(directory: ModelDirectory) -> nn.Module:
             "pip install 'flashsparse-plugin[hf]'"
         ) from None
     try:
-        # local_files_only and trust_remote_code=False: a config may neither fetch nor run anything.
-        config = transformers.AutoConfig.from_pretrained(
-            directory.path, local_files_only=True, trust_remote_code=False
-        )
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        with torch.device("meta"):
+        with nothing_fetched(), modules_bounded(len(directory.tensors)), torch.device("meta"):
+            config = transformers.AutoConfig.from_pretrained(
+                directory.path, local_files_only=True, trust_remote_code=False
+            )
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config
+            use_plain_implementations(config)
             return _model_class(transformers, directory.config)(config)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(
             f"transformers {transformers.__version__} cannot build the model of {directory.path} "

@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..files import read_bounded
+from ..packed import FormatError
+
 CONFIG = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+MAX_CONFIG_BYTES: Final = 16 << 20  # a table of 100,000 layers takes as much
+MAX_INDEX_BYTES: Final = 64 << 20  # some 500,000 tensors
+MAX_NAME: Final = 1000  # characters of a tensor's name
+MAX_EMPTY_LAYERS: Final = 1000  # that config.json may count above the tensors in the files
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -45,18 +53,23 @@ DTYPES: dict[str, torch.dtype] = {
 """The dtypes of safetensors files, by the names that their headers use."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(FormatError):
     """A model directory that cannot be read or written; the message tells the remedy."""
+
+
+CHECKSUM = "flashsparse.xxh3."
+"""Of a packed tensor's checksum in the metadata of its file; the tensor's name follows."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The entry of one tensor in a file's header."""
+    """The entry of one tensor in a file's header; of a packed one with its checksum, if known."""
 
     name: str
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
+    checksum: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +102,7 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}): fetch it again"
+            f"{path} is not a whole safetensors file ({error}): fetch it again"
         ) from None
 
 
@@ -101,8 +114,14 @@ def read_header(path: Path) -> list[TensorInfo]:
     """
     found = []
     with _open(path) as file:
-        names = file.keys()
+        names, metadata = file.keys(), file.metadata() or {}
         for name in names:
+            if len(name) > MAX_NAME:
+                raise CheckpointError(
+                    f"a tensor in {path.name} has a name of {len(name)} characters, "
+                    f"{name[:40]!r}...: at most {MAX_NAME} are read. Fetch the model again from a "
+                    "source that you trust"
+                )
             header = file.get_slice(name)
             code, shape = header.get_dtype(), tuple(header.get_shape())
             if code not in DTYPES:
@@ -110,11 +129,54 @@ def read_header(path: Path) -> list[TensorInfo]:
                     f"tensor {name!r} {list(shape)} in {path.name} is of dtype {code}: quantized "
                     "checkpoints are not supported, start from the model in float16 or bfloat16"
                 )
-            found.append(TensorInfo(name, path, DTYPES[code], shape))
+            found.append(TensorInfo(name, path, DTYPES[code], shape, metadata.get(CHECKSUM + name)))
     return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Lists the tensors of several files by name, in the order of files and natural order of names.
+
+    Raises:
+        CheckpointError: As `read_header` does, and for a tensor that is in two files.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for path in paths:
+        for info in sorted(read_header(path), key=lambda info: natural(info.name)):
+            if info.name in tensors:
+                other = tensors[info.name].path.name
+                raise CheckpointError(
+                    f"tensor {info.name!r} is in {other} and in {path.name}: which one is "
+                    "right is unknown, fetch the model again"
+                )
+            tensors[info.name] = info
+    return tensors
+
+
+def require_inside(path: Path, home: Path) -> None:
+    """Raises CheckpointError unless a path is a regular file inside of a model directory.
+
+    A link may lead to the shared blobs of the Hub's cache, whose snapshots consist of links.
+    """
+    try:
+        is_file = path.is_file()
+    except OSError:  # a name that is too long
+        is_file = False
+    if not is_file:
+        raise CheckpointError(
+            f"{path.name[:255]} is missing in {home}, or no regular file: fetch the model again"
+        )
+    home = home.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parent.parent
+    if not path.resolve().is_relative_to(home):
+        what = "is a link that leads out of" if path.is_symlink() else "is outside of"
+        raise CheckpointError(
+            f"{path} {what} the model directory, to {path.resolve()}: copy the file into the "
+            "directory if you trust it"
+        )
+
+
+def _read_json(path: Path, most: int) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -124,8 +186,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         return found
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        data = json.loads(read_bounded(path, most), object_pairs_hook=once)
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from None
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}): fetch it again") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(data).__name__}")
@@ -158,10 +224,11 @@ class ModelDirectory:
             )
         if not (self.path / CONFIG).exists():
             raise CheckpointError(f"{self.path} is not a model directory: it has no {CONFIG}")
-        self.config = _read_json(self.locate(CONFIG))
+        self.config = _read_json(self.locate(CONFIG), MAX_CONFIG_BYTES)
         weight_map = self._weight_map()
         self.shards = tuple(self.locate(name) for name in sorted(set(weight_map.values())))
         self.tensors = self._check_headers(weight_map)
+        self._check_layer_counts(self.config)
 
     @property
     def nbytes(self) -> int:
@@ -179,27 +246,14 @@ class ModelDirectory:
         return found or None
 
     def locate(self, name: str) -> Path:
-        """Returns the path of a file of this directory; refuses files outside of it.
-
-        A link may lead to the shared blobs of the Hub's cache, whose snapshots consist of links.
-        """
-        if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
+        """Returns the path of a file of this directory; refuses files outside of it."""
+        if not _is_file_name(name):
             raise CheckpointError(
                 f"{self.path} refers to a file {name!r}: only files in the directory itself are "
                 "read. Fetch the model again from a source that you trust"
             )
-        path = self.path / name
-        if not path.is_file():
-            raise CheckpointError(f"{name} is missing in {self.path}: fetch the model again")
-        home = self.path.resolve()
-        if home.parent.name == "snapshots":
-            home = home.parent.parent
-        if not path.resolve().is_relative_to(home):
-            raise CheckpointError(
-                f"{path} is a link that leads out of the model directory, to {path.resolve()}: "
-                "copy the file into the directory if you trust it"
-            )
-        return path
+        require_inside(self.path / name, self.path)
+        return self.path / name
 
     def _weight_map(self) -> dict[str, str] | dict[None, str]:
         """Returns the file of each tensor by the index; {None: file} if there is only one file."""
@@ -213,7 +267,7 @@ class ModelDirectory:
             return {None: SINGLE_FILE}
         if not index:
             raise CheckpointError(self._no_weights())
-        weight_map = _read_json(self.locate(INDEX)).get("weight_map")
+        weight_map = _read_json(self.locate(INDEX), MAX_INDEX_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{self.path / INDEX} has no weight_map: fetch it again")
         for name, file in weight_map.items():
@@ -236,16 +290,7 @@ class ModelDirectory:
         )
 
     def _check_headers(self, weight_map: Mapping[Any, str]) -> dict[str, TensorInfo]:
-        tensors: dict[str, TensorInfo] = {}
-        for path in self.shards:
-            for info in sorted(read_header(path), key=lambda info: natural(info.name)):
-                if info.name in tensors:
-                    other = tensors[info.name].path.name
-                    raise CheckpointError(
-                        f"tensor {info.name!r} is in {other} and in {path.name}: which one is "
-                        "right is unknown, fetch the model again"
-                    )
-                tensors[info.name] = info
+        tensors = read_headers(self.shards)
         if None in weight_map:
             return tensors
         for name, file in weight_map.items():
@@ -261,6 +306,26 @@ class ModelDirectory:
                 f"{INDEX} ({len(unlisted)} such tensors): fetch the model again"
             )
         return tensors
+
+    def _check_layer_counts(self, config: Mapping[str, Any]) -> None:
+        """Raises CheckpointError for a number of layers that would take all memory to build."""
+        most = len(self.tensors) + MAX_EMPTY_LAYERS
+        for key, value in config.items():
+            if isinstance(value, dict):
+                self._check_layer_counts(value)
+            elif "layer" in key and isinstance(value, int) and value > most:
+                raise CheckpointError(
+                    f"{key} in {self.path / CONFIG} is {min(value, 10**18):,}, and the files hold "
+                    f"{len(self.tensors)} tensors: the two belong to different models, fetch them "
+                    "together again"
+                )
+
+
+def _is_file_name(name: object) -> bool:
+    """Whether a value is the name of a file that may be in a directory itself."""
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
+        return False
+    return len(name.encode(errors="surrogatepass")) <= 255 and name.isprintable()
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ..config import FlashSparseConfig
 from ..formats import get_format
 from ..formats.values import parse_dtype
-from ..matching import matches
+from ..messages import complaint
 from ..packed import FormatError, dtype_name
 from .reader import CheckpointError, ModelDirectory
 from .values import parse_size
@@ -49,8 +49,8 @@ def settings_of(
     """Checks the arguments of `convert_checkpoint`, which describes them.
 
     Raises:
-        FormatError: For a format, options or a dtype that there are not.
-        ValueError: For an invalid pattern in `ignore`.
+        FormatError: For a format, options or a dtype that there are not, and for an invalid pattern
+            in `ignore`.
         CheckpointError: For an invalid size.
     """
     chosen = get_format(format)
@@ -65,9 +65,7 @@ def settings_of(
             ignore=list(ignore),
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise FormatError(first["msg"].removeprefix("Value error, ")) from None
-    matches("", config.ignore)  # compiles the patterns
+        raise FormatError(complaint(error)) from None
     return Settings(config, wanted, pack_all, parse_size(max_shard_size))
 
 

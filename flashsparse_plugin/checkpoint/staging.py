@@ -1,27 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging: a directory that appears atomically.
 
-Files are written into `<out>.partial` beside the output, which is renamed at the end. Finished
-shards are noted in a state file, so that a killed run resumes. Until the end the partial directory
-has neither config.json nor an index, so that nothing mistakes it for a model.
+Files are written into `<out>.partial` beside the output, which takes the output's place at the end.
+Finished shards are noted in a state file, so that a killed run resumes; what the file claims is for
+the caller to verify. Until the end the partial directory has neither config.json nor an index, so
+that nothing mistakes it for a model. A run that was killed while it replaced a model is completed,
+or undone, by the next one.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..files import read_bounded
 from .reader import CONFIG, CheckpointError
+from .report import LayerReport
 from .writer import digest_of
 
 logger = logging.getLogger(__name__)
 
 STATE = ".flashsparse-conversion.json"
+
+_MAX_STATE_BYTES: Final = 256 << 20
+_Count = Annotated[int, Field(ge=0)]
+
+
+class _Shard(BaseModel):
+    """What a state file may say of a finished shard."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    file: Annotated[str, Field(pattern=r"^part-[0-9]{5}\.safetensors$")]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    end: _Count
+    tensors: dict[str, _Count]
+    rounded: _Count
+    layers: list[LayerReport]
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    job: dict[str, Any]
+    finished: list[_Shard]
 
 
 class Staging:
@@ -29,7 +61,9 @@ class Staging:
 
     Attributes:
         path: The partial directory.
-        finished: One JSON-able dict per finished shard, with at least "file" and "digest".
+        finished: One JSON-able dict per finished shard. Of an earlier run's only the digests were
+            compared with the files: whoever goes on with them verifies the rest, and drops what is
+            not true by `keep`.
 
     Args:
         out: The directory to make.
@@ -49,17 +83,14 @@ class Staging:
         self._lock = -1
 
     def __enter__(self) -> Staging:
-        self._check_out()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise CheckpointError(f"{self.path} is in the way: it is not a directory") from None
-        self._lock = os.open(self.path, os.O_RDONLY)
+        self._lock = self._open()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._recover()
+            self._check_out()
             self._resume()
         except BlockingIOError:
-            self.__exit__()
+            os.close(self._lock)
             raise CheckpointError(
                 f"another conversion is writing {self.path}: wait for it, or choose another output"
             ) from None
@@ -69,6 +100,8 @@ class Staging:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
         os.close(self._lock)
 
     def add(self, shard: dict[str, Any]) -> None:
@@ -76,26 +109,85 @@ class Staging:
         self.finished.append(shard)
         self._save()
 
+    def keep(self, count: int) -> None:
+        """Drops all finished shards but the first `count`."""
+        del self.finished[count:]
+        self._clear({shard["file"] for shard in self.finished})
+        self._save()
+
     def commit(self) -> None:
-        """Turns the partial directory into the output."""
+        """Turns the partial directory into the output, which is at any time the old or the new."""
         self._check_out()
-        old = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
-        replacing = self.out.exists()
-        if replacing:
-            self.out.rename(old)
-        try:
+        for path in [*self.path.rglob("*"), self.path]:
+            _flush(path)
+        replaced = self.path if self.out.exists() else None
+        if replaced is None:
             self.path.rename(self.out)
-        except OSError:
-            if replacing:
-                old.rename(self.out)
-            raise
+        elif not _exchange(self.path, self.out):
+            replaced = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
+            self.out.rename(replaced)  # killed here, the next run renames it back
+            self.path.rename(self.out)
+        _flush(self.out.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced)
         (self.out / STATE).unlink()
-        if replacing:
-            shutil.rmtree(old)
 
     def discard(self) -> None:
         """Removes the partial directory."""
         shutil.rmtree(self.path)
+
+    def _open(self) -> int:
+        """Makes the partial directory and opens it; refuses one that another user could change."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
+                raise
+            raise CheckpointError(f"{self.path} is in the way: it is not a directory") from None
+        owner = os.fstat(opened).st_uid
+        if owner != os.geteuid():
+            os.close(opened)
+            raise CheckpointError(
+                f"{self.path} belongs to another user (number {owner}), and what is in it would "
+                "become part of the model: remove it or choose another output"
+            )
+        return opened
+
+    def _recover(self) -> None:
+        """Ends what a run left that was killed while it replaced the output."""
+        for path in self._leftovers():
+            if path.name.startswith(self.out.name) and not self.out.exists():
+                logger.warning("%s is back, which a killed run was replacing", self.out)
+                path.rename(self.out)
+            else:
+                logger.warning("removing %s, which a killed run left", path)
+                shutil.rmtree(path)
+        if not (self.out / STATE).is_file():
+            return
+        if not (self.path / STATE).exists():  # it is the model that was replaced
+            logger.warning("removing what is in %s, which a killed run replaced", self.path)
+            self._clear(set())
+        (self.out / STATE).unlink()
+
+    def _leftovers(self) -> list[Path]:
+        """Directories of ours beside the output that only a killed run leaves.
+
+        `.<out>.<8 letters>` with nothing but a folder `model` in it is one of `prune` in 0.1.
+        """
+        replaced = re.compile(re.escape(self.out.name) + r"\.replaced-[0-9]+")
+        pruned = re.compile(rf"\.{re.escape(self.out.name)}\.[a-z0-9_]{{8}}")
+        found = []
+        for path in sorted(self.out.parent.iterdir()):
+            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
+                continue
+            if pruned.fullmatch(path.name):
+                ours = [each.name for each in path.iterdir()] == ["model"]
+            else:
+                ours = bool(replaced.fullmatch(path.name)) and (path / CONFIG).is_file()
+            if ours:
+                found.append(path)
+        return found
 
     def _check_out(self) -> None:
         if not self.out.exists():
@@ -128,19 +220,19 @@ class Staging:
             self._save()
             return
         try:
-            state = json.loads(state_file.read_text())
-            finished = state["finished"] if state["job"] == self.job else None
-        except (json.JSONDecodeError, KeyError, TypeError):
-            finished = None
-        if finished is None:
+            state = _State.model_validate_json(read_bounded(state_file, _MAX_STATE_BYTES))
+        except (OSError, ValidationError):
+            state = _State(job={}, finished=[])
+        if state.job != self.job:
             logger.info("%s belongs to another conversion: starting over", self.path)
-        for shard in finished or []:
-            path = self.path / shard["file"]
-            if not path.is_file() or digest_of(path) != shard["digest"]:
+            state.finished.clear()
+        for number, shard in enumerate(state.finished, start=1):
+            path = self.path / shard.file
+            damaged = path.is_symlink() or not path.is_file() or digest_of(path) != shard.digest
+            if damaged or shard.file != part_name(number):
                 break  # the shards after it were written later, and are written again, too
-            self.finished.append(shard)
-        self._clear({shard["file"] for shard in self.finished})
-        self._save()
+            self.finished.append(shard.model_dump())
+        self.keep(len(self.finished))
 
     def _clear(self, keep: set[str]) -> None:
         for path in self.path.iterdir():
@@ -153,3 +245,31 @@ class Staging:
         new = self.path / (STATE + ".new")
         new.write_text(json.dumps({"job": self.job, "finished": self.finished}))
         new.replace(self.path / STATE)
+
+
+def part_name(number: int) -> str:
+    """The name that the shard of a number, from 1, has until the number of shards is known."""
+    return f"part-{number:05}.safetensors"
+
+
+def _flush(path: Path) -> None:
+    """Returns when a file's content, or a directory's names, would survive a loss of power."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two directories atomically; False where the system cannot."""
+    at_cwd, exchange = -100, 2
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .reader import DTYPES, CheckpointError
+from .reader import CHECKSUM, DTYPES, CheckpointError
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _ALIGNMENT = 8  # bytes: the size of the largest dtype, to which the header's length is rounded
@@ -34,10 +34,12 @@ class ShardWriter:
 
     def __init__(self, path: Path, names: Iterable[str]):
         self.path = path
-        # An entry is the name and at most 150 characters: dtype, shape, two offsets, punctuation.
-        room = 64 + sum(len(json.dumps(name)) + 150 for name in names)
+        # An entry is the name and at most 150 characters: dtype, shape, two offsets, punctuation; a
+        # checksum the name and its digits.
+        room = 64 + sum(2 * len(json.dumps(name)) + len(CHECKSUM) + 170 for name in names)
         self._room = -(-room // _ALIGNMENT) * _ALIGNMENT
-        self._entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._metadata = {"format": "pt"}
+        self._entries: dict[str, object] = {"__metadata__": self._metadata}
         self._odd: list[tuple[str, torch.dtype, tuple[int, ...], bytes]] = []
         self._digest = hashlib.sha256()
         self.nbytes = 0
@@ -45,15 +47,22 @@ class ShardWriter:
         self._file.seek(8 + self._room)
 
     def add(
-        self, name: str, dtype: torch.dtype, shape: tuple[int, ...], parts: Iterable[Tensor]
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        parts: Iterable[Tensor],
+        checksum: str | None = None,
     ) -> None:
-        """Adds a tensor in parts, in memory order.
+        """Adds a tensor in parts, in memory order, and its checksum where it has one.
 
         A tensor whose size would leave the next one unaligned is kept in memory until the end of
         the file; such tensors are small (biases, offsets).
         """
         size = math.prod(shape) * dtype.itemsize
         self.nbytes += size
+        if checksum is not None:
+            self._metadata[CHECKSUM + name] = checksum
         if size % _ALIGNMENT:
             self._odd.append((name, dtype, shape, b"".join(as_bytes(part) for part in parts)))
         else:

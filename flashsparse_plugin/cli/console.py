@@ -10,16 +10,35 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+from flashsparse_plugin.messages import is_out_of_memory, printable
+
+
+class SafeConsole(Console):
+    """A console to which only rich itself sends control sequences.
+
+    What commands show quotes names from files that come from anyone.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control is None:
+                segment = Segment(printable(segment.text), segment.style)
+            yield segment
+
+
+out = SafeConsole(highlight=False)
+err = SafeConsole(stderr=True, highlight=False)
 
 DEBUG = "FLASHSPARSE_DEBUG"
 
@@ -56,7 +75,9 @@ def usage(message: str, hint: str | None = None) -> typer.BadParameter:
 def print_error(error: BaseException) -> None:
     """Prints an error as one paragraph on stderr."""
     message = str(error).strip() or "no message"
-    if not isinstance(error, (ValueError, OSError, ImportError, RuntimeError)):
+    if is_out_of_memory(error):
+        message = f"out of memory: close other programs, or use a larger machine ({message})"
+    elif not isinstance(error, (ValueError, OSError, ImportError, RuntimeError)):
         message = f"{type(error).__name__}: {message}"  # not one of ours, whose message suffices
     text = Text.assemble(("Error: ", "bold red"), " ".join(message.split()))
     err.print(text, soft_wrap=not err.is_terminal)

@@ -150,7 +150,7 @@ def _show_attention(section: dict[str, Any]) -> None:
         again, seen = (sum(column) for column in zip(*layers.values(), strict=True))
         most = max(layers, key=lambda name: layers[name][0])
         made.add_row(
-            Text(f"{process['pid']}  {process['command'][:40]}"),
+            Text(f"{process['pid']}  {process['program']}"),
             f"{len(layers)}",
             f"{again:,}",
             f"{seen:,}",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.cells import cell_len
 
+from flashsparse_plugin.messages import printable
+
 from .console import err, out, print_json, usage
 from .models import DTYPES, Dtype, load_model, load_tokenizer, model_directory
 
@@ -120,6 +122,7 @@ class Stream:
 
     def _print(self, text: str, stream_end: bool = False) -> None:
         self.text += text
+        text = printable(text)
         if self._silent:
             return
         if out.is_terminal and self._column + cell_len(text.rstrip()) > out.width:

@@ -62,13 +62,16 @@ def load_model(
     Raises:
         ImportError: If transformers is not installed.
         ValueError: For a quantized model if `dense` is set.
-        OSError: For weights that are not in safetensors files.
+        CheckpointError: For a directory that is not to be read: pickles, links that lead out of it.
     """
+    from flashsparse_plugin.checkpoint import ModelDirectory
+
     transformers = _transformers()
     config = transformers.AutoConfig.from_pretrained(path)
     method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
     if dense and method is not None:
         raise ValueError(f"{path} is quantized already ({method}): prune its dense source model")
+    ModelDirectory(path)  # refuses what transformers would read: pickles, links that lead out
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype.value,

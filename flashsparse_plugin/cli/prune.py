@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -146,25 +144,27 @@ def _pattern(text: str) -> tuple[int, int]:
 
 
 def save_beside(model: Any, source: Path, destination: Path) -> None:
-    """Saves a model with its other files (tokenizer, chat template, licence) atomically.
+    """Saves a model with its other files (tokenizer, chat template, licence) atomically."""
+    from flashsparse_plugin.checkpoint import ModelDirectory
+    from flashsparse_plugin.checkpoint.reader import CONFIG
+    from flashsparse_plugin.checkpoint.staging import Staging
+    from flashsparse_plugin.checkpoint.surroundings import carry_files
 
-    The directory is written under another name, and renamed once it is complete.
-    """
-    destination = destination.absolute()
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=destination.parent, prefix=f".{destination.name}."
-    ) as work:
-        whole = Path(work) / "model"
-        model.save_pretrained(whole)
-        for file in source.iterdir():
-            weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
-            if file.is_file() and not weights and not (whole / file.name).exists():
-                shutil.copyfile(file, whole / file.name)
-        whole.rename(destination)  # replaces an empty directory
-
-
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+    with Staging(destination, {"prune": str(source)}) as staging:
+        try:
+            saved = staging.path / "saved"
+            model.save_pretrained(saved)
+            for warning in carry_files(ModelDirectory(source), saved):
+                err.print(Text.assemble(("Note: ", "yellow"), warning))
+            # config.json last: it is what makes a directory a model.
+            for path in sorted(saved.iterdir(), key=lambda path: path.name == CONFIG):
+                path.rename(staging.path / path.name)
+            saved.rmdir()
+            staging.commit()
+        except BaseException:
+            if staging.path.exists():
+                staging.discard()
+            raise
 
 
 def _show(report: PruneReport, destination: Path, seconds: float) -> None:

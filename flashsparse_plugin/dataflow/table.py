@@ -22,8 +22,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..cache import cache_directory, write_whole
+from ..files import read_bounded
 from ..formats import get_format
 from ..gpu import Gpu, find_gpu
+from ..messages import PrintableMessage, complaint, printable
 from ..names import DENSE
 from ..packed import Scheme
 from ..plan import Implementation, Plan
@@ -43,7 +45,7 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class TableError(ValueError):
+class TableError(PrintableMessage, ValueError):
     """A table that cannot be read; the message names the file, what is wrong, and the remedy."""
 
 
@@ -220,13 +222,9 @@ def read_table(path: Path) -> Table:
     else:
         remedy = f"Remove {path}, or measure again with `flashsparse tune`"
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        data = json.loads(text) if len(text) <= MAX_BYTES else None
+        data = json.loads(read_bounded(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise TableError(f"{path} cannot be read as a table: {error}. {remedy}") from None
-    if len(text) > MAX_BYTES:
-        raise TableError(f"{path} is larger than any table ({MAX_BYTES >> 20} MB). {remedy}")
     version = data.get("version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise TableError(
@@ -236,10 +234,8 @@ def read_table(path: Path) -> Table:
     try:
         return Table.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
         raise TableError(
-            f"{path} is no valid table: {f'{place}: ' if place else ''}{first['msg']} "
+            f"{path} is no valid table: {complaint(error)} "
             f"({error.error_count()} mistakes in all). {remedy}"
         ) from None
 
@@ -344,7 +340,7 @@ def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> P
     found = _decide(weight, str(dtype).removeprefix("torch."), torch.device(device))
     if found.reason not in _told:
         _told.add(found.reason)
-        logger.info("dataflow: %s", found.reason)
+        logger.info("dataflow: %s", printable(found.reason))
     return found
 
 

@@ -5,33 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from flashsparse_plugin.checkpoint.reader import TensorInfo, read_headers, require_inside
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
-
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-}
 
 _REMEDY = "The checkpoint is incomplete or damaged: fetch it again, or convert the model anew."
 
@@ -43,12 +30,14 @@ class Checkpoint:
     Attributes:
         packed: Per packed layer its tensors, on the meta device: shapes and dtypes, no data.
         dense: Every other tensor by name, on the meta device too.
+        infos: Per packed layer the entries of its tensors in the files.
         stored_as: Per packed layer its name in the file, where that is another.
         merged: Whether the loader merges or splits tensors of this checkpoint.
     """
 
     packed: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
+    infos: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
     stored_as: dict[str, str] = field(default_factory=dict)
     merged: bool = False
 
@@ -57,21 +46,23 @@ class Checkpoint:
         """Reads the headers of `files` for `model`, a skeleton whose linears are all nn.Linear.
 
         Raises:
-            FormatError: For a file that is no whole safetensors file, or a packed weight that
-                the loader would merge with others.
+            FormatError: For a file that is no whole safetensors file or not in the model's
+                directory, or a packed weight that the loader would merge with others.
         """
         transforms = get_model_conversion_mapping(model)
         renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
         skeleton = model.state_dict()
         checkpoint = cls()
-        headers = _headers(files)
+        paths = [Path(file) for file in files]
+        headers = _headers(paths, _home(model, paths))
         packed = {
             key: (layer, own)
             for layer, tensors in packed_names(headers).items()
             for own, key in tensors.items()
         }
-        for key, tensor in headers.items():
+        for key, info in headers.items():
+            tensor = torch.empty(info.shape, dtype=info.dtype, device="meta")
             layer, name = packed.get(key, ("", ""))
             is_packed = key in packed
             # The loader's own renaming (prefixes, old names), asked for the weight's dense name.
@@ -94,6 +85,7 @@ class Checkpoint:
             else:
                 own = target.removesuffix(".weight")
                 checkpoint.packed.setdefault(own, {})[name] = tensor
+                checkpoint.infos.setdefault(own, {})[name] = info
                 checkpoint.stored_as[own] = layer
         return checkpoint
 
@@ -155,19 +147,18 @@ class Checkpoint:
             )
 
 
-def _headers(files: Iterable[str]) -> Mapping[str, torch.Tensor]:
-    """All tensors of the files on the meta device; dtypes that torch lacks are left out."""
-    tensors = {}
+def _headers(files: list[Path], home: Path) -> dict[str, TensorInfo]:
+    """The entries of all tensors of the files.
+
+    Raises:
+        CheckpointError: For a file outside of `home`, or one that is no whole safetensors file.
+    """
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                parts = {key: file.get_slice(key) for key in list(file.keys())}
-                for key, part in parts.items():
-                    dtype = _DTYPES.get(part.get_dtype())
-                    if dtype is not None:
-                        tensors[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-        except SafetensorError as error:
-            raise FormatError(
-                f"{path} is not a whole safetensors file: {error}. {_REMEDY}"
-            ) from None
-    return tensors
+        require_inside(path, home)
+    return read_headers(files)
+
+
+def _home(model: PreTrainedModel, files: list[Path]) -> Path:
+    """The directory that a model is loaded from: the user's, or a snapshot in the Hub's cache."""
+    named = Path(model.config.name_or_path or "")
+    return files[0].parent if files and not named.is_dir() else named

@@ -13,6 +13,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from torch import nn
 from transformers.integrations.accelerate import get_device
 from transformers.quantizers.base import HfQuantizer
 
+from flashsparse_plugin.checkpoint.checksums import verify
+from flashsparse_plugin.checkpoint.reader import TensorInfo
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values import packable_dtype
@@ -54,6 +57,7 @@ class FlashSparseQuantizer(HfQuantizer):
         self.conversion = Conversion(self.quantization_config)
         self.device_map: dict[str, Any] | None = None
         self.dtypes: dict[str, torch.dtype] = {}  # of a packed checkpoint's dense tensors
+        self.infos: dict[str, dict[str, TensorInfo]] = {}  # of its packed tensors, by layer
 
     # Before the model exists.
 
@@ -114,6 +118,7 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _place_packed_layers(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         ignored = self._ignored(model)
+        self.infos = checkpoint.infos
         linears = dict(_linears(model))
         checkpoint.refuse_other_modules(model, linears)
         for name, linear in linears.items():
@@ -199,7 +204,7 @@ class FlashSparseQuantizer(HfQuantizer):
             raise self.conversion.error
         for name, layer in _sparse_layers(model):
             if self.pre_quantized:
-                _stored(layer).validate(name)
+                self._check(name, _stored(layer))
             if not _has_offload_hook(layer):
                 layer.prepare()
             layer.compute_dtype = self.dtype  # where peft looks for the dtype of new adapters
@@ -216,6 +221,13 @@ class FlashSparseQuantizer(HfQuantizer):
                     dispatch(model, name, linear)
             self._report(model)
         return model
+
+    def _check(self, name: str, packed: PackedWeight) -> None:
+        """Validates a loaded weight, and compares it with its checksums meanwhile."""
+        with ThreadPoolExecutor(1) as other:
+            compared = other.submit(verify, name, packed, self.infos[name])
+            packed.validate(name)
+            compared.result()
 
     def _dequantize(
         self, model: PreTrainedModel, dtype: torch.dtype | None = None

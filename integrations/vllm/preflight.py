@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
+from flashsparse_plugin.checkpoint.checksums import verify
 from flashsparse_plugin.checkpoint.linears import Linear, find_linears
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
+from flashsparse_plugin.messages import PrintableMessage
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 logger = logging.getLogger("vllm.flashsparse")
@@ -25,7 +27,7 @@ logger = logging.getLogger("vllm.flashsparse")
 _REMEDY = "fetch it again, or convert the model anew with `flashsparse convert`"
 
 
-class DamagedCheckpointError(RuntimeError):
+class DamagedCheckpointError(PrintableMessage, RuntimeError):
     """A packed checkpoint that cannot be served; the message names file, layer and rule.
 
     Not a ValueError, for the same reason as SettingsError.
@@ -108,6 +110,9 @@ def _check_layer(
             )
         if shape is not None:
             loaded = {own: info.read() for own, info in tensors.items()}
-            PackedWeight(scheme, shape, loaded).validate(name)
+            packed = PackedWeight(scheme, shape, loaded).validate(name)
+            verify(name, packed, tensors)
+    except CheckpointError:
+        raise
     except FormatError as error:
         raise CheckpointError(f"{files}: {error}") from None

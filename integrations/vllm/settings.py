@@ -13,6 +13,7 @@ from typing import Any
 
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names
+from flashsparse_plugin.messages import PrintableMessage
 
 KEY = QUANT_METHOD  # in additional_config
 METHOD = "method"
@@ -20,7 +21,7 @@ AUTO, NONE = "auto", "none"
 _USER_KEYS = ("method", "dtype", "sparsity", "pruning", "ignore", "options")
 
 
-class SettingsError(RuntimeError):
+class SettingsError(PrintableMessage, RuntimeError):
     """An invalid setting.
 
     Not a ValueError: vLLM reads its settings inside pydantic, which would wrap a ValueError into a

@@ -47,29 +47,27 @@ inline void check_beside(const Tensor& tensor, const char* name, const Tensor& q
   const bool same = query.is_cuda()
                         ? tensor.is_cuda() && tensor.get_device_index() == query.get_device_index()
                         : tensor.is_cpu();
-  STD_TORCH_CHECK(same, name, " must be on the device of query");
+  FS_CHECK(same, name, " must be on the device of query");
 }
 
 inline void check_cache(const Tensor& tensor, const char* name, const Tensor& query) {
   check_beside(tensor, name, query);
-  STD_TORCH_CHECK(tensor.scalar_type() == query.scalar_type(), name,
-                  " must have the dtype of query");
-  STD_TORCH_CHECK(tensor.dim() == 4, name, " must have 4 dimensions, has ", tensor.dim());
-  STD_TORCH_CHECK(tensor.size(3) == query.size(2), name, " has heads of ", tensor.size(3),
-                  " elements, query of ", query.size(2));
-  STD_TORCH_CHECK(tensor.stride(3) == 1 || tensor.numel() == 0, name,
-                  " must have its last dimension contiguous: pass ", name, ".contiguous()");
+  FS_CHECK(tensor.scalar_type() == query.scalar_type(), name, " must have the dtype of query");
+  FS_CHECK(tensor.dim() == 4, name, " must have 4 dimensions, has ", tensor.dim());
+  FS_CHECK(tensor.size(3) == query.size(2), name, " has heads of ", tensor.size(3),
+           " elements, query of ", query.size(2));
+  FS_CHECK(tensor.stride(3) == 1 || tensor.numel() == 0, name,
+           " must have its last dimension contiguous: pass ", name, ".contiguous()");
 }
 
 inline void check_int32(const Tensor& tensor, const char* name, int64_t dims, const Tensor& query) {
   check_beside(tensor, name, query);
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Int, name, " must be int32");
-  STD_TORCH_CHECK(tensor.dim() == dims, name, " must have ", dims, " dimensions, has ",
-                  tensor.dim());
-  STD_TORCH_CHECK(tensor.size(0) == query.size(0), name, " is for ", tensor.size(0),
-                  " sequences, query for ", query.size(0));
-  STD_TORCH_CHECK(tensor.stride(dims - 1) == 1 || tensor.numel() <= 1, name,
-                  " must be contiguous: pass ", name, ".contiguous()");
+  FS_CHECK(tensor.scalar_type() == ScalarType::Int, name, " must be int32");
+  FS_CHECK(tensor.dim() == dims, name, " must have ", dims, " dimensions, has ", tensor.dim());
+  FS_CHECK(tensor.size(0) == query.size(0), name, " is for ", tensor.size(0),
+           " sequences, query for ", query.size(0));
+  FS_CHECK(tensor.stride(dims - 1) == 1 || tensor.numel() <= 1, name, " must be contiguous: pass ",
+           name, ".contiguous()");
 }
 
 // The bounds of a part's sum: what the dtype can hold, or narrower where the caller says so.
@@ -80,40 +78,40 @@ inline std::pair<double, double> sound_sums(ScalarType dtype, std::optional<doub
   const double least = dtype == ScalarType::Half ? 0x1p-4 : 0x1p-60, most = 0x1p60;
   const double from = low ? std::exp(*low) : least, to = high ? std::exp(*high) : most;
   // Slack for a caller who computes the limits as log(2) * exponent.
-  STD_TORCH_CHECK(from >= least * (1 - 1e-9) && to <= most * (1 + 1e-9) && from < to,
-                  "low and high must be rising, and within ", std::log(least), " and ",
-                  std::log(most), ", which is what sums in this dtype can hold");
+  FS_CHECK(from >= least * (1 - 1e-9) && to <= most * (1 + 1e-9) && from < to,
+           "low and high must be rising, and within ", std::log(least), " and ", std::log(most),
+           ", which is what sums in this dtype can hold");
   return {from, to};
 }
 
 inline void check_query(const Tensor& query) {
-  STD_TORCH_CHECK(query.dim() == 3, "query must be [sequences, heads, head_dim], has ", query.dim(),
-                  " dimensions");
+  FS_CHECK(query.dim() == 3, "query must be [sequences, heads, head_dim], has ", query.dim(),
+           " dimensions");
   bool known = false;
   for (const int64_t head_dim : kDecodeHeadDims) known = known || head_dim == query.size(2);
-  STD_TORCH_CHECK(known, "head_dim must be 64, 80, 96, 128 or 256, not ", query.size(2));
-  STD_TORCH_CHECK(query.stride(2) == 1 || query.numel() == 0,
-                  "query must have its last dimension contiguous: pass query.contiguous()");
+  FS_CHECK(known, "head_dim must be 64, 80, 96, 128 or 256, not ", query.size(2));
+  FS_CHECK(query.stride(2) == 1 || query.numel() == 0,
+           "query must have its last dimension contiguous: pass query.contiguous()");
 }
 
 inline void check_options(const DecodeInputs& inputs) {
   const DecodeOptions& options = inputs.options;
-  STD_TORCH_CHECK(std::isfinite(options.scale) && options.scale > 0,
-                  "scale must be above 0 and finite, not ", options.scale);
-  STD_TORCH_CHECK(std::isfinite(options.softcap) && options.softcap >= 0,
-                  "softcap must be 0 (none) or above and finite, not ", options.softcap);
-  STD_TORCH_CHECK(options.window >= 0, "window must be 0 (none) or above, not ", options.window);
-  STD_TORCH_CHECK(inputs.kv_heads >= 1 && inputs.heads % inputs.kv_heads == 0, inputs.heads,
-                  " query heads cannot share ", inputs.kv_heads, " kv heads evenly");
+  FS_CHECK(std::isfinite(options.scale) && options.scale > 0,
+           "scale must be above 0 and finite, not ", options.scale);
+  FS_CHECK(std::isfinite(options.softcap) && options.softcap >= 0,
+           "softcap must be 0 (none) or above and finite, not ", options.softcap);
+  FS_CHECK(options.window >= 0, "window must be 0 (none) or above, not ", options.window);
+  FS_CHECK(inputs.kv_heads >= 1 && inputs.heads % inputs.kv_heads == 0, inputs.heads,
+           " query heads cannot share ", inputs.kv_heads, " kv heads evenly");
   constexpr int64_t kMostPositions = 1 << 30;
-  STD_TORCH_CHECK(inputs.positions <= kMostPositions, "a sequence may have ", kMostPositions,
-                  " positions, not ", inputs.positions);
+  FS_CHECK(inputs.positions <= kMostPositions, "a sequence may have ", kMostPositions,
+           " positions, not ", inputs.positions);
   if (!options.phi) return;
   check_beside(*options.phi, "phi", inputs.query);
-  STD_TORCH_CHECK(options.phi->scalar_type() == ScalarType::Float, "phi must be float32");
-  STD_TORCH_CHECK(options.phi->dim() == 1 && options.phi->size(0) == inputs.heads, "phi must be [",
-                  inputs.heads, "], one number a query head");
-  STD_TORCH_CHECK(options.phi->is_contiguous(), "phi must be contiguous");
+  FS_CHECK(options.phi->scalar_type() == ScalarType::Float, "phi must be float32");
+  FS_CHECK(options.phi->dim() == 1 && options.phi->size(0) == inputs.heads, "phi must be [",
+           inputs.heads, "], one number a query head");
+  FS_CHECK(options.phi->is_contiguous(), "phi must be contiguous");
 }
 
 inline DecodeOptions options_of(const Tensor& query, double scale, const std::optional<Tensor>& phi,
@@ -129,15 +127,15 @@ inline DecodeOptions options_of(const Tensor& query, double scale, const std::op
 inline void check_out(const Tensor& out, const DecodeInputs& inputs) {
   const Tensor& query = inputs.query;
   detail::check_beside(out, "out", query);
-  STD_TORCH_CHECK(out.scalar_type() == query.scalar_type(), "out must have the dtype of query");
+  FS_CHECK(out.scalar_type() == query.scalar_type(), "out must have the dtype of query");
   bool same = out.dim() == 3 && out.is_contiguous();
   for (int i = 0; same && i < 3; ++i) same = out.size(i) == query.size(i);
-  STD_TORCH_CHECK(same, "out must be contiguous and of the shape of query, [", inputs.sequences,
-                  ", ", inputs.heads, ", ", inputs.head_dim, "]");
+  FS_CHECK(same, "out must be contiguous and of the shape of query, [", inputs.sequences, ", ",
+           inputs.heads, ", ", inputs.head_dim, "]");
 }
 
 inline Tensor new_out(const DecodeInputs& inputs) {
-  return torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads, inputs.head_dim});
+  return allocate_like(inputs.query, {inputs.sequences, inputs.heads, inputs.head_dim});
 }
 
 inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -148,21 +146,20 @@ inline DecodeInputs check_decode(const Tensor& query, const Tensor& key, const T
   detail::check_query(query);
   detail::check_cache(key, "key", query);
   detail::check_cache(value, "value", query);
-  STD_TORCH_CHECK(key.size(0) == query.size(0), "key is for ", key.size(0),
-                  " sequences, query for ", query.size(0));
+  FS_CHECK(key.size(0) == query.size(0), "key is for ", key.size(0), " sequences, query for ",
+           query.size(0));
   for (int i = 0; i < 3; ++i) {
-    STD_TORCH_CHECK(key.size(i) == value.size(i), "value must have the shape of key, in dimension ",
-                    i, " ", key.size(i), ", not ", value.size(i));
+    FS_CHECK(key.size(i) == value.size(i), "value must have the shape of key, in dimension ", i,
+             " ", key.size(i), ", not ", value.size(i));
   }
   if (lengths) detail::check_int32(*lengths, "lengths", 1, query);
   if (mask) {
     detail::check_beside(*mask, "mask", query);
-    STD_TORCH_CHECK(mask->scalar_type() == ScalarType::Bool, "mask must be bool");
-    STD_TORCH_CHECK(
-        mask->dim() == 2 && mask->size(0) == query.size(0) && mask->size(1) == key.size(2),
-        "mask must be [", query.size(0), ", ", key.size(2), "], a row a sequence");
-    STD_TORCH_CHECK(mask->stride(1) == 1 || mask->size(1) <= 1,
-                    "mask must have its last dimension contiguous: pass mask.contiguous()");
+    FS_CHECK(mask->scalar_type() == ScalarType::Bool, "mask must be bool");
+    FS_CHECK(mask->dim() == 2 && mask->size(0) == query.size(0) && mask->size(1) == key.size(2),
+             "mask must be [", query.size(0), ", ", key.size(2), "], a row a sequence");
+    FS_CHECK(mask->stride(1) == 1 || mask->size(1) <= 1,
+             "mask must have its last dimension contiguous: pass mask.contiguous()");
   }
   DecodeInputs inputs{query,
                       key,
@@ -193,16 +190,16 @@ inline DecodeInputs check_paged_decode(const Tensor& query, const Tensor& key, c
   detail::check_cache(key, "key_cache", query);
   detail::check_cache(value, "value_cache", query);
   for (int i = 0; i < 3; ++i) {
-    STD_TORCH_CHECK(key.size(i) == value.size(i),
-                    "value_cache must have the shape of key_cache, in dimension ", i, " ",
-                    key.size(i), ", not ", value.size(i));
+    FS_CHECK(key.size(i) == value.size(i),
+             "value_cache must have the shape of key_cache, in dimension ", i, " ", key.size(i),
+             ", not ", value.size(i));
   }
   const int64_t page_size = key.size(1);
-  STD_TORCH_CHECK(page_size >= 16 && page_size % 16 == 0,
-                  "blocks of the cache must have a multiple of 16 positions, not ", page_size);
+  FS_CHECK(page_size >= 16 && page_size % 16 == 0,
+           "blocks of the cache must have a multiple of 16 positions, not ", page_size);
   detail::check_int32(table, "block_table", 2, query);
   detail::check_int32(lengths, "lengths", 1, query);
-  STD_TORCH_CHECK(key.size(0) <= INT32_MAX, "block_table cannot name ", key.size(0), " blocks");
+  FS_CHECK(key.size(0) <= INT32_MAX, "block_table cannot name ", key.size(0), " blocks");
   DecodeInputs inputs{query,
                       key,
                       value,

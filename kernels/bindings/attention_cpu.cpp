@@ -10,9 +10,9 @@ namespace {
 // Writes attention to `out` and returns, for each head of each sequence, whether it was computed
 // again.
 Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
-  STD_TORCH_CHECK(inputs.query.is_cpu(), "query must be on the CPU here");
+  FS_CHECK(inputs.query.is_cpu(), "query must be on the CPU here");
   Tensor recomputed =
-      torch::stable::new_empty(inputs.query, {inputs.sequences, inputs.heads}, ScalarType::Int);
+      allocate_like(inputs.query, {inputs.sequences, inputs.heads}, ScalarType::Int);
   const auto strides = [&](const Tensor& t) -> cpu::DecodeCall::Strides {
     return {step(t, inputs.page_axis), step(t, inputs.head_axis), step(t, inputs.position_axis)};
   };
@@ -46,7 +46,7 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   call.out = out.mutable_data_ptr();
   call.recomputed = recomputed.mutable_data_ptr<int32_t>();
   const std::string error = cpu::decode(call);
-  STD_TORCH_CHECK(error.empty(), error);
+  FS_CHECK(error.empty(), error);
   return recomputed;
 }
 

@@ -21,36 +21,33 @@ void check_rows(const Tensor& tensor, const char* name) {
     aligned = aligned && step(tensor, i) % kChunk == 0;
     near = near && step(tensor, i) <= INT32_MAX;
   }
-  STD_TORCH_CHECK(aligned, name, " must have its rows on 16 bytes: pass ", name, ".clone()");
-  STD_TORCH_CHECK(near, name, " must have strides below 2^31 elements");
+  FS_CHECK(aligned, name, " must have its rows on 16 bytes: pass ", name, ".clone()");
+  FS_CHECK(near, name, " must have strides below 2^31 elements");
 }
 
 void check_tensors(const DecodeInputs& inputs) {
   const Tensor& query = inputs.query;
-  STD_TORCH_CHECK(query.is_cuda(), "query must be on a CUDA device here");
-  STD_TORCH_CHECK(
-      query.scalar_type() == ScalarType::Half || query.scalar_type() == ScalarType::BFloat16,
-      "query must be float16 or bfloat16 on CUDA");
+  FS_CHECK(query.is_cuda(), "query must be on a CUDA device here");
+  FS_CHECK(query.scalar_type() == ScalarType::Half || query.scalar_type() == ScalarType::BFloat16,
+           "query must be float16 or bfloat16 on CUDA");
   const bool even = step(query, 0) % 2 == 0 && step(query, 1) % 2 == 0;
-  STD_TORCH_CHECK(even && reinterpret_cast<uintptr_t>(query.const_data_ptr()) % 4 == 0,
-                  "query must have its rows on 4 bytes: pass query.clone()");
+  FS_CHECK(even && reinterpret_cast<uintptr_t>(query.const_data_ptr()) % 4 == 0,
+           "query must have its rows on 4 bytes: pass query.clone()");
   check_rows(inputs.key, inputs.table ? "key_cache" : "key");
   check_rows(inputs.value, inputs.table ? "value_cache" : "value");
   constexpr int64_t kMostOfAxis = 65535;  // of a grid
-  STD_TORCH_CHECK(inputs.sequences <= kMostOfAxis && inputs.heads <= kMostOfAxis,
-                  "at most 65535 sequences and query heads, not ", inputs.sequences, " and ",
-                  inputs.heads);
+  FS_CHECK(inputs.sequences <= kMostOfAxis && inputs.heads <= kMostOfAxis,
+           "at most 65535 sequences and query heads, not ", inputs.sequences, " and ",
+           inputs.heads);
 }
 
 // Writes attention to `out` and returns how many parts of it were computed again.
 Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   check_tensors(inputs);
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 8 == 0,
-                  "out must start on 8 bytes");
+  FS_CHECK(reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 8 == 0, "out must start on 8 bytes");
   const Tensor& query = inputs.query;
   const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
-  Tensor recomputed =
-      torch::stable::new_empty(query, {inputs.sequences, inputs.heads}, ScalarType::Int);
+  Tensor recomputed = allocate_like(query, {inputs.sequences, inputs.heads}, ScalarType::Int);
   if (out.numel() == 0) return recomputed;
 
   const Problem problem{inputs.sequences, inputs.kv_heads, inputs.group(),
@@ -60,8 +57,7 @@ Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
                         static_cast<int>(inputs.head_dim)};
   const DecodePlan plan = plan_decode(problem, gpu_of(query));
   const cudaStream_t stream = current_stream(query);
-  Tensor partials =
-      torch::stable::new_empty(query, {plan.partial_floats(problem)}, ScalarType::Float);
+  Tensor partials = allocate_like(query, {plan.partial_floats(problem)}, ScalarType::Float);
   const auto strides = [&](const Tensor& t) -> unified_max::Strides {
     return {static_cast<uint32_t>(step(t, inputs.page_axis) / kChunk),
             static_cast<uint32_t>(step(t, inputs.head_axis) / kChunk),

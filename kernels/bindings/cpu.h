@@ -18,13 +18,13 @@ inline Dtype dtype_of(ScalarType dtype, const char* name) {
     case ScalarType::BFloat16:
       return Dtype::kBFloat16;
     default:
-      STD_TORCH_CHECK(false, name, " must be float32, float16 or bfloat16");
+      FS_CHECK(false, name, " must be float32, float16 or bfloat16");
       return Dtype::kFloat32;
   }
 }
 
 inline Tensor empty(const std::vector<int64_t>& shape, ScalarType dtype) {
-  Tensor tensor = torch::stable::empty(shape, dtype);
+  Tensor tensor = allocate(shape, dtype);
   prefer_huge_pages(tensor.mutable_data_ptr(), tensor.numel() * tensor.element_size());
   return tensor;
 }

@@ -20,36 +20,34 @@ struct DenseSizes {
 inline DenseSizes check_dense(const char* op, int64_t max_tokens, const Tensor& x,
                               const Tensor& weight, const std::optional<Tensor>& bias) {
   constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxStride = int64_t{1} << 23;
-  STD_TORCH_CHECK(weight.dim() == 2, op, ": weight must be [out_features, in_features], has ",
-                  weight.dim(), " dimensions");
+  FS_CHECK(weight.dim() == 2, op, ": weight must be [out_features, in_features], has ",
+           weight.dim(), " dimensions");
   const int64_t rows = weight.size(0), cols = weight.size(1);
-  STD_TORCH_CHECK(rows >= 1 && cols >= 1, op,
-                  ": a weight needs at least one row and one column, not [", rows, ", ", cols, "]");
-  STD_TORCH_CHECK(
-      weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16, op,
-      ": weight must be float16 or bfloat16; torch.nn.functional.linear takes other dtypes");
-  STD_TORCH_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == cols, op, ": x must be [..., ", cols,
-                  "] for a [", rows, ", ", cols, "] weight");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), op,
-                  ": x must have the dtype of weight: convert it with x.to(weight.dtype)");
-  STD_TORCH_CHECK(x.device() == weight.device(), op, ": x and weight must be on the same device");
-  STD_TORCH_CHECK(cols == 1 || weight.stride(1) == 1, op,
-                  ": the elements of a row of weight must lie side by side: pass "
-                  "weight.contiguous()");
+  FS_CHECK(rows >= 1 && cols >= 1, op, ": a weight needs at least one row and one column, not [",
+           rows, ", ", cols, "]");
+  FS_CHECK(weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16,
+           op,
+           ": weight must be float16 or bfloat16; torch.nn.functional.linear takes other dtypes");
+  FS_CHECK(x.dim() >= 1 && x.size(x.dim() - 1) == cols, op, ": x must be [..., ", cols, "] for a [",
+           rows, ", ", cols, "] weight");
+  FS_CHECK(x.scalar_type() == weight.scalar_type(), op,
+           ": x must have the dtype of weight: convert it with x.to(weight.dtype)");
+  FS_CHECK(x.device() == weight.device(), op, ": x and weight must be on the same device");
+  FS_CHECK(cols == 1 || weight.stride(1) == 1, op,
+           ": the elements of a row of weight must lie side by side: pass "
+           "weight.contiguous()");
   const int64_t stride = rows == 1 ? cols : weight.stride(0);
-  STD_TORCH_CHECK(rows <= kMaxRows && cols <= kMaxStride && stride <= kMaxStride, op, ": a [", rows,
-                  ", ", cols, "] weight with rows ", stride,
-                  " elements apart is too large: split the layer");
+  FS_CHECK(rows <= kMaxRows && cols <= kMaxStride && stride <= kMaxStride, op, ": a [", rows, ", ",
+           cols, "] weight with rows ", stride, " elements apart is too large: split the layer");
   if (bias) {
-    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == rows, op, ": bias must be [", rows, "]");
-    STD_TORCH_CHECK(bias->scalar_type() == weight.scalar_type(), op,
-                    ": bias must have the dtype of weight");
-    STD_TORCH_CHECK(bias->device() == weight.device(), op,
-                    ": bias and weight must be on the same device");
+    FS_CHECK(bias->dim() == 1 && bias->size(0) == rows, op, ": bias must be [", rows, "]");
+    FS_CHECK(bias->scalar_type() == weight.scalar_type(), op,
+             ": bias must have the dtype of weight");
+    FS_CHECK(bias->device() == weight.device(), op, ": bias and weight must be on the same device");
   }
   DenseSizes sizes{x.numel() / cols, rows, cols, {}};
-  STD_TORCH_CHECK(sizes.tokens <= max_tokens, op, ": takes up to ", max_tokens, " tokens, not ",
-                  sizes.tokens, ": torch.nn.functional.linear is the faster one there");
+  FS_CHECK(sizes.tokens <= max_tokens, op, ": takes up to ", max_tokens, " tokens, not ",
+           sizes.tokens, ": torch.nn.functional.linear is the faster one there");
   for (int64_t i = 0; i + 1 < x.dim(); ++i) sizes.result.push_back(x.size(i));
   sizes.result.push_back(rows);
   return sizes;

@@ -23,7 +23,7 @@ Tensor call(const char* op, const Tensor& x, const Tensor& weight,
 Tensor linear(const char* op, int64_t max_tokens, const Tensor& x, const Tensor& weight,
               const std::optional<Tensor>& bias) {
   check_dense(op, max_tokens, x, weight, bias);
-  STD_TORCH_CHECK(x.is_cpu(), op, ": x and weight must be on the CPU here");
+  FS_CHECK(x.is_cpu(), op, ": x and weight must be on the CPU here");
   return call("aten::linear", x, weight, bias);
 }
 
@@ -38,17 +38,16 @@ Tensor gemv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
 // An op of its own, as graphs of torch.compile must hold any number of tokens.
 Tensor dense_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                     int64_t gemv_tokens, int64_t flat_tokens) {
-  STD_TORCH_CHECK(gemv_tokens >= 0 && gemv_tokens <= kMaxGemvTokens,
-                  "dense_linear: gemv_tokens must be 0 to ", kMaxGemvTokens, ", not ", gemv_tokens);
-  STD_TORCH_CHECK(flat_tokens >= 0 && flat_tokens <= kMaxFlatGemmTokens,
-                  "dense_linear: flat_tokens must be 0 to ", kMaxFlatGemmTokens, ", not ",
-                  flat_tokens);
+  FS_CHECK(gemv_tokens >= 0 && gemv_tokens <= kMaxGemvTokens,
+           "dense_linear: gemv_tokens must be 0 to ", kMaxGemvTokens, ", not ", gemv_tokens);
+  FS_CHECK(flat_tokens >= 0 && flat_tokens <= kMaxFlatGemmTokens,
+           "dense_linear: flat_tokens must be 0 to ", kMaxFlatGemmTokens, ", not ", flat_tokens);
   // The message of an error in the op called below would be lost on the way back: check here.
-  STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(x.dim() - 1) == weight.size(1),
-                  "dense_linear: x must be [..., in_features] for a weight [out_features, "
-                  "in_features]");
-  STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.device() == weight.device(),
-                  "dense_linear: x must have the dtype of weight, and be on its device");
+  FS_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(x.dim() - 1) == weight.size(1),
+           "dense_linear: x must be [..., in_features] for a weight [out_features, "
+           "in_features]");
+  FS_CHECK(x.scalar_type() == weight.scalar_type() && x.device() == weight.device(),
+           "dense_linear: x must have the dtype of weight, and be on its device");
   const int64_t cols = weight.size(1), tokens = cols > 0 ? x.numel() / cols : 0;
   if (tokens == 0 || tokens > std::max(gemv_tokens, flat_tokens)) {
     return call("aten::linear", x, weight, bias);

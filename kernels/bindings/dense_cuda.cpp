@@ -31,9 +31,9 @@ struct Problem {
   Problem(const char* op, int64_t max_tokens, const Tensor& x_, const Tensor& weight_,
           const std::optional<Tensor>& bias_)
       : sizes(check_dense(op, max_tokens, x_, weight_, bias_)), weight(weight_) {
-    STD_TORCH_CHECK(weight.is_cuda(), op, ": x and weight must be on a CUDA device here");
+    FS_CHECK(weight.is_cuda(), op, ": x and weight must be on a CUDA device here");
     const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
-    y = torch::stable::new_empty(x_, {sizes.tokens, sizes.rows});
+    y = allocate_like(x_, {sizes.tokens, sizes.rows});
     call.rows = sizes.rows;
     call.cols = sizes.cols;
     call.tokens = sizes.tokens;
@@ -75,8 +75,7 @@ void launch_flat(const Problem& problem, const cuda::DenseCall& call, const Flat
   std::optional<Tensor> partials;
   uint32_t* counters = nullptr;
   if (plan.split > 1) {
-    partials = torch::stable::new_empty(problem.weight, {plan.partial_floats(call.rows)},
-                                        ScalarType::Float);
+    partials = allocate_like(problem.weight, {plan.partial_floats(call.rows)}, ScalarType::Float);
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.row_blocks(call.rows), &counters));
   }
   STD_CUDA_CHECK(cuda::flat_gemm(
@@ -107,9 +106,9 @@ Tensor gemv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
 // For benchmarks and `flashsparse tune`: the kernels by a plan of the caller's choice.
 
 void check_shape(const char* op, int64_t shape, int64_t count, int64_t unaligned, bool aligned) {
-  STD_TORCH_CHECK(shape >= 0 && shape < count, op, ": shape must be below ", count);
-  STD_TORCH_CHECK(aligned || shape == unaligned, op, ": only shape ", unaligned,
-                  " is for weights whose rows do not lie on 16 bytes");
+  FS_CHECK(shape >= 0 && shape < count, op, ": shape must be below ", count);
+  FS_CHECK(aligned || shape == unaligned, op, ": only shape ", unaligned,
+           " is for weights whose rows do not lie on 16 bytes");
 }
 
 Tensor flat_gemm_planned(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -119,7 +118,7 @@ Tensor flat_gemm_planned(const Tensor& x, const Tensor& weight, const std::optio
   check_shape(kOp, shape, dense::kFlatShapeCount, dense::kUnalignedFlat, problem.call.aligned());
   const FlatPlan plan{static_cast<int>(shape), static_cast<int>(split)};
   const int most = dense::max_split(plan.shape, problem.sizes.rows, problem.sizes.cols);
-  STD_TORCH_CHECK(split >= 1 && split <= most, kOp, ": split must be 1 to ", most);
+  FS_CHECK(split >= 1 && split <= most, kOp, ": split must be 1 to ", most);
   return problem.launched(dense::kFlatShapes[shape].tokens,
                           [&](const cuda::DenseCall& call) { launch_flat(problem, call, plan); });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of the interleaved bitmap, the CPU's form of every unstructured format.
 #include <optional>
+#include <string>
 
 #include "bindings/cpu.h"
 #include "bindings/interleaved_bitmap.h"
@@ -38,17 +39,27 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
   check_tensor(offsets, "panel_offsets", ScalarType::Long, 1);
   check_beside(masks, "masks", values, "values");
   check_beside(offsets, "panel_offsets", values, "values");
-  STD_TORCH_CHECK(masks.size(0) == panels(out) && masks.size(1) == column_pairs(in), "masks of a [",
-                  out, ", ", in, "] weight must be [", panels(out), ", ", column_pairs(in),
-                  "], not [", masks.size(0), ", ", masks.size(1), "]");
-  STD_TORCH_CHECK(offsets.numel() == panels(out) + 1, "panel_offsets must have ", panels(out) + 1,
-                  " entries");
+  FS_CHECK(masks.size(0) == panels(out) && masks.size(1) == column_pairs(in), "masks of a [", out,
+           ", ", in, "] weight must be [", panels(out), ", ", column_pairs(in), "], not [",
+           masks.size(0), ", ", masks.size(1), "]");
+  FS_CHECK(offsets.numel() == panels(out) + 1, "panel_offsets must have ", panels(out) + 1,
+           " entries");
   const int64_t* offset = offsets.const_data_ptr<int64_t>();
   // Longer is fine: vLLM's layers are padded to share compiled graphs.
-  const int64_t promised = offset[panels(out)] + kValueSlack;
-  STD_TORCH_CHECK(promised <= values.numel(), "values has ", values.numel(),
-                  " entries, panel_offsets promises ", promised);
+  const int64_t promised = offset[panels(out)];
+  FS_CHECK(promised >= 0 && promised <= values.numel() - kValueSlack, "values has ", values.numel(),
+           " entries, panel_offsets promises ", promised, " and ", kValueSlack, " more");
   return {out, in, words_of(masks), bits(values), offset, dtype_of(dtype, "weight_dtype")};
+}
+
+Tensor interleaved_bitmap_validate(const Tensor& values, const Tensor& masks, const Tensor& offsets,
+                                   int64_t out, int64_t in) {
+  const auto packed = bitmap_of(values, masks, offsets, out, in, ScalarType::BFloat16);
+  const std::string error = interleaved_bitmap::validate(packed, values.numel());
+  FS_CHECK(error.empty(), error);
+  Tensor nonzeros = empty({}, ScalarType::Long);
+  *nonzeros.mutable_data_ptr<int64_t>() = packed.panel_offsets[panels(out)];
+  return nonzeros;
 }
 
 Tensor interleaved_bitmap_unpack(const Tensor& values, const Tensor& masks, const Tensor& offsets,
@@ -75,6 +86,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "interleaved_bitmap_pack(Tensor weight) -> "
       "(Tensor values, Tensor masks, Tensor panel_offsets)");
   m.def(
+      "interleaved_bitmap_validate(Tensor values, Tensor masks, Tensor panel_offsets, "
+      "int out_features, int in_features) -> Tensor");
+  m.def(
       "interleaved_bitmap_unpack(Tensor values, Tensor masks, Tensor panel_offsets, "
       "int out_features, int in_features, ScalarType dtype) -> Tensor");
   m.def(
@@ -84,6 +98,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
   m.impl("interleaved_bitmap_pack", TORCH_BOX(&interleaved_bitmap_pack));
+  m.impl("interleaved_bitmap_validate", TORCH_BOX(&interleaved_bitmap_validate));
   m.impl("interleaved_bitmap_unpack", TORCH_BOX(&interleaved_bitmap_unpack));
   m.impl("interleaved_bitmap_linear", TORCH_BOX(&interleaved_bitmap_linear));
 }

@@ -31,8 +31,8 @@ struct LinearInputs {
     }
     y_shape.push_back(out_features);
     if (!bias_) return;
-    STD_TORCH_CHECK(bias_->dim() == 1 && bias_->size(0) == out_features, "bias must be [",
-                    out_features, "]");
+    FS_CHECK(bias_->dim() == 1 && bias_->size(0) == out_features, "bias must be [", out_features,
+             "]");
     check_beside(*bias_, "bias", first, first_name);
     bias = torch::stable::contiguous(torch::stable::to(*bias_, x.scalar_type()));
   }
@@ -41,7 +41,7 @@ struct LinearInputs {
 
   // y of y_shape, in the dtype of x, not yet written.
   Tensor new_y() const {
-    Tensor y = torch::stable::new_empty(x, y_shape);
+    Tensor y = allocate_like(x, y_shape);
     if (y.is_cpu()) prefer_huge_pages(y.mutable_data_ptr(), y.numel() * y.element_size());
     return y;
   }
@@ -52,9 +52,9 @@ struct LinearInputs {
 
  private:
   static Tensor checked(const Tensor& x, const Tensor& first, const char* first_name) {
-    STD_TORCH_CHECK(x.dim() >= 1, "x must be [..., in_features]");
-    STD_TORCH_CHECK(is_16_bit(x.scalar_type()) || x.scalar_type() == ScalarType::Float,
-                    "x must be float32, float16 or bfloat16");
+    FS_CHECK(x.dim() >= 1, "x must be [..., in_features]");
+    FS_CHECK(is_16_bit(x.scalar_type()) || x.scalar_type() == ScalarType::Float,
+             "x must be float32, float16 or bfloat16");
     check_beside(x, "x", first, first_name);
     return torch::stable::contiguous(x);
   }

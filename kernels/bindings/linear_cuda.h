@@ -42,7 +42,7 @@ void stream_k_product(const LinearInputs& inputs, Tensor& y, int64_t most_tokens
   for (int64_t begin = 0; begin < inputs.tokens; begin += most_tokens) {
     const int64_t tokens = std::min(most_tokens, inputs.tokens - begin);
     const auto plan = plan_for(tokens);
-    Tensor partials = torch::stable::new_empty(x, {plan.partial_floats()}, ScalarType::Float);
+    Tensor partials = allocate_like(x, {plan.partial_floats()}, ScalarType::Float);
     linear::Arguments arguments;
     arguments.x_stride = static_cast<int>(x.size(1));
     arguments.x = bits(x) + begin * x.size(1);

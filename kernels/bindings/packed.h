@@ -14,42 +14,42 @@ inline bool is_16_bit(ScalarType dtype) {
 
 // What a CPU op asks of the first of its packed tensors, and a CUDA op of its own.
 inline void check_on_cpu(const Tensor& tensor, const char* name) {
-  STD_TORCH_CHECK(tensor.is_cpu(), name, " must be on the CPU here");
+  FS_CHECK(tensor.is_cpu(), name, " must be on the CPU here");
 }
 inline void check_on_cuda(const Tensor& tensor, const char* name) {
-  STD_TORCH_CHECK(tensor.is_cuda(), name, " must be on a CUDA device here");
+  FS_CHECK(tensor.is_cuda(), name, " must be on a CUDA device here");
 }
 
 // `first_name` is the packed tensor that tells the weight's device.
 inline void check_beside(const Tensor& tensor, const char* name, const Tensor& first,
                          const char* first_name) {
-  STD_TORCH_CHECK(tensor.device() == first.device(), name, " must be on the ",
-                  first.is_cuda() ? "CUDA device" : "device", " of ", first_name);
+  FS_CHECK(tensor.device() == first.device(), name, " must be on the ",
+           first.is_cuda() ? "CUDA device" : "device", " of ", first_name);
 }
 
 inline void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim) {
-  STD_TORCH_CHECK(tensor.scalar_type() == dtype, name, " has the wrong dtype");
-  STD_TORCH_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, has ", tensor.dim());
-  STD_TORCH_CHECK(tensor.is_contiguous(), name, " must be contiguous");
+  FS_CHECK(tensor.scalar_type() == dtype, name, " has the wrong dtype");
+  FS_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, has ", tensor.dim());
+  FS_CHECK(tensor.is_contiguous(), name, " must be contiguous");
 }
 
 inline void check_shape(int64_t out_features, int64_t in_features) {
-  STD_TORCH_CHECK(out_features >= 1 && in_features >= 1 && out_features <= INT32_MAX &&
-                      in_features <= INT32_MAX,
-                  "a weight has between 1 and 2^31 - 1 rows and as many columns, not [",
-                  out_features, ", ", in_features, "]");
+  FS_CHECK(out_features >= 1 && in_features >= 1 && out_features <= INT32_MAX &&
+               in_features <= INT32_MAX,
+           "a weight has between 1 and 2^31 - 1 rows and as many columns, not [", out_features,
+           ", ", in_features, "]");
 }
 
 // What packing asks of a dense weight.
 inline void check_weight(const Tensor& weight) {
-  STD_TORCH_CHECK(weight.dim() == 2, "weight must be [out_features, in_features], has ",
-                  weight.dim(), " dimensions");
+  FS_CHECK(weight.dim() == 2, "weight must be [out_features, in_features], has ", weight.dim(),
+           " dimensions");
   check_shape(weight.size(0), weight.size(1));
-  STD_TORCH_CHECK(is_16_bit(weight.scalar_type()), "weight must be float16 or bfloat16");
+  FS_CHECK(is_16_bit(weight.scalar_type()), "weight must be float16 or bfloat16");
 }
 
 inline void check_weight_dtype(ScalarType dtype) {
-  STD_TORCH_CHECK(is_16_bit(dtype), "packed weights are float16 or bfloat16");
+  FS_CHECK(is_16_bit(dtype), "packed weights are float16 or bfloat16");
 }
 
 }  // namespace flashsparse

@@ -15,24 +15,24 @@ inline void check_tiled_csl(const Tensor& words, const Tensor& offsets, int64_t 
   check_beside(offsets, "tile_offsets", words, "weight_packed");
   check_shape(out, in);
   const int64_t tiles = tiled_csl::tile_rows(out) * tiled_csl::tile_cols(in);
-  STD_TORCH_CHECK(offsets.numel() == tiles + 1, "tile_offsets of a [", out, ", ", in,
-                  "] weight has ", tiles + 1, " entries, not ", offsets.numel());
-  STD_TORCH_CHECK(words.numel() <= INT32_MAX && tiles <= INT32_MAX, "a [", out, ", ", in,
-                  "] weight of ", words.numel(), " packed words is beyond the int32 offsets of ",
-                  "tiled_csl: split the layer or leave it dense");
+  FS_CHECK(offsets.numel() == tiles + 1, "tile_offsets of a [", out, ", ", in, "] weight has ",
+           tiles + 1, " entries, not ", offsets.numel());
+  FS_CHECK(words.numel() <= INT32_MAX && tiles <= INT32_MAX, "a [", out, ", ", in, "] weight of ",
+           words.numel(), " packed words is beyond the int32 offsets of ",
+           "tiled_csl: split the layer or leave it dense");
 }
 
 // While packing, when the words have been counted.
 inline void check_word_count(int64_t words, const Tensor& weight) {
-  STD_TORCH_CHECK(words <= INT32_MAX, "a [", weight.size(0), ", ", weight.size(1), "] weight with ",
-                  words, " packed words overflows the int32 offsets of tiled_csl: split the ",
-                  "layer or leave it dense");
+  FS_CHECK(words <= INT32_MAX, "a [", weight.size(0), ", ", weight.size(1), "] weight with ", words,
+           " packed words overflows the int32 offsets of tiled_csl: split the ",
+           "layer or leave it dense");
 }
 
 inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens) {
-  STD_TORCH_CHECK(sparse_tokens.value_or(0) >= 0,
-                  "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
-                  sparse_tokens.value_or(0));
+  FS_CHECK(sparse_tokens.value_or(0) >= 0,
+           "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
+           sparse_tokens.value_or(0));
 }
 
 }  // namespace flashsparse

@@ -15,7 +15,7 @@
 namespace flashsparse {
 namespace {
 
-void require(const std::string& error) { STD_TORCH_CHECK(error.empty(), error); }
+void require(const std::string& error) { FS_CHECK(error.empty(), error); }
 
 tiled_csl::Packed tiled_csl_of(const Tensor& words, const Tensor& offsets, int64_t out,
                                int64_t in) {

@@ -29,15 +29,15 @@ std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
   const int64_t rows = weight.size(0), cols = weight.size(1);
   const cudaStream_t stream = current_stream(weight);
   const int64_t tiles = tiled_csl::tile_rows(rows) * tiled_csl::tile_cols(cols);
-  Tensor offsets = torch::stable::new_empty(weight, {tiles + 1}, ScalarType::Int);
-  Tensor counted = torch::stable::new_empty(weight, {1}, ScalarType::Long);
+  Tensor offsets = allocate_like(weight, {tiles + 1}, ScalarType::Int);
+  Tensor counted = allocate_like(weight, {1}, ScalarType::Long);
   STD_CUDA_CHECK(cuda::tiled_csl_count(bits(weight), rows, cols,
                                        offsets.mutable_data_ptr<int32_t>(),
                                        counted.mutable_data_ptr<int64_t>(), stream));
   int64_t num_words = 0;
   read_back(counted, &num_words, sizeof num_words);
   check_word_count(num_words, weight);
-  Tensor words = torch::stable::new_empty(weight, {num_words}, ScalarType::Int);
+  Tensor words = allocate_like(weight, {num_words}, ScalarType::Int);
   if (num_words > 0) {
     STD_CUDA_CHECK(cuda::tiled_csl_pack(bits(weight), rows, cols, offsets.const_data_ptr<int32_t>(),
                                         mutable_words(words), stream));
@@ -50,16 +50,15 @@ std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
 void check_readable(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
   check_on_cuda(words, "weight_packed");
   check_tiled_csl(words, offsets, out, in);
-  STD_TORCH_CHECK(
-      reinterpret_cast<uintptr_t>(words.const_data_ptr()) % 16 == 0,
-      "weight_packed must start on 16 bytes: pass a tensor of its own and not a slice, ",
-      "e.g. weight_packed.clone()");
+  FS_CHECK(reinterpret_cast<uintptr_t>(words.const_data_ptr()) % 16 == 0,
+           "weight_packed must start on 16 bytes: pass a tensor of its own and not a slice, ",
+           "e.g. weight_packed.clone()");
 }
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kTileRows.
 Tensor unpack_rows(const Tensor& words, const Tensor& offsets, int64_t first, int64_t rows,
                    int64_t in, ScalarType dtype) {
-  Tensor weight = torch::stable::new_empty(words, {rows, in}, dtype);
+  Tensor weight = allocate_like(words, {rows, in}, dtype);
   const int64_t first_tile = first / tiled_csl::kTileRows * tiled_csl::tile_cols(in);
   STD_CUDA_CHECK(cuda::tiled_csl_unpack(words_of(words), words.numel(),
                                         offsets.const_data_ptr<int32_t>() + first_tile, rows, in,
@@ -90,7 +89,7 @@ Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t ou
   check_readable(words, offsets, out, in);
   const DeviceGuard guard(words.get_device_index());
   std::vector<int32_t> verdicts(offsets.numel() - 1);
-  Tensor found = torch::stable::new_empty(words, {offsets.numel() - 1}, ScalarType::Int);
+  Tensor found = allocate_like(words, {offsets.numel() - 1}, ScalarType::Int);
   STD_CUDA_CHECK(
       cuda::tiled_csl_validate(words_of(words), words.numel(), offsets.const_data_ptr<int32_t>(),
                                out, in, found.mutable_data_ptr<int32_t>(), current_stream(words)));
@@ -101,10 +100,10 @@ Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t ou
     bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
   }
   if (bad != verdicts.end()) {
-    STD_TORCH_CHECK(false, "tile ", bad - verdicts.begin(), ": ", broken_rule(*bad));
+    FS_CHECK(false, "tile ", bad - verdicts.begin(), ": ", broken_rule(*bad));
   }
   const int64_t nonzeros = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
-  Tensor result = torch::stable::new_empty(words, {}, ScalarType::Long);
+  Tensor result = allocate_like(words, {}, ScalarType::Long);
   STD_CUDA_CHECK(cudaMemcpyAsync(result.mutable_data_ptr(), &nonzeros, sizeof nonzeros,
                                  cudaMemcpyHostToDevice, current_stream(words)));
   return result;
@@ -165,18 +164,17 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
   const LinearInputs inputs(x, rows, bias, words, "weight_packed");
   const int64_t cols = inputs.in_features;
   check_readable(words, offsets, rows, cols);
-  STD_TORCH_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  STD_TORCH_CHECK(shape >= 0 && shape < tiled_csl::kLinearShapeCount, "shape must be below ",
-                  tiled_csl::kLinearShapeCount);
+  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
+  FS_CHECK(shape >= 0 && shape < tiled_csl::kLinearShapeCount, "shape must be below ",
+           tiled_csl::kLinearShapeCount);
   const tiled_csl::LinearShapeInfo& info = tiled_csl::kLinearShapes[shape];
-  STD_TORCH_CHECK(inputs.tokens >= 1 && inputs.tokens <= info.tokens, "shape ", shape,
-                  " is for 1 to ", info.tokens, " tokens");
+  FS_CHECK(inputs.tokens >= 1 && inputs.tokens <= info.tokens, "shape ", shape, " is for 1 to ",
+           info.tokens, " tokens");
   const Gpu gpu = gpu_of(words);
-  STD_TORCH_CHECK(!info.hopper || gpu.hopper, "shape ", shape, " is for Hopper GPUs");
-  STD_TORCH_CHECK(fits_stream_k(rows, cols), "too many rows or tiles");
+  FS_CHECK(!info.hopper || gpu.hopper, "shape ", shape, " is for Hopper GPUs");
+  FS_CHECK(fits_stream_k(rows, cols), "too many rows or tiles");
   const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
-  STD_TORCH_CHECK(blocks <= tiles && blocks * linear::kMaxRange >= tiles,
-                  "too few or too many blocks");
+  FS_CHECK(blocks <= tiles && blocks * linear::kMaxRange >= tiles, "too few or too many blocks");
   const DeviceGuard guard(words.get_device_index());
   Tensor y = inputs.new_y();
   sparse_product(inputs, words, offsets, gpu,

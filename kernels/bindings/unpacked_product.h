@@ -44,8 +44,7 @@ void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64
   if (inputs.bias) bias = torch::stable::to(*inputs.bias, compute);
 
   Tensor result = inputs.by_token(y, inputs.out_features);
-  Tensor sums =
-      dtype == compute ? result : torch::stable::new_empty(x, {inputs.tokens, inputs.out_features});
+  Tensor sums = dtype == compute ? result : allocate_like(x, {inputs.tokens, inputs.out_features});
   for (int64_t step = 0; step < steps; step += panel_steps) {
     const int64_t first = step * row_step;
     const int64_t rows = std::min(panel_steps * row_step, inputs.out_features - first);

@@ -18,8 +18,7 @@ namespace flashsparse::cpu {
 //   anything else    x and w widened to fp32, where they are exact, fused multiply-add
 // The sum is rounded once, to the dtype of y, after the bias was added in fp32. The order of
 // additions depends on the shapes alone: results are the same from run to run and for any number of
-// threads. Whether an infinite or NaN activation meets a zero of the weight (and gives NaN, as in a
-// dense product) is left open.
+// threads. docs/formats.md says what infinities, NaN and subnormal numbers give.
 //
 // Scratch: the activations of at most 512 tokens, packed, 2 bytes (bf16 by bf16) or 4 bytes each.
 struct LinearProblem {

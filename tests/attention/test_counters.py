@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of one process reach another, which asks about running processes only."""
 
+import json
 import os
-import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +30,7 @@ def test_counts_are_published_and_read(folder):
     publish()
     (process,) = published()
     assert process["pid"] == os.getpid()
-    assert re.search("python|pytest", process["command"])  # xdist may rename its workers
+    assert process["program"] == Path("/proc/self/comm").read_text().strip()
     assert list(process["layers"].items()) == [("layer 9", [0, 0]), ("layer 10", [4, 3])]
     held[1].add(torch.tensor([[0, 2, 0]]))
     publish()  # in the place of the first
@@ -44,6 +46,30 @@ def test_what_others_left_behind_is_removed(folder):
         path.write_text("{}")
     assert published() == []
     assert not gone.exists() and not nobody.exists()
+
+
+def test_no_command_line_is_published(folder, tmp_path):
+    """It may hold a key: vllm serve takes one as an option."""
+    child = subprocess.Popen(["cat", "-u"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        os.write(child.stdin.fileno(), b"x")
+        assert child.stdout.read(1) == b"x"  # it runs
+        folder.mkdir()
+        (folder / f"{child.pid}.json").write_text('{"counted": "2026-01-01T00:00", "layers": {}}')
+        (process,) = published()
+    finally:
+        child.kill()
+        child.wait()
+    assert process["program"] == "cat" and "-u" not in json.dumps(process)
+
+
+def test_a_fifo_and_a_directory_are_no_counts(folder):
+    """Reading a FIFO would wait for a writer, for ever."""
+    folder.mkdir()
+    os.mkfifo(folder / f"{os.getpid()}.json")
+    (folder / "notes.json").mkdir()
+    (process,) = published()
+    assert "not a regular file" in process["error"]
 
 
 @pytest.mark.parametrize(

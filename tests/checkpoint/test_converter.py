@@ -349,12 +349,12 @@ class TestOutput:
 )
 def test_damage_on_the_way_to_disk_is_found(llama, tmp_path, monkeypatch, victim):
     class Damaging(converter_module.ShardWriter):
-        def add(self, name, dtype, shape, parts):
+        def add(self, name, dtype, shape, parts, checksum=None):
             parts = [part.clone() for part in parts]
             if name == victim:
                 data = parts[-1].view(torch.uint8).view(-1)
                 data[len(data) // 8 * 4 + 3] ^= 1  # in the middle, the exponent of a value
-            super().add(name, dtype, shape, parts)
+            super().add(name, dtype, shape, parts, checksum)
 
     monkeypatch.setattr(converter_module, "ShardWriter", Damaging)
     with pytest.raises(ValueError, match="does not read back"):

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as a whole: help, version, errors, and how little it imports."""
 
+import re
 import subprocess
 import sys
+from io import StringIO
 
 import pytest
 import typer
+from rich.panel import Panel
+from rich.text import Text
 from typer.testing import CliRunner
 
-import flashsparse_plugin
+import flashsparse_plugin as fs
 from flashsparse_plugin.cli import app
-from flashsparse_plugin.cli.console import reported, size
+from flashsparse_plugin.cli.console import SafeConsole, reported, size, table
+from flashsparse_plugin.messages import printable
 
 COMMANDS = sorted(command.callback.__name__ for command in app.registered_commands)
 
@@ -29,7 +34,7 @@ def test_no_arguments_show_the_help():
 def test_version():
     result = flashsparse("--version")
     assert result.exit_code == 0
-    assert result.stdout == f"flashsparse {flashsparse_plugin.__version__}\n"
+    assert result.stdout == f"flashsparse {fs.__version__}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -83,6 +88,45 @@ def test_an_error_is_one_paragraph_and_exit_code_1(monkeypatch):
 def test_an_unexpected_error_is_named(monkeypatch):
     monkeypatch.delenv("FLASHSPARSE_DEBUG", raising=False)
     assert failing(KeyError("x")).stderr == "Error: KeyError: 'x'\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+    ids=repr,
+)
+def test_out_of_memory_says_so(error):
+    assert failing(error).stderr.startswith("Error: out of memory: close other programs")
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\x9bc\rd\u202ee\u2028f\x7fg"
+SPELT = r"a\x1b]0;title\x07\x1b[2Jb\x9bc\rd\u202ee\u2028f\x7fg"
+
+
+def test_control_characters_are_spelt_out():
+    """In errors, in tables, on a terminal too, where colours stay."""
+    assert printable(HOSTILE) == SPELT
+    assert printable("käse\t\n😀 مثال\u200c") == "käse\t\n😀 مثال\u200c"
+    made = table("Name")
+    made.add_row(Text(HOSTILE, style="red"))
+    screen = StringIO()
+    terminal = SafeConsole(file=screen, force_terminal=True, width=200, color_system="standard")
+    for each in (made, Text(HOSTILE), f"[bold]{HOSTILE}", Panel(HOSTILE)):
+        terminal.print(each)
+    assert "\x1b[31m" in screen.getvalue()
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert shown.count(r"a\x1b]0;title") == 4 and printable(shown) == shown
+
+
+def test_an_error_sends_nothing_to_the_terminal():
+    for error in (ValueError(HOSTILE), fs.FormatError(HOSTILE), KeyError(HOSTILE)):
+        assert printable(failing(error).stderr) == failing(error).stderr
+    assert str(fs.FormatError(HOSTILE)) == SPELT  # for whoever logs it
 
 
 def test_debug_shows_the_traceback(monkeypatch):

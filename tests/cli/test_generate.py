@@ -120,3 +120,11 @@ def test_no_chat_template_and_no_tokenizer(model_dir, tmp_path):
         file.unlink()
     result = generate(bare, "-p", "Hi")
     assert result.exit_code == 1 and "tokenizer.json" in result.stderr
+
+
+def test_what_a_model_says_sends_nothing_to_the_terminal(model_dir, capsys):
+    """Its tokenizer may spell a token as any control sequence."""
+    stream = generate_module.Stream(AutoTokenizer.from_pretrained(model_dir))
+    stream._print("a\x1b]0;title\x07b\n")
+    assert capsys.readouterr().out == "a\\x1b]0;title\\x07b\n"
+    assert stream.text == "a\x1b]0;title\x07b\n"  # --json escapes it by itself

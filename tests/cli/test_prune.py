@@ -123,6 +123,35 @@ def test_what_fails_leaves_nothing_behind(model_dir, text_file, tmp_path, option
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_copied_that_a_link_out_leads_to_and_no_pickle(model_dir, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(model_dir, source)
+    (tmp_path / "secret.txt").write_text("secret")
+    (source / "vocab.txt").symlink_to(tmp_path / "secret.txt")
+    (source / "README.md").write_text("# Card")
+    for name in ("training_args.bin", "optimizer.pt", "state.pkl", "rng_state.npz", "old.ckpt"):
+        (source / name).write_bytes(b"pickle")
+    left = tmp_path / ".out.ab12_x9z" / "model"  # of a run of 0.1 that was killed
+    left.mkdir(parents=True)
+    result = prune(source, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 0, result.stderr
+    assert "vocab.txt was not copied" in " ".join(result.stderr.split())
+    expected = {path.name for path in model_dir.iterdir()} | {"README.md"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == expected
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "secret.txt", "out"}
+
+
+def test_a_link_out_of_the_source_is_refused(model_dir, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(model_dir, source)
+    (source / "model.safetensors").rename(tmp_path / "weights")
+    (source / "model.safetensors").symlink_to(tmp_path / "weights")
+    result = prune(source, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 1
+    assert "is a link that leads out" in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_pickles_and_quantized_models_are_refused(model_dir, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(model_dir, broken)

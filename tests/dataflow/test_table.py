@@ -4,6 +4,7 @@
 import copy
 import json
 import logging
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -177,9 +178,23 @@ def test_what_is_no_table_at_all(tmp_path, text):
         read_table(path)
 
 
+def test_a_fifo_is_no_table(tmp_path):
+    os.mkfifo(tmp_path / "table.json")  # reading it would wait for a writer, for ever
+    with pytest.raises(TableError, match="not a regular file.*flashsparse tune"):
+        read_table(tmp_path / "table.json")
+
+
+def test_a_name_in_a_table_reaches_no_terminal(tmp_path):
+    path = written(GOOD, tmp_path / "table.json")
+    path.write_text(path.read_text().replace("{", '{"\\u001b[2J": 1, ', 1))
+    with pytest.raises(TableError, match=r"\\x1b\[2J") as caught:
+        read_table(path)
+    assert str(caught.value).isprintable()
+
+
 def test_a_file_of_any_size_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "MAX_BYTES", 100)
-    with pytest.raises(TableError, match="larger than any table"):
+    with pytest.raises(TableError, match="larger than 100 bytes"):
         read_table(written(GOOD, tmp_path / "table.json"))
 
 

@@ -2,7 +2,10 @@
 """Damaged files and impossible wishes: an error that names the layer, never random weights."""
 
 import json
+import os
+import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import tiny
@@ -145,6 +148,57 @@ def test_header_that_promises_more_than_the_file_holds(packed_copy):
     file.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + size :])
     with pytest.raises(fs.FormatError, match="not a whole safetensors file"):
         tiny.load(packed_copy)
+
+
+def shard(path, name):
+    """Makes an index that says that `name` holds all the tensors of a model."""
+    weights = path / "model.safetensors"
+    names = list(load_file(weights))
+    weights.rename(path.parent / "weights.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def link_out(path):
+    weights = path / "model.safetensors"
+    weights.rename(path.parent / "weights.safetensors")
+    weights.symlink_to(path.parent / "weights.safetensors")
+
+
+def point_out(path):
+    shard(path, "../weights.safetensors")
+
+
+def point_to_a_fifo(path):
+    shard(path, "fifo.safetensors")
+    os.mkfifo(path / "fifo.safetensors")
+
+
+def a_tensor_twice(path):
+    shard(path, "model-1.safetensors")
+    shutil.copy(path.parent / "weights.safetensors", path / "model-1.safetensors")
+    shutil.copy(path.parent / "weights.safetensors", path / "model-2.safetensors")
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = "model-2.safetensors"
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization_config": fs.FlashSparseConfig()}])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (link_out, "is a link that leads out of the model directory"),
+        (point_out, "is outside of the model directory"),
+        (point_to_a_fifo, "is missing in .* or no regular file"),
+        (a_tensor_twice, "is in model-1.safetensors and in model-2.safetensors"),
+    ],
+)
+def test_files_are_read_as_strictly_as_by_convert(llama, tmp_path, settings, place, message):
+    source = llama.dense if settings else llama.packed
+    path = Path(shutil.copytree(source, tmp_path / "copy"))
+    place(path)
+    with pytest.raises(fs.FormatError, match=message):
+        tiny.load(path, **settings)
 
 
 def edit_config(path, **changes):

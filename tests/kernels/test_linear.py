@@ -98,6 +98,64 @@ def test_fp32_activations_keep_all_their_bits(tokens, weight_dtype):
     assert torch.equal(y, x)
 
 
+SPECIAL = [torch.inf, -torch.inf, torch.nan]
+
+
+def assert_same_specials(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    """NaN and infinities where the dense product in float64 has them, and the rest close."""
+    expected = reference.linear(x, weight, None)
+    assert torch.equal(y.isnan(), expected.isnan())
+    infinite = expected.isinf()
+    assert torch.equal(y.isinf(), infinite) and torch.equal(
+        y[infinite].double(), expected[infinite]
+    )
+    finite = expected.isfinite()
+    assert ((y.double() - expected)[finite].abs() <= 0.02 * expected[finite].abs() + 0.5).all()
+
+
+@pytest.mark.parametrize("x_dtype", [BFLOAT16, FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("weight_dtype", [BFLOAT16, FLOAT16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 2, 5, 9, 30])
+def test_infinities_and_nan_are_those_of_a_dense_product(tokens, weight_dtype, x_dtype):
+    """Where the weight has a zero, too: 0 * inf is NaN."""
+    for columns in (71, 300):
+        weight = random_weight((37, columns), 0.6, weight_dtype, seed=10)
+        x = activations(tokens, columns, x_dtype)
+        for number, value in enumerate(SPECIAL):
+            weight[5 + number, 3 * number] = value
+            x[number % tokens, columns - 1 - number] = value
+        weight[:, columns - 2] = 0
+        bitmap, words = ops.interleaved_bitmap_pack(weight), ops.tiled_csl_pack(weight)
+        y = ops.interleaved_bitmap_linear(x, *bitmap, 37, weight_dtype)
+        assert_same_specials(y, x, weight)
+        again = ops.tiled_csl_linear(x, *words, 37, weight_dtype)
+        assert torch.equal(again.isnan(), y.isnan()) and torch.equal(
+            again.nan_to_num(), y.nan_to_num()
+        )
+
+
+@pytest.mark.parametrize("x_dtype", [BFLOAT16, FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("weight_dtype", [BFLOAT16, FLOAT16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 4, 30])
+def test_subnormal_numbers_are_not_flushed(tokens, weight_dtype, x_dtype):
+    """But where a CPU multiplies pairs of bfloat16: vdpbf16ps makes zeros of them."""
+    tiny = 3 * torch.finfo(weight_dtype).smallest_normal * torch.finfo(weight_dtype).eps
+    weight = torch.zeros(20, 40, dtype=weight_dtype)
+    weight[range(20), range(20)] = torch.tensor(tiny, dtype=weight_dtype)
+    x = torch.ones(tokens, 40, dtype=x_dtype)
+    if x_dtype == BFLOAT16 and weight_dtype == FLOAT16:
+        x *= 2.0**-105  # so that the results are subnormal
+    x[:, 7] /= 2
+    bitmap = ops.interleaved_bitmap_pack(weight)
+    y = ops.interleaved_bitmap_linear(x, *bitmap, 20, weight_dtype)
+    if x_dtype == weight_dtype == BFLOAT16 and ops.cpu_capability() == "avx512":
+        assert (y == 0).all()
+        return
+    expected = reference.linear(x, weight, None)
+    assert expected.count_nonzero() == 20 * tokens
+    assert torch.equal(y, expected.to(x_dtype))
+
+
 def test_more_tokens_than_one_slab():
     weight = random_weight((40, 48), 0.6, BFLOAT16, seed=6)
     bitmap, words = ops.interleaved_bitmap_pack(weight), ops.tiled_csl_pack(weight)

@@ -71,7 +71,8 @@ class InterleavedBitmap(Format):
         )
 
     def check(self, packed: PackedWeight) -> None:
-        pass  # made in memory from a weight that was validated, never read from a file
+        tensors = (packed.tensors[name].detach().cpu() for name in self.tensor_names)
+        ops.interleaved_bitmap_validate(*tensors, *packed.shape)
 
     def nonzeros(self, packed: PackedWeight) -> int:
         return int(packed.tensors["panel_offsets"][-1])

@@ -34,6 +34,12 @@ def empty_bitmap(
     )
 
 
+@register_fake("flashsparse::interleaved_bitmap_validate")
+def _(values, masks, panel_offsets, out_features, in_features):
+    """Counts the kept values (int64 scalar) of a sound interleaved bitmap, and raises on others."""
+    return values.new_empty((), dtype=torch.int64)
+
+
 @register_fake("flashsparse::interleaved_bitmap_unpack")
 def _(values, masks, panel_offsets, out_features, in_features, dtype):
     """Unpacks the interleaved bitmap to the dense weight [out_features, in_features] of `dtype`."""

@@ -40,6 +40,17 @@ FS_INLINE void transpose_columns(uint32_t* out, int stride, int rows, int64_t fi
   }
 }
 
+// Rounds to nearest even; NaN stays NaN. vcvtneps2bf16 would make zeros of subnormal numbers.
+FS_INLINE __m256i round_to_bfloat16(Floats values) {
+  const Bits bits = _mm512_castps_si512(values), high = _mm512_srli_epi32(bits, 16);
+  const Bits odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const Bits up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+  const Bits rounded =
+      _mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, high, _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(rounded);
+}
+
 }  // namespace
 
 namespace flashsparse::cpu::avx512 {
@@ -81,7 +92,7 @@ void store(const float* sums, int tokens, const float* bias, int rows, void* y, 
     }
     const __m256i bits = dtype == Dtype::kFloat16
                              ? _mm512_cvtps_ph(result, _MM_FROUND_TO_NEAREST_INT)
-                             : reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(result));
+                             : round_to_bfloat16(result);
     _mm256_mask_storeu_epi16(static_cast<uint16_t*>(y) + t * stride, lanes, bits);
   }
 }

@@ -2,6 +2,7 @@
 #include "cpu/interleaved_bitmap/interleaved_bitmap.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "common/parallel.h"
 #include "cpu/interleaved_bitmap/kernels.h"
@@ -19,6 +20,42 @@ int rows_of(int64_t panel, int64_t rows) {
 cpu::Panel panel_of(const Weight& weight, int64_t panel) {
   return {weight.masks + panel * column_pairs(weight.in_features),
           weight.values + weight.panel_offsets[panel]};
+}
+
+// Bits of the mask words of `rows` rows that are inside of the weight, without its last odd column.
+uint32_t rows_inside(int rows) { return rows == kPanelRows ? ~0u : (1u << 2 * rows) - 1; }
+constexpr uint32_t kEvenColumn = 0x55555555;
+
+std::string check_offsets(const Weight& packed, int64_t num_values) {
+  const int64_t* offset = packed.panel_offsets;
+  const int64_t count = panels(packed.out_features);
+  if (offset[0] != 0) return "panel_offsets[0] is " + std::to_string(offset[0]) + ", not 0";
+  for (int64_t i = 1; i <= count; ++i) {
+    if (offset[i] < offset[i - 1]) {
+      return "panel_offsets[" + std::to_string(i) + "] = " + std::to_string(offset[i]) +
+             " is smaller than the one before";
+    }
+  }
+  if (offset[count] <= num_values - kValueSlack) return {};
+  return "values has " + std::to_string(num_values) + " entries, panel_offsets promises " +
+         std::to_string(offset[count]) + " and " + std::to_string(kValueSlack) + " more";
+}
+
+// What is wrong with the masks of a panel, or nothing.
+const char* check_masks(const Weight& packed, int64_t panel) {
+  const int64_t pairs = column_pairs(packed.in_features);
+  const uint32_t* masks = panel_of(packed, panel).masks;
+  const uint32_t inside = rows_inside(rows_of(panel, packed.out_features));
+  int64_t kept = 0;
+  uint32_t outside = 0;
+  for (int64_t k = 0; k < pairs; ++k) {
+    kept += __builtin_popcount(masks[k]);
+    outside |= masks[k] & ~inside;
+  }
+  if (packed.in_features % 2) outside |= masks[pairs - 1] & ~kEvenColumn;
+  if (outside) return " keep an element beyond the edges of the weight";
+  const int64_t promised = packed.panel_offsets[panel + 1] - packed.panel_offsets[panel];
+  return kept == promised ? nullptr : " keep another number of values than panel_offsets says";
 }
 
 }  // namespace
@@ -43,6 +80,22 @@ void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* pan
                    masks + panel * column_pairs(cols), values + panel_offsets[panel]);
   });
   std::fill_n(values + panel_offsets[panels(rows)], kValueSlack, uint16_t{0});
+}
+
+std::string validate(const Weight& packed, int64_t num_values) {
+  std::string error = check_offsets(packed, num_values);
+  if (!error.empty()) return error;
+  const int64_t count = panels(packed.out_features);
+  std::atomic<int64_t> first_bad{count};
+  parallel_chunks(count, [&](int64_t panel) {
+    if (!check_masks(packed, panel)) return;
+    int64_t known = first_bad.load();
+    while (panel < known && !first_bad.compare_exchange_weak(known, panel)) {
+    }
+  });
+  const int64_t bad = first_bad.load();
+  if (bad == count) return {};
+  return "the masks of panel " + std::to_string(bad) + check_masks(packed, bad);
 }
 
 void unpack(const Weight& packed, uint16_t* weight) {

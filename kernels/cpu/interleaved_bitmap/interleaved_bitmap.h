@@ -2,6 +2,7 @@
 // Interleaved bitmap on the CPU: made from dense weights, turned back, and multiplied.
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "cpu/dtype.h"
 
@@ -20,6 +21,11 @@ void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_of
 // Fills masks and values (slack included) of a dense weight.
 void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
           uint32_t* masks, uint16_t* values);
+// Proves that no kernel leaves its bounds on tensors of any origin, of which `num_values` values
+// are there: offsets rise from 0 by as many values as the masks of a panel keep, no mask keeps an
+// element beyond the weight's edges, and the slack is behind the last value. Returns the first rule
+// that is broken, or nothing.
+std::string validate(const Weight& packed, int64_t num_values);
 // Writes every element of weight[rows, cols].
 void unpack(const Weight& packed, uint16_t* weight);
 

@@ -14,10 +14,33 @@ constexpr int kBlockTokens = 16;
 
 using Widen = float (*)(uint16_t);
 
+// Where an activation is infinite or NaN, so is its product with a zero: a dense product has it,
+// and the loop over kept weights does not.
+template <int kTokens>
+void add_zeros(const Panel& panel, int64_t pairs, const float* x,
+               float (&sum)[2 * kRows][kTokens]) {
+  float products[kTokens] = {};  // with zeros: NaN where a token has such an activation
+  for (int64_t col = 0; col < 2 * pairs; ++col) {
+    for (int t = 0; t < kTokens; ++t) products[t] += 0 * x[col * kTokens + t];
+  }
+  for (int t = 0; t < kTokens; ++t) {
+    if (products[t] == 0) continue;
+    for (int64_t col = 0; col < 2 * pairs; ++col) {
+      const float product = 0 * x[col * kTokens + t];
+      if (product == 0) continue;
+      for (int r = 0; r < kRows; ++r) {
+        const int bit = 2 * r + static_cast<int>(col & 1);
+        if (!(panel.masks[col / 2] >> bit & 1)) sum[bit][t] += product;
+      }
+    }
+  }
+}
+
 template <Widen kWiden, int kTokens>
 void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* sums) {
   // Even and odd columns apart: two products in a row never wait for the same sum.
   float sum[2 * kRows][kTokens] = {};
+  add_zeros(panel, pairs, x, sum);
   const uint16_t* value = panel.values;
   for (int64_t k = 0; k < pairs; ++k, x += 2 * kTokens) {
     for (uint32_t mask = panel.masks[k]; mask; mask &= mask - 1) {

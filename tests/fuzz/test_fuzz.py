@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A few hundred rounds of `make fuzz`, without a sanitizer."""
+
+import pytest
+from fuzz import fuzz
+from fuzz_targets import TARGETS
+
+ROUNDS = {"packed tensors": 150, "runtime forms": 150, "checkpoints": 60, "configs": 400,
+          "tables": 200, "states": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_damage_is_refused_or_read_right(name, tmp_path):
+    counts = fuzz(name, 1, tmp_path, rounds=ROUNDS[name])
+    assert counts.failed == []
+    assert counts.rounds == ROUNDS[name] and counts.accepted and counts.refused
