@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from ..formats import format_names, get_format, packed_names
+from ..names import QUANT_METHOD
 
 CONFIG = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -151,22 +155,25 @@ class ModelDirectory:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise CheckpointError(
-                f"{path} is not a directory. Fetch a model from the Hub first, e.g. with "
-                "`hf download ORGANISATION/MODEL --local-dir DIRECTORY`"
-            )
-        if not (self.path / CONFIG).exists():
-            raise CheckpointError(f"{self.path} is not a model directory: it has no {CONFIG}")
+        refuse_no_model(self.path)
         self.config = _read_json(self.locate(CONFIG))
         weight_map = self._weight_map()
         self.shards = tuple(self.locate(name) for name in sorted(set(weight_map.values())))
         self.tensors = self._check_headers(weight_map)
+        refuse_unmarked(self.tensors, self.quantization, self.path)
+        self._refuse_masks()
 
     @property
     def nbytes(self) -> int:
         """Total bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
+
+    def headers(self) -> dict[str, Tensor]:
+        """All tensors on the meta device: shapes and dtypes, no data."""
+        return {
+            name: torch.empty(info.shape, dtype=info.dtype, device="meta")
+            for name, info in self.tensors.items()
+        }
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
@@ -224,16 +231,35 @@ class ModelDirectory:
                 )
         return weight_map
 
+    def _refuse_masks(self) -> None:
+        """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts."""
+        for name in self.tensors:
+            layer = name.removesuffix(".weight_orig")
+            if layer != name and f"{layer}.weight_mask" in self.tensors:
+                raise CheckpointError(
+                    f"{self.path} keeps layer {layer!r} as weight_orig and weight_mask, as "
+                    "torch.nn.utils.prune does until pruning is made permanent: call "
+                    "torch.nn.utils.prune.remove(module, 'weight') on each such layer of the "
+                    "model, and save it again"
+                )
+
     def _no_weights(self) -> str:
+        if _gguf_in(self.path) is not None:
+            return _about_gguf(self.path)
         pickles = sorted(p.name for p in self.path.iterdir() if p.suffix in PICKLES)
         if not pickles:
             return f"{self.path} holds neither {SINGLE_FILE} nor {INDEX}"
         return (
             f"{self.path} holds its weights as pickles ({pickles[0]}), which can run any code when "
             "they are opened: only safetensors are read. If you trust the model, convert it once: "
-            'python -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained('
+            f'python -c "from transformers import {self._class_name()} as M; M.from_pretrained('
             f"'{self.path}', dtype='auto').save_pretrained('{self.path}-safetensors')\""
         )
+
+    def _class_name(self) -> str:
+        names = self.config.get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        return name if isinstance(name, str) and name.isidentifier() else "AutoModelForCausalLM"
 
     def _check_headers(self, weight_map: Mapping[Any, str]) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
@@ -261,6 +287,67 @@ class ModelDirectory:
                 f"{INDEX} ({len(unlisted)} such tensors): fetch the model again"
             )
         return tensors
+
+
+def refuse_no_model(path: Path) -> None:
+    """Raises CheckpointError where there is no model directory, and says what is there instead."""
+    if _gguf_in(path) is not None and not (path / CONFIG).exists():
+        raise CheckpointError(_about_gguf(path))
+    if not path.is_dir():
+        known = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.is_absolute()
+        name, folder = (str(path), path.name) if known else ("ORGANISATION/NAME", "DIRECTORY")
+        raise CheckpointError(
+            f"{path} is not a directory. A model is a local directory as transformers saves it; "
+            f"one from the Hub is fetched with: hf download {name} --local-dir {folder}"
+        )
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} is not a model directory: it has no {CONFIG}")
+
+
+def _gguf_in(path: Path) -> Path | None:
+    """A GGUF file: the path itself, or the first in a directory."""
+    if path.is_dir():
+        return min(path.glob("*.gguf"), default=None)
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def _about_gguf(path: Path) -> str:
+    file = _gguf_in(path)
+    assert file is not None
+    out = file.parent / f"{file.stem}-safetensors"
+    return (
+        f"{file} is a GGUF file, and only safetensors are read. transformers unpacks it once: "
+        'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f"[C.from_pretrained('{file.parent}', gguf_file='{file.name}').save_pretrained('{out}') "
+        'for C in (M, T)]"'
+    )
+
+
+def refuse_unmarked(
+    names: Iterable[str], quantization: Mapping[str, Any] | None, path: Path
+) -> None:
+    """Raises CheckpointError for packed layers of which config.json does not know.
+
+    Whoever loads by that config would leave them out, and run on random weights instead.
+
+    Args:
+        names: Names of all tensors.
+        quantization: The quantization_config, if any.
+        path: Where they are, for the message.
+    """
+    method = None if quantization is None else quantization.get("quant_method")
+    if method == QUANT_METHOD:
+        return
+    ours = [set(get_format(name).tensor_names) for name in format_names()]
+    for layer, tensors in packed_names(names).items():
+        if any(whole <= tensors.keys() for whole in ours):
+            told = "has no quantization_config" if quantization is None else "has"
+            told += "" if quantization is None else f" the quant_method {method!r}"
+            raise CheckpointError(
+                f"layer {layer!r} of {path} is packed by flashsparse, and its {CONFIG} {told}: "
+                "restore the quantization_config that `flashsparse convert` wrote, or convert the "
+                "dense model again"
+            )
 
 
 def natural(name: str) -> list[tuple[int, str]]:

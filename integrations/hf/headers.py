@@ -1,173 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds, read from its safetensors headers before any tensor is."""
+"""The headers of safetensors files: what a checkpoint holds, before any tensor is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats import packed_names
-from flashsparse_plugin.packed import FormatError, PackedWeight
-
-if TYPE_CHECKING:
-    from transformers.modeling_utils import PreTrainedModel
-
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-}
-
-_REMEDY = "The checkpoint is incomplete or damaged: fetch it again, or convert the model anew."
+from flashsparse_plugin.checkpoint.reader import DTYPES
+from flashsparse_plugin.packed import FormatError
 
 
-@dataclass
-class Checkpoint:
-    """The layers of a checkpoint, under the names that they have in the model.
+def read_headers(files: Iterable[str]) -> Mapping[str, torch.Tensor]:
+    """All tensors of the files on the meta device; dtypes that torch lacks are left out.
 
-    Attributes:
-        packed: Per packed layer its tensors, on the meta device: shapes and dtypes, no data.
-        dense: Every other tensor by name, on the meta device too.
-        stored_as: Per packed layer its name in the file, where that is another.
-        merged: Whether the loader merges or splits tensors of this checkpoint.
+    Raises:
+        FormatError: For a file that is no whole safetensors file.
     """
-
-    packed: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
-    dense: dict[str, torch.Tensor] = field(default_factory=dict)
-    stored_as: dict[str, str] = field(default_factory=dict)
-    merged: bool = False
-
-    @classmethod
-    def read(cls, model: PreTrainedModel, files: Iterable[str]) -> Checkpoint:
-        """Reads the headers of `files` for `model`, a skeleton whose linears are all nn.Linear.
-
-        Raises:
-            FormatError: For a file that is no whole safetensors file, or a packed weight that
-                the loader would merge with others.
-        """
-        transforms = get_model_conversion_mapping(model)
-        renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
-        skeleton = model.state_dict()
-        checkpoint = cls()
-        headers = _headers(files)
-        packed = {
-            key: (layer, own)
-            for layer, tensors in packed_names(headers).items()
-            for own, key in tensors.items()
-        }
-        for key, tensor in headers.items():
-            layer, name = packed.get(key, ("", ""))
-            is_packed = key in packed
-            # The loader's own renaming (prefixes, old names), asked for the weight's dense name.
-            target, converter = rename_source_key(
-                f"{layer}.weight" if is_packed else key,
-                renamings,
-                converters,
-                model.base_model_prefix,
-                skeleton,
-            )
-            if not is_packed:
-                checkpoint.dense[target] = tensor
-                checkpoint.merged |= converter is not None
-            elif converter is not None:
-                raise FormatError(
-                    f"layer {layer!r} is packed, and transformers merges it with others into "
-                    f"{target!r} (a mixture of experts), which packed weights cannot be. Remedy: "
-                    "convert the model anew with these layers ignored."
-                )
-            else:
-                own = target.removesuffix(".weight")
-                checkpoint.packed.setdefault(own, {})[name] = tensor
-                checkpoint.stored_as[own] = layer
-        return checkpoint
-
-    def layer(
-        self, name: str, shape: tuple[int, int], bias: bool, config: FlashSparseConfig
-    ) -> PackedWeight | None:
-        """Returns a packed layer as the header describes it, or None where it is not packed.
-
-        Args:
-            name: The layer's name in the model.
-            shape: (out_features, in_features) in the model.
-            bias: Whether the model's layer has a bias.
-            config: What names the scheme.
-
-        Raises:
-            FormatError: Where a tensor is missing, of a wrong dtype, or there twice.
-        """
-        tensors = self.packed.get(name)
-        if tensors is None:
-            return None
-        if f"{name}.weight" in self.dense:
-            raise FormatError(
-                f"layer {name!r} is in the checkpoint twice, packed and dense. {_REMEDY}"
-            )
-        scheme = config.scheme_of(name, self.stored_as[name])
-        if scheme is None:
-            raise FormatError(
-                f"layer {name!r} is packed in the checkpoint, and config.json calls it dense. "
-                f"{_REMEDY}"
-            )
-        packed = PackedWeight(scheme, shape, tensors)
-        try:
-            packed.format.require_tensors(packed)
-        except FormatError as error:
-            raise FormatError(
-                f"layer {name!r}, {scheme.format.name} weight of shape {list(shape)}: {error}. "
-                f"{_REMEDY}"
-            ) from None
-        if bias and f"{name}.bias" not in self.dense:
-            raise FormatError(f"layer {name!r}: its bias is not in the checkpoint. {_REMEDY}")
-        return packed
-
-    def refuse_other_modules(self, model: PreTrainedModel, linears: Mapping[str, object]) -> None:
-        """Raises FormatError where something is packed that is no linear layer in the model."""
-        modules = dict(model.named_modules())
-        for name in self.packed:
-            if name in modules and name not in linears:
-                raise FormatError(
-                    f"layer {name!r} is packed in the checkpoint, and in the model it is no "
-                    f"nn.Linear but {type(modules[name]).__name__}. Is it another model's?"
-                )
-
-    def require(self, name: str) -> None:
-        """Raises FormatError where a layer is neither packed nor dense: transformers would fill
-        it with random numbers."""
-        if not self.merged and f"{name}.weight" not in self.dense:
-            raise FormatError(
-                f"layer {name!r} is not in the checkpoint, neither packed nor dense. {_REMEDY}"
-            )
-
-
-def _headers(files: Iterable[str]) -> Mapping[str, torch.Tensor]:
-    """All tensors of the files on the meta device; dtypes that torch lacks are left out."""
     tensors = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 parts = {key: file.get_slice(key) for key in list(file.keys())}
                 for key, part in parts.items():
-                    dtype = _DTYPES.get(part.get_dtype())
+                    dtype = DTYPES.get(part.get_dtype())
                     if dtype is not None:
                         tensors[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
         except SafetensorError as error:
             raise FormatError(
-                f"{path} is not a whole safetensors file: {error}. {_REMEDY}"
+                f"{path} is not a whole safetensors file: {error}. The checkpoint is incomplete "
+                "or damaged: fetch it again, or convert the model anew."
             ) from None
     return tensors

@@ -94,7 +94,7 @@ def test_packed_without_saying_so(packed):
         ({"format_version": 2}, "version 1.*pip install -U"),
         ({"format": "zip"}, "unknown format 'zip'"),
         ({"sparsity": 7}, "sparsity"),
-        ({"quant_method": "gptq"}, "quantized by 'gptq'"),
+        ({"quant_method": "gptq"}, "is packed by flashsparse.*quant_method 'gptq'"),
     ],
 )
 def test_a_config_that_cannot_be_read(packed, changes, message):
