@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import nn
 from transformers.integrations.accelerate import get_device
 from transformers.quantizers.base import HfQuantizer
 
+from flashsparse_plugin.checkpoint.reader import refuse_unmarked
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
@@ -134,6 +136,7 @@ class FlashSparseQuantizer(HfQuantizer):
         config = self.quantization_config
         config.ignore = self._ignored(model)
         _warn_of_experts(model, config.ignore)
+        refuse_unmarked(headers, None, Path(model.config.name_or_path))
         dense = Checkpoint.read(model, headers).dense
         for name, linear in linear_modules(model).items():
             scheme = config.scheme_of(name)
