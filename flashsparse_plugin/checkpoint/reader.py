@@ -341,13 +341,26 @@ def refuse_unmarked(
     ours = [set(get_format(name).tensor_names) for name in format_names()]
     for layer, tensors in packed_names(names).items():
         if any(whole <= tensors.keys() for whole in ours):
-            told = "has no quantization_config" if quantization is None else "has"
-            told += "" if quantization is None else f" the quant_method {method!r}"
+            told = "has no quantization_config of flashsparse"
+            if quantization is not None:
+                told = f"has the quant_method {method!r}"
             raise CheckpointError(
                 f"layer {layer!r} of {path} is packed by flashsparse, and its {CONFIG} {told}: "
                 "restore the quantization_config that `flashsparse convert` wrote, or convert the "
                 "dense model again"
             )
+
+
+def tensor_names(files: Iterable[str | Path]) -> list[str]:
+    """Names of all tensors in those of some files that are whole safetensors files."""
+    names: list[str] = []
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                names += file.keys()
+        except SafetensorError:
+            pass  # whoever reads it says what is wrong with it
+    return names
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from flashsparse_plugin.names import QUANT_METHOD
@@ -39,20 +38,11 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
         method = getattr(method, "quant_method", method)
         if method != QUANT_METHOD:
             # Imported when a model is loaded: transformers must not get slower to import.
-            from flashsparse_plugin.checkpoint.reader import refuse_unmarked
+            from flashsparse_plugin.checkpoint.reader import refuse_unmarked, tensor_names
 
             for file in checkpoint_files or []:
                 quantization = None if config is None else {"quant_method": method}
-                refuse_unmarked(_names(file), quantization, Path(file).parent)
+                refuse_unmarked(tensor_names([file]), quantization, Path(file).parent)
         return inner(model, state_dict, checkpoint_files, *args, **kwargs)
 
     return load
-
-
-def _names(file: str) -> list[str]:
-    """Names of the tensors of a safetensors file; none of another or a damaged one."""
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return list(opened.keys())
-    except SafetensorError:
-        return []  # transformers says what is wrong with it
