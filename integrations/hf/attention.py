@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -40,6 +41,38 @@ def register() -> None:
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    if not hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
+        PreTrainedModel.get_correct_attn_implementation = _asking_the_model(
+            PreTrainedModel.get_correct_attn_implementation
+        )
+
+
+def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
+    """Wraps transformers' check of a requested attention, which asks a model only for its own.
+
+    A model with attention code of its own would ignore a registered function and misread the mask
+    that belongs to it (BLOOM), or end in a KeyError (GPT-J). One that excludes sdpa has scores that
+    neither sdpa nor our op computes (gpt-oss: sinks).
+    """
+
+    @functools.wraps(inner)
+    def check(self: PreTrainedModel, requested: str | None, *args: Any, **kwargs: Any) -> str:
+        if requested == NAME and not (self._supports_sdpa and self._supports_attention_backend):
+            raise ValueError(
+                f'attn_implementation="{NAME}": {type(self).__name__} '
+                + (
+                    "has attention code of its own, which does not call registered functions"
+                    if not self._supports_attention_backend
+                    else "does not support sdpa, which prompts need"
+                )
+                + '. Remedy: attn_implementation="eager"'
+                + (' or "sdpa"' if self._supports_sdpa else "")
+                + "; of a model of several parts only one can be asked to use it, as in "
+                + f'attn_implementation={{"text_config": "{NAME}"}}'
+            )
+        return inner(self, requested, *args, **kwargs)
+
+    return check
 
 
 def attention_forward(
@@ -213,8 +246,18 @@ def _is_decode(
         and query.device.type in ("cpu", "cuda")
         and query.dtype in dtypes
         and query.dtype == key.dtype == value.dtype
-        and (mask is None or (mask.dtype == torch.bool and mask.shape[1] == 1))
+        and (mask is None or _fits(mask, key))
         and dropout == 0
         and not (torch.is_grad_enabled() and query.requires_grad)
         and all(options.get(name) is None for name in _UNSUPPORTED)
+    )
+
+
+def _fits(mask: Tensor, key: Tensor) -> bool:
+    """Whether a mask is of the op's kind: one for all heads, over exactly the cached positions."""
+    return (
+        mask.dtype == torch.bool
+        and mask.dim() == 4
+        and mask.shape[0] in (1, key.shape[0])
+        and mask.shape[1:] == (1, 1, key.shape[2])
     )

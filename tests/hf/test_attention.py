@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
@@ -307,3 +308,48 @@ def test_the_language_model_of_a_multimodal_one():
     model = AutoModelForImageTextToText.from_config(config, attn_implementation=NAME).eval()
     model.generate(torch.arange(1, 9)[None], max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert counts(model.model.language_model) == [(2, 2 * 2)]
+
+
+WITHOUT_SDPA = {
+    # Attention code of their own, some of it behind a table of classes.
+    "BloomConfig": dict(n_head=2),
+    "CodeGenConfig": dict(n_head=2, n_embd=32, rotary_dim=8),
+    "FalconConfig": dict(num_attention_heads=2),
+    "GPTJConfig": dict(n_head=2, n_embd=32, rotary_dim=8),
+    "GPTNeoConfig": dict(num_heads=2, num_layers=2, attention_types=[[["global"], 2]]),
+    "MptConfig": dict(d_model=32, n_heads=2),
+    "XGLMConfig": dict(d_model=32, attention_heads=2, ffn_dim=32),
+    # Sinks.
+    "GptOssConfig": dict(num_attention_heads=2, num_key_value_heads=1, num_local_experts=2),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SDPA)
+def test_models_that_it_does_not_fit_are_refused_by_name(name):
+    sizes = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, intermediate_size=32)
+    config = getattr(transformers, name)(**sizes | WITHOUT_SDPA[name])
+    with pytest.raises(
+        ValueError, match=r'unified_max": \w+ (has attention|does not support sdpa)'
+    ):
+        AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    try:
+        model.set_attn_implementation(NAME)  # of code of its own transformers changes nothing
+    except ValueError as error:
+        assert 'Remedy: attn_implementation="eager"' in str(error)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_mask_of_another_length_than_the_cache_goes_through_sdpa():
+    """RecurrentGemma's cache holds a window, and its mask every position."""
+    sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=3)
+    heads = dict(num_attention_heads=1, head_dim=64, lru_width=64, attention_window_size=8)
+    torch.manual_seed(0)
+    config = transformers.RecurrentGemmaConfig(**sizes, **heads, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    ids = torch.arange(1, 25).view(2, 12)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    given["attention_mask"][0, :3] = 0
+    expected, _ = generated(model, given)
+    model.set_attn_implementation(NAME)
+    assert generated(model, given)[0] == expected
