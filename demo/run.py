@@ -31,11 +31,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.checkpoint import convert_checkpoint
+from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
+from flashsparse_plugin.checkpoint.linears import StoredModel
+from flashsparse_plugin.checkpoint.pruned import write_pruned
 from flashsparse_plugin.cli.console import err, out, print_error, size, table
 from flashsparse_plugin.cli.generate import Stream, describe, encode
 from flashsparse_plugin.cli.generate import run as generate
-from flashsparse_plugin.cli.prune import save_beside
 from flashsparse_plugin.diagnostics import hardware
 from flashsparse_plugin.evaluation import perplexity
 from flashsparse_plugin.pruning import calibration_windows, prune
@@ -127,7 +128,9 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
             model, settings.method, settings.sparsity, calibration=windows, progress=False
         )
         say(f"{report.zeros:,} of {report.elements:,} weights are zero now")
-        save_beside(model, source, folder / "pruned")
+        stored = StoredModel(ModelDirectory(source))
+        layers = [layer.name for layer in report.layers]
+        write_pruned(stored, model, layers, folder / "pruned")
     with steps("Pack into Tiled-CSL") as say:
         # pack_all: also layers that become larger by packing, as they do slightly at 50%.
         report = convert_checkpoint(folder / "pruned", folder / "packed", pack_all=True)

@@ -18,14 +18,14 @@ import os
 import sys
 import warnings
 
-# Modules and the integration that registers with each. The first module holds the tables of
+# Modules and the integrations that register with each. The first module holds the tables of
 # quantization methods. transformers.modeling_utils may be the module that imports torch, which
 # would be too late for those tables but is early enough for attention.
 _WATCHED = {
-    "transformers.quantizers.auto": "hf",
-    "transformers.modeling_utils": "hf.attention",
-    "peft.tuners.lora.layer": "hf.peft",
-    "accelerate.hooks": "hf.offload",
+    "transformers.quantizers.auto": ("hf",),
+    "transformers.modeling_utils": ("hf.attention", "hf.unmarked"),
+    "peft.tuners.lora.layer": ("hf.peft",),
+    "accelerate.hooks": ("hf.offload",),
 }
 
 
@@ -47,7 +47,8 @@ def _is_ready(name: str) -> bool:
 
 def _register(name: str) -> None:
     try:
-        importlib.import_module(f"flashsparse_plugin.integrations.{_WATCHED[name]}").register()
+        for integration in _WATCHED[name]:
+            importlib.import_module(f"flashsparse_plugin.integrations.{integration}").register()
     except Exception as error:
         if os.environ.get("FLASHSPARSE_STRICT") == "1":
             raise

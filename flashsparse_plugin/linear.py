@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .dataflow import plan_of
 from .formats import get_format
 from .formats.values import cast, packable_dtype
+from .modules import bias_of, weight_of
 from .names import DEFAULT_FORMAT
 from .packed import FormatError, PackedWeight, Scheme
 from .plan import Plan
@@ -43,6 +44,8 @@ class SparseLinear(nn.Module):
         held: The scheme of the tensors as they are now: storage or a runtime form.
         plan: On a GPU, which implementation multiplies how many tokens: `prepare()` resolves it
             (see `dataflow`). None leaves the choice to the format.
+        compute_dtype: Dtype of the activations and of `weight`, where a model was loaded in one;
+            None: that of the stored values. peft reads it for the dtype of new adapters.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class SparseLinear(nn.Module):
         self.scheme = self.held = scheme
         self._names = tuple(scheme.format.tensors(scheme, self.shape))  # as they are held now
         self.plan: Plan | None = None
+        self.compute_dtype: torch.dtype | None = None
         for name, spec in scheme.format.tensors(scheme, self.shape).items():
             size = (sizes or {}).get(name, tuple(each or 0 for each in spec.shape))
             empty = torch.empty(size, dtype=spec.dtype, device=device)
@@ -79,16 +83,18 @@ class SparseLinear(nn.Module):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, format: str = DEFAULT_FORMAT, **options: Any
+        cls, linear: nn.Module, format: str = DEFAULT_FORMAT, **options: Any
     ) -> SparseLinear:
         """Packs the weight of `linear`, rounded first where the format does not take its dtype.
+
+        `linear` is an nn.Linear, or a layer that computes the same (see `modules.is_linear`).
 
         Raises:
             FormatError: As `pack` does, and for a value that is too large for the rounded dtype.
         """
-        weight = linear.weight.detach()
+        weight = weight_of(linear).detach().contiguous()
         weight = cast(weight, packable_dtype(get_format(format), weight.dtype), "weight")
-        return cls.from_weight(weight, linear.bias, format, **options)
+        return cls.from_weight(weight, bias_of(linear), format, **options)
 
     @classmethod
     def from_weight(
@@ -136,7 +142,7 @@ class SparseLinear(nn.Module):
         linear = nn.Linear(
             self.in_features, self.out_features, bias=self.bias is not None, device="meta"
         )
-        weight = self.weight.to(dtype or self.scheme.dtype)
+        weight = self.packed.unpack().to(dtype or self.scheme.dtype)
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if self.bias is not None:
             bias = self.bias.detach().to(dtype or self.bias.dtype)
@@ -156,8 +162,12 @@ class SparseLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight, unpacked at every access; for code that asks a linear for one."""
-        return self.packed.unpack()
+        """The dense weight, unpacked at every access; for code that asks a linear for one.
+
+        Its dtype is that of the activations, as an nn.Linear's is: mamba multiplies by it.
+        """
+        weight = self.packed.unpack()
+        return weight if self.compute_dtype is None else weight.to(self.compute_dtype)
 
     def storage(self) -> PackedWeight:
         """The weight in its storage form, as a state_dict shows it."""
@@ -225,6 +235,8 @@ class SparseLinear(nn.Module):
             return tensor.to(moved.device)
 
         before = self.packed.device
+        if self.compute_dtype is not None:
+            self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype, device=before)).dtype
         after = fn(torch.empty(0, dtype=torch.int32, device=before)).device
         if before in (after, torch.device("meta")):
             return super()._apply(place, recurse)

@@ -11,3 +11,6 @@ DEFAULT_FORMAT = "tiled_csl"
 
 DENSE = "dense"
 """In the place of a format's name: a layer that is not packed."""
+
+LM_HEAD = "lm_head"
+"""In a list of ignored layers: the output head, whatever the architecture calls it."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .linears import Linear, not_linear
-from .reader import ModelDirectory
-from .report import ConversionReport, LayerReport, human
+from .decision import NEGLIGIBLE
+from .linears import StoredModel
+from .report import ConversionReport, LayerReport, human, told
 
 
 def warnings_about(
-    report: ConversionReport,
-    directory: ModelDirectory,
-    linears: Sequence[Linear],
-    rounded_unasked: bool,
+    report: ConversionReport, stored: StoredModel, rounded_unasked: bool
 ) -> Iterator[str]:
     """Yields one sentence for each thing that is not as a user would expect it."""
     larger = [x for x in report.layers if not x.is_packed and x.bytes_packed is not None]
@@ -26,7 +23,7 @@ def warnings_about(
             f"{_sizes([most])}, at {1 - most.known_sparsity:.1%} density). --pack-all "
             "(pack_all=True) packs them all the same."
         )
-    grown = [x for x in report.packed if x.growth > 0]
+    grown = [x for x in report.packed if x.growth > NEGLIGIBLE * x.bytes_alike]
     if grown:
         yield f"{len(grown)} layers are larger packed than dense, as asked: {_sizes(grown)}."
     if rounded_unasked and report.packed:
@@ -35,28 +32,39 @@ def warnings_about(
             f"{report.rounded_values:,} values. --dtype {report.dtype} (dtype=) says that this is "
             "meant, and rounds the other matrices too."
         )
-    experts = [name for name in not_linear(directory, linears) if ".experts." in name]
+    yield from notes_on(stored, "packed")
+
+
+def notes_on(stored: StoredModel, done: str) -> Iterator[str]:
+    """Yields what of a model stays dense because of what it is.
+
+    Args:
+        stored: The model.
+        done: What cannot be done with it: "packed" or "pruned".
+    """
+    experts = stored.experts()
     if experts:
-        nbytes = sum(directory.tensors[name].nbytes for name in experts)
+        nbytes = sum(info.nbytes for info in experts)
         yield (
-            f"{len(experts)} expert weights ({human(nbytes)}, for example {experts[0]}) were left "
-            "dense: transformers fuses them, and fused experts cannot be packed."
+            f"The weights of experts stay as they are ({human(nbytes)}, {len(experts)} tensors, "
+            f"for example {experts[0].name}): all experts of a layer are one weight in the model, "
+            f"which cannot be {done}."
         )
-    absent = [x for x in linears if x.stored is None and x.tied_to is None]
-    if absent:
-        yield (
-            f"{len(absent)} linear layers of the model have no weight in this checkpoint, for "
-            f"example {absent[0].name}."
-        )
+    unfit = stored.unfit()
+    if unfit:
+        reasons = told((reason, name) for name, reason in unfit.items())
+        yield f"Some layers cannot be {done} and stay as they are: {'; '.join(reasons)}."
 
 
 def nothing_packed(report: ConversionReport) -> str:
     """Says why a conversion packed no layer at all, and what to do."""
     larger = [x for x in report.layers if x.bytes_packed is not None]
     if not larger:
+        reasons = told((x.reason, x.name) for x in report.layers if x.reason is not None)
         return (
-            f"no layer of {report.source} was packed: all {len(report.layers)} linear layers are "
-            "tied or ignored. Remove an --ignore (ignore=)"
+            f"no layer of {report.source} was packed: all {len(report.layers)} linear layers stay "
+            f"dense: {'; '.join(reasons)}. To pack those ignored by name, remove an --ignore "
+            "(ignore=)"
         )
     best = max(larger, key=lambda x: x.known_sparsity)
     return (
@@ -68,5 +76,5 @@ def nothing_packed(report: ConversionReport) -> str:
 
 
 def _sizes(layers: Sequence[LayerReport]) -> str:
-    packed, dense = sum(x.known_bytes_packed for x in layers), sum(x.bytes_dense for x in layers)
+    packed, dense = sum(x.known_bytes_packed for x in layers), sum(x.bytes_alike for x in layers)
     return f"{human(packed)} packed, {human(dense)} dense"

@@ -16,21 +16,22 @@ from torch import Tensor
 
 import flashsparse_plugin
 
-from ..config import LayerConfig
+from ..config import FlashSparseConfig, LayerConfig
 from ..formats import get_format
 from ..formats.values import cast, count_changed, packable_dtype
-from ..matching import matches
 from ..messages import printable
 from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
 from .checksums import checksum
-from .linears import Linear, find_linears
+from .decision import reason_not_to_pack, reason_of_size
+from .linears import StoredModel
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo, read_header
-from .report import ConversionReport, LayerReport, human
+from .report import ConversionReport, LayerReport
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging, part_name
+from .stored import Checkpoint
 from .surroundings import CARD, carry_files, name_shards, write_json
 from .values import same_bits, same_bits_but_zero_sign
 from .writer import ShardWriter
@@ -93,7 +94,7 @@ def convert_checkpoint(
     settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)
     conversion = _Conversion(
         directory,
-        find_linears(directory),
+        StoredModel(directory),
         settings,
         on_progress or (lambda done, total, what: None),
     )
@@ -106,13 +107,14 @@ class _Conversion:
     def __init__(
         self,
         directory: ModelDirectory,
-        linears: list[Linear],
+        stored: StoredModel,
         settings: Settings,
         on_progress: Progress,
     ):
-        self.directory, self.settings, self.linears = directory, settings, linears
+        self.directory, self.settings, self.stored = directory, settings, stored
+        linears = self.linears = stored.linears
         self.linear_of = {f"{x.stored}.weight": x for x in linears if x.stored is not None}
-        self.reasons = {x.name: self._reason_not_to_pack(x) for x in linears}
+        self.reasons = {x.name: reason_not_to_pack(x, settings.config) for x in linears}
         self._refuse_unknown_layers()
         self.rounded_unasked = self._choose_dtype()
         self.schemes: dict[str, Scheme] = {}  # of the layers that are to be packed
@@ -160,9 +162,13 @@ class _Conversion:
             staging.add(shard)
             position = shard["end"]
         self._summarize(staging.finished)
-        if not self.report.packed:
+        try:
+            if not self.report.packed:
+                raise CheckpointError(nothing_packed(self.report))
+            self._check_loading(staging)
+        except CheckpointError:
             staging.discard()
-            raise CheckpointError(nothing_packed(self.report))
+            raise
         self._write_surroundings(staging)
         staging.commit()
         for warning in self.report.warnings:
@@ -254,7 +260,7 @@ class _Conversion:
         if layer is None or layer.reason is not None:
             return None, layer
         scheme = self.schemes[layer.name]
-        weight = _cast(info.read(), scheme.dtype, info.name)
+        weight = self.linear_of[info.name].turned(_cast(info.read(), scheme.dtype, info.name))
         try:
             packed = scheme.format.pack(weight, scheme)
         except FormatError as error:
@@ -283,12 +289,11 @@ class _Conversion:
 
     def _judge(self, layer: LayerReport, nbytes: int) -> None:
         """Notes how large a layer is packed, and gives it a reason to stay dense if too large."""
-        layer.bytes_packed, layer.scheme = nbytes, self.schemes[layer.name].title
-        if nbytes > layer.bytes_dense and not self.settings.pack_all:
-            layer.reason = (
-                f"larger packed than dense: {human(nbytes)} against {human(layer.bytes_dense)} "
-                f"at {1 - layer.known_sparsity:.1%} density"
-            )
+        scheme = self.schemes[layer.name]
+        layer.bytes_packed, layer.scheme = nbytes, scheme.title
+        layer.bytes_alike = layer.shape[0] * layer.shape[1] * scheme.dtype.itemsize
+        if not self.settings.pack_all:
+            layer.reason = reason_of_size(nbytes, layer.bytes_alike, layer.known_sparsity)
 
     def _carry(self, writer: ShardWriter, info: TensorInfo, dtype: torch.dtype) -> int:
         """Copies a tensor into the shard as it is, or cast; returns how many values changed."""
@@ -373,7 +378,7 @@ class _Conversion:
         packed = PackedWeight(scheme, linear.shape, {n: each.read() for n, each in infos.items()})
         if any(each.checksum != checksum(packed, name) for name, each in infos.items()):
             return False
-        weight = packed.validate(linear.name).unpack()
+        weight = linear.turned(packed.validate(linear.name).unpack())
         start = 0
         for part in info.rows():
             part = _cast(part, scheme.dtype, info.name)
@@ -382,22 +387,25 @@ class _Conversion:
             start += len(part)
         return start == len(weight)
 
-    # Deciding
+    def _check_loading(self, staging: Staging) -> None:
+        """Has the written files placed in the model, by their headers, as loading will."""
+        model = self.stored.model
+        headers = {
+            info.name: torch.empty(info.shape, dtype=info.dtype, device="meta")
+            for shard in staging.finished
+            for info in read_header(staging.path / shard["file"])
+        }
+        absent = self.stored.checkpoint.missing(model)
+        config = FlashSparseConfig(**self._quantization_config())
+        try:
+            Checkpoint.read(model, headers).place(model, config, absent)
+        except FormatError as error:
+            raise CheckpointError(
+                f"{self.report.source} cannot be packed so that it loads: {error} --ignore "
+                "(ignore=) leaves a layer dense"
+            ) from None
 
-    def _reason_not_to_pack(self, linear: Linear) -> str | None:
-        config = self.settings.config
-        if linear.tied_to is not None:
-            return f"tied to {linear.tied_to}"
-        if linear.name in config.layers:
-            if config.layers[linear.name].format == DENSE:
-                return config.layers[linear.name].reason or "ignored by name"
-        elif matches(linear.name, config.ignore):
-            return "ignored by name"
-        if linear.stored is None:
-            return "not in the checkpoint"
-        if not linear.plain:
-            return "a subclass of nn.Linear, which may compute something else"
-        return None
+    # Deciding
 
     def _refuse_unknown_layers(self) -> None:
         unknown = self.settings.config.layers.keys() - {linear.name for linear in self.linears}
@@ -448,9 +456,7 @@ class _Conversion:
             report.layers.append(known.get(linear.name, absent))
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
-        report.warnings = [
-            *warnings_about(report, self.directory, self.linears, self.rounded_unasked)
-        ]
+        report.warnings = [*warnings_about(report, self.stored, self.rounded_unasked)]
 
     def _write_surroundings(self, staging: Staging) -> None:
         """Everything but the weights; config.json, which makes it a model, last."""

@@ -15,14 +15,16 @@ from torch import Tensor
 from ..config import FlashSparseConfig
 from ..formats import format_names, get_format, packed_names
 from ..formats.values import cast, packable_dtype
-from ..matching import matches
 from ..messages import complaint
-from ..names import QUANT_METHOD
+from ..names import DEFAULT_FORMAT, DENSE, QUANT_METHOD
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .checksums import verify
-from .linears import Linear, find_linears
+from .decision import IGNORED, reason_not_to_pack, reason_of_size
+from .linears import Linear, StoredModel
 from .reader import CheckpointError, ModelDirectory
 from .report import mean_sparsity
+
+_DEFAULTS = FlashSparseConfig()  # of `convert_checkpoint`
 
 
 @dataclass
@@ -39,9 +41,11 @@ class LayerInspection:
         scheme: The format in which it is stored, with its options; None for dense.
         bytes_stored: What it takes in the checkpoint.
         bytes_dense: What it takes or would take dense, in its dtype.
-        bytes_in: What it would take in each format, by name; None where the format refuses it.
-        bytes_cpu: What it takes at run time on a CPU.
-        reason: Why it is dense, where the checkpoint tells.
+        bytes_in: What it would take packed to each format, by name; None where the format refuses
+            it.
+        bytes_after: What it takes after a conversion to each format, packed or left dense.
+        bytes_cpu: What it then takes at run time on a CPU.
+        reason: Why it is dense in a packed checkpoint, or would be after `convert`.
     """
 
     name: str
@@ -53,7 +57,8 @@ class LayerInspection:
     bytes_stored: int
     bytes_dense: int
     bytes_in: dict[str, int | None]
-    bytes_cpu: int | None
+    bytes_after: dict[str, int]
+    bytes_cpu: int
     reason: str | None = None
     scheme: str | None = None
 
@@ -67,7 +72,8 @@ class Inspection:
         model_type: The model_type of config.json.
         format: Formats of the packed layers, joined by "and"; None for a dense model.
         bytes_stored: All tensors.
-        bytes_other: Those that are not the weight of a linear layer.
+        bytes_experts: Those that hold weights of experts, which stay dense.
+        bytes_other: Those that are neither, nor the weight of a linear layer.
         layers: The linear layers that have a weight of their own.
     """
 
@@ -75,6 +81,7 @@ class Inspection:
     model_type: str
     format: str | None
     bytes_stored: int
+    bytes_experts: int = 0
     bytes_other: int = 0
     layers: list[LayerInspection] = field(default_factory=list)
 
@@ -94,9 +101,10 @@ def inspect_checkpoint(
 ) -> Inspection:
     """Reads a dense or packed model directory, one layer at a time, and packs every layer.
 
-    Packed layers are validated before they are unpacked. To be packed, a layer is rounded to
-    bfloat16 where a format does not take its dtype. A format that needs options is shown where the
-    model is packed in it.
+    Of a dense model it tells what `convert_checkpoint` would make with its defaults. Packed layers
+    are validated before they are unpacked. To be packed, a layer is rounded to bfloat16 where a
+    format does not take its dtype. A format that needs options is shown where the model is packed
+    in it.
 
     Args:
         path: Model directory with safetensors weights.
@@ -115,13 +123,15 @@ def inspect_checkpoint(
         directory.nbytes,
     )
     packed = packed_names(directory.tensors)
+    stored = StoredModel(directory)
     linears = [
         (linear, packed.get(linear.stored, {}))
-        for linear in find_linears(directory)
+        for linear in stored.linears
         if linear.stored is not None
     ]
     sizes = [_stored_bytes(directory, named, linear) for linear, named in linears]
-    found.bytes_other = directory.nbytes - sum(sizes)
+    found.bytes_experts = sum(info.nbytes for info in stored.experts())
+    found.bytes_other = directory.nbytes - sum(sizes) - found.bytes_experts
     done = 0
     for (linear, named), size in zip(linears, sizes, strict=True):
         found.layers.append(_inspect(directory, named, linear, size, config))
@@ -161,7 +171,7 @@ def _inspect(
         stored = _read_packed(directory, named, linear, config)
         weight = stored.unpack()
     else:
-        weight = dense.read()
+        weight = linear.turned(dense.read())
     if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise CheckpointError(
             f"layer {linear.name!r} {list(linear.shape)} is {dtype_name(weight.dtype)}: weights "
@@ -171,19 +181,27 @@ def _inspect(
     for name in format_names():
         mine = stored is not None and stored.format.name == name
         made[name] = stored if mine else _try_pack(weight, name)
-    runtime = stored or next((weight for weight in made.values() if weight is not None), None)
+    sparsity = 1 - int(weight.count_nonzero()) / weight.numel()
+    reasons = {name: _reason(linear, each, sparsity, config) for name, each in made.items()}
+    after = {
+        name: weight.nbytes if each is None or reasons[name] is not None else each.nbytes
+        for name, each in made.items()
+    }
+    chosen = config.format if config is not None else DEFAULT_FORMAT
+    held = stored or (made[chosen] if reasons[chosen] is None else None)
     return LayerInspection(
         linear.name,
         linear.kind,
         linear.shape,
         dtype_name(weight.dtype),
-        1 - int(weight.count_nonzero()) / weight.numel(),
+        sparsity,
         None if stored is None else stored.format.name,
         size,
         weight.nbytes,
         {name: None if each is None else each.nbytes for name, each in made.items()},
-        None if runtime is None else runtime.prepare("cpu").nbytes,
-        None if stored is not None else _reason(linear, config),
+        after,
+        weight.nbytes if held is None else held.prepare("cpu").nbytes,
+        None if stored is not None else reasons[chosen],
         None if stored is None else stored.scheme.title,
     )
 
@@ -222,10 +240,17 @@ def _stored_bytes(directory: ModelDirectory, named: Mapping[str, str], linear: L
     return sum(directory.tensors[name].nbytes for name in names if name in directory.tensors)
 
 
-def _reason(linear: Linear, config: FlashSparseConfig | None) -> str | None:
+def _reason(
+    linear: Linear, packed: PackedWeight | None, sparsity: float, config: FlashSparseConfig | None
+) -> str | None:
+    """Why a layer is dense in a packed model, or would be after a conversion; None where not."""
+    if packed is None:
+        return "the format refuses it"
     if config is None:
-        return None
+        return reason_not_to_pack(linear, _DEFAULTS) or reason_of_size(
+            packed.nbytes, packed.dense_nbytes, sparsity
+        )
     own = config.layers.get(linear.name)
-    if own is not None and own.reason:
-        return own.reason
-    return "ignored by name" if matches(linear.name, config.ignore) else "not told"
+    if own is not None and own.format == DENSE:
+        return own.reason or IGNORED
+    return IGNORED if own is None and linear.goes_by(config.ignore) else None

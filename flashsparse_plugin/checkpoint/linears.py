@@ -2,46 +2,70 @@
 """Which tensors of a checkpoint are the weights of linear layers.
 
 Names do not tell: an embedding and a router are 2-D `*.weight` too. So the model is built by
-transformers without memory (on the meta device) and asked for its nn.Linear modules.
+transformers without memory (on the meta device) and asked for its linear layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..formats import packed_names
+from ..matching import matches
+from ..modules import experts_of, is_linear, is_transposed, shape_of, why_not_linear
+from ..names import LM_HEAD
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
-from .reader import CheckpointError, ModelDirectory
+from .reader import CheckpointError, ModelDirectory, TensorInfo, on_meta
+from .stored import Checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
 class Linear:
-    """One nn.Linear of the model and where the checkpoint keeps it.
+    """One linear layer of the model and where the checkpoint keeps it.
 
     Attributes:
         name: Name of the module, as in `named_modules()`.
-        stored: Its name in the checkpoint, which may lack or add the base model's prefix; None
-            where the checkpoint has no weight for it (a head that is tied to the embedding).
+        stored: Its name in the checkpoint; None where that has no weight for it alone (a head that
+            is tied to the embedding).
         shape: (out_features, in_features).
         tied_to: Another parameter that is the same tensor, if any.
-        plain: Whether it is nn.Linear itself; a subclass may compute something else.
+        is_head: Whether it is the output head, whatever its name.
+        is_transposed: Whether its dense weight is kept as [in_features, out_features].
+        why_dense: Why it cannot be packed; None where it can.
     """
 
     name: str
     stored: str | None
     shape: tuple[int, int]
     tied_to: str | None = None
-    plain: bool = True
+    is_head: bool = False
+    is_transposed: bool = False
+    why_dense: str | None = None
 
     @property
     def kind(self) -> str:
         """What layers of one sort share: the last part of the name, e.g. "q_proj"."""
         return kind_of(self.name)
+
+    @property
+    def shape_stored(self) -> tuple[int, int]:
+        """Shape of the dense weight as the checkpoint keeps it."""
+        rows, columns = self.shape
+        return (columns, rows) if self.is_transposed else self.shape
+
+    def turned(self, weight: Tensor) -> Tensor:
+        """Turns a dense weight from [out_features, in_features] to how it is kept, or back."""
+        return weight.T.contiguous() if self.is_transposed else weight
+
+    def goes_by(self, ignore: Sequence[str]) -> bool:
+        """Whether names or patterns mean this layer; "lm_head" means the head of any name."""
+        return (self.is_head and LM_HEAD in ignore) or matches(self.name, ignore)
 
 
 def kind_of(name: str) -> str:
@@ -50,7 +74,7 @@ def kind_of(name: str) -> str:
     return ".".join(parts[start:])
 
 
-def build_on_meta(directory: ModelDirectory) -> nn.Module:
+def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
     """Builds the model that config.json describes, without memory for its weights.
 
     Nothing is fetched, and nothing of the checkpoint is run.
@@ -74,7 +98,7 @@ def build_on_meta(directory: ModelDirectory) -> nn.Module:
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
             use_plain_implementations(config)
-            return _model_class(transformers, directory.config)(config)
+            return model_class(config)(config)
     except CheckpointError:
         raise
     except Exception as error:
@@ -85,67 +109,121 @@ def build_on_meta(directory: ModelDirectory) -> nn.Module:
         ) from error
 
 
-def _model_class(transformers: Any, config: dict[str, Any]) -> Any:
-    """The class named in `architectures`, else whatever AutoModelForCausalLM takes."""
-    names = config.get("architectures")
+def model_class(config: Any) -> type[PreTrainedModel]:
+    """The class of transformers that a checkpoint was saved from, which `architectures` names.
+
+    A checkpoint that names none is taken for the causal language model of its configuration, or
+    else for the bare model.
+
+    Args:
+        config: The configuration, of transformers.
+
+    Raises:
+        CheckpointError: Where transformers has no such class.
+    """
+    import transformers
+
+    names = getattr(config, "architectures", None)
     for name in names if isinstance(names, list) else []:
         found = getattr(transformers, name, None) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
-    return transformers.AutoModelForCausalLM.from_config
+    for known in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        if type(config) in known:
+            return known[type(config)]
+    raise CheckpointError(f"transformers has no model of type {config.model_type!r}")
 
 
-def find_linears(directory: ModelDirectory) -> list[Linear]:
-    """Lists the nn.Linear modules of the model with their place in the checkpoint.
+class StoredModel:
+    """A model directory as transformers sees it.
+
+    Attributes:
+        directory: The directory.
+        model: The model on the meta device, without memory for its weights.
+        checkpoint: The tensors of the directory by their names in the model.
+        linears: The linear layers, and what only looks like one.
 
     Raises:
         CheckpointError: Where a dense weight has another shape than config.json says, or the
             checkpoint knows none of the model's linear layers.
+        FormatError: For a packed weight that is part of another in the model.
     """
-    model = build_on_meta(directory)
-    prefix = model.base_model_prefix
-    assert isinstance(prefix, str)  # to torch, an attribute of a module is a tensor or a module
-    names_of: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(parameter), []).append(name)
-    known = {name.removesuffix(".weight") for name in directory.tensors if name.endswith(".weight")}
-    known |= packed_names(directory.tensors).keys()
-    found = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
-        stored = _stored_name(name, prefix, known)
-        same = [other for other in names_of[id(module.weight)] if other != f"{name}.weight"]
-        rows, cols = module.weight.shape
-        shape = (rows, cols)
-        tied_to = same[0] if same else None
-        found.append(Linear(name, stored, shape, tied_to, type(module) is nn.Linear))
-        info = directory.tensors.get(f"{stored}.weight")
-        if info is not None and info.shape != shape:
+
+    def __init__(self, directory: ModelDirectory):
+        self.directory, self.model = directory, build_on_meta(directory)
+        self.checkpoint = Checkpoint.read(self.model, on_meta(directory.tensors))
+        self.linears = [*self._linears()]
+        if not any(linear.stored for linear in self.linears):
             raise CheckpointError(
-                f"layer {name!r}: the weight is {list(info.shape)}, config.json makes it "
-                f"{list(shape)}. The two belong to different models: fetch them together again"
+                f"{type(self.model).__name__} has {len(self.linears)} linear layers and "
+                f"{directory.path} has a weight for none of them: there is nothing here that can "
+                "be packed"
             )
-    if not any(linear.stored for linear in found):
-        raise CheckpointError(
-            f"{type(model).__name__} has {len(found)} nn.Linear layers and {directory.path} has a "
-            "weight for none of them: there is nothing here that can be packed"
-        )
-    return found
+
+    def _linears(self) -> Iterator[Linear]:
+        names_of: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names_of.setdefault(id(parameter), []).append(name)
+        head = self.model.get_output_embeddings()
+        for name, module in self.model.named_modules():
+            if not (is_linear(module) or isinstance(module, nn.Linear)):
+                continue
+            weight = f"{name}.weight"
+            stored = self._stored_as(name)
+            same = [other for other in names_of[id(module.weight)] if other != weight]
+            linear = Linear(
+                name,
+                stored,
+                shape_of(module),
+                same[0] if same else None,
+                module is head,
+                is_transposed(module),
+                self._why_dense(name, module, stored),
+            )
+            info = self.directory.tensors.get(f"{stored}.weight")
+            if info is not None and info.shape != linear.shape_stored:
+                raise CheckpointError(
+                    f"layer {name!r}: the weight is {list(info.shape)}, config.json makes it "
+                    f"{list(linear.shape_stored)}. The two belong to different models: fetch them "
+                    "together again"
+                )
+            yield linear
+
+    def _stored_as(self, name: str) -> str | None:
+        """The name of a layer in the checkpoint; a dense weight may go by any name there."""
+        known = self.checkpoint.stored_as
+        if name in self.checkpoint.packed:
+            return known[name]
+        weight = known.get(f"{name}.weight", "")
+        return weight.removesuffix(".weight") if weight.endswith(".weight") else None
+
+    def _why_dense(self, name: str, module: nn.Module, stored: str | None) -> str | None:
+        if not is_linear(module):
+            return why_not_linear(module)
+        weight = f"{name}.weight"
+        if weight in self.checkpoint.made:
+            return "transformers makes it of a tensor of the checkpoint that holds other layers too"
+        if stored is None and weight in self.checkpoint.stored_as:
+            return f"stored as {self.checkpoint.stored_as[weight]}, and not as a weight"
+        return "not in the checkpoint" if stored is None else None
+
+    def unfit(self) -> dict[str, str]:
+        """Names of layers that can be neither pruned nor packed, and why."""
+        return {x.name: x.why_dense for x in self.linears if x.why_dense and not x.tied_to}
+
+    def experts(self) -> list[TensorInfo]:
+        """The tensors of the directory that hold weights of experts."""
+        made, taken = self.checkpoint.made, self.checkpoint.stored_as
+        keys = set()
+        for name in experts_of(self.model):
+            keys.update(made.get(name, [taken.get(name, "")]))
+        return [info for info in self.directory.tensors.values() if info.name in keys]
 
 
-def _stored_name(name: str, prefix: str, known: Container[str]) -> str | None:
-    candidates = [name]
-    if prefix:
-        candidates += [name.removeprefix(f"{prefix}."), f"{prefix}.{name}"]
-    return next((candidate for candidate in candidates if candidate in known), None)
+def find_linears(directory: ModelDirectory) -> list[Linear]:
+    """Lists the linear layers of the model with their place in the checkpoint.
 
-
-def not_linear(directory: ModelDirectory, linears: Iterable[Linear]) -> list[str]:
-    """Names of 2-D weights that belong to no linear layer: embeddings, routers, fused experts."""
-    known = {f"{linear.stored}.weight" for linear in linears}
-    return [
-        name
-        for name, info in directory.tensors.items()
-        if name.endswith(".weight") and len(info.shape) == 2 and name not in known
-    ]
+    Raises:
+        CheckpointError, FormatError: As `StoredModel` does.
+    """
+    return StoredModel(directory).linears

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..files import read_bounded
+from ..formats import format_names, get_format, packed_names
+from ..names import QUANT_METHOD
 from ..packed import FormatError
 
 CONFIG = "config.json"
@@ -152,6 +155,14 @@ def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
     return tensors
 
 
+def on_meta(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
+    """Tensors as headers describe them: shapes and dtypes, no data."""
+    return {
+        name: torch.empty(info.shape, dtype=info.dtype, device="meta")
+        for name, info in infos.items()
+    }
+
+
 def require_inside(path: Path, home: Path) -> None:
     """Raises CheckpointError unless a path is a regular file inside of a model directory.
 
@@ -217,18 +228,14 @@ class ModelDirectory:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise CheckpointError(
-                f"{path} is not a directory. Fetch a model from the Hub first, e.g. with "
-                "`hf download ORGANISATION/MODEL --local-dir DIRECTORY`"
-            )
-        if not (self.path / CONFIG).exists():
-            raise CheckpointError(f"{self.path} is not a model directory: it has no {CONFIG}")
+        refuse_no_model(self.path)
         self.config = _read_json(self.locate(CONFIG), MAX_CONFIG_BYTES)
         weight_map = self._weight_map()
         self.shards = tuple(self.locate(name) for name in sorted(set(weight_map.values())))
         self.tensors = self._check_headers(weight_map)
         self._check_layer_counts(self.config)
+        refuse_unmarked(self.tensors, self.quantization, self.path)
+        self._refuse_masks()
 
     @property
     def nbytes(self) -> int:
@@ -278,16 +285,35 @@ class ModelDirectory:
                 )
         return weight_map
 
+    def _refuse_masks(self) -> None:
+        """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts."""
+        for name in self.tensors:
+            layer = name.removesuffix(".weight_orig")
+            if layer != name and f"{layer}.weight_mask" in self.tensors:
+                raise CheckpointError(
+                    f"{self.path} keeps layer {layer!r} as weight_orig and weight_mask, as "
+                    "torch.nn.utils.prune does until pruning is made permanent: call "
+                    "torch.nn.utils.prune.remove(module, 'weight') on each such layer of the "
+                    "model, and save it again"
+                )
+
     def _no_weights(self) -> str:
+        if _gguf_in(self.path) is not None:
+            return _about_gguf(self.path)
         pickles = sorted(p.name for p in self.path.iterdir() if p.suffix in PICKLES)
         if not pickles:
             return f"{self.path} holds neither {SINGLE_FILE} nor {INDEX}"
         return (
             f"{self.path} holds its weights as pickles ({pickles[0]}), which can run any code when "
             "they are opened: only safetensors are read. If you trust the model, convert it once: "
-            'python -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained('
+            f'python -c "from transformers import {self._class_name()} as M; M.from_pretrained('
             f"'{self.path}', dtype='auto').save_pretrained('{self.path}-safetensors')\""
         )
+
+    def _class_name(self) -> str:
+        names = self.config.get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        return name if isinstance(name, str) and name.isidentifier() else "AutoModelForCausalLM"
 
     def _check_headers(self, weight_map: Mapping[Any, str]) -> dict[str, TensorInfo]:
         tensors = read_headers(self.shards)
@@ -326,6 +352,80 @@ def _is_file_name(name: object) -> bool:
     if not isinstance(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
         return False
     return len(name.encode(errors="surrogatepass")) <= 255 and name.isprintable()
+
+
+def refuse_no_model(path: Path) -> None:
+    """Raises CheckpointError where there is no model directory, and says what is there instead."""
+    if _gguf_in(path) is not None and not (path / CONFIG).exists():
+        raise CheckpointError(_about_gguf(path))
+    if not path.is_dir():
+        known = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.is_absolute()
+        name, folder = (str(path), path.name) if known else ("ORGANISATION/NAME", "DIRECTORY")
+        raise CheckpointError(
+            f"{path} is not a directory. A model is a local directory as transformers saves it; "
+            f"one from the Hub is fetched with: hf download {name} --local-dir {folder}"
+        )
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} is not a model directory: it has no {CONFIG}")
+
+
+def _gguf_in(path: Path) -> Path | None:
+    """A GGUF file: the path itself, or the first in a directory."""
+    if path.is_dir():
+        return min(path.glob("*.gguf"), default=None)
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def _about_gguf(path: Path) -> str:
+    file = _gguf_in(path)
+    assert file is not None
+    out = file.parent / f"{file.stem}-safetensors"
+    return (
+        f"{file} is a GGUF file, and only safetensors are read. transformers unpacks it once: "
+        'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f"[C.from_pretrained('{file.parent}', gguf_file='{file.name}').save_pretrained('{out}') "
+        'for C in (M, T)]"'
+    )
+
+
+def refuse_unmarked(
+    names: Iterable[str], quantization: Mapping[str, Any] | None, path: Path
+) -> None:
+    """Raises CheckpointError for packed layers of which config.json does not know.
+
+    Whoever loads by that config would leave them out, and run on random weights instead.
+
+    Args:
+        names: Names of all tensors.
+        quantization: The quantization_config, if any.
+        path: Where they are, for the message.
+    """
+    method = None if quantization is None else quantization.get("quant_method")
+    if method == QUANT_METHOD:
+        return
+    ours = [set(get_format(name).tensor_names) for name in format_names()]
+    for layer, tensors in packed_names(names).items():
+        if any(whole <= tensors.keys() for whole in ours):
+            told = "has no quantization_config of flashsparse"
+            if quantization is not None:
+                told = f"has the quant_method {method!r}"
+            raise CheckpointError(
+                f"layer {layer!r} of {path} is packed by flashsparse, and its {CONFIG} {told}: "
+                "restore the quantization_config that `flashsparse convert` wrote, or convert the "
+                "dense model again"
+            )
+
+
+def tensor_names(files: Iterable[str | Path]) -> list[str]:
+    """Names of all tensors in those of some files that are whole safetensors files."""
+    names: list[str] = []
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                names += file.keys()
+        except SafetensorError:
+            pass  # whoever reads it says what is wrong with it
+    return names
 
 
 def natural(name: str) -> list[tuple[int, str]]:

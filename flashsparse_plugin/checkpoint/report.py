@@ -21,6 +21,8 @@ class LayerReport:
         bytes_packed: Bytes of the packed weight; None where it was not packed for comparison.
         reason: Why the layer is dense; None where it is packed.
         scheme: Format and options that the layer was packed by, or would be.
+        bytes_alike: Bytes of the dense weight in the dtype of the packed values, with which those
+            of the packed weight are compared.
     """
 
     name: str
@@ -31,6 +33,7 @@ class LayerReport:
     bytes_packed: int | None = None
     reason: str | None = None
     scheme: str | None = None
+    bytes_alike: int = 0
 
     @property
     def is_packed(self) -> bool:
@@ -51,7 +54,7 @@ class LayerReport:
     @property
     def growth(self) -> int:
         """Bytes by which a layer is larger packed than dense; negative where it is smaller."""
-        return self.known_bytes_packed - self.bytes_dense
+        return self.known_bytes_packed - self.bytes_alike
 
     @property
     def bytes_written(self) -> int:
@@ -125,6 +128,18 @@ def by_kind(layers: Iterable[Any]) -> dict[str, list[Any]]:
     for layer in layers:
         groups.setdefault(layer.kind, []).append(layer)
     return groups
+
+
+def told(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Tells why layers stay dense: one phrase a reason, with how many layers and the first."""
+    groups: dict[str, list[str]] = {}
+    for reason, name in reasons:
+        # Layers that got too large differ in their sizes, which are after the colon.
+        groups.setdefault(reason.partition(":")[0], []).append(name)
+    return [
+        f"{names[0]} {f'and {len(names) - 1} more ' if len(names) > 1 else ''}({reason})"
+        for reason, names in groups.items()
+    ]
 
 
 def human(nbytes: float) -> str:

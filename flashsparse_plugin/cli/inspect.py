@@ -30,8 +30,9 @@ def inspect(
 ) -> None:
     """Show what a model's linear layers are made of and what packing them would save.
 
-    Reads a dense or a packed model layer by layer: shape, zeros, bytes as stored, as dense, in
-    each format, and on a CPU at run time. Packed layers are validated on the way.
+    Reads a dense or a packed model layer by layer: shape, zeros, bytes as stored, as dense, after
+    [bold]flashsparse convert[/bold] to each format (which leaves some layers dense), and then on a
+    CPU at run time. Packed layers are validated on the way.
 
     \b
     [bold]Examples[/bold]
@@ -77,8 +78,12 @@ def _show(found: Inspection, by_layer: bool) -> None:
     made.add_row("of dense", "", "", *_shares(found.layers, sizes), style="dim")
     out.print(made, width=None if out.is_terminal else 140)
     out.print()
+    if found.bytes_experts:
+        out.print(f"Experts, which stay dense: {size(found.bytes_experts)}")
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
     _show_reasons(found)
+    if found.format is None:
+        _show_model(found, formats)
     _show_attention(Path(found.path))
 
 
@@ -89,10 +94,11 @@ def _shape(group: Sequence[LayerInspection]) -> str:
 
 
 def _sum(group: Sequence[LayerInspection], name: str) -> int | None:
-    """Bytes of some layers by an attribute or in a format; None where a format refuses one."""
-    sizes = [layer.bytes_in.get(name, getattr(layer, name, None)) for layer in group]
-    known = [nbytes for nbytes in sizes if nbytes is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    """Bytes of some layers by an attribute, or converted; None where a format refuses one."""
+    if hasattr(group[0], name):
+        return sum(getattr(layer, name) for layer in group)
+    refused = any(layer.bytes_in[name] is None for layer in group)
+    return None if refused else sum(layer.bytes_after[name] for layer in group)
 
 
 def _numbers(group: Sequence[LayerInspection], names: Sequence[str]) -> list[str | Text]:
@@ -125,6 +131,16 @@ def _show_reasons(found: Inspection) -> None:
     for reason, names in reasons.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         out.print(Text(f"Dense: {', '.join(names[:2])}{more} ({reason})"))
+
+
+def _show_model(found: Inspection, formats: Sequence[str]) -> None:
+    """One line on the whole model after a conversion, a format."""
+    rest = found.bytes_stored - sum(layer.bytes_stored for layer in found.layers)
+    for name in formats:
+        linears = _sum(found.layers, name)
+        if linears is not None:
+            after = f"{size(rest + linears)}, {(rest + linears) / found.bytes_stored:.0%}"
+            out.print(f"Converted to {name}, the whole model takes {after} of what it takes now")
 
 
 def _show_attention(directory: Path) -> None:

@@ -26,14 +26,13 @@ DTYPES = ", ".join(dtype.value for dtype in Dtype)
 
 def model_directory(name: str) -> Path:
     """Returns the directory of a model; raises a usage error if something is missing."""
+    from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_no_model
+
     path = Path(name).expanduser()
-    if not (path / "config.json").is_file():
-        what = "has no config.json" if path.is_dir() else "is not a directory"
-        raise usage(
-            f"{name} {what}. A model is a local directory as transformers saves it; one from a hub "
-            "is fetched with: hf download ORGANISATION/NAME --local-dir DIRECTORY",
-            "MODEL",
-        )
+    try:
+        refuse_no_model(path)
+    except CheckpointError as error:
+        raise usage(str(error), "MODEL") from None
     return path
 
 
@@ -49,30 +48,43 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def load_model(
-    path: Path, dtype: Dtype = Dtype.auto, dense: bool = False, device: str = "cpu"
+    path: Path,
+    dtype: Dtype = Dtype.auto,
+    dense: bool = False,
+    device: str = "cpu",
+    causal: bool = True,
 ) -> PreTrainedModel:
-    """Loads a causal language model, packed or dense, for inference.
+    """Loads a model, packed or dense, for inference, as the class that it was saved from.
 
     Args:
         path: Directory of the model.
         dtype: Dtype of its activations; "auto" means as stored.
         dense: Refuse a packed or otherwise quantized model.
         device: Device to load it to.
+        causal: Refuse a model that does not continue text.
 
     Raises:
         ImportError: If transformers is not installed.
-        ValueError: For a quantized model if `dense` is set.
-        CheckpointError: For a directory that is not to be read: pickles, links that lead out of it.
+        ValueError: For a model that cannot be read or is refused: pickles, links that lead out of
+            its directory, a quantized one if `dense` is set.
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
 
     transformers = _transformers()
+    from flashsparse_plugin.checkpoint.linears import model_class
+
+    ModelDirectory(path)  # explains what cannot be read
     config = transformers.AutoConfig.from_pretrained(path)
     method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
     if dense and method is not None:
         raise ValueError(f"{path} is quantized already ({method}): prune its dense source model")
-    ModelDirectory(path)  # refuses what transformers would read: pickles, links that lead out
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    kind = model_class(config)
+    if causal and (config.is_encoder_decoder or not kind.can_generate()):
+        raise ValueError(
+            f"{path} is a {kind.__name__}, and this needs a model that continues text, a causal "
+            "language model (`flashsparse prune --method magnitude` and `convert` take any)"
+        )
+    model = kind.from_pretrained(
         path,
         dtype=dtype.value,
         use_safetensors=True,

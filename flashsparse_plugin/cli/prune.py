@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
+
+from flashsparse_plugin.names import LM_HEAD
 
 from .console import err, out, print_json, table, usage
 from .models import DTYPES, Dtype, load_model, load_tokenizer, model_directory
@@ -105,10 +108,16 @@ def prune(
     rule = None if pattern is None else _pattern(pattern)
 
     from flashsparse_plugin import pruning
+    from flashsparse_plugin.checkpoint import ModelDirectory
+    from flashsparse_plugin.checkpoint.advice import notes_on
+    from flashsparse_plugin.checkpoint.linears import StoredModel
+    from flashsparse_plugin.checkpoint.pruned import write_pruned
 
     start = time.perf_counter()
     with err.status(f"Loading {source.name}"):
-        loaded = load_model(source, dtype, dense=True)
+        # Wanda runs the model on text; to look at weights any model will do.
+        loaded = load_model(source, dtype, dense=True, causal=method is Method.wanda)
+        stored = StoredModel(ModelDirectory(source))
         windows = None
         if calibration is not None:
             text = calibration.read_text(encoding="utf-8", errors="replace")
@@ -123,17 +132,20 @@ def prune(
         rule,
         vector_length,
         windows,
-        ignore if ignore is not None else ["lm_head"],
+        [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()],
         progress=err.is_terminal,
     )
     with err.status(f"Writing {destination}"):
-        save_beside(loaded, source, destination)
+        chosen = None if dtype is Dtype.auto else loaded.dtype
+        layers = [layer.name for layer in report.layers]
+        notes = [*notes_on(stored, "pruned")]
+        notes += write_pruned(stored, loaded, layers, destination, chosen)
     seconds = time.perf_counter() - start
     if as_json:
         paths = {"model": str(source), "out": str(destination), "seconds": seconds}
-        print_json(paths | report.to_dict())
+        print_json(paths | report.to_dict() | {"warnings": notes})
     else:
-        _show(report, destination, seconds)
+        _show(report, notes, destination, seconds)
 
 
 def _pattern(text: str) -> tuple[int, int]:
@@ -143,31 +155,7 @@ def _pattern(text: str) -> tuple[int, int]:
     return int(kept), int(window)
 
 
-def save_beside(model: Any, source: Path, destination: Path) -> None:
-    """Saves a model with its other files (tokenizer, chat template, licence) atomically."""
-    from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.reader import CONFIG
-    from flashsparse_plugin.checkpoint.staging import Staging
-    from flashsparse_plugin.checkpoint.surroundings import carry_files
-
-    with Staging(destination, {"prune": str(source)}) as staging:
-        try:
-            saved = staging.path / "saved"
-            model.save_pretrained(saved)
-            for warning in carry_files(ModelDirectory(source), saved):
-                err.print(Text.assemble(("Note: ", "yellow"), warning))
-            # config.json last: it is what makes a directory a model.
-            for path in sorted(saved.iterdir(), key=lambda path: path.name == CONFIG):
-                path.rename(staging.path / path.name)
-            saved.rmdir()
-            staging.commit()
-        except BaseException:
-            if staging.path.exists():
-                staging.discard()
-            raise
-
-
-def _show(report: PruneReport, destination: Path, seconds: float) -> None:
+def _show(report: PruneReport, notes: Sequence[str], destination: Path, seconds: float) -> None:
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
         kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
@@ -182,5 +170,7 @@ def _show(report: PruneReport, destination: Path, seconds: float) -> None:
     made.add_row("all", *total, f"{report.sparsity:.1%}", style="bold")
     out.print(made)
     out.print()
+    for note in notes:
+        out.print(Text.assemble(("Note: ", "yellow"), note))
     out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
     out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from ..matching import matches
+from ..modules import linear_modules, shape_of, weight_of
+from ..names import LM_HEAD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-LM_HEAD = "lm_head"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -69,13 +70,13 @@ class PruneReport:
         }
 
 
-def report(method: str, linears: dict[str, nn.Linear]) -> PruneReport:
+def report(method: str, linears: dict[str, nn.Module]) -> PruneReport:
     """Count the zeros of pruned layers."""
     layers = []
     for name, linear in linears.items():
-        weight = linear.weight.detach()
+        weight = weight_of(linear).detach()
         zeros = weight.numel() - int(weight.count_nonzero())
-        layers.append(LayerReport(name, (linear.out_features, linear.in_features), zeros))
+        layers.append(LayerReport(name, shape_of(linear), zeros))
     return PruneReport(method, tuple(layers))
 
 
@@ -110,11 +111,12 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
 
 def prunable_linears(
     model: PreTrainedModel, ignore: Sequence[str] = (LM_HEAD,)
-) -> dict[str, nn.Linear]:
-    """Return the layers of a model to prune: every `nn.Linear` that `ignore` does not match.
+) -> dict[str, nn.Module]:
+    """Return the layers of a model to prune: every linear layer that `ignore` does not match.
 
-    "lm_head" in `ignore` means the output head, whatever the architecture calls it. Embeddings are
-    not `nn.Linear` and never pruned, so a head that shares its weight with them is refused.
+    Linear layers are `nn.Linear` and what computes the same (see `modules.is_linear`). "lm_head" in
+    `ignore` means the output head, whatever the architecture calls it. Embeddings are no linear
+    layers and never pruned, so a head that shares its weight with them is refused.
     A weight that several layers share is listed once, under its first name.
 
     Args:
@@ -135,10 +137,10 @@ def prunable_linears(
         for name, module in modules.items()
         if isinstance(module, nn.Embedding)
     }
-    linears: dict[str, nn.Linear] = {}
+    linears: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    for name, module in modules.items():
-        if not isinstance(module, nn.Linear) or module is head or matches(name, ignore):
+    for name, module in linear_modules(model).items():
+        if module is head or matches(name, ignore):
             continue
         weight = id(module.weight)
         if weight in embeddings:
@@ -151,7 +153,7 @@ def prunable_linears(
             linears[name] = module
     if not linears:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear to prune outside of {list(ignore)}; "
+            f"{type(model).__name__} has no linear layer to prune outside of {list(ignore)}; "
             "a packed or quantized model must be pruned before it is packed or quantized"
         )
     return linears

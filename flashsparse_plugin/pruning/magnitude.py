@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from ..modules import weight_of
 from .layers import apply_mask_, check_weight
 from .masks import below, kth_lowest, zero_count
 from .rule import PruningRule
@@ -16,7 +17,7 @@ from .rule import PruningRule
 
 def magnitude_scores(weight: torch.Tensor) -> torch.Tensor:
     """Return |weight| as float32, of the weight's shape."""
-    return weight.detach().abs().float()
+    return weight.detach().contiguous().abs().float()
 
 
 def prune_weight(
@@ -50,21 +51,21 @@ def prune_weight(
     return pruned
 
 
-def prune_magnitude(linears: Mapping[str, nn.Linear], rule: PruningRule, progress: bool) -> None:
+def prune_magnitude(linears: Mapping[str, nn.Module], rule: PruningRule, progress: bool) -> None:
     """Prune layers in place by the magnitude of their weights, one layer at a time."""
     if rule.scope == "global":
         assert rule.sparsity is not None  # every rule with a scope has one
         _prune_global(linears, zero_count(_elements(linears), rule.sparsity), progress)
         return
     for linear in tqdm(linears.values(), "magnitude", unit="layer", disable=not progress):
-        apply_mask_(linear.weight, rule.keep_mask(magnitude_scores(linear.weight)))
+        apply_mask_(weight_of(linear), rule.keep_mask(magnitude_scores(weight_of(linear))))
 
 
-def _elements(linears: Mapping[str, nn.Linear]) -> int:
-    return sum(linear.weight.numel() for linear in linears.values())
+def _elements(linears: Mapping[str, nn.Module]) -> int:
+    return sum(weight_of(linear).numel() for linear in linears.values())
 
 
-def _prune_global(linears: Mapping[str, nn.Linear], drop: int, progress: bool) -> None:
+def _prune_global(linears: Mapping[str, nn.Module], drop: int, progress: bool) -> None:
     """Drop the smallest weights of all layers together; only one layer's scores are in memory."""
     if drop == 0:
         return
@@ -72,11 +73,11 @@ def _prune_global(linears: Mapping[str, nn.Linear], drop: int, progress: bool) -
 
         def scores() -> Iterator[torch.Tensor]:
             for linear in linears.values():
-                yield magnitude_scores(linear.weight)
+                yield magnitude_scores(weight_of(linear))
                 bar.update()
 
         threshold, ties = kth_lowest(scores, drop)
         for linear, score in zip(linears.values(), scores(), strict=True):
             lowest = below(score, threshold, ties)
             ties -= int((score[lowest] == threshold).sum())
-            apply_mask_(linear.weight, ~lowest)
+            apply_mask_(weight_of(linear), ~lowest)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..modules import weight_of
+from ..names import LM_HEAD
 from .layers import (
-    LM_HEAD,
     PruneReport,
     check_weight,
     prunable_linears,
@@ -39,14 +40,14 @@ def prune(
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
-    Every `nn.Linear` is pruned except those that `ignore` matches. Weights that are kept stay the
+    Every linear layer is pruned except those that `ignore` matches. Weights that are kept stay the
     same bit for bit. Of `count` elements of the scope exactly round(sparsity * count) are zero
     afterwards (halves to even), or more if more were zero before: existing zeros are dropped first
     and count. Equal scores are dropped in row-major order, layers in the model's order.
 
     Args:
-        model: Any transformers causal LM whose linears are `nn.Linear`, in float16, bfloat16 or
-            float32.
+        model: Any model of transformers in float16, bfloat16 or float32; for "wanda" one that
+            takes tokens, in a stack of decoder layers.
         method: "magnitude" drops the smallest weights; "wanda" (arXiv 2306.11695) weighs them by
             the size of their inputs on calibration text, which costs a forward pass or two and
             gives far better models.
@@ -89,7 +90,7 @@ def prune(
     rule = PruningRule(sparsity, scope, pattern, vector_length)
     linears = prunable_linears(model, ignore)
     for name, linear in linears.items():
-        check_weight(name, linear.weight)
+        check_weight(name, weight_of(linear))
     if calibration is None:
         prune_magnitude(linears, rule, progress)
     else:

@@ -18,8 +18,10 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from ..modules import is_linear, weight_of
 from ..text import check_window
 from .layers import apply_mask_
+from .magnitude import magnitude_scores
 from .rule import PruningRule
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def wanda_scores(weight: torch.Tensor, input_norms: torch.Tensor) -> torch.Tenso
     # not zero vanishes, so zeros are always dropped first.
     floor = norms.mean() * _DEAD_INPUT
     factors = (norms / floor).clamp(min=1) if floor > 0 else torch.ones_like(norms)
-    return weight.detach().abs().float() * factors.float()
+    return magnitude_scores(weight) * factors.float()
 
 
 class InputNorms:
@@ -65,13 +67,12 @@ class InputNorms:
     Activations that are NaN or infinite (float16 overflows) are left out of the sum, and counted.
     """
 
-    def __init__(self, name: str, linear: nn.Linear) -> None:
+    def __init__(self, name: str, linear: nn.Module) -> None:
         self.name = name
         self.seen = 0
         self.broken = 0
-        self.squares = torch.zeros(
-            linear.in_features, dtype=torch.float64, device=linear.weight.device
-        )
+        weight = weight_of(linear)
+        self.squares = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
 
     def add(self, x: torch.Tensor) -> None:
         """Add activations [..., in_features]."""
@@ -117,7 +118,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """
 
     def linears(module: nn.Module) -> int:
-        return sum(isinstance(child, nn.Linear) for child in module.modules())
+        return sum(is_linear(child) for child in module.modules())
 
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     best = max(lists, key=linears, default=None)  # among equals the outermost, which comes first
@@ -199,7 +200,7 @@ class _Relay:
 @torch.no_grad()
 def prune_wanda(
     model: PreTrainedModel,
-    linears: Mapping[str, nn.Linear],
+    linears: Mapping[str, nn.Module],
     rule: PruningRule,
     calibration: torch.Tensor,
     batch_size: int,
@@ -227,7 +228,7 @@ def prune_wanda(
     inside = {id(module) for module in layers.modules()}
     outside = {name: linear for name, linear in linears.items() if id(linear) not in inside}
 
-    def prune_at(index: int, here: Mapping[str, nn.Linear]) -> set[str]:
+    def prune_at(index: int, here: Mapping[str, nn.Module]) -> set[str]:
         """Prune the linears that run on the way to `index`; return the names of those that ran."""
         seen = {name: InputNorms(name, linear) for name, linear in here.items()}
         hooks = [
@@ -242,8 +243,9 @@ def prune_wanda(
         ran = {name for name, norms in seen.items() if norms.seen}
         for name, linear in here.items():
             if name in ran or index >= 0:  # before the decoder layers others may still run
-                scores = wanda_scores(linear.weight, seen.pop(name).norms())
-                apply_mask_(linear.weight, rule.keep_mask(scores))
+                weight = weight_of(linear)
+                scores = wanda_scores(weight, seen.pop(name).norms())
+                apply_mask_(weight, rule.keep_mask(scores))
         return ran
 
     was_training = model.training

@@ -14,6 +14,7 @@ from transformers.core_model_loading import ConversionOps
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats.values import cast, count_changed
 from flashsparse_plugin.linear import SparseLinear
+from flashsparse_plugin.modules import is_transposed
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.pruning import prune_weight
 
@@ -32,6 +33,7 @@ class Conversion:
         targets: Layer name -> scheme.
         offloaded: Layers that will live on disk, or on the CPU while a GPU runs them. These keep
             the storage form; the others go straight into the form that their device reads.
+        replaced: The class of each layer in whose place there is a SparseLinear.
         rounded: Layers whose values changed because the file has more digits than their scheme.
         error: The first failure. transformers would only log it and fill the layer with random
             numbers, so it is kept here and raised when loading is through.
@@ -40,22 +42,26 @@ class Conversion:
     config: FlashSparseConfig
     targets: dict[str, Scheme] = field(default_factory=dict)
     offloaded: set[str] = field(default_factory=set)
+    replaced: dict[str, type[nn.Module]] = field(default_factory=dict)
     rounded: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def pack(self, model: PreTrainedModel, name: str, weight: Tensor) -> dict[str, Tensor]:
-        """Puts a SparseLinear in the place of the nn.Linear called `name`.
+        """Puts a SparseLinear in the place of the linear layer called `name`.
 
         Returns:
             The tensors that transformers has to place, by their full names: those of an offloaded
             layer. The tensors of any other layer are in the module already.
         """
         linear = model.get_submodule(name)
-        if tuple(weight.shape) != (linear.out_features, linear.in_features):
+        if weight.shape != linear.weight.shape:
             raise FormatError(
                 f"layer {name!r}: the checkpoint has a weight of shape {list(weight.shape)}, the "
-                f"model of {[linear.out_features, linear.in_features]}. Is it another model's?"
+                f"model of {list(linear.weight.shape)}. Is it another model's?"
             )
+        self.replaced[name] = type(linear)
+        if is_transposed(linear):
+            weight = weight.T.contiguous()
         if self.config.pruning == "magnitude":
             weight = prune_weight(weight, self.config.sparsity, name=name)
         scheme = self.targets[name]

@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,17 +24,19 @@ from transformers.integrations.accelerate import get_device
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.checkpoint.checksums import verify
-from flashsparse_plugin.checkpoint.reader import TensorInfo
+from flashsparse_plugin.checkpoint.reader import TensorInfo, on_meta, refuse_unmarked
+from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
+from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
 from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
-from .headers import Checkpoint
+from .headers import read_headers
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -45,8 +48,8 @@ class FlashSparseQuantizer(HfQuantizer):
     """Loads packed checkpoints, and packs dense ones while they load.
 
     A packed checkpoint's headers say which layers are packed and how large their tensors are. Of a
-    dense checkpoint every nn.Linear is packed but the output head, tied weights, and what the
-    configuration ignores.
+    dense checkpoint every linear layer (see `modules`) is packed but the output head, tied weights,
+    and what the configuration ignores.
     """
 
     requires_calibration = False
@@ -112,38 +115,38 @@ class FlashSparseQuantizer(HfQuantizer):
                     "a packed model is loaded from its files, not from state_dict=. Remedy: "
                     "from_pretrained(path)"
                 )
-            self._place_packed_layers(model, Checkpoint.read(model, checkpoint_files))
+            self._place_packed_layers(model, read_headers(model, checkpoint_files))
         else:
-            self._choose_layers(model, Checkpoint.read(model, checkpoint_files or []))
+            self._choose_layers(model, read_headers(model, checkpoint_files or []))
 
-    def _place_packed_layers(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
-        ignored = self._ignored(model)
-        self.infos = checkpoint.infos
-        linears = dict(_linears(model))
-        checkpoint.refuse_other_modules(model, linears)
-        for name, linear in linears.items():
-            shape, bias = (linear.out_features, linear.in_features), linear.bias is not None
-            packed = checkpoint.layer(name, shape, bias, self.quantization_config)
-            if packed is not None:
-                adopt(model, name, skeleton(packed, bias=bias, bias_dtype=self.dtype))
-            elif not matches(name, ignored):
-                checkpoint.require(name)
+    def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
+        config = self.quantization_config
+        checkpoint = Checkpoint.read(model, on_meta(infos))
+        for name, packed in checkpoint.place(model, config, self._ignored(model)).items():
+            stored = checkpoint.stored_as[name]
+            self.infos[name] = {own: infos[f"{stored}.{own}"] for own in packed.tensors}
+            linear = model.get_submodule(name)
+            self.conversion.replaced[name] = type(linear)
+            bias = linear.bias is not None
+            adopt(model, name, skeleton(packed, bias=bias, bias_dtype=self.dtype))
         self.dtypes = {name: t.dtype for name, t in _floats(model)}
         for pattern, dtype in model._get_dtype_plan(self.dtype).items():  # modules kept in float32
             for name in self.dtypes:
                 if re.search(pattern.replace("*", ".*"), name):
                     self.dtypes[name] = dtype
 
-    def _choose_layers(self, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    def _choose_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
         config.ignore = self._ignored(model)
-        _refuse_fused_experts(model, config.ignore)
-        for name, linear in _linears(model):
+        _warn_of_experts(model, config.ignore)
+        refuse_unmarked(infos, None, Path(model.config.name_or_path))
+        dense = Checkpoint.read(model, on_meta(infos)).dense
+        for name, linear in linear_modules(model).items():
             scheme = config.scheme_of(name)
             if scheme is None or (name not in config.layers and matches(name, config.ignore)):
                 continue
             self.conversion.targets[name] = scheme
-            stored = checkpoint.dense.get(f"{name}.weight")
+            stored = dense.get(f"{name}.weight")
             if stored is not None and stored.is_floating_point():
                 # transformers casts to what the skeleton has. To the dtype of the file, so that
                 # values are rounded once, here, and not on the way through another dtype.
@@ -207,7 +210,7 @@ class FlashSparseQuantizer(HfQuantizer):
                 self._check(name, _stored(layer))
             if not _has_offload_hook(layer):
                 layer.prepare()
-            layer.compute_dtype = self.dtype  # where peft looks for the dtype of new adapters
+            layer.compute_dtype = self.dtype
         for name, tensor in _floats(model):
             # transformers leaves a tensor that another name has in the file (embed_out, or a
             # missing prefix) in the dtype of the file.
@@ -216,8 +219,9 @@ class FlashSparseQuantizer(HfQuantizer):
         if self.pre_quantized and self.quantization_config.dequantize:
             self._dequantize(model, self.dtype)
         else:
-            for name, linear in _linears(model):
-                if not hasattr(linear, "_hf_hook"):  # hooks hold on to the layer that they are on
+            for name, linear in linear_modules(model).items():
+                # Hooks hold on to the layer that they are on.
+                if type(linear) is nn.Linear and not hasattr(linear, "_hf_hook"):
                     dispatch(model, name, linear)
             self._report(model)
         return model
@@ -241,7 +245,7 @@ class FlashSparseQuantizer(HfQuantizer):
                 'device_map="cpu", and dequantize there'
             )
         for name, layer in layers:
-            linear = layer.to_linear(dtype or self.dtype)
+            linear = as_kind(self.conversion.replaced[name], layer.to_linear(dtype or self.dtype))
             adopt(model, name, linear)
             hook = getattr(layer, "_hf_hook", None)
             if hook is not None:
@@ -292,11 +296,6 @@ class FlashSparseQuantizer(HfQuantizer):
         return True
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    # Exactly nn.Linear: a subclass may do something else with its weight.
-    yield from [(name, m) for name, m in model.named_modules() if type(m) is nn.Linear]
-
-
 def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
     yield from [(name, m) for name, m in model.named_modules() if isinstance(m, SparseLinear)]
 
@@ -307,17 +306,19 @@ def _floats(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def _refuse_fused_experts(model: nn.Module, ignored: list[str]) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.conv._ConvNd) or matches(name, ignored):
-            continue
-        for key, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() == 3:
-                raise ValueError(
-                    f"{name}.{key} holds the weights of all experts of a layer in one tensor of "
-                    f"shape {list(parameter.shape)}, which cannot be packed yet. Remedy: leave the "
-                    f'experts dense, FlashSparseConfig(..., ignore=["{name.rpartition(".")[2]}"])'
-                )
+def _warn_of_experts(model: nn.Module, ignored: list[str]) -> None:
+    experts = {
+        name: weight
+        for name, weight in experts_of(model).items()
+        if not matches(name.rpartition(".")[0], ignored)
+    }
+    if experts:
+        logger.warning(
+            "flashsparse: the weights of experts stay dense, %s of them (%s, ...): each holds all "
+            "experts of a layer, which cannot be packed",
+            len(experts),
+            min(experts),
+        )
 
 
 def _is_offloaded(device_map: dict[str, Any] | None, name: str) -> bool:

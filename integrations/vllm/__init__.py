@@ -31,12 +31,13 @@ def register() -> None:
 
         from flashsparse_plugin.config import QUANT_METHOD
 
-        from . import arguments, attention
+        from . import arguments, attention, unpacking
         from .quantization import FlashSparseQuantization
 
         register_quantization_config(QUANT_METHOD)(FlashSparseQuantization)
         attention.install()
         arguments.install()
+        unpacking.install()
     except Exception:
         if os.environ.get("FLASHSPARSE_STRICT") == "1":
             _registered = False

@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 from .attention import CHOICES, check_calibration, fold_attention
-from .settings import SettingsError, fold, methods
+from .settings import SettingsError, check_loading, check_marked, fold, methods
 
 _METHOD_HELP = (
     "Serve pruned weights from sparse storage. A format (%s) packs the linear layers of a dense, "
@@ -125,25 +125,31 @@ def _wrap_init(cls: Any) -> None:
 
 
 def _wrap_model_config(cls: Any) -> None:
-    """Makes `additional_config={"flashsparse": {...}}` sufficient by itself."""
+    """Makes `additional_config={"flashsparse": {...}}` sufficient by itself.
+
+    A packed checkpoint that does not say what it is, is refused here: vLLM would end in a KeyError.
+    """
     inner = cls.create_model_config
 
     @functools.wraps(inner)
     def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         _fold_method(self, None)
-        return inner(self, *args, **kwargs)
+        config = inner(self, *args, **kwargs)
+        check_marked(config)
+        return config
 
     cls.create_model_config = create_model_config
 
 
 def _wrap_engine_config(cls: Any) -> None:
-    """Refuses an invalid calibration before any other process is started."""
+    """Refuses what cannot be served before any other process is started."""
     inner = cls.create_engine_config
 
     @functools.wraps(inner)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = inner(self, *args, **kwargs)
         check_calibration(config)
+        check_loading(config)
         return config
 
     cls.create_engine_config = create_engine_config

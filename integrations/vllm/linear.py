@@ -21,6 +21,7 @@ from flashsparse_plugin.plan import Plan
 from .caching import LENGTHS, PLANS, count_into_cache_key
 from .dense import DenseLinearMethod
 from .loading import LayerLoader
+from .settings import DUMMY
 from .summary import Summary
 
 # Packed streams are padded to an odd multiple of half this share of the weight's elements.
@@ -39,6 +40,7 @@ class SparseLinearMethod(LinearMethodBase):
         name: The name of vLLM's layer.
         summary: Where to take note of what became of it.
         auto: Leave the layer dense where that is smaller.
+        beside: Do so only where the checkpoint has it dense: other layers of it are packed.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class SparseLinearMethod(LinearMethodBase):
         name: str,
         summary: Summary,
         auto: bool = False,
+        beside: bool = False,
     ):
         self.config, self.names, self.name = config, names, name
-        self.summary, self.auto = summary, auto
+        self.summary, self.auto, self.beside = summary, auto, beside
         self.loader: LayerLoader | None = None
+        self.load_format = ""
         self.held: Scheme | None = None  # of the tensors, once they are there
         self.tensor_names: tuple[str, ...] = ()
         self.shape: tuple[int, int] = (0, 0)
@@ -72,6 +76,7 @@ class SparseLinearMethod(LinearMethodBase):
     ) -> None:
         device = torch.empty(0).device  # vLLM creates a model under the device it will run on
         vllm_config = get_current_vllm_config()
+        self.load_format = vllm_config.load_config.load_format
 
         def finish(weight: Tensor | PackedWeight) -> None:
             self._finish(layer, weight, params_dtype, device, vllm_config)
@@ -95,6 +100,8 @@ class SparseLinearMethod(LinearMethodBase):
         """Is called when the whole checkpoint was read (and by some loaders more than once)."""
         if self.loader is None:
             return
+        if self.load_format == DUMMY:
+            self.loader.make_up()
         self.loader.require_complete()
         self.loader = None
         self.summary.finish_layer()
@@ -134,7 +141,8 @@ class SparseLinearMethod(LinearMethodBase):
                 if isinstance(weight, PackedWeight)
                 else self._pack(weight.to(device), self.loader.scheme)
             )
-            if not self.auto or packed.nbytes < packed.dense_nbytes:
+            optional = self.auto or (self.beside and not isinstance(weight, PackedWeight))
+            if not optional or packed.nbytes < packed.dense_nbytes:
                 self._hold(layer, packed, vllm_config)
                 return
             self.summary.left_dense(self.name, "not sparse enough to gain from packing")

@@ -115,6 +115,18 @@ class LayerLoader:
             "it again, or convert the model anew with `flashsparse convert`"
         )
 
+    def make_up(self) -> None:
+        """Fills the layer with random numbers and zeros, where no weights are read."""
+        sparsity = self.config.sparsity
+        assert sparsity is not None  # refused before
+        self.scheme = self.scheme_of(self.dtype)
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.empty(self.shape, dtype=self.scheme.dtype, device="cpu")
+        weight.uniform_(-1e-3, 1e-3, generator=generator)
+        weight[torch.rand(self.shape, generator=generator) < sparsity] = 0
+        self.missing.clear()
+        self.finish(weight)
+
     # What vLLM calls, as `param.weight_loader(param, tensor[, shard_id])`.
 
     def _load_dense(self, param: Parameter, loaded: Tensor, shard_id: ShardId = None) -> None:
@@ -250,7 +262,12 @@ def _parameter(tensor: Tensor) -> Parameter:
 # Architectures that store q, k and v as one weight, one after the other. All others that store one
 # weight interleave the heads, and vLLM reorders the rows of the tensor as it reads it, before it
 # reaches any layer: of packed tensors that would make nonsense, and mostly not even an error.
-_PLAIN_FUSED_QKV = {"Phi3ForCausalLM", "Phi3VForCausalLM", "Phi4MMForCausalLM"}
+_PLAIN_FUSED_QKV = {
+    "GPT2LMHeadModel",
+    "Phi3ForCausalLM",
+    "Phi3VForCausalLM",
+    "Phi4MMForCausalLM",
+}
 
 
 def refuse_reordered(layer: nn.Module, name: str, scheme: Scheme) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
 from flashsparse_plugin.checkpoint.checksums import verify
-from flashsparse_plugin.checkpoint.linears import Linear, find_linears
+from flashsparse_plugin.checkpoint.linears import Linear, StoredModel
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
@@ -48,18 +48,12 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
     try:
         directory = ModelDirectory(path)
         packed = _packed_layers(directory)
-        linears = _linears(directory)
-        for linear in linears or []:
-            # Where transformers calls a layer otherwise than the file, it is the head.
-            optional = linear.tied_to is not None or matches(linear.name, config.ignore)
-            if linear.stored is None and not optional:
-                raise CheckpointError(
-                    f"layer {linear.name!r} {list(linear.shape)} is in no file of {path}, neither "
-                    f"packed nor dense. The checkpoint is incomplete: {_REMEDY}"
-                )
-        shapes = {linear.stored: linear.shape for linear in linears or []}
+        stored = _stored_model(directory)
+        if stored is not None:
+            _refuse_missing(stored, config)
+        linears = {linear.stored: linear for linear in stored.linears} if stored else {}
         for name, tensors in packed.items():
-            _check_layer(name, tensors, shapes.get(name), config)
+            _check_layer(name, tensors, linears.get(name), config)
     except CheckpointError as error:
         raise DamagedCheckpointError(str(error)) from None
     logger.info(
@@ -83,10 +77,12 @@ def _packed_layers(directory: ModelDirectory) -> dict[str, dict[str, TensorInfo]
     }
 
 
-def _linears(directory: ModelDirectory) -> list[Linear] | None:
-    """The layers that the model should have; None where transformers does not know the model."""
+def _stored_model(directory: ModelDirectory) -> StoredModel | None:
+    """The directory as transformers sees it; None where it does not know the model."""
     try:
-        return find_linears(directory)
+        return StoredModel(directory)
+    except FormatError as error:
+        raise CheckpointError(f"{directory.path}: {error}") from None
     except CheckpointError as error:
         if error.__cause__ is None:
             raise
@@ -94,23 +90,35 @@ def _linears(directory: ModelDirectory) -> list[Linear] | None:
         return None
 
 
+def _refuse_missing(stored: StoredModel, config: FlashSparseConfig) -> None:
+    shapes = {linear.name: list(linear.shape) for linear in stored.linears}
+    for name in stored.checkpoint.missing(stored.model):
+        if not matches(name, config.ignore):
+            raise CheckpointError(
+                f"layer {name!r} {shapes[name]} is in no file of {stored.directory.path}, neither "
+                f"packed nor dense. The checkpoint is incomplete: {_REMEDY}"
+            )
+
+
 def _check_layer(
     name: str,
     tensors: Mapping[str, TensorInfo],
-    shape: tuple[int, int] | None,
+    linear: Linear | None,
     config: FlashSparseConfig,
 ) -> None:
     files = ", ".join(sorted({str(info.path) for info in tensors.values()}))
     try:
-        scheme = config.scheme_of(name)
-        ignored = name not in config.layers and matches(name, config.ignore)
+        names = [name] if linear is None else [linear.name, name]
+        scheme = config.scheme_of(*names)
+        listed = any(each in config.layers for each in names)
+        ignored = not listed and any(matches(each, config.ignore) for each in names)
         if ignored or scheme is None:
             raise FormatError(
                 f"layer {name!r} is packed, and config.json calls it dense: {_REMEDY}"
             )
-        if shape is not None:
+        if linear is not None:
             loaded = {own: info.read() for own, info in tensors.items()}
-            packed = PackedWeight(scheme, shape, loaded).validate(name)
+            packed = PackedWeight(scheme, linear.shape, loaded).validate(name)
             verify(name, packed, tensors)
     except CheckpointError:
         raise

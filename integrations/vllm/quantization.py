@@ -103,10 +103,8 @@ class FlashSparseQuantization(QuantizationConfig):
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if is_experts(layer):
-            raise SettingsError(
-                f"layer {prefix!r} is a mixture of experts, whose weights flashsparse cannot pack "
-                "yet. Serve the dense model without --sparse-method (--sparse-method none)"
-            )
+            self.summary.left_dense(prefix, "experts")
+            return None
         is_head = isinstance(layer, ParallelLMHead)
         if not is_head and not isinstance(layer, LinearBase):
             return None
@@ -114,9 +112,12 @@ class FlashSparseQuantization(QuantizationConfig):
         names, reason = self._packed_as(prefix, is_head)
         if names:
             # Known here where the files are at hand, and in any case once its tensors arrive.
-            if prefix in packed_layers(get_current_vllm_config().model_config.model):
+            packed = packed_layers(get_current_vllm_config().model_config.model)
+            if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
-            return SparseLinearMethod(self.config, names, prefix, self.summary, auto=self.auto)
+            return SparseLinearMethod(
+                self.config, names, prefix, self.summary, auto=self.auto, beside=bool(packed)
+            )
         self.summary.left_dense(prefix, reason)
         if current_platform.is_cuda():
             method = DenseHeadMethod if is_head else DenseLinearMethod

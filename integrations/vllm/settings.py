@@ -8,9 +8,12 @@ counts into the key of its compile cache. No environment variable is involved.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_unmarked, tensor_names
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names
 from flashsparse_plugin.messages import PrintableMessage
@@ -18,6 +21,9 @@ from flashsparse_plugin.messages import PrintableMessage
 KEY = QUANT_METHOD  # in additional_config
 METHOD = "method"
 AUTO, NONE = "auto", "none"
+DUMMY = "dummy"  # vLLM's load format that makes weights up
+# Load formats that hold what a process held, and not what a checkpoint holds.
+_OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
 _USER_KEYS = ("method", "dtype", "sparsity", "pruning", "ignore", "options")
 
 
@@ -120,6 +126,47 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         raise SettingsError(first_line(error)) from None
     config.dequantize = method == NONE
     return config
+
+
+def check_loading(vllm_config: Any) -> None:
+    """Refuses load formats that cannot give packed weights, before any process is started.
+
+    Raises:
+        SettingsError: For such a format, and for made-up weights of unknown sparsity.
+    """
+    model, load_format = vllm_config.model_config, vllm_config.load_config.load_format
+    if model is None or model.quantization != QUANT_METHOD:
+        return
+    if load_format in _OF_A_PROCESS:
+        raise SettingsError(
+            f"--load-format {load_format} reads what a process held, and packed layers are held in "
+            "a form that is made for the device. Serve the packed checkpoint itself"
+        )
+    stored = getattr(model.hf_config, "quantization_config", None) or {}
+    sparsity = settings_of(vllm_config.additional_config).get("sparsity", stored.get("sparsity"))
+    if load_format == DUMMY and sparsity is None:
+        raise SettingsError(
+            "--load-format dummy makes weights up, and the share of zeros in packed ones is not "
+            'known. Name it: --additional-config \'{"flashsparse": {"sparsity": 0.5}}\''
+        )
+
+
+def check_marked(model_config: Any) -> None:
+    """Refuses a packed checkpoint whose config.json does not say that it is one.
+
+    vLLM would fail in a worker, by the name of a tensor that it does not know.
+
+    Raises:
+        SettingsError: For such a checkpoint in a local directory.
+    """
+    path = Path(model_config.model)
+    in_front_end = multiprocessing.parent_process() is None
+    if model_config.quantization == QUANT_METHOD or not in_front_end or not path.is_dir():
+        return
+    try:
+        refuse_unmarked(tensor_names(path.glob("*.safetensors")), None, path)
+    except CheckpointError as error:
+        raise SettingsError(str(error)) from None
 
 
 def first_line(error: ValueError) -> str:

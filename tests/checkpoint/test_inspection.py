@@ -3,6 +3,7 @@
 
 import json
 
+import families
 import pytest
 import torch
 from checkpoints import edit_config, edit_weights, load_all, save_llama
@@ -35,8 +36,15 @@ def test_dense(tmp_path, dtype):
         assert layer.bytes_stored == layer.bytes_dense == weight.nbytes
         half = weight.bfloat16()
         assert layer.bytes_in == {name: fs.pack(half, name).nbytes for name in fs.format_names()}
-        assert layer.bytes_cpu == fs.pack(half).prepare("cpu").nbytes
-        assert (layer.format, layer.reason) == (None, None)
+        assert layer.format is None
+        if layer.name == "lm_head":
+            assert layer.reason == "ignored by name"
+            assert layer.bytes_after == dict.fromkeys(fs.format_names(), weight.nbytes)
+            assert layer.bytes_cpu == weight.nbytes
+        else:
+            assert layer.reason is None
+            assert layer.bytes_after == layer.bytes_in
+            assert layer.bytes_cpu == fs.pack(half).prepare("cpu").nbytes
     assert found.bytes_other == sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -53,11 +61,41 @@ def test_packed_tells_the_same_as_dense(llama, packed):
         assert (layer.bytes_dense, layer.bytes_cpu) == (was.bytes_dense, was.bytes_cpu)
         assert layer.format == (None if layer.name in dense else "tiled_csl")
         stored = was.bytes_dense if layer.name in dense else layer.bytes_in["tiled_csl"]
-        assert layer.bytes_stored == stored
+        assert layer.bytes_stored == stored == layer.bytes_after["tiled_csl"]
+        assert (layer.reason or "").partition(":")[0] == (was.reason or "").partition(":")[0]
     reasons = {layer.name: layer.reason for layer in after.layers if layer.reason}
     assert reasons.keys() == dense
     assert "larger packed than dense" in reasons["model.layers.0.mlp.up_proj"]
     assert json.loads(json.dumps(after.to_dict()))["layers"][0]["shape"] == [128, 128]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sparsity", [0.0, 0.8])
+def test_it_tells_what_convert_does(tmp_path, dtype, sparsity):
+    """Also of a head of its own, and of float32, which would be smaller by rounding alone."""
+    path = save_llama(tmp_path / "dense", dtype=dtype, sparsity=sparsity)
+    found = inspect_checkpoint(path)
+    other = found.bytes_stored - sum(layer.bytes_stored for layer in found.layers)
+    total = other + sum(layer.bytes_after["tiled_csl"] for layer in found.layers)
+    if sparsity == 0:
+        assert total == found.bytes_stored
+        assert all("larger packed" in x.reason for x in found.layers if x.name != "lm_head")
+        with pytest.raises(CheckpointError, match="would be smaller packed to tiled_csl"):
+            convert_checkpoint(path, tmp_path / "out")
+    else:
+        report = convert_checkpoint(path, tmp_path / "out")
+        assert total == report.bytes_out
+        assert [x.reason for x in found.layers] == [x.reason for x in report.layers]
+
+
+def test_experts_are_counted_as_experts(tmp_path):
+    families.build("MixtralForCausalLM").save_pretrained(tmp_path / "dense")
+    found = inspect_checkpoint(tmp_path / "dense")
+    tensors = load_all(tmp_path / "dense")
+    experts = sum(tensor.nbytes for name, tensor in tensors.items() if ".experts." in name)
+    assert found.bytes_experts == experts > 0
+    linears = sum(layer.bytes_stored for layer in found.layers)
+    assert found.bytes_other + experts + linears == found.bytes_stored
 
 
 def test_a_damaged_layer_is_named(packed):
@@ -94,7 +132,7 @@ def test_packed_without_saying_so(packed):
         ({"format_version": 2}, "version 1.*pip install -U"),
         ({"format": "zip"}, "unknown format 'zip'"),
         ({"sparsity": 7}, "sparsity"),
-        ({"quant_method": "gptq"}, "quantized by 'gptq'"),
+        ({"quant_method": "gptq"}, "is packed by flashsparse.*quant_method 'gptq'"),
     ],
 )
 def test_a_config_that_cannot_be_read(packed, changes, message):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_causal_lms import CONFIGS, tiny_model
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
-from flashsparse_plugin.checkpoint.linears import find_linears, kind_of, not_linear
+from flashsparse_plugin.checkpoint.linears import StoredModel, find_linears, kind_of
 
 GATED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
 OPT = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head"}
@@ -37,12 +37,16 @@ def rename(path, change):
 def test_all_linears_of_the_model_and_nothing_else(name, tmp_path):
     path, kinds = save(name, tmp_path)
     directory = ModelDirectory(path)
-    linears = find_linears(directory)
+    stored = StoredModel(directory)
+    linears = stored.linears
     assert {linear.kind for linear in linears} == kinds
     for linear in linears:
         if linear.stored is not None:
             assert directory.tensors[f"{linear.stored}.weight"].shape == linear.shape
-    assert all("embed" in other for other in not_linear(directory, linears))
+    weights = {f"{linear.stored}.weight" for linear in linears}
+    matrices = {name for name, info in directory.tensors.items() if len(info.shape) == 2}
+    assert all("embed" in other for other in matrices - weights)
+    assert stored.experts() == []
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -112,7 +116,8 @@ def test_without_transformers(tmp_path, monkeypatch):
 
 def test_a_subclass_of_linear_is_told_apart(tmp_path, monkeypatch):
     class Other(torch.nn.Linear):
-        pass
+        def forward(self, x):
+            return super().forward(x) + 1
 
     from transformers.models.llama import modeling_llama
 
@@ -124,9 +129,9 @@ def test_a_subclass_of_linear_is_told_apart(tmp_path, monkeypatch):
         self.up_proj = Other(config.hidden_size, config.intermediate_size, bias=False)
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "__init__", with_other)
-    plain = {linear.kind: linear.plain for linear in find_linears(ModelDirectory(path))}
-    assert not plain.pop("up_proj")
-    assert all(plain.values())
+    why = {linear.kind: linear.why_dense for linear in find_linears(ModelDirectory(path))}
+    assert why.pop("up_proj") == "its class Other may compute something else than nn.Linear"
+    assert set(why.values()) == {None}
 
 
 @pytest.mark.parametrize(

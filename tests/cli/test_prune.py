@@ -4,9 +4,11 @@
 import json
 import shutil
 
+import families
 import pytest
 import torch
-from safetensors.torch import load_file
+from checkpoints import load_all
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
@@ -160,8 +162,94 @@ def test_pickles_and_quantized_models_are_refused(model_dir, tmp_path):
     result = prune(broken, tmp_path / "out", "--method", "magnitude")
     assert result.exit_code == 1 and "safetensors" in result.stderr
 
+    quantized = tmp_path / "quantized"
+    shutil.copytree(model_dir, quantized)
     config = json.loads((model_dir / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "flashsparse"}
-    (broken / "config.json").write_text(json.dumps(config))
-    result = prune(broken, tmp_path / "out", "--method", "magnitude")
+    (quantized / "config.json").write_text(json.dumps(config))
+    result = prune(quantized, tmp_path / "out", "--method", "magnitude")
     assert result.exit_code == 1 and "quantized already (flashsparse)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "WhisperForConditionalGeneration",
+        "BartForConditionalGeneration",
+        "T5ForConditionalGeneration",
+        "BertModel",
+        "BertForSequenceClassification",
+        "RobertaForSequenceClassification",
+        "ViTForImageClassification",
+        "CLIPModel",
+        "LlavaForConditionalGeneration",
+        "GPT2LMHeadModel",
+        "FalconForCausalLM",
+    ],
+)
+def test_a_model_comes_out_as_it_went_in(architecture, tmp_path):
+    """With the tensors of the source, by their names, with more zeros in linear layers only."""
+    families.build(architecture).save_pretrained(tmp_path / "in", max_shard_size="40KB")
+    result = prune(tmp_path / "in", tmp_path / "out", "--method", "magnitude", "--sparsity", "0.8")
+    assert result.exit_code == 0, result.stderr
+    before, after = load_all(tmp_path / "in"), load_all(tmp_path / "out")
+    assert before.keys() == after.keys()
+    changed = set()
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype
+        kept = after[name] != 0
+        assert torch.equal(after[name][kept], tensor[kept])
+        if not torch.equal(after[name], tensor):
+            changed.add(name)
+            assert kept.float().mean() == pytest.approx(0.2, abs=0.01)
+    weights = {name: tensor for name, tensor in before.items() if name.endswith(".weight")}
+    assert changed == {name for name, t in weights.items() if (t == 0).float().mean() > 0.6}
+    configs = [json.loads((tmp_path / x / "config.json").read_text()) for x in ("in", "out")]
+    assert configs[0] == configs[1] and configs[1]["architectures"] == [architecture]
+
+
+def test_tensors_that_the_model_does_not_know_are_kept(model_dir, tmp_path):
+    """As GPT-2's masks and BERT's position_ids in old files, and a head stored beside its twin."""
+    old = tmp_path / "old"
+    shutil.copytree(model_dir, old)
+    tensors = load_file(old / "model.safetensors")
+    more = {
+        "model.layers.0.self_attn.mask": torch.ones(3, dtype=torch.uint8),
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+    }
+    save_file(tensors | more, old / "model.safetensors", {"format": "pt"})
+    assert prune(old, tmp_path / "out", "--method", "magnitude").exit_code == 0
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    assert after.keys() == tensors.keys() | more.keys()
+    for name, tensor in more.items():
+        assert torch.equal(after[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("BertForMaskedLM", "BertForMaskedLM"), ("T5ForConditionalGeneration", "T5For")],
+)
+def test_wanda_is_for_models_that_continue_text(architecture, name, text_file, tmp_path):
+    families.build(architecture).save_pretrained(tmp_path / "in")
+    result = prune(tmp_path / "in", tmp_path / "out", "--calibration", text_file)
+    assert result.exit_code == 1 and not (tmp_path / "out").exists()
+    assert name in result.stderr and "continues text" in result.stderr
+    assert "--method magnitude" in result.stderr and len(result.stderr) < 400
+
+
+def test_what_the_file_keeps_merged_is_left_alone_by_name(tmp_path):
+    """Experts are one weight in the model, and transformers splits the gate and up of DINOv2."""
+    families.build("MixtralForCausalLM").save_pretrained(tmp_path / "in")
+    result = prune(tmp_path / "in", tmp_path / "out", "--method", "magnitude", "--json")
+    assert result.exit_code == 0, result.stderr
+    (note,) = json.loads(result.stdout)["warnings"]
+    assert "weights of experts stay as they are" in note and "cannot be pruned" in note
+    before, after = load_all(tmp_path / "in"), load_all(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[n], t) for n, t in before.items() if "experts" in n)
+
+    families.build("Dinov2Model-swiglu").save_pretrained(tmp_path / "vit")
+    result = prune(tmp_path / "vit", tmp_path / "vit-out", "--method", "magnitude", "--json")
+    assert result.exit_code == 0, result.stderr
+    (note,) = json.loads(result.stdout)["warnings"]
+    assert "layer.0.mlp.gate_proj and 3 more (transformers makes it of a tensor" in note

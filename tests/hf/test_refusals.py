@@ -316,12 +316,15 @@ def mixture(tmp_path_factory):
     return path
 
 
-def test_fused_experts_are_refused_and_can_be_left_dense(mixture, tmp_path):
-    with pytest.raises(ValueError, match=r"experts.*Remedy.*ignore"):
-        tiny.load(mixture, quantization_config=fs.FlashSparseConfig())
-    config = fs.FlashSparseConfig(ignore=["experts"], pruning="magnitude", sparsity=0.5)
+def test_experts_stay_dense_beside_packed_attention_and_are_told(mixture, tmp_path, caplog):
+    config = fs.FlashSparseConfig(pruning="magnitude", sparsity=0.5)
     model = tiny.load(mixture, quantization_config=config)
-    assert tiny.sparse_layers(model)
+    assert "weights of experts stay dense, 2 of them (model.layers.0.mlp.experts" in caplog.text
+    assert len(tiny.sparse_layers(model)) == 4
+    caplog.clear()
+    config = fs.FlashSparseConfig(ignore=["experts"], pruning="magnitude", sparsity=0.5)
+    tiny.load(mixture, quantization_config=config)  # who says so is not told
+    assert "weights of experts" not in caplog.text
     model.save_pretrained(tmp_path)
     again = tiny.load(tmp_path)
     assert tiny.sparse_layers(again).keys() == tiny.sparse_layers(model).keys()
@@ -342,3 +345,38 @@ def test_packed_experts_are_refused(mixture, tmp_path):
     damage(tmp_path, pack_one)
     with pytest.raises(fs.FormatError, match="mixture of experts"):
         tiny.load(tmp_path)
+
+
+def without_method(config):
+    del config["quantization_config"]
+
+
+def foreign_method(config):
+    # transformers warns of a method that it does not know, and loads the model without one.
+    config["quantization_config"]["quant_method"] = "elsewhere"
+
+
+@pytest.mark.parametrize("change", [without_method, foreign_method])
+@pytest.mark.parametrize("load", ["plain", "while loading"])
+def test_a_packed_checkpoint_that_does_not_say_so(change, load, packed_copy):
+    """Not one layer would be loaded, and all of them be random."""
+    file = packed_copy / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    more = {} if load == "plain" else {"quantization_config": fs.FlashSparseConfig()}
+    with pytest.raises(ValueError, match=r"layer 'model\.layers.*is packed by flashsparse.*config"):
+        tiny.load(packed_copy, **more)
+
+
+def test_a_packed_checkpoint_whose_layers_the_model_does_not_have(packed_copy):
+    """Where nothing has to be packed, nothing would be missed."""
+    damage(packed_copy, lambda state: rename_all(state, "model.layers.", "model.blocks."))
+    edit_config(packed_copy, ignore=["model", "lm_head"])
+    with pytest.raises(fs.FormatError, match=r"'model\.blocks\..*of the 14 packed layers is in a"):
+        tiny.load(packed_copy)
+
+
+def rename_all(state, old, new):
+    for key in list(state):
+        state[key.replace(old, new)] = state.pop(key)

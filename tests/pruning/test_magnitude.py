@@ -185,7 +185,7 @@ def test_weights_that_are_not_there_or_quantized_are_refused():
 
 def test_a_model_without_linears_is_refused():
     model = tiny_model("llama")
-    with pytest.raises(ValueError, match="no nn.Linear to prune"):
+    with pytest.raises(ValueError, match="no linear layer to prune"):
         quiet(model, ignore=["model", "lm_head"])
 
 

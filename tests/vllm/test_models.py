@@ -5,6 +5,7 @@ model and every way to ask for sparse weights."""
 import json
 import shutil
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from vllm_checkpoints import MAX_TOKENS, PROMPTS
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
-ARCHITECTURES += ["bloom"]
+ARCHITECTURES += ["bloom", "gpt2", "mixtral"]
 # Models of vLLM's own that reorder the rows of a fused weight; later releases run GPT-NeoX through
 # the code of transformers, which does not.
 REORDERED = {("bloom", "packed")}
@@ -42,6 +43,15 @@ def with_config(source, target, **quantization) -> str:
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] |= quantization
     (target / "config.json").write_text(json.dumps(config))
+    return str(target)
+
+
+def without_method(source, target) -> str:
+    """The same packed weights with a config.json that does not know of them."""
+    path = Path(with_config(source, target)) / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
     return str(target)
 
 
@@ -83,13 +93,16 @@ def models(tmp_path_factory):
     made["uneven"] = checkpoints.make_uneven(folder / "uneven", UNEVEN_LAYERS), None
     anew = checkpoints.make_uneven(folder / "uneven-anew", UNEVEN_LAYERS, sparsity=0.6)
     made["uneven anew"] = anew, None
+    made["classifier"] = checkpoints.make_classifier(folder / "classifier")
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
     return made
 
 
 @pytest.fixture(scope="module")
 def expected(models):
-    return {name: checkpoints.greedy(dense) for name, (dense, _) in models.items()}
+    classifier = models["classifier"][0]
+    tokens = {n: checkpoints.greedy(d) for n, (d, _) in models.items() if d != classifier}
+    return tokens | {"classifier": checkpoints.probabilities(classifier)}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +118,7 @@ def jobs(models, tmp_path_factory):
     lora = {"enable_lora": True, "max_lora_rank": 8}
     adapted = adapter(folder / "adapter", dense)
     qkv = ["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"]
-    experts = checkpoints.make_experts(folder / "experts")
+    made_up = {"load_format": "dummy", "sparse_method": "tiled_csl"}
     uneven = models["uneven"][0], models["uneven anew"][0]
     place, pieces = folder / "place", {"piecewise": True}
     compiled = {"enforce_eager": False, "sparse_method": "tiled_csl"}
@@ -147,14 +160,20 @@ def jobs(models, tmp_path_factory):
         # LoRA.
         "lora dense": job(dense, lora=adapted, **lora),
         "lora packed": job(packed, lora=adapted, **lora),
+        # Layers that vLLM creates without asking, and weights that are not read.
+        "classifier": job(models["classifier"][1], {"classify": True}),
+        "reload": job(packed, {"reload": True}),
+        "dummy packed": job(packed, load_format="dummy"),
+        "dummy": job(dense, additional_config={"flashsparse": {"sparsity": 0.9}}, **made_up),
+        "dummy of unknown sparsity": job(dense, **made_up),
+        "sharded": job(packed, load_format="sharded_state"),
+        "unmarked": job(without_method(packed, folder / "unmarked")),
         # Contradictions.
         "other method": job(packed, additional_config={"flashsparse": {"method": "nm"}}),
         "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
         "no sparsity": job(dense, additional_config={"flashsparse": {"pruning": "magnitude"}}),
         "two methods": job(dense, sparse_method="tiled_csl", quantization="fp8"),
         "older": job(with_config(packed, folder / "older", format_version=0)),
-        "experts": job(experts, sparse_method="tiled_csl"),
-        "packed experts": job(experts, hf_overrides={"quantization_config": override}),
         "newer": job(with_config(packed, folder / "newer", format_version=9)),
         "mixed": job(partly_dense(packed, dense, folder / "mixed")),
         "compressed": job(with_config(packed, folder / "compressed", sparsity_config={})),
@@ -185,7 +204,9 @@ def test_every_architecture(results, expected, name, kind):
         return
     assert "error" not in result, result["error"]
     assert result["tokens"] == expected[name]
-    assert SPARSE in result["layers"].values() and DENSE not in result["layers"].values()
+    assert SPARSE in result["layers"].values()
+    dense = {k.rpartition(".")[2] for k, v in result["layers"].items() if v == DENSE}
+    assert dense == ({"gate"} if name == "mixtral" else set())
 
 
 @pytest.mark.parametrize(
@@ -298,8 +319,9 @@ def test_lora_works_on_sparse_layers(results, expected):
         ("no sparsity", ["magnitude", "sparsity=0.5"]),
         ("two methods", ["tiled_csl", "fp8"]),
         ("older", ["version 0", "versions start at 1", "flashsparse convert"]),
-        ("experts", ["layers.0", "mixture of experts", "--sparse-method none"]),
-        ("packed experts", ["layers.0", "mixture of experts", "--sparse-method none"]),
+        ("dummy of unknown sparsity", ["--load-format dummy", "share of zeros", '"sparsity": 0.5']),
+        ("sharded", ["--load-format sharded_state", "packed checkpoint itself"]),
+        ("unmarked", ["model.layers.", "packed by flashsparse", "no quantization_config"]),
         ("newer", ["version 9", "version 1", "pip install -U"]),
         ("compressed", ["sparsity_config", "flashsparse convert"]),
     ],
@@ -307,6 +329,34 @@ def test_lora_works_on_sparse_layers(results, expected):
 def test_what_cannot_be_meant_is_refused(results, name, words):
     error = results[name].get("error", "it was served")
     assert [word for word in words if word not in error] == [], error
+
+
+def test_attention_is_packed_beside_dense_experts(results):
+    for kind in ("packed", "dense"):
+        result = results[f"mixtral {kind}"]
+        assert kinds(result, "qkv_proj", "o_proj") == {SPARSE}
+        assert "left dense: 3 experts" in result["log"][-1]
+
+
+def test_layers_that_vllm_creates_without_asking_are_unpacked(results, expected):
+    """The pooler and the classifier of BERT."""
+    result = results["classifier"]
+    assert kinds(result, "qkv_proj", "dense") == {SPARSE}
+    assert torch.tensor(result["tokens"]).allclose(torch.tensor(expected["classifier"]), atol=1e-5)
+    assert any("unpacked while they load" in line for line in result["log"])
+
+
+def test_weights_are_not_reloaded_into_a_running_engine(results, expected):
+    result = results["reload"]
+    assert "cannot be replaced in a running engine" in result["reload"]
+    assert result["again"] == result["tokens"] == expected["llama"]
+
+
+@pytest.mark.parametrize(("name", "sparsity"), [("dummy packed", 0.8), ("dummy", 0.9)])
+def test_made_up_weights_have_the_zeros_of_the_model(results, name, sparsity):
+    assert kinds(results[name], "qkv_proj", "gate_up_proj", "o_proj", "down_proj") == {SPARSE}
+    for elements, kept in results[name]["streams"].values():
+        assert kept / elements == pytest.approx(1 - sparsity, abs=0.02)
 
 
 def test_layers_share_compiled_graphs(results, expected, models):

@@ -8,7 +8,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tiny_causal_lms import CONFIGS, VOCAB, character_tokenizer
-from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MixtralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+)
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.pruning import prune
@@ -16,8 +24,16 @@ from flashsparse_plugin.pruning import prune
 PROMPTS = [[5, 9, 33, 70, 12, 8], [44, 3, 17], [90, 61, 28, 28, 15, 7, 81, 60, 22], [10]]
 MAX_TOKENS = 12
 
-# Its heads are interleaved in one weight, which vLLM takes apart while it loads.
-OWN_CONFIGS = CONFIGS | {"bloom": lambda: BloomConfig(n_head=4, pad_token_id=0)}
+OWN_CONFIGS = CONFIGS | {
+    # Its heads are interleaved in one weight, which vLLM takes apart while it loads.
+    "bloom": lambda: BloomConfig(n_head=4, pad_token_id=0),
+    # Its weights are transposed, and vLLM turns them while it loads.
+    "gpt2": lambda: GPT2Config(n_embd=128, n_head=4, n_positions=64, eos_token_id=2),
+    # Attention is packed beside experts, which stay dense.
+    "mixtral": lambda: MixtralConfig(
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4
+    ),
+}
 
 
 def make(name: str, folder: Path, sparsity: float = 0.8, **changes) -> tuple[Path, Path]:
@@ -55,11 +71,24 @@ def make_uneven(folder: Path, layers: int, sparsity: float = 0.8) -> Path:
     return folder
 
 
-def make_experts(folder: Path) -> Path:
-    """Writes a dense mixture of experts."""
-    config = MixtralConfig(num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
-    _save(_random_model(config), folder)
-    return folder
+def make_classifier(folder: Path) -> tuple[Path, Path]:
+    """Writes a pruned BERT with a classifier; its pooler is a plain nn.Linear in vLLM."""
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2}
+    config = BertConfig(**sizes, num_attention_heads=4, vocab_size=VOCAB, initializer_range=0.2)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config).to(torch.bfloat16).eval()
+    prune(model, method="magnitude", sparsity=0.8, progress=False)
+    _save(model, folder / "dense")
+    convert_checkpoint(folder / "dense", folder / "packed", pack_all=True)
+    return folder / "dense", folder / "packed"
+
+
+@torch.no_grad()
+def probabilities(path: Path) -> list[list[float]]:
+    """What transformers says of the prompts in float32, from the dense weights of a classifier."""
+    model = BertForSequenceClassification.from_pretrained(path, dtype=torch.float32)
+    given = [model(input_ids=torch.tensor([prompt])).logits for prompt in PROMPTS]
+    return [logits[0].softmax(-1).tolist() for logits in given]
 
 
 def _random_model(config, **changes):

@@ -3,7 +3,9 @@
 
 `python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
 "max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
-to, "piecewise": true, "dataflow": [tokens of gemv, of flat_gemm, of the sparse kernel]; its result
+to, "piecewise": true, "dataflow": [tokens of gemv, of flat_gemm, of the sparse kernel],
+"classify": true for probabilities instead of tokens, "reload": true to reload the weights then; its
+result
 {"tokens": [[...]], "layers": {name: kind of method}, "streams": {name: [elements, length]},
 "plans": [what packed layers were called with], "settings": additional_config,
 "counts": {layer: [parts of a softmax computed again, looked at]}, "compiled": {...},
@@ -144,6 +146,21 @@ def _peak() -> int:
     return int(line.split()[1]) * 1024
 
 
+def _ask(llm, job: dict) -> list:
+    """What the model says of the prompts."""
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+    if job.get("classify"):
+        outputs = llm.classify(prompts, use_tqdm=False)
+        return [list(output.outputs.probs) for output in outputs]
+    lora = LoRARequest("adapter", 1, job["lora"]) if job.get("lora") else None
+    many = SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True)
+    outputs = llm.generate(prompts, many, lora_request=lora, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
 def run(job: dict) -> dict:
     options = COMMON | job.get("options", {})
     # fs.LLM is the documented way; with nothing of ours in the options stock vLLM has to do.
@@ -151,9 +168,7 @@ def run(job: dict) -> dict:
         from flashsparse_plugin import LLM
     else:
         from vllm import LLM
-    from vllm import SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
-    from vllm.lora.request import LoRARequest
 
     from flashsparse_plugin.attention import counters
 
@@ -168,14 +183,16 @@ def run(job: dict) -> dict:
             _dataflow(job.get("dataflow")) as given,
         ):
             llm = LLM(job["model"], **options)
-            outputs = llm.generate(
-                [{"prompt_token_ids": ids} for ids in job["prompts"]],
-                SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True),
-                lora_request=LoRARequest("adapter", 1, job["lora"]) if job.get("lora") else None,
-                use_tqdm=False,
-            )
-        result = {
-            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+
+            tokens = _ask(llm, job)
+            reloaded = {}
+            if job.get("reload"):
+                try:
+                    llm.collective_rpc("reload_weights")
+                except Exception as error:
+                    reloaded = {"reload": str(error), "again": _ask(llm, job)}
+        result = reloaded | {
+            "tokens": tokens,
             "layers": llm.collective_rpc(_methods)[0],
             "streams": llm.collective_rpc(_streams)[0],
             "plans": sorted(given),
@@ -184,7 +201,7 @@ def run(job: dict) -> dict:
             "compiled": compiled,
             "peak": _peak(),
         }
-        del llm, outputs
+        del llm
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     finally:

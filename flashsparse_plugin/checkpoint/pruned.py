@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""write_pruned: a dense checkpoint with the zeros of a pruned model, and otherwise as it was.
+
+The tensors of the source are copied, under their names and in their files, and only what the model
+has pruned is set to zero on the way. So nothing is lost, renamed or invented, whatever the model's
+class does when it loads and saves.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..formats.values import cast
+from ..packed import dtype_name
+from .linears import StoredModel
+from .reader import CONFIG, INDEX, CheckpointError, ModelDirectory, TensorInfo
+from .report import told
+from .staging import Staging
+from .surroundings import CARD, carry_files, write_json
+from .writer import ShardWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def write_pruned(
+    stored: StoredModel,
+    model: PreTrainedModel,
+    layers: Sequence[str],
+    out: Path,
+    dtype: torch.dtype | None = None,
+) -> list[str]:
+    """Writes a model directory anew, with the zeros of a pruned model.
+
+    It is written under another name, and renamed once it is complete.
+
+    Args:
+        stored: The directory that the model was loaded from.
+        model: The model, pruned.
+        layers: Names of its layers that were pruned.
+        out: The directory to write; must not exist, or be empty.
+        dtype: Dtype to write all floating tensors in; None leaves each in its own.
+
+    Returns:
+        Warnings about files that were not copied.
+
+    Raises:
+        CheckpointError: For a layer that is not a tensor of the checkpoint by itself.
+        FormatError: For a value that is too large for `dtype`.
+    """
+    masks, directory = _masks(stored, model, layers), stored.directory
+    with Staging(out, {"prune": str(directory.path)}) as staging:
+        try:
+            nbytes = 0
+            for path in directory.shards:
+                infos = [info for info in directory.tensors.values() if info.path == path]
+                nbytes += _write_shard(staging.path / path.name, infos, masks, dtype)
+            warnings = _write_surroundings(directory, staging.path, nbytes, dtype)
+            staging.commit()
+        except BaseException:
+            if staging.path.exists():
+                staging.discard()
+            raise
+    return warnings
+
+
+def _masks(stored: StoredModel, model: PreTrainedModel, layers: Sequence[str]) -> dict[str, Tensor]:
+    """Per tensor of the checkpoint the pruned weight whose zeros it takes."""
+    pruned = {id(model.get_submodule(name).weight): name for name in layers}
+    masks, lost = {}, set(layers)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        key = stored.checkpoint.stored_as.get(name)
+        if key is not None and id(parameter) in pruned:
+            masks[key] = parameter.detach()
+            lost.discard(pruned[id(parameter)])
+    if lost:
+        why = stored.unfit()
+        reasons = told((why.get(name, "not in the checkpoint"), name) for name in sorted(lost))
+        raise CheckpointError(
+            f"what was pruned cannot be written: {'; '.join(reasons)}. Leave these layers out with "
+            "--ignore (ignore=)"
+        )
+    return masks
+
+
+def _write_shard(
+    path: Path, infos: Sequence[TensorInfo], masks: dict[str, Tensor], dtype: torch.dtype | None
+) -> int:
+    """Copies the tensors of one file, some with more zeros; returns their bytes."""
+    writer = ShardWriter(path, [info.name for info in infos])
+    try:
+        for info in infos:
+            chosen = dtype if dtype is not None and info.dtype.is_floating_point else info.dtype
+            writer.add(info.name, chosen, info.shape, _parts(info, masks.get(info.name), chosen))
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    return writer.nbytes
+
+
+def _parts(info: TensorInfo, mask: Tensor | None, dtype: torch.dtype) -> Iterator[Tensor]:
+    start = 0
+    for part in info.rows():
+        if mask is not None:
+            part = part.masked_fill(mask[start : start + len(part)].cpu() == 0, 0)
+            start += len(part)
+        yield cast(part, dtype, info.name)
+
+
+def _write_surroundings(
+    directory: ModelDirectory, out: Path, nbytes: int, dtype: torch.dtype | None
+) -> list[str]:
+    """Everything but the weights, as it is but for the dtype; returns what was not copied."""
+    warnings = carry_files(directory, out)
+    if (directory.path / CARD).exists():
+        shutil.copyfile(directory.locate(CARD), out / CARD)
+    if (directory.path / INDEX).exists():
+        weight_map = {info.name: info.path.name for info in directory.tensors.values()}
+        write_json(out / INDEX, {"metadata": {"total_size": nbytes}, "weight_map": weight_map})
+    config = dict(directory.config)
+    if dtype is not None:
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype_name(dtype)
+    write_json(out / CONFIG, config)
+    return warnings

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds, under the names that its tensors have in the model.
+
+Names in a file are not those of modules: prefixes come and go, old names are renamed, fused tensors
+are split. Only transformers knows how, so its own loader's renaming is asked, for loading and for
+converting alike. Everything here is known from the headers, before any tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..config import FlashSparseConfig
+from ..formats import packed_names
+from ..matching import matches
+from ..modules import linear_modules, shape_of
+from ..packed import FormatError, PackedWeight
+from .reader import natural
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
+_REMEDY = "The checkpoint is incomplete or damaged: fetch it again, or convert the model anew."
+
+
+@dataclass
+class Checkpoint:
+    """The tensors of a checkpoint, under the names that they have in the model.
+
+    Attributes:
+        packed: Per packed layer its tensors, on the meta device: shapes and dtypes, no data.
+        dense: Every other tensor that the loader takes as it is, by its name in the model, on the
+            meta device too.
+        stored_as: The name in the file of each packed layer and of each dense tensor.
+        made: Parameters of the model that the loader makes of other tensors (it merges experts
+            and splits fused projections), each with the names of these tensors in the file.
+    """
+
+    packed: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    dense: dict[str, Tensor] = field(default_factory=dict)
+    stored_as: dict[str, str] = field(default_factory=dict)
+    made: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, model: PreTrainedModel, headers: Mapping[str, Tensor]) -> Checkpoint:
+        """Finds out what the loader makes of each tensor.
+
+        Args:
+            model: A skeleton without packed layers.
+            headers: All tensors of the checkpoint by their names in the file, on the meta device.
+
+        Raises:
+            FormatError: For a packed weight that the loader would merge with others or split.
+        """
+        names = _Names(model)
+        checkpoint = cls()
+        packed = {
+            key: (layer, own)
+            for layer, tensors in packed_names(headers).items()
+            for own, key in tensors.items()
+        }
+        for key in sorted(headers, key=natural):
+            if key not in packed:
+                target, others = names.of(key)
+                for other in others:
+                    checkpoint.made.setdefault(other, []).append(key)
+                if not others:
+                    checkpoint.dense[target] = headers[key]
+                    checkpoint.stored_as[target] = key
+                continue
+            layer, own = packed[key]
+            target, others = names.of(f"{layer}.weight")
+            if others:
+                raise FormatError(
+                    f"layer {layer!r} is packed, and transformers makes {target!r} of it, merged "
+                    "with others (a mixture of experts) or split, which packed weights cannot be. "
+                    "Remedy: convert the model anew with these layers ignored."
+                )
+            name = target.removesuffix(".weight")
+            checkpoint.packed.setdefault(name, {})[own] = headers[key]
+            checkpoint.stored_as[name] = layer
+        checkpoint._check_names(names)
+        return checkpoint
+
+    def _check_names(self, names: _Names) -> None:
+        """Raises FormatError where the loader would not find a packed tensor by its own name.
+
+        Which layer it belongs to was asked by the name of the dense weight.
+        """
+        for name, tensors in self.packed.items():
+            names.skeleton |= {f"{name}.{own}": tensor for own, tensor in tensors.items()}
+        for name, tensors in self.packed.items():
+            for own in tensors:
+                key = f"{self.stored_as[name]}.{own}"
+                target, _ = names.of(key)
+                if target != f"{name}.{own}":
+                    raise FormatError(
+                        f"layer {name!r}: transformers takes its packed tensor {key!r} for "
+                        f"{target!r}. Remedy: convert the model anew with this layer ignored."
+                    )
+
+    def missing(self, model: PreTrainedModel) -> list[str]:
+        """Names of linear layers that the checkpoint has in no form, not even tied to another.
+
+        transformers would fill them with random numbers.
+        """
+        known = self.dense.keys() | self.made.keys()
+        aliases = _aliases(model)
+        weights = {name: f"{name}.weight" for name in linear_modules(model)}
+        return [
+            name
+            for name, weight in weights.items()
+            if name not in self.packed and not known & aliases.get(weight, {weight})
+        ]
+
+    def place(
+        self, model: PreTrainedModel, config: FlashSparseConfig, absent: Sequence[str] = ()
+    ) -> dict[str, PackedWeight]:
+        """Returns the packed layers of a model as the headers describe them.
+
+        Args:
+            model: A skeleton without packed layers.
+            config: What names the schemes.
+            absent: Names and patterns of layers that the checkpoint need not have.
+
+        Raises:
+            FormatError: Where the model and the checkpoint do not belong together: a tensor is
+                missing, of a wrong dtype or there twice, or is packed and no linear layer.
+        """
+        linears = linear_modules(model)
+        self._refuse_other_modules(model, linears)
+        for name in self.missing(model):
+            if not matches(name, absent):
+                raise FormatError(
+                    f"layer {name!r} is not in the checkpoint, neither packed nor dense. {_REMEDY}"
+                )
+        return {
+            name: self._layer(name, shape_of(linear), linear.bias is not None, config)
+            for name, linear in linears.items()
+            if name in self.packed
+        }
+
+    def _layer(
+        self, name: str, shape: tuple[int, int], bias: bool, config: FlashSparseConfig
+    ) -> PackedWeight:
+        """Returns a packed layer as the header describes it."""
+        if f"{name}.weight" in self.dense:
+            raise FormatError(
+                f"layer {name!r} is in the checkpoint twice, packed and dense. {_REMEDY}"
+            )
+        scheme = config.scheme_of(name, self.stored_as[name])
+        if scheme is None:
+            raise FormatError(
+                f"layer {name!r} is packed in the checkpoint, and config.json calls it dense. "
+                f"{_REMEDY}"
+            )
+        packed = PackedWeight(scheme, shape, self.packed[name])
+        try:
+            packed.format.require_tensors(packed)
+        except FormatError as error:
+            raise FormatError(
+                f"layer {name!r}, {scheme.format.name} weight of shape {list(shape)}: {error}. "
+                f"{_REMEDY}"
+            ) from None
+        if bias and f"{name}.bias" not in self.dense:
+            raise FormatError(f"layer {name!r}: its bias is not in the checkpoint. {_REMEDY}")
+        return packed
+
+    def _refuse_other_modules(self, model: nn.Module, linears: Mapping[str, nn.Module]) -> None:
+        """Raises FormatError where something is packed that is no linear layer in the model."""
+        modules = dict(model.named_modules())
+        for name in self.packed:
+            if name in modules and name not in linears:
+                raise FormatError(
+                    f"layer {name!r} is packed in the checkpoint, and in the model it is no "
+                    f"nn.Linear but {type(modules[name]).__name__}. Is it another model's?"
+                )
+        if self.packed and not self.packed.keys() & linears.keys():
+            raise FormatError(
+                f"layer {min(self.packed)!r} is packed in the checkpoint, and neither it nor any "
+                f"other of the {len(self.packed)} packed layers is in a {type(model).__name__}. "
+                "Is it another model's?"
+            )
+
+
+def _aliases(model: PreTrainedModel) -> dict[str, set[str]]:
+    """For each parameter that is tied to others all of their names."""
+    groups: dict[str, set[str]] = {}
+    for name, source in model.all_tied_weights_keys.items():
+        groups.setdefault(source, {source}).add(name)
+    return {name: group for group in groups.values() for name in group}
+
+
+class _Names:
+    """transformers' own answer to what a tensor of a file becomes in a model."""
+
+    def __init__(self, model: PreTrainedModel):
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        transforms: list[Any] = get_model_conversion_mapping(model)
+        self.renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+        self.converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+        self.prefix, self.skeleton = model.base_model_prefix, model.state_dict()
+
+    def of(self, key: str) -> tuple[str, list[str]]:
+        """Returns a tensor's name in the model, and what the loader makes of it and of others.
+
+        The list is empty for a tensor that the loader takes as it is.
+        """
+        from transformers.core_model_loading import rename_source_key
+
+        target, pattern = rename_source_key(
+            key, self.renamings, self.converters, self.prefix, self.skeleton
+        )
+        if target not in self.skeleton and key in self.skeleton:
+            target, pattern = rename_source_key(key, [], [], self.prefix, self.skeleton)
+        if pattern is None:
+            return target, []
+        converter = next(each for each in self.converters if pattern in each.source_patterns)
+        first, *more = converter.target_patterns
+        return target, [target, *(target.replace(first, other) for other in more)]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed checkpoints whose config.json does not say so are noticed when transformers loads them.
+
+transformers asks a quantization method only where config.json names it. Otherwise our tensors are
+unexpected to it, the layers' weights are missing, and the model runs on random numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from flashsparse_plugin.names import QUANT_METHOD
+
+
+def register() -> None:
+    """Wraps the step in which transformers reads the files; calling it again changes nothing.
+
+    Raises:
+        AttributeError: Where this transformers has no such step.
+    """
+    inner = PreTrainedModel._load_pretrained_model
+    if not hasattr(inner, "__wrapped__"):
+        PreTrainedModel._load_pretrained_model = staticmethod(_looking_first(inner))
+
+
+def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def load(
+        model: PreTrainedModel, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        config = getattr(model.config, "quantization_config", None)
+        method = config.get("quant_method") if isinstance(config, dict) else config
+        method = getattr(method, "quant_method", method)
+        if method != QUANT_METHOD:
+            # Imported when a model is loaded: transformers must not get slower to import.
+            from flashsparse_plugin.checkpoint.reader import refuse_unmarked, tensor_names
+
+            for file in checkpoint_files or []:
+                quantization = None if config is None else {"quant_method": method}
+                refuse_unmarked(tensor_names([file]), quantization, Path(file).parent)
+        return inner(model, state_dict, checkpoint_files, *args, **kwargs)
+
+    return load

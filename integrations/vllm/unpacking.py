@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed layers that vLLM's model keeps in layers of its own are unpacked on their way there.
+
+vLLM asks a quantization method about most layers of most models. Some it creates without asking:
+those of a mamba mixer, a plain nn.Linear in the pooler of BERT. Packed tensors have no place in
+these, so the model is given the dense weight instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from flashsparse_plugin.checkpoint import ModelDirectory
+from flashsparse_plugin.checkpoint.linears import find_linears
+from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.names import QUANT_METHOD
+from flashsparse_plugin.packed import FormatError, PackedWeight
+
+from .linear import SparseLinearMethod
+from .preflight import packed_layers
+from .settings import SettingsError
+from .summary import logger
+
+
+def install() -> None:
+    """Wraps the step in which vLLM reads a checkpoint, once."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    inner = DefaultModelLoader.get_all_weights
+    if hasattr(inner, "__wrapped__"):
+        return
+
+    @functools.wraps(inner)
+    def get_all_weights(self: Any, model_config: Any, model: nn.Module) -> Iterable[Any]:
+        weights = inner(self, model_config, model)
+        if model_config.quantization != QUANT_METHOD:
+            return weights
+        methods = _methods(model)
+        if any(method.held is not None for method in methods):
+            raise SettingsError(
+                "the weights of packed layers cannot be replaced in a running engine "
+                "(reload_weights): start it anew with the other checkpoint"
+            )
+        unasked = _unasked(model_config.model, methods)
+        return _unpacked(weights, model_config, unasked) if unasked else weights
+
+    DefaultModelLoader.get_all_weights = get_all_weights
+
+
+def _methods(model: nn.Module) -> list[SparseLinearMethod]:
+    found = [getattr(module, "quant_method", None) for module in model.modules()]
+    return [method for method in found if isinstance(method, SparseLinearMethod)]
+
+
+def _unasked(path: str, methods: Iterable[SparseLinearMethod]) -> set[str]:
+    """Packed layers of a checkpoint that none of our methods stands ready for.
+
+    A model may add a prefix to the names in the file, or drop it. A layer that is named here by
+    mistake is unpacked and packed again, and otherwise the same.
+    """
+    known = {name for method in methods for name in (method.name, *method.names)}
+
+    def is_known(layer: str) -> bool:
+        return any(f".{n}".endswith(f".{layer}") or layer.endswith(f".{n}") for n in known)
+
+    return {layer for layer in packed_layers(path) if not is_known(layer)}
+
+
+def _unpacked(
+    weights: Iterable[tuple[str, Tensor]], model_config: Any, layers: set[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields what vLLM reads, with a dense weight in the place of the tensors of some layers."""
+    config = FlashSparseConfig(**model_config.hf_config.quantization_config)
+    linears = {x.stored: x for x in find_linears(ModelDirectory(model_config.model))}
+    logger.warning(
+        "%d packed layers are unpacked while they load, as vLLM's %s takes them dense (%s, ...)",
+        len(layers),
+        model_config.architecture,
+        min(layers),
+    )
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in weights:
+        layer, _, own = key.rpartition(".")
+        if layer not in layers or own == "bias":
+            yield key, tensor
+            continue
+        tensors = waiting.setdefault(layer, {})
+        tensors[own] = tensor
+        linear = linears[layer]
+        scheme = config.scheme_of(linear.name, layer)
+        assert scheme is not None  # the front end refuses a packed layer that is called dense
+        if tensors.keys() == scheme.format.tensors(scheme, linear.shape).keys():
+            packed = PackedWeight(scheme, linear.shape, waiting.pop(layer)).validate(layer)
+            yield f"{layer}.weight", linear.turned(packed.unpack())
+    for layer in waiting:
+        raise FormatError(f"layer {layer!r}: the checkpoint lacks some of its packed tensors")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no model that we read is explained in the same words by every command."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from flashsparse_plugin.cli import app
+
+
+def masked(path):
+    """As torch.nn.utils.prune leaves a model without prune.remove."""
+    file = path / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        if name.endswith("up_proj.weight"):
+            tensors |= {f"{name}_orig": tensor, f"{name}_mask": (tensor > 0).to(tensor.dtype)}
+        else:
+            tensors[name] = tensor
+    save_file(tensors, file, {"format": "pt"})
+
+
+def pickled(path):
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+
+
+def gguf(path):
+    for file in ("model.safetensors", "config.json"):
+        (path / file).unlink()
+    (path / "tiny-Q4_0.gguf").write_bytes(b"GGUF")
+
+
+def unmarked(path):
+    """Packed, and config.json has forgotten it."""
+    packed = path.with_name("packed")
+    result = CliRunner().invoke(app, ["convert", str(path), str(packed), "--pack-all"])
+    assert result.exit_code == 0, result.stderr
+    config = json.loads((packed / "config.json").read_text())
+    del config["quantization_config"]
+    (packed / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(path)
+    packed.rename(path)
+
+
+EXPLAINED = {
+    masked: ["layers.0.mlp.up_proj' as weight_orig and weight_mask", "prune.remove(module, 'we"],
+    pickled: ["pytorch_model.bin", "only safetensors", "import LlamaForCausalLM as M"],
+    gguf: ["tiny-Q4_0.gguf is a GGUF file", "gguf_file='tiny-Q4_0.gguf'"],
+    unmarked: ["is packed by flashsparse", "no quantization_config"],
+    None: ["example/tiny is not a directory", "hf download example/tiny --local-dir tiny"],
+}
+
+
+@pytest.mark.parametrize("change", EXPLAINED, ids=lambda change: getattr(change, "__name__", "hub"))
+def test_every_command_says_the_same(change, model_dir, text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = "example/tiny"
+    if change is not None:
+        model = str(shutil.copytree(model_dir, tmp_path / "model"))
+        change(tmp_path / "model")
+    told = set()
+    for command in (
+        ["convert", model, "out"],
+        ["inspect", model],
+        ["prune", model, "out", "--method", "magnitude"],
+        ["generate", model, "--prompt", "a"],
+        ["calibrate", model, "--text", str(text_file)],
+        ["tune", model, "--estimate", "H200"],
+    ):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code in (1, 2), command
+        text = result.stderr.rpartition("Error")[2]
+        assert [word for word in EXPLAINED[change] if word not in text] == [], (command, text)
+        told.add(text[text.index(EXPLAINED[change][0]) :].strip(" │╯╰─\n"))
+    assert len(told) == 1, told
+    assert not (tmp_path / "out").exists()
