@@ -61,17 +61,17 @@ def load_model(
 
     Raises:
         ImportError: If transformers is not installed.
-        ValueError: For a quantized model if `dense` is set.
+        FormatError: For a quantized model if `dense` is set.
         CheckpointError: For a directory that is not to be read: pickles, links that lead out of it.
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
+    from flashsparse_plugin.packed import FormatError
 
     transformers = _transformers()
-    config = transformers.AutoConfig.from_pretrained(path)
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    # Refuses what transformers would read: pickles, links that lead out, a million layers.
+    method = (ModelDirectory(path).quantization or {}).get("quant_method")
     if dense and method is not None:
-        raise ValueError(f"{path} is quantized already ({method}): prune its dense source model")
-    ModelDirectory(path)  # refuses what transformers would read: pickles, links that lead out
+        raise FormatError(f"{path} is quantized already ({method}): prune its dense source model")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype.value,

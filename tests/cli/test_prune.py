@@ -160,8 +160,18 @@ def test_pickles_and_quantized_models_are_refused(model_dir, tmp_path):
     result = prune(broken, tmp_path / "out", "--method", "magnitude")
     assert result.exit_code == 1 and "safetensors" in result.stderr
 
+    shutil.copy(model_dir / "model.safetensors", broken)
     config = json.loads((model_dir / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "flashsparse"}
     (broken / "config.json").write_text(json.dumps(config))
     result = prune(broken, tmp_path / "out", "--method", "magnitude")
     assert result.exit_code == 1 and "quantized already (flashsparse)" in result.stderr
+
+
+def test_a_million_layers_are_refused_at_once(model_dir, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(model_dir, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**15}))
+    result = prune(source, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 1 and "different models" in " ".join(result.stderr.split())
