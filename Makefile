@@ -8,6 +8,7 @@
 #   make test   run the tests (make test-vllm: only those of the vLLM plugin; make test-cuda-load:
 #               whether the CUDA kernels load, on a machine without a GPU)
 #   make test-fast  run those that take no time: no servers, no sanitizers
+#   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
 #   make bench  measure the CPU kernels on this machine
 #   make clean  remove .venv and build
 
@@ -24,9 +25,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load bench clean
+.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz bench clean
 help:
-	@sed -n '3,14s/^# \{0,1\}//p' Makefile
+	@sed -n '3,15s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -128,6 +129,22 @@ test-cuda-load:
 	$(CUDA_LOAD)/bin/pip install --quiet -r requirements/torch-cuda.txt
 	FLASHSPARSE_CUDA=ON $(CUDA_LOAD)/bin/pip install --quiet .
 	cd $(CUDA_LOAD) && bin/python $(CURDIR)/tests/cuda_load_check.py
+
+# The CPU kernels under address and undefined-behaviour sanitizers, in a Python that is not.
+FUZZ_SECONDS ?= 300
+FUZZ_SEED ?= $(shell date +%s)
+SANITIZE := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-sanitize=vptr
+build/fuzz/_C_cpu.so: $(VENV)/.installed $(SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/fuzz -G Ninja -DFLASHSPARSE_CUDA=OFF \
+	  -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(SANITIZE)" \
+	  "-DTORCH_ROOT=$$($(BIN)/python -c 'import torch; print(*torch.__path__)')"
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/fuzz
+
+fuzz: build/fuzz/_C_cpu.so
+	OMP_NUM_THREADS=1 TQDM_DISABLE=1 ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(BIN)/python tests/fuzz/fuzz.py --objects build/fuzz --seconds $(FUZZ_SECONDS) \
+	  --seed $(FUZZ_SEED)
 
 bench: env
 	$(BIN)/python benchmarks/cpu_pack.py

@@ -250,6 +250,8 @@ class Format(ABC):
     Options: ClassVar[type[Options]] = Options
     tensor_names: ClassVar[tuple[str, ...]]
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
+    checks_as_it_reads: ClassVar[bool] = False
+    """Whether on a CPU `transcode` refuses, by a RuntimeError, whatever `check` refuses."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 

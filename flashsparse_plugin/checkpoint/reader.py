@@ -81,7 +81,9 @@ class TensorInfo:
     def read(self) -> Tensor:
         """Maps the tensor from its file; its pages are resident while the tensor is held."""
         with _open(self.path) as file:
-            return file.get_tensor(self.name)
+            tensor = file.get_tensor(self.name)
+        # A file may place a tensor anywhere; kernels read whole elements.
+        return tensor if tensor.data_ptr() % tensor.itemsize == 0 else tensor.clone()
 
     def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
         """Yields the tensor in slices along its first dimension, of about `max_elements` each.

@@ -65,22 +65,24 @@ def load_model(
 
     Raises:
         ImportError: If transformers is not installed.
-        ValueError: For a model that cannot be read or is refused: pickles, links that lead out of
-            its directory, a quantized one if `dense` is set.
+        FormatError: For a model that is refused: a quantized one if `dense` is set, one that does
+            not continue text if `causal` is.
+        CheckpointError: For a directory that is not to be read: pickles, links that lead out of it.
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
+    from flashsparse_plugin.packed import FormatError
 
     transformers = _transformers()
     from flashsparse_plugin.checkpoint.linears import model_class
 
-    ModelDirectory(path)  # explains what cannot be read
-    config = transformers.AutoConfig.from_pretrained(path)
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    # Refuses what transformers would read: pickles, links that lead out, a million layers.
+    method = (ModelDirectory(path).quantization or {}).get("quant_method")
     if dense and method is not None:
-        raise ValueError(f"{path} is quantized already ({method}): prune its dense source model")
+        raise FormatError(f"{path} is quantized already ({method}): prune its dense source model")
+    config = transformers.AutoConfig.from_pretrained(path)
     kind = model_class(config)
     if causal and (config.is_encoder_decoder or not kind.can_generate()):
-        raise ValueError(
+        raise FormatError(
             f"{path} is a {kind.__name__}, and this needs a model that continues text, a causal "
             "language model (`flashsparse prune --method magnitude` and `convert` take any)"
         )

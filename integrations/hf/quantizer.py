@@ -13,7 +13,6 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,8 +206,8 @@ class FlashSparseQuantizer(HfQuantizer):
             raise self.conversion.error
         for name, layer in _sparse_layers(model):
             if self.pre_quantized:
-                self._check(name, _stored(layer))
-            if not _has_offload_hook(layer):
+                self._check_and_prepare(name, layer)
+            elif not _has_offload_hook(layer):
                 layer.prepare()
             layer.compute_dtype = self.dtype
         for name, tensor in _floats(model):
@@ -226,12 +225,20 @@ class FlashSparseQuantizer(HfQuantizer):
             self._report(model)
         return model
 
-    def _check(self, name: str, packed: PackedWeight) -> None:
-        """Validates a loaded weight, and compares it with its checksums meanwhile."""
-        with ThreadPoolExecutor(1) as other:
-            compared = other.submit(verify, name, packed, self.infos[name])
+    def _check_and_prepare(self, name: str, layer: SparseLinear) -> None:
+        """Compares a loaded weight with its checksums, and proves it sound, before any kernel."""
+        packed, offloaded = _stored(layer), _has_offload_hook(layer)
+        verify(name, packed, self.infos[name])
+        on_the_way = packed.format.checks_as_it_reads and packed.device.type == "cpu"
+        if offloaded or not on_the_way:
             packed.validate(name)
-            compared.result()
+        if offloaded:
+            return
+        try:
+            layer.prepare()
+        except RuntimeError:
+            packed.validate(name)  # says what is wrong with which layer
+            raise
 
     def _dequantize(
         self, model: PreTrainedModel, dtype: torch.dtype | None = None

@@ -31,6 +31,9 @@ inline void check_tensor(const Tensor& tensor, const char* name, ScalarType dtyp
   FS_CHECK(tensor.scalar_type() == dtype, name, " has the wrong dtype");
   FS_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, has ", tensor.dim());
   FS_CHECK(tensor.is_contiguous(), name, " must be contiguous");
+  const int64_t size = tensor.element_size();
+  FS_CHECK(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % size == 0, name,
+           " must start on a multiple of ", size, " bytes: pass a copy, ", name, ".clone()");
 }
 
 inline void check_shape(int64_t out_features, int64_t in_features) {

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
@@ -42,6 +43,24 @@ def test_lists_and_reads_what_is_there(which, request):
         parts = list(info.rows(max_elements=300))
         assert len(parts) > 1 or stored[name].numel() <= 300
         assert torch.equal(torch.cat(parts), stored[name])
+
+
+def test_a_tensor_at_an_odd_address(tmp_path):
+    """The format of files allows it, kernels do not."""
+    words = torch.arange(40, dtype=torch.int32)
+    entry = {"dtype": "I32", "shape": [40], "data_offsets": [0, 160]}
+    text = json.dumps({"words": entry}).encode()
+    text += b" " * (5 - len(text) % 4)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + words.numpy().tobytes())
+    (tmp_path / "config.json").write_text("{}")
+    read = ModelDirectory(tmp_path).tensors["words"].read()
+    assert torch.equal(read, words) and read.data_ptr() % 4 == 0
+    with safe_open(file, "pt") as opened:
+        odd = opened.get_tensor("words")
+    assert odd.data_ptr() % 4
+    with pytest.raises(RuntimeError, match="must start on a multiple of 4 bytes"):
+        torch.ops.flashsparse.tiled_csl_validate(odd, torch.zeros(2, dtype=torch.int32), 8, 8)
 
 
 def test_layers_come_in_natural_order(tmp_path):

@@ -253,3 +253,10 @@ def test_what_the_file_keeps_merged_is_left_alone_by_name(tmp_path):
     assert result.exit_code == 0, result.stderr
     (note,) = json.loads(result.stdout)["warnings"]
     assert "layer.0.mlp.gate_proj and 3 more (transformers makes it of a tensor" in note
+def test_a_million_layers_are_refused_at_once(model_dir, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(model_dir, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**15}))
+    result = prune(source, tmp_path / "out", "--method", "magnitude")
+    assert result.exit_code == 1 and "different models" in " ".join(result.stderr.split())

@@ -137,6 +137,23 @@ def test_damaged_tensors_are_refused_by_name(scheme):
 
 
 @every_scheme
+def test_a_format_that_checks_as_it_reads_prepares_nothing_damaged(scheme):
+    """Loading then leaves `validate` out; make fuzz tries what is found in other ways."""
+    if not scheme.format.checks_as_it_reads:
+        return
+    packed = scheme.format.pack(weight_of(scheme), scheme)
+    for name, tensor in packed.tensors.items():
+        for index, change in ((0, 4), (len(tensor) // 2, -1), (-1, 4), (-1, -4), (1, 1 << 13)):
+            damaged = PackedWeight(scheme, packed.shape, {**packed.tensors, name: tensor.clone()})
+            damaged.tensors[name][index] += change
+            try:
+                damaged.validate()
+            except FormatError:
+                with pytest.raises(RuntimeError):
+                    damaged.prepare("cpu")
+
+
+@every_scheme
 def test_a_lack_of_memory_is_no_verdict_on_a_weight(scheme, monkeypatch):
     packed = scheme.format.pack(weight_of(scheme), scheme)
     for error in (

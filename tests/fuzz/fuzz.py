@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damages what we read from outside, for as long as there is time (`make fuzz`), and counts.
 
-    python tests/fuzz/fuzz.py [--seconds S] [--seed N] [--target NAME [--round R]]
+    python tests/fuzz/fuzz.py [--seconds S] [--seed N] [--target NAME [--round R]] [--objects DIR]
 
-A round that fails is named, so that it can be run again alone.
+A round that fails is named, so that it can be run again alone. Where a sanitizer ended the process,
+a file names the round that ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -22,7 +24,14 @@ from random import Random
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+if "--objects" in sys.argv:  # before they are loaded
+    import flashsparse_plugin
+
+    flashsparse_plugin.__path__.insert(0, sys.argv[sys.argv.index("--objects") + 1])
+
 from fuzz_targets import TARGETS, Target  # noqa: E402
+
+from flashsparse_plugin.ops import STATUS  # noqa: E402
 
 _MOST_SECONDS = 60  # of a round: more is a hang
 
@@ -62,7 +71,7 @@ def fuzz(
 
 def play(target: Target, name: str, seed: int, number: int, counts: Counts) -> None:
     """One round, all of whose random numbers follow from seed and number."""
-    print(f"--target {name!r} --seed {seed} --round {number}", file=_last)  # if it ends here
+    _LAST.write_text(f"--target {name!r} --seed {seed} --round {number}\n")  # if it ends here
     signal.alarm(_MOST_SECONDS)
     try:
         if target.round(Random(f"{name} {seed} {number}")):
@@ -81,17 +90,7 @@ def _hang(number: int, frame: object) -> None:
     raise TimeoutError(f"a round took more than {_MOST_SECONDS} s")
 
 
-class _Last:
-    """Remembers one line in a file, for the case that the process is killed."""
-
-    path = Path(tempfile.gettempdir()) / "flashsparse-fuzz-last-round"
-
-    def write(self, text: str) -> None:
-        if text.strip():
-            self.path.write_text(text)
-
-
-_last = _Last()
+_LAST = Path(tempfile.gettempdir()) / f"flashsparse-fuzz-{os.getpid()}"
 signal.signal(signal.SIGALRM, _hang)
 
 
@@ -101,9 +100,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", choices=TARGETS)
     parser.add_argument("--round", type=int, help="this one alone")
+    parser.add_argument("--objects", help="folder of the compiled objects to test")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     names = [given.target] if given.target else list(TARGETS)
+    print(f"{STATUS['_C_cpu'].path}, seed {given.seed}; the round that runs is in {_LAST}")
     print(f"{'target':16} {'mutations':>9} {'accepted':>8} {'refused':>8} {'failed':>6} {'s':>5}")
     failed = 0
     for name in names:
@@ -123,6 +124,7 @@ def main() -> int:
         for line in counts.failed[:5]:
             print(f"  --target {name!r} --seed {given.seed}, {line}")
         failed += len(counts.failed)
+    _LAST.unlink(missing_ok=True)
     return 1 if failed else 0
 
 

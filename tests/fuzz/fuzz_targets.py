@@ -88,6 +88,8 @@ class Tensors(Target):
             shape = tuple(max(1, size - random.randrange(20)) for size in shape)
         damaged = PackedWeight(scheme, shape, tensors)
         if not accepted(lambda: damaged.validate("layer"), FormatError):
+            if scheme.format.checks_as_it_reads:
+                assert not accepted(lambda: damaged.prepare("cpu"), RuntimeError), "prepare"
             return False
         self._read(random, damaged)
         return True

@@ -71,6 +71,26 @@ def truncated(folder):
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+def flipped_bit(folder):
+    """Of the value of a word: no rule of the format tells it from another value."""
+    path = folder / FILE
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    start, _ = json.loads(data[8 : 8 + length])[f"{Q}.weight_packed"]["data_offsets"]
+    data[8 + length + start + 3] ^= 0x10
+    path.write_bytes(data)
+
+
+def linked_out(folder):
+    (folder / FILE).rename(folder.parent / "elsewhere")
+    (folder / FILE).symlink_to(folder.parent / "elsewhere")
+
+
+def endless_layers(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 1_000_000}))
+
+
 def newer_version(folder):
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -80,7 +100,7 @@ def newer_version(folder):
 
 # What the last lines have to say.
 DAMAGES = {
-    "truncated": (truncated, [FILE, "not a valid safetensors file", "fetch it again"]),
+    "truncated": (truncated, [FILE, "not a whole safetensors file", "fetch it again"]),
     "swapped": (swapped, [FILE, UP, "tile_offsets", "flashsparse convert"]),
     "wrong_offset": (wrong_offset, [FILE, Q, "flashsparse convert"]),
     "missing_layer": (missing_layer, [Q, "in no file of", "flashsparse convert"]),
@@ -90,6 +110,9 @@ DAMAGES = {
 MORE = {
     "location_outside": (location_outside, [FILE, UP, "flashsparse convert"]),
     "missing_half": (missing_half, [FILE, Q, "missing: tile_offsets"]),
+    "flipped_bit": (flipped_bit, [FILE, Q, "checksum"]),
+    "linked_out": (linked_out, [FILE, "is a link that leads out of the model directory"]),
+    "endless_layers": (endless_layers, ["num_hidden_layers", "1,000,000", "different models"]),
 }
 
 

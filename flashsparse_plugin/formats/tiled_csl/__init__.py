@@ -27,6 +27,7 @@ class TiledCSL(Format):
     name = "tiled_csl"
     version = 1
     tensor_names = ("weight_packed", "tile_offsets")
+    checks_as_it_reads = True
     reference: ClassVar[Reference] = reference
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
