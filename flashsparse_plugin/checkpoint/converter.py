@@ -259,11 +259,16 @@ class _Conversion:
                 f"{error}. Leave it dense with --ignore {linear.name} (ignore=), or choose another "
                 "format or options"
             ) from None
-        layer.bytes_packed, layer.scheme = packed.nbytes, scheme.title
-        layer.bytes_alike = packed.dense_nbytes
+        self._judge(layer, packed.nbytes)
+        return (packed if layer.is_packed else None), layer
+
+    def _judge(self, layer: LayerReport, nbytes: int) -> None:
+        """Notes how large a layer is packed, and gives it a reason to stay dense if too large."""
+        scheme, (rows, columns) = self.schemes[layer.name], layer.shape
+        layer.bytes_packed, layer.scheme = nbytes, scheme.title
+        layer.bytes_alike = rows * columns * scheme.dtype.itemsize
         if not self.settings.pack_all:
-            layer.reason = reason_of_size(packed, layer.known_sparsity)
-        return (packed if layer.reason is None else None), layer
+            layer.reason = reason_of_size(nbytes, layer.bytes_alike, layer.known_sparsity)
 
     def _carry(self, writer: ShardWriter, info: TensorInfo, dtype: torch.dtype) -> int:
         """Copies a tensor into the shard as it is, or cast; returns how many values changed."""
@@ -326,15 +331,15 @@ class _Conversion:
     def _check_loading(self, staging: Staging) -> None:
         """Has the written files placed in the model, by their headers, as loading will."""
         model = self.stored.model
-        headers = {
-            info.name: torch.empty(info.shape, dtype=info.dtype, device="meta")
+        written = {
+            info.name: info
             for shard in staging.finished
             for info in read_header(staging.path / shard["file"])
         }
         absent = self.stored.checkpoint.missing(model)
         config = FlashSparseConfig(**self._quantization_config())
         try:
-            Checkpoint.read(model, headers).place(model, config, absent)
+            Checkpoint.read(model, written).place(model, config, absent)
         except FormatError as error:
             raise CheckpointError(
                 f"{self.report.source} cannot be packed so that it loads: {error} --ignore "

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from ..config import FlashSparseConfig
 from ..names import DENSE
-from ..packed import PackedWeight
 from .linears import Linear
 from .report import human
 
@@ -25,15 +24,18 @@ def reason_not_to_pack(linear: Linear, config: FlashSparseConfig) -> str | None:
     return linear.why_dense
 
 
-def reason_of_size(packed: PackedWeight, sparsity: float) -> str | None:
+def reason_of_size(packed: int, dense: int, sparsity: float) -> str | None:
     """Why a layer is not worth packing; None where it is.
 
-    It is compared with the dense weight in the same dtype: what float32 gains by rounding it would
-    gain dense, too.
+    Args:
+        packed: Bytes of the packed weight.
+        dense: Bytes of the dense weight in the same dtype: what float32 gains by rounding it would
+            gain dense, too.
+        sparsity: Share of zeros.
     """
-    if packed.nbytes <= packed.dense_nbytes:
+    if packed <= dense:
         return None
     return (
-        f"larger packed than dense: {human(packed.nbytes)} against {human(packed.dense_nbytes)} "
+        f"larger packed than dense: {human(packed)} against {human(dense)} "
         f"at {1 - sparsity:.1%} density"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,27 +81,51 @@ def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
         CheckpointError: Where transformers is missing or does not know the model.
     """
     try:
-        import transformers
-    except ImportError:
-        raise CheckpointError(
-            "finding the linear layers of a model needs transformers: "
-            "pip install 'flashsparse-plugin[hf]'"
-        ) from None
-    try:
-        # local_files_only and trust_remote_code=False: a config may neither fetch nor run anything.
-        config = transformers.AutoConfig.from_pretrained(
-            directory.path, local_files_only=True, trust_remote_code=False
-        )
+        config = config_of(directory.path)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         with torch.device("meta"):
             return model_class(config)(config)
+    except CheckpointError:
+        raise
     except Exception as error:
+        raise _unknown(directory.path, error) from error
+
+
+def config_of(path: Path) -> Any:
+    """The configuration of a model directory, as transformers reads it; no code of it is run.
+
+    Raises:
+        CheckpointError: Where transformers is missing or does not know the model.
+    """
+    try:
+        import transformers
+    except ImportError:
         raise CheckpointError(
-            f"transformers {transformers.__version__} cannot build the model of {directory.path} "
-            f"({type(error).__name__}: {error}). A newer transformers may know it; models that "
-            "bring their own code are not supported"
-        ) from error
+            "this needs transformers: pip install 'flashsparse-plugin[hf]'"
+        ) from None
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise _unknown(path, error) from error
+
+
+def _unknown(path: Path, error: Exception) -> CheckpointError:
+    import transformers
+
+    return CheckpointError(
+        f"transformers {transformers.__version__} cannot build the model of {path} "
+        f"({type(error).__name__}: {_shortened(error)}). A newer transformers may know it; models "
+        "that bring their own code are not supported"
+    )
+
+
+def _shortened(error: Exception) -> str:
+    """What transformers says, without the lists of all that it knows."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:200].rpartition(' ')[0]} ..."
 
 
 def model_class(config: Any) -> type[PreTrainedModel]:
@@ -145,7 +170,7 @@ class StoredModel:
 
     def __init__(self, directory: ModelDirectory):
         self.directory, self.model = directory, build_on_meta(directory)
-        self.checkpoint = Checkpoint.read(self.model, directory.headers())
+        self.checkpoint = Checkpoint.read(self.model, directory.tensors)
         self.linears = [*self._linears()]
         if not any(linear.stored for linear in self.linears):
             raise CheckpointError(

@@ -8,8 +8,6 @@ class does when it loads and saves.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +20,8 @@ from ..packed import dtype_name
 from .linears import StoredModel
 from .reader import CONFIG, INDEX, CheckpointError, ModelDirectory, TensorInfo
 from .report import told
-from .surroundings import CARD, carry_files, write_json
+from .staging import Staging
+from .surroundings import carry_files, write_json
 from .writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def write_pruned(
 ) -> list[str]:
     """Writes a model directory anew, with the zeros of a pruned model.
 
-    It is written under another name, and renamed once it is complete.
+    It appears when it is complete.
 
     Args:
         stored: The directory that the model was loaded from.
@@ -54,18 +53,19 @@ def write_pruned(
         CheckpointError: For a layer that is not a tensor of the checkpoint by itself.
         FormatError: For a value that is too large for `dtype`.
     """
-    masks = _masks(stored, model, layers)
-    directory, out = stored.directory, out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
-        whole = Path(work) / "model"
-        whole.mkdir()
-        nbytes = 0
-        for path in directory.shards:
-            infos = [info for info in directory.tensors.values() if info.path == path]
-            nbytes += _write_shard(whole / path.name, infos, masks, dtype)
-        warnings = _write_surroundings(directory, whole, nbytes, dtype)
-        whole.rename(out)  # replaces an empty directory
+    masks, directory = _masks(stored, model, layers), stored.directory
+    with Staging(out, {"prune": str(directory.path.resolve())}) as staging:
+        try:
+            nbytes = 0
+            for path in directory.shards:
+                infos = [info for info in directory.tensors.values() if info.path == path]
+                nbytes += _write_shard(staging.path / path.name, infos, masks, dtype)
+            warnings = _write_surroundings(directory, staging.path, nbytes, dtype)
+            staging.commit()
+        except BaseException:
+            if staging.path.exists():
+                staging.discard()
+            raise
     return warnings
 
 
@@ -118,8 +118,6 @@ def _write_surroundings(
 ) -> list[str]:
     """Everything but the weights, as it is but for the dtype; returns what was not copied."""
     warnings = carry_files(directory, out)
-    if (directory.path / CARD).exists():
-        shutil.copyfile(directory.locate(CARD), out / CARD)
     if (directory.path / INDEX).exists():
         weight_map = {info.name: info.path.name for info in directory.tensors.values()}
         write_json(out / INDEX, {"metadata": {"total_size": nbytes}, "weight_map": weight_map})

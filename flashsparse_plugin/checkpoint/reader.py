@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..formats import format_names, get_format, packed_names
 from ..names import QUANT_METHOD
+from ..packed import FormatError
 
 CONFIG = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -49,7 +50,7 @@ DTYPES: dict[str, torch.dtype] = {
 """The dtypes of safetensors files, by the names that their headers use."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(FormatError):
     """A model directory that cannot be read or written; the message tells the remedy."""
 
 
@@ -93,7 +94,7 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}): fetch it again"
+            f"{path} is not a whole safetensors file ({error}): fetch it again"
         ) from None
 
 
@@ -167,13 +168,6 @@ class ModelDirectory:
     def nbytes(self) -> int:
         """Total bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
-
-    def headers(self) -> dict[str, Tensor]:
-        """All tensors on the meta device: shapes and dtypes, no data."""
-        return {
-            name: torch.empty(info.shape, dtype=info.dtype, device="meta")
-            for name, info in self.tensors.items()
-        }
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:

@@ -14,16 +14,22 @@ from .report import human
 
 CARD = "README.md"
 
-_CARRIED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+_CARRIED_SUFFIXES = (".json", ".jinja", ".txt", ".md", ".model", ".tiktoken", ".py")
 _CARRIED_NAMES = ("LICENSE", "NOTICE", "USE_POLICY")
 _CARRIED_FOLDERS = ("additional_chat_templates",)
 _CARRIED_MAX_BYTES = 100_000_000
 _NEVER_CARRIED = (*PICKLES, ".safetensors", ".index.json")
-_WRITTEN_ANEW = (CONFIG, INDEX, SINGLE_FILE, CARD)
+_WRITTEN_ANEW = (CONFIG, INDEX, SINGLE_FILE)
 
 
 def carry_files(directory: ModelDirectory, out: Path) -> list[str]:
-    """Copies tokenizer, generation config, chat templates, licence and the like.
+    """Copies tokenizer, generation config, chat templates, licence, card and the like.
+
+    A file that is in `out` already stays. What a link out of the directory leads to is not copied.
+
+    Args:
+        directory: The model directory to copy from.
+        out: The directory to copy to.
 
     Returns:
         Warnings about files that seem to belong to the model and were not copied.
@@ -35,6 +41,8 @@ def carry_files(directory: ModelDirectory, out: Path) -> list[str]:
             _carry_templates(path, out / name)
         wanted = path.suffix in _CARRIED_SUFFIXES or name.split(".")[0].upper() in _CARRIED_NAMES
         if not wanted or name.endswith(_NEVER_CARRIED) or name in _WRITTEN_ANEW or name[0] == ".":
+            continue
+        if (out / name).exists():
             continue
         try:
             found = directory.locate(name)
@@ -49,7 +57,7 @@ def carry_files(directory: ModelDirectory, out: Path) -> list[str]:
 
 
 def _carry_templates(source: Path, out: Path) -> None:
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     for template in sorted(source.glob("*.jinja")):
         if template.is_file() and not template.is_symlink():
             shutil.copyfile(template, out / template.name)

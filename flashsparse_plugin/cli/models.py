@@ -67,12 +67,12 @@ def load_model(
         ImportError: If transformers is not installed.
         ValueError: For a model that cannot be read or is refused.
     """
-    transformers = _transformers()
+    _transformers()
     from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.linears import model_class
+    from flashsparse_plugin.checkpoint.linears import config_of, model_class
 
-    ModelDirectory(path)  # explains what cannot be read
-    config = transformers.AutoConfig.from_pretrained(path)
+    ModelDirectory(path)  # explains what cannot be read, and refuses what must not be
+    config = config_of(path)
     method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
     if dense and method is not None:
         raise ValueError(f"{path} is quantized already ({method}): prune its dense source model")

@@ -3,33 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-
-from flashsparse_plugin.checkpoint.reader import DTYPES
-from flashsparse_plugin.packed import FormatError
+from flashsparse_plugin.checkpoint.reader import TensorInfo, read_header
 
 
-def read_headers(files: Iterable[str]) -> Mapping[str, torch.Tensor]:
-    """All tensors of the files on the meta device; dtypes that torch lacks are left out.
+def read_headers(files: Iterable[str]) -> dict[str, TensorInfo]:
+    """The entries of all tensors of some files, by name.
 
     Raises:
-        FormatError: For a file that is no whole safetensors file.
+        CheckpointError: For a file that is no whole safetensors file.
     """
-    tensors = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                parts = {key: file.get_slice(key) for key in list(file.keys())}
-                for key, part in parts.items():
-                    dtype = DTYPES.get(part.get_dtype())
-                    if dtype is not None:
-                        tensors[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-        except SafetensorError as error:
-            raise FormatError(
-                f"{path} is not a whole safetensors file: {error}. The checkpoint is incomplete "
-                "or damaged: fetch it again, or convert the model anew."
-            ) from None
-    return tensors
+    return {info.name: info for path in files for info in read_header(Path(path))}

@@ -22,7 +22,7 @@ from torch import nn
 from transformers.integrations.accelerate import get_device
 from transformers.quantizers.base import HfQuantizer
 
-from flashsparse_plugin.checkpoint.reader import refuse_unmarked
+from flashsparse_plugin.checkpoint.reader import TensorInfo, refuse_unmarked
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
@@ -116,11 +116,9 @@ class FlashSparseQuantizer(HfQuantizer):
         else:
             self._choose_layers(model, read_headers(checkpoint_files or []))
 
-    def _place_packed_layers(
-        self, model: PreTrainedModel, headers: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
-        placed = Checkpoint.read(model, headers).place(model, config, self._ignored(model))
+        placed = Checkpoint.read(model, infos).place(model, config, self._ignored(model))
         for name, packed in placed.items():
             linear = model.get_submodule(name)
             self.conversion.replaced[name] = type(linear)
@@ -132,12 +130,12 @@ class FlashSparseQuantizer(HfQuantizer):
                 if re.search(pattern.replace("*", ".*"), name):
                     self.dtypes[name] = dtype
 
-    def _choose_layers(self, model: PreTrainedModel, headers: Mapping[str, torch.Tensor]) -> None:
+    def _choose_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
         config.ignore = self._ignored(model)
         _warn_of_experts(model, config.ignore)
-        refuse_unmarked(headers, None, Path(model.config.name_or_path))
-        dense = Checkpoint.read(model, headers).dense
+        refuse_unmarked(infos, None, Path(model.config.name_or_path))
+        dense = Checkpoint.read(model, infos).dense
         for name, linear in linear_modules(model).items():
             scheme = config.scheme_of(name)
             if scheme is None or (name not in config.layers and matches(name, config.ignore)):

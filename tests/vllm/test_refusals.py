@@ -80,7 +80,7 @@ def newer_version(folder):
 
 # What the last lines have to say.
 DAMAGES = {
-    "truncated": (truncated, [FILE, "not a valid safetensors file", "fetch it again"]),
+    "truncated": (truncated, [FILE, "not a whole safetensors file", "fetch it again"]),
     "swapped": (swapped, [FILE, UP, "tile_offsets", "flashsparse convert"]),
     "wrong_offset": (wrong_offset, [FILE, Q, "flashsparse convert"]),
     "missing_layer": (missing_layer, [Q, "in no file of", "flashsparse convert"]),
