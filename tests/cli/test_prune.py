@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import load_all
 from safetensors.torch import load_file, save_file
+from tiny_causal_lms import character_tokenizer
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
@@ -177,6 +178,19 @@ def test_a_model_comes_out_as_it_went_in(architecture, tmp_path):
     assert changed == {name for name, t in weights.items() if (t == 0).float().mean() > 0.6}
     configs = [json.loads((tmp_path / x / "config.json").read_text()) for x in ("in", "out")]
     assert configs[0] == configs[1] and configs[1]["architectures"] == [architecture]
+
+
+def test_wanda_on_layers_that_keep_their_weight_transposed(text_file, tmp_path):
+    """Rows are output features, which are the columns of a Conv1D."""
+    families.build("GPT2LMHeadModel").save_pretrained(tmp_path / "in")
+    character_tokenizer().save_pretrained(tmp_path / "in")
+    options = ["--calibration", text_file, "--samples", "2", "--length", "16", "--sparsity", "0.875"]
+    result = prune(tmp_path / "in", tmp_path / "out", *options)
+    assert result.exit_code == 0, result.stderr
+    after = load_all(tmp_path / "out")
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        weight = after[f"transformer.h.1.{name}.weight"]
+        assert (weight == 0).float().mean(0).eq(0.875).all(), name
 
 
 def test_tensors_that_the_model_does_not_know_are_kept(model_dir, tmp_path):
