@@ -184,8 +184,8 @@ def test_wanda_on_layers_that_keep_their_weight_transposed(text_file, tmp_path):
     """Rows are output features, which are the columns of a Conv1D."""
     families.build("GPT2LMHeadModel").save_pretrained(tmp_path / "in")
     character_tokenizer().save_pretrained(tmp_path / "in")
-    options = ["--calibration", text_file, "--samples", "2", "--length", "16", "--sparsity", "0.875"]
-    result = prune(tmp_path / "in", tmp_path / "out", *options)
+    options = ["--calibration", text_file, "--samples", "2", "--length", "16"]
+    result = prune(tmp_path / "in", tmp_path / "out", *options, "--sparsity", "0.875")
     assert result.exit_code == 0, result.stderr
     after = load_all(tmp_path / "out")
     for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
