@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of the documents from benchmarks/results: no figure is typed by hand.
 
+That of the models comes from the file that their test goes by.
+
     python benchmarks/tables.py            writes them
     python benchmarks/tables.py --check    fails where one is not what the results say
 
@@ -27,6 +29,7 @@ DOCUMENTS = (
     "docs/cpu.md",
     "docs/dense.md",
     "docs/kernels.md",
+    "docs/models.md",
     "docs/vllm.md",
 )
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
@@ -334,6 +337,18 @@ NAMES = {
     "dense int8": "int8, dynamically quantized",
 }
 
+
+def models(result: Result) -> str:
+    """What each family of models does, as its test has it."""
+    columns = ("packed", "at_load", "vllm_packed", "vllm_at_load", "unified_max")
+    header = ["", "packed", "at load", "vLLM: packed", "at load", "unified_max"]
+    lines = [["---"] * len(header)]
+    for row in result["rows"]:
+        cells = [row.get(name, "") for name in columns]
+        lines.append([f"`{row['architecture']}`", *cells])
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in [header, *lines])
+
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "linear_bf16": lambda result: linear(result, "dense", (1, 2, 4, 8, 16, 32, 128, 1024)),
     "linear_fp32": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 16, 32, 128, 1024)),
@@ -352,6 +367,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "inflections": inflections,
     "sparse_until": sparse_until,
     "serve": serve,
+    "models": models,
 }
 
 

@@ -289,9 +289,9 @@ class _Conversion:
 
     def _judge(self, layer: LayerReport, nbytes: int) -> None:
         """Notes how large a layer is packed, and gives it a reason to stay dense if too large."""
-        scheme = self.schemes[layer.name]
+        scheme, (rows, columns) = self.schemes[layer.name], layer.shape
         layer.bytes_packed, layer.scheme = nbytes, scheme.title
-        layer.bytes_alike = layer.shape[0] * layer.shape[1] * scheme.dtype.itemsize
+        layer.bytes_alike = rows * columns * scheme.dtype.itemsize
         if not self.settings.pack_all:
             layer.reason = reason_of_size(nbytes, layer.bytes_alike, layer.known_sparsity)
 
@@ -390,15 +390,15 @@ class _Conversion:
     def _check_loading(self, staging: Staging) -> None:
         """Has the written files placed in the model, by their headers, as loading will."""
         model = self.stored.model
-        headers = {
-            info.name: torch.empty(info.shape, dtype=info.dtype, device="meta")
+        written = {
+            info.name: info
             for shard in staging.finished
             for info in read_header(staging.path / shard["file"])
         }
         absent = self.stored.checkpoint.missing(model)
         config = FlashSparseConfig(**self._quantization_config())
         try:
-            Checkpoint.read(model, headers).place(model, config, absent)
+            Checkpoint.read(model, written).place(model, config, absent)
         except FormatError as error:
             raise CheckpointError(
                 f"{self.report.source} cannot be packed so that it loads: {error} --ignore "

@@ -27,18 +27,18 @@ def reason_not_to_pack(linear: Linear, config: FlashSparseConfig) -> str | None:
     return linear.why_dense
 
 
-def reason_of_size(nbytes: int, dense_nbytes: int, sparsity: float) -> str | None:
+def reason_of_size(packed: int, dense: int, sparsity: float) -> str | None:
     """Why a layer is not worth packing; None where it is.
 
     Args:
-        nbytes: Bytes of the packed weight.
-        dense_nbytes: Bytes of the dense weight in the same dtype: what float32 gains by rounding it
-            would gain dense, too.
+        packed: Bytes of the packed weight.
+        dense: Bytes of the dense weight in the same dtype: what float32 gains by rounding it would
+            gain dense, too.
         sparsity: Share of zeros.
     """
-    if nbytes <= (1 + NEGLIGIBLE) * dense_nbytes:
+    if packed <= (1 + NEGLIGIBLE) * dense:
         return None
     return (
-        f"larger packed than dense: {human(nbytes)} against {human(dense_nbytes)} "
+        f"larger packed than dense: {human(packed)} against {human(dense)} "
         f"at {1 - sparsity:.1%} density"
     )

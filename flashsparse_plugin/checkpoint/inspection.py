@@ -247,9 +247,8 @@ def _reason(
     if packed is None:
         return "the format refuses it"
     if config is None:
-        return reason_not_to_pack(linear, _DEFAULTS) or reason_of_size(
-            packed.nbytes, packed.dense_nbytes, sparsity
-        )
+        size = reason_of_size(packed.nbytes, packed.dense_nbytes, sparsity)
+        return reason_not_to_pack(linear, _DEFAULTS) or size
     own = config.layers.get(linear.name)
     if own is not None and own.format == DENSE:
         return own.reason or IGNORED

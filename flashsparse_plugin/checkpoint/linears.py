@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from ..matching import matches
 from ..modules import experts_of, is_linear, is_transposed, shape_of, why_not_linear
 from ..names import LM_HEAD
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
-from .reader import CheckpointError, ModelDirectory, TensorInfo, on_meta
+from .reader import CheckpointError, ModelDirectory, TensorInfo
 from .stored import Checkpoint
 
 if TYPE_CHECKING:
@@ -84,17 +85,8 @@ def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
             that is far larger than its files.
     """
     try:
-        import transformers
-    except ImportError:
-        raise CheckpointError(
-            "finding the linear layers of a model needs transformers: "
-            "pip install 'flashsparse-plugin[hf]'"
-        ) from None
-    try:
         with nothing_fetched(), modules_bounded(len(directory.tensors)), torch.device("meta"):
-            config = transformers.AutoConfig.from_pretrained(
-                directory.path, local_files_only=True, trust_remote_code=False
-            )
+            config = config_of(directory.path)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
             use_plain_implementations(config)
@@ -102,11 +94,43 @@ def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
     except CheckpointError:
         raise
     except Exception as error:
+        raise _unknown(directory.path, error) from error
+
+
+def config_of(path: Path) -> Any:
+    """The configuration of a model directory, as transformers reads it; no code of it is run.
+
+    Raises:
+        CheckpointError: Where transformers is missing or does not know the model.
+    """
+    try:
+        import transformers
+    except ImportError:
         raise CheckpointError(
-            f"transformers {transformers.__version__} cannot build the model of {directory.path} "
-            f"({type(error).__name__}: {error}). A newer transformers may know it; models that "
-            "bring their own code are not supported"
-        ) from error
+            "this needs transformers: pip install 'flashsparse-plugin[hf]'"
+        ) from None
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise _unknown(path, error) from error
+
+
+def _unknown(path: Path, error: Exception) -> CheckpointError:
+    import transformers
+
+    return CheckpointError(
+        f"transformers {transformers.__version__} cannot build the model of {path} "
+        f"({type(error).__name__}: {_shortened(error)}). A newer transformers may know it; models "
+        "that bring their own code are not supported"
+    )
+
+
+def _shortened(error: Exception) -> str:
+    """What transformers says, without the lists of all that it knows."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:200].rpartition(' ')[0]} ..."
 
 
 def model_class(config: Any) -> type[PreTrainedModel]:
@@ -151,7 +175,7 @@ class StoredModel:
 
     def __init__(self, directory: ModelDirectory):
         self.directory, self.model = directory, build_on_meta(directory)
-        self.checkpoint = Checkpoint.read(self.model, on_meta(directory.tensors))
+        self.checkpoint = Checkpoint.read(self.model, directory.tensors)
         self.linears = [*self._linears()]
         if not any(linear.stored for linear in self.linears):
             raise CheckpointError(

@@ -8,7 +8,6 @@ class does when it loads and saves.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from .linears import StoredModel
 from .reader import CONFIG, INDEX, CheckpointError, ModelDirectory, TensorInfo
 from .report import told
 from .staging import Staging
-from .surroundings import CARD, carry_files, write_json
+from .surroundings import carry_files, write_json
 from .writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def write_pruned(
 ) -> list[str]:
     """Writes a model directory anew, with the zeros of a pruned model.
 
-    It is written under another name, and renamed once it is complete.
+    It appears when it is complete.
 
     Args:
         stored: The directory that the model was loaded from.
@@ -55,7 +54,7 @@ def write_pruned(
         FormatError: For a value that is too large for `dtype`.
     """
     masks, directory = _masks(stored, model, layers), stored.directory
-    with Staging(out, {"prune": str(directory.path)}) as staging:
+    with Staging(out, {"prune": str(directory.path.resolve())}) as staging:
         try:
             nbytes = 0
             for path in directory.shards:
@@ -119,8 +118,6 @@ def _write_surroundings(
 ) -> list[str]:
     """Everything but the weights, as it is but for the dtype; returns what was not copied."""
     warnings = carry_files(directory, out)
-    if (directory.path / CARD).exists():
-        shutil.copyfile(directory.locate(CARD), out / CARD)
     if (directory.path / INDEX).exists():
         weight_map = {info.name: info.path.name for info in directory.tensors.values()}
         write_json(out / INDEX, {"metadata": {"total_size": nbytes}, "weight_map": weight_map})

@@ -157,14 +157,6 @@ def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
     return tensors
 
 
-def on_meta(infos: Mapping[str, TensorInfo]) -> dict[str, Tensor]:
-    """Tensors as headers describe them: shapes and dtypes, no data."""
-    return {
-        name: torch.empty(info.shape, dtype=info.dtype, device="meta")
-        for name, info in infos.items()
-    }
-
-
 def require_inside(path: Path, home: Path) -> None:
     """Raises CheckpointError unless a path is a regular file inside of a model directory.
 

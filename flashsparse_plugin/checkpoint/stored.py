@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ..config import FlashSparseConfig
@@ -19,7 +20,7 @@ from ..formats import packed_names
 from ..matching import matches
 from ..modules import linear_modules, shape_of
 from ..packed import FormatError, PackedWeight
-from .reader import natural
+from .reader import TensorInfo, natural
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -33,6 +34,7 @@ class Checkpoint:
 
     Attributes:
         packed: Per packed layer its tensors, on the meta device: shapes and dtypes, no data.
+        infos: Per packed layer the entries of its tensors in the files.
         dense: Every other tensor that the loader takes as it is, by its name in the model, on the
             meta device too.
         stored_as: The name in the file of each packed layer and of each dense tensor.
@@ -41,17 +43,18 @@ class Checkpoint:
     """
 
     packed: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    infos: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
     dense: dict[str, Tensor] = field(default_factory=dict)
     stored_as: dict[str, str] = field(default_factory=dict)
     made: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, model: PreTrainedModel, headers: Mapping[str, Tensor]) -> Checkpoint:
+    def read(cls, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> Checkpoint:
         """Finds out what the loader makes of each tensor.
 
         Args:
             model: A skeleton without packed layers.
-            headers: All tensors of the checkpoint by their names in the file, on the meta device.
+            infos: The entries of all tensors of the checkpoint, by their names in the files.
 
         Raises:
             FormatError: For a packed weight that the loader would merge with others or split.
@@ -60,16 +63,18 @@ class Checkpoint:
         checkpoint = cls()
         packed = {
             key: (layer, own)
-            for layer, tensors in packed_names(headers).items()
+            for layer, tensors in packed_names(infos).items()
             for own, key in tensors.items()
         }
-        for key in sorted(headers, key=natural):
+        for key in sorted(infos, key=natural):
+            info = infos[key]
+            header = torch.empty(info.shape, dtype=info.dtype, device="meta")
             if key not in packed:
                 target, others = names.of(key)
                 for other in others:
                     checkpoint.made.setdefault(other, []).append(key)
                 if not others:
-                    checkpoint.dense[target] = headers[key]
+                    checkpoint.dense[target] = header
                     checkpoint.stored_as[target] = key
                 continue
             layer, own = packed[key]
@@ -81,7 +86,8 @@ class Checkpoint:
                     "Remedy: convert the model anew with these layers ignored."
                 )
             name = target.removesuffix(".weight")
-            checkpoint.packed.setdefault(name, {})[own] = headers[key]
+            checkpoint.packed.setdefault(name, {})[own] = header
+            checkpoint.infos.setdefault(name, {})[own] = info
             checkpoint.stored_as[name] = layer
         checkpoint._check_names(names)
         return checkpoint

@@ -70,16 +70,15 @@ def load_model(
         CheckpointError: For a directory that is not to be read: pickles, links that lead out of it.
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
+    from flashsparse_plugin.checkpoint.linears import config_of, model_class
     from flashsparse_plugin.packed import FormatError
 
-    transformers = _transformers()
-    from flashsparse_plugin.checkpoint.linears import model_class
-
+    _transformers()
     # Refuses what transformers would read: pickles, links that lead out, a million layers.
     method = (ModelDirectory(path).quantization or {}).get("quant_method")
     if dense and method is not None:
         raise FormatError(f"{path} is quantized already ({method}): prune its dense source model")
-    config = transformers.AutoConfig.from_pretrained(path)
+    config = config_of(path)
     kind = model_class(config)
     if causal and (config.is_encoder_decoder or not kind.can_generate()):
         raise FormatError(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,12 +139,14 @@ def prune(
         layers = [layer.name for layer in report.layers]
         notes = [*notes_on(stored, "pruned")]
         notes += write_pruned(stored, loaded, layers, destination, chosen)
+    for note in notes:
+        err.print(Text.assemble(("Note: ", "yellow"), note))
     seconds = time.perf_counter() - start
     if as_json:
         paths = {"model": str(source), "out": str(destination), "seconds": seconds}
         print_json(paths | report.to_dict() | {"warnings": notes})
     else:
-        _show(report, notes, destination, seconds)
+        _show(report, destination, seconds)
 
 
 def _pattern(text: str) -> tuple[int, int]:
@@ -155,7 +156,7 @@ def _pattern(text: str) -> tuple[int, int]:
     return int(kept), int(window)
 
 
-def _show(report: PruneReport, notes: Sequence[str], destination: Path, seconds: float) -> None:
+def _show(report: PruneReport, destination: Path, seconds: float) -> None:
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
         kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
@@ -170,7 +171,5 @@ def _show(report: PruneReport, notes: Sequence[str], destination: Path, seconds:
     made.add_row("all", *total, f"{report.sparsity:.1%}", style="bold")
     out.print(made)
     out.print()
-    for note in notes:
-        out.print(Text.assemble(("Note: ", "yellow"), note))
     out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
     out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)

@@ -23,7 +23,7 @@ from transformers.integrations.accelerate import get_device
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.checkpoint.checksums import verify
-from flashsparse_plugin.checkpoint.reader import TensorInfo, on_meta, refuse_unmarked
+from flashsparse_plugin.checkpoint.reader import TensorInfo, refuse_unmarked
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
@@ -120,10 +120,9 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
-        checkpoint = Checkpoint.read(model, on_meta(infos))
+        checkpoint = Checkpoint.read(model, infos)
+        self.infos = checkpoint.infos
         for name, packed in checkpoint.place(model, config, self._ignored(model)).items():
-            stored = checkpoint.stored_as[name]
-            self.infos[name] = {own: infos[f"{stored}.{own}"] for own in packed.tensors}
             linear = model.get_submodule(name)
             self.conversion.replaced[name] = type(linear)
             bias = linear.bias is not None
@@ -139,7 +138,7 @@ class FlashSparseQuantizer(HfQuantizer):
         config.ignore = self._ignored(model)
         _warn_of_experts(model, config.ignore)
         refuse_unmarked(infos, None, Path(model.config.name_or_path))
-        dense = Checkpoint.read(model, on_meta(infos)).dense
+        dense = Checkpoint.read(model, infos).dense
         for name, linear in linear_modules(model).items():
             scheme = config.scheme_of(name)
             if scheme is None or (name not in config.layers and matches(name, config.ignore)):

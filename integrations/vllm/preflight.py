@@ -81,13 +81,13 @@ def _stored_model(directory: ModelDirectory) -> StoredModel | None:
     """The directory as transformers sees it; None where it does not know the model."""
     try:
         return StoredModel(directory)
-    except FormatError as error:
-        raise CheckpointError(f"{directory.path}: {error}") from None
     except CheckpointError as error:
         if error.__cause__ is None:
             raise
         logger.debug("shapes of layers are left to the workers to check: %s", error)
         return None
+    except FormatError as error:
+        raise CheckpointError(f"{directory.path}: {error}") from None
 
 
 def _refuse_missing(stored: StoredModel, config: FlashSparseConfig) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -34,18 +35,20 @@ def install() -> None:
     if hasattr(inner, "__wrapped__"):
         return
 
+    loaded: WeakSet[nn.Module] = WeakSet()
+
     @functools.wraps(inner)
     def get_all_weights(self: Any, model_config: Any, model: nn.Module) -> Iterable[Any]:
         weights = inner(self, model_config, model)
         if model_config.quantization != QUANT_METHOD:
             return weights
-        methods = _methods(model)
-        if any(method.held is not None for method in methods):
+        if model in loaded:
             raise SettingsError(
                 "the weights of packed layers cannot be replaced in a running engine "
                 "(reload_weights): start it anew with the other checkpoint"
             )
-        unasked = _unasked(model_config.model, methods)
+        loaded.add(model)
+        unasked = _unasked(model_config.model, _methods(model))
         return _unpacked(weights, model_config, unasked) if unasked else weights
 
     DefaultModelLoader.get_all_weights = get_all_weights

@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import load_all
 from safetensors.torch import load_file, save_file
+from tiny_causal_lms import character_tokenizer
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
@@ -208,6 +209,19 @@ def test_a_model_comes_out_as_it_went_in(architecture, tmp_path):
     assert configs[0] == configs[1] and configs[1]["architectures"] == [architecture]
 
 
+def test_wanda_on_layers_that_keep_their_weight_transposed(text_file, tmp_path):
+    """Rows are output features, which are the columns of a Conv1D."""
+    families.build("GPT2LMHeadModel").save_pretrained(tmp_path / "in")
+    character_tokenizer().save_pretrained(tmp_path / "in")
+    options = ["--calibration", text_file, "--samples", "2", "--length", "16"]
+    result = prune(tmp_path / "in", tmp_path / "out", *options, "--sparsity", "0.875")
+    assert result.exit_code == 0, result.stderr
+    after = load_all(tmp_path / "out")
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        weight = after[f"transformer.h.1.{name}.weight"]
+        assert (weight == 0).float().mean(0).eq(0.875).all(), name
+
+
 def test_tensors_that_the_model_does_not_know_are_kept(model_dir, tmp_path):
     """As GPT-2's masks and BERT's position_ids in old files, and a head stored beside its twin."""
     old = tmp_path / "old"
@@ -253,6 +267,8 @@ def test_what_the_file_keeps_merged_is_left_alone_by_name(tmp_path):
     assert result.exit_code == 0, result.stderr
     (note,) = json.loads(result.stdout)["warnings"]
     assert "layer.0.mlp.gate_proj and 3 more (transformers makes it of a tensor" in note
+
+
 def test_a_million_layers_are_refused_at_once(model_dir, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(model_dir, source)

@@ -19,12 +19,12 @@ LEFT_OUT = object()
 # The names that most families share; a family takes those that its configuration has.
 _COMMON = dict(
     vocab_size=256,
-    hidden_size=64,
+    hidden_size=128,
     intermediate_size=96,
     num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=64,
     max_position_embeddings=64,
     initializer_range=0.2,
     bos_token_id=1,
@@ -40,10 +40,10 @@ _MOE = dict(
     shared_expert_intermediate_size=48,
 )
 _VISION = dict(
-    hidden_size=64,
+    hidden_size=128,
     intermediate_size=96,
     num_hidden_layers=2,
-    num_attention_heads=4,
+    num_attention_heads=2,
     image_size=16,
     patch_size=8,
     projection_dim=32,
@@ -67,23 +67,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": _text("qwen2", tie_word_embeddings=True),
     "Qwen3ForCausalLM": _text("qwen3"),
     "GemmaForCausalLM": _text("gemma"),
-    "Gemma2ForCausalLM": _text("gemma2", query_pre_attn_scalar=16),
-    "Gemma3ForCausalLM": _text("gemma3_text", query_pre_attn_scalar=16),
+    "Gemma2ForCausalLM": _text("gemma2", query_pre_attn_scalar=64),
+    "Gemma3ForCausalLM": _text("gemma3_text", query_pre_attn_scalar=64),
     "PhiForCausalLM": _text("phi"),
     "Phi3ForCausalLM": _text("phi3"),
-    "OPTForCausalLM": _text("opt", ffn_dim=96, word_embed_proj_dim=64),
-    "GPT2LMHeadModel": _text("gpt2", n_embd=64, n_layer=2, n_head=4, n_inner=96),
-    "OpenAIGPTLMHeadModel": _text("openai-gpt", n_embd=64, n_layer=2, n_head=4),
+    "OPTForCausalLM": _text("opt", ffn_dim=96, word_embed_proj_dim=128),
+    "GPT2LMHeadModel": _text("gpt2", n_embd=128, n_layer=2, n_head=2, n_inner=96),
+    "OpenAIGPTLMHeadModel": _text("openai-gpt", n_embd=128, n_layer=2, n_head=2),
     "GPTNeoForCausalLM": _text(
-        "gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+        "gpt_neo", num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]]
     ),
-    "GPTJForCausalLM": _text("gptj", n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+    "GPTJForCausalLM": _text("gptj", n_embd=128, n_layer=2, n_head=2, rotary_dim=8),
     "GPTNeoXForCausalLM": _text("gpt_neox"),
-    "BloomForCausalLM": _text("bloom", n_layer=2, n_head=4),
+    "BloomForCausalLM": _text("bloom", n_layer=2, n_head=2),
     "FalconForCausalLM": _text("falcon", head_dim=LEFT_OUT),
-    "MptForCausalLM": _text("mpt", d_model=64, n_heads=4, n_layers=2),
-    "CodeGenForCausalLM": _text("codegen", n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
-    "XGLMForCausalLM": _text("xglm", d_model=64, ffn_dim=96, num_layers=2, attention_heads=4),
+    "MptForCausalLM": _text("mpt", d_model=128, n_heads=2, n_layers=2),
+    "CodeGenForCausalLM": _text(
+        "codegen", n_embd=128, n_layer=2, num_attention_heads=4, rotary_dim=8
+    ),
+    "XGLMForCausalLM": _text("xglm", d_model=128, ffn_dim=96, num_layers=2, attention_heads=2),
     "BioGptForCausalLM": _text("biogpt"),
     "StableLmForCausalLM": _text("stablelm"),
     "Starcoder2ForCausalLM": _text("starcoder2"),
@@ -94,10 +96,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "NemotronForCausalLM": _text("nemotron"),
     # State spaces, recurrences, and mixtures of both.
     "MambaForCausalLM": _text("mamba", state_size=8),
-    "Mamba2ForCausalLM": _text("mamba2", state_size=8, num_heads=8, head_dim=16, n_groups=1),
+    "Mamba2ForCausalLM": _text("mamba2", state_size=8, num_heads=8, head_dim=32, n_groups=1),
     "FalconMambaForCausalLM": _text("falcon_mamba", state_size=8),
-    "RwkvForCausalLM": _text("rwkv", attention_hidden_size=64),
-    "RecurrentGemmaForCausalLM": _text("recurrent_gemma", lru_width=64, num_hidden_layers=3),
+    "RwkvForCausalLM": _text("rwkv", attention_hidden_size=128),
+    "RecurrentGemmaForCausalLM": _text("recurrent_gemma", lru_width=128, num_hidden_layers=3),
     "Zamba2ForCausalLM": _text(
         "zamba2",
         num_hidden_layers=4,
@@ -105,12 +107,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         layers_block_type=["mamba", "hybrid"] * 2,
         mamba_d_state=8,
         n_mamba_heads=8,
-        mamba_headdim=16,
+        mamba_headdim=32,
         num_mem_blocks=1,
         use_mem_rope=True,
         mamba_ngroups=1,
         adapter_rank=8,
-        attention_head_dim=32,
+        attention_head_dim=128,
     ),
     "JambaForCausalLM": _text(
         "jamba",
@@ -129,6 +131,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": _text(
         "deepseek_v3",
         **_MOE,
+        head_dim=LEFT_OUT,
+        num_key_value_heads=2,
         n_group=1,
         topk_group=1,
         q_lora_rank=32,
@@ -142,35 +146,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "BertModel": _text("bert"),
     "BertForMaskedLM": _text("bert"),
     "BertForSequenceClassification": _text("bert"),
-    "DistilBertForMaskedLM": _text("distilbert", dim=64, hidden_dim=96, n_layers=2, n_heads=4),
+    "DistilBertForMaskedLM": _text("distilbert", dim=128, hidden_dim=96, n_layers=2, n_heads=2),
     "RobertaForSequenceClassification": _text("roberta"),
     "ModernBertForMaskedLM": _text("modernbert", cls_token_id=1, sep_token_id=2),
-    "ElectraForMaskedLM": _text("electra", embedding_size=64),
+    "ElectraForMaskedLM": _text("electra", embedding_size=128),
     "DebertaForMaskedLM": _text("deberta", pos_att_type=["c2p", "p2c"], relative_attention=True),
     "DebertaV2ForMaskedLM": _text(
         "deberta-v2", pos_att_type=["c2p", "p2c"], relative_attention=True
     ),
     # Encoder and decoder.
     "T5ForConditionalGeneration": _text(
-        "t5", d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4
+        "t5", d_model=128, d_kv=64, d_ff=96, num_layers=2, num_heads=2
     ),
     "BartForConditionalGeneration": _text(
         "bart",
-        d_model=64,
+        d_model=128,
         encoder_layers=2,
         decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
         encoder_ffn_dim=96,
         decoder_ffn_dim=96,
     ),
     "WhisperForConditionalGeneration": _text(
         "whisper",
-        d_model=64,
+        d_model=128,
         encoder_layers=2,
         decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
         encoder_ffn_dim=96,
         decoder_ffn_dim=96,
         num_mel_bins=8,
@@ -205,15 +209,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
             rope_parameters={
                 "rope_type": "default",
                 "rope_theta": 10000.0,
-                "mrope_section": [2, 3, 3],
+                "mrope_section": [8, 12, 12],
             },
         ),
         vision_config=dict(
             depth=2,
-            hidden_size=64,
+            hidden_size=128,
             intermediate_size=96,
-            num_heads=4,
-            out_hidden_size=64,
+            num_heads=2,
+            out_hidden_size=128,
             patch_size=8,
             fullatt_block_indexes=[1],
             window_size=16,
@@ -225,7 +229,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         image_token_index=5,
         boi_token_index=6,
         eoi_token_index=7,
-        text_config=_text("gemma3_text", query_pre_attn_scalar=16),
+        text_config=_text("gemma3_text", query_pre_attn_scalar=64),
         vision_config=dict(model_type="siglip_vision_model", **_VISION),
     ),
 }
@@ -243,3 +247,27 @@ def build(architecture: str) -> nn.Module:
             if module is not model.get_output_embeddings() and id(module.weight) not in tied:
                 weight_of(module).copy_(prune_weight(weight_of(module), SPARSITY))
     return model.to(torch.bfloat16).eval()
+
+
+def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What the model's forward takes: tokens, an image, sounds, or several of them."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(10, 256, (2, 9), generator=generator)
+    given = {}
+    if model.main_input_name == "input_features":
+        given["input_features"] = torch.randn(2, 8, 32, generator=generator)
+    elif model.main_input_name == "input_ids":
+        given["input_ids"] = ids
+    if model.main_input_name == "pixel_values" or isinstance(
+        model, (transformers.CLIPModel, transformers.SiglipModel)
+    ):
+        given["pixel_values"] = torch.randn(2, 3, 16, 16, generator=generator)
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = ids[:, :5]
+    return given
+
+
+@torch.no_grad()
+def answer(model: nn.Module) -> torch.Tensor:
+    """The first of what the forward returns, in float64."""
+    return model(**inputs(model), return_dict=False)[0].double()

@@ -2,6 +2,7 @@
 """Tokens equal those of transformers on the masked dense model, in float32, for every kind of
 model and every way to ask for sparse weights."""
 
+import csv
 import json
 import shutil
 from importlib.metadata import version
@@ -207,6 +208,23 @@ def test_every_architecture(results, expected, name, kind):
     assert SPARSE in result["layers"].values()
     dense = {k.rpartition(".")[2] for k, v in result["layers"].items() if v == DENSE}
     assert dense == ({"gate"} if name == "mixtral" else set())
+
+
+def test_the_documentation_lists_what_was_served(results):
+    """docs/models.md is made from this file."""
+    with (Path(__file__).parents[1] / "hf" / "models_tested.csv").open() as file:
+        rows = {row["vllm"]: row for row in csv.DictReader(file)}
+    told = {}
+    for name in {*ARCHITECTURES} - {"llama-tied"}:
+        served = {kind: "error" not in results[f"{name} {kind}"] for kind in ("packed", "dense")}
+        told[name] = (
+            "ok" if served["packed"] else "refused: reorders",
+            "ok" if served["dense"] else "",
+        )
+    told["classifier"] = ("ok", "")
+    assert told == {
+        name: (row["vllm_packed"], row["vllm_at_load"]) for name, row in rows.items() if name
+    }
 
 
 @pytest.mark.parametrize(
