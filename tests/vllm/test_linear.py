@@ -12,6 +12,8 @@ from flashsparse_plugin.plan import Plan
 
 PLAN = Plan.of([(5, "sparse"), (None, "library")], "table", "so")
 
+LOAD = SimpleNamespace(load_format="auto")
+
 
 @pytest.fixture
 def held(monkeypatch):
@@ -22,7 +24,7 @@ def held(monkeypatch):
     def hold(found):
         monkeypatch.setattr(linear, "plan_of", lambda packed: found)
         method = linear.SparseLinearMethod(fs.FlashSparseConfig(), ["name"], "name", Summary())
-        config = SimpleNamespace(additional_config={})
+        config = SimpleNamespace(additional_config={}, load_config=LOAD)
         method._hold(nn.Module(), fs.pack(torch.ones(8, 8).half()).prepare("cpu"), config)
         return method, config.additional_config
 
@@ -45,7 +47,9 @@ def test_results_that_may_not_depend_on_the_batch_are_refused(monkeypatch):
     from flashsparse_plugin.integrations.vllm.settings import SettingsError
 
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    engine = SimpleNamespace(additional_config={"flashsparse": {"method": "tiled_csl"}})
+    engine = SimpleNamespace(
+        additional_config={"flashsparse": {"method": "tiled_csl"}}, load_config=LOAD
+    )
     monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
     with pytest.raises(SettingsError, match="VLLM_BATCH_INVARIANT is set.*--sparse-method none"):
         quantization.FlashSparseQuantization()._settle()
@@ -61,7 +65,7 @@ def test_amx_is_asked_for_where_all_layers_may_be_packed(monkeypatch):
 
     asked = []
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
-    engine = SimpleNamespace(additional_config={})
+    engine = SimpleNamespace(additional_config={}, load_config=LOAD)
     monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
     quantization.FlashSparseQuantization(fs.FlashSparseConfig())._settle()
     assert asked == [True]
