@@ -44,7 +44,7 @@ def vllm(monkeypatch, toy):
                 monkeypatch.setattr(module, full, lambda value=value: value)
         return linear, vocab_parallel_embedding
 
-    engine = SimpleNamespace(additional_config={})
+    engine = SimpleNamespace(additional_config={}, load_config=SimpleNamespace(load_format="auto"))
     monkeypatch.setattr(ours, "get_current_vllm_config", lambda: engine)
     with set_current_vllm_config(VllmConfig()):
         yield processes

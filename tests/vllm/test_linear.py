@@ -22,7 +22,9 @@ def held(monkeypatch):
     def hold(found):
         monkeypatch.setattr(linear, "plan_of", lambda packed: found)
         method = linear.SparseLinearMethod(fs.FlashSparseConfig(), ["name"], "name", Summary())
-        config = SimpleNamespace(additional_config={})
+        config = SimpleNamespace(
+            additional_config={}, load_config=SimpleNamespace(load_format="auto")
+        )
         method._hold(nn.Module(), fs.pack(torch.ones(8, 8).half()).prepare("cpu"), config)
         return method, config.additional_config
 
@@ -61,7 +63,7 @@ def test_amx_is_asked_for_where_all_layers_may_be_packed(monkeypatch):
 
     asked = []
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
-    engine = SimpleNamespace(additional_config={})
+    engine = SimpleNamespace(additional_config={}, load_config=SimpleNamespace(load_format="auto"))
     monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
     quantization.FlashSparseQuantization(fs.FlashSparseConfig())._settle()
     assert asked == [True]
