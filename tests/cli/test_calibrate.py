@@ -147,7 +147,7 @@ def test_a_short_text(model, tmp_path):
 
 def test_a_name_from_a_hub(calibrate):
     result = calibrate("organisation/name")
-    assert result.exit_code == 2 and "hf download ORGANISATION/NAME" in result.stderr
+    assert result.exit_code == 2 and "hf download organisation/name" in result.stderr
 
 
 def test_inspect_tells_of_the_entry(calibrate, model):
