@@ -222,7 +222,7 @@ def _cause_of_death(code: int, said: str) -> str:
 def _judge(report: Report) -> tuple[list[str], list[str]]:
     """Returns the problems (what should work and does not) and the hints."""
     problems = [
-        f"{name}: {section['error']}"
+        f"{name}: {section['error']}. {_remedy(section['error'])}"
         for name, section in report.items()
         if isinstance(section, dict) and "error" in section
     ]
@@ -247,6 +247,29 @@ def _judge(report: Report) -> tuple[list[str], list[str]]:
                     "package by itself: install it again with pip"
                 )
     return problems, hints
+
+
+# What breaks environments most often, and what mends it.
+_REMEDIES = (
+    (
+        r"torchvision|torchaudio|torchcodec",
+        "It is made for another build of torch: pip uninstall torchvision torchaudio torchcodec",
+    ),
+    (
+        r"_C_c(pu|uda)|undefined symbol",
+        "Install this package again beside this torch: pip install .",
+    ),
+    (r"No module named '?(\w+)", "Install it: pip install NAME"),
+    (r"SIGILL", "A kernel that this CPU cannot run: set FLASHSPARSE_CPU_CAPABILITY=portable"),
+)
+
+
+def _remedy(error: str) -> str:
+    """What to do about an error that ended a section."""
+    for pattern, remedy in _REMEDIES:
+        if found := re.search(pattern, error):
+            return remedy.replace("NAME", found[found.lastindex or 0])
+    return "Install torch, transformers and this package together in an environment of their own"
 
 
 def _judge_compiled(compiled: Report, problems: list[str]) -> None:
@@ -319,7 +342,8 @@ def _read(path: str) -> str:
 
 def _driver() -> str | None:
     """Version of the NVIDIA kernel driver, None if there is none."""
-    found = re.search(r"Kernel Module\D*?([\d.]+)\s", _read("/proc/driver/nvidia/version"))
+    # "Kernel Module  580.95" or "Open Kernel Module for x86_64  580.95".
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _read("/proc/driver/nvidia/version"))
     return found[1] if found else None
 
 

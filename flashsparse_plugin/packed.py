@@ -495,6 +495,11 @@ class Format(ABC):
 
     def require_weight(self, weight: Tensor, scheme: Scheme) -> None:
         """Raises FormatError unless `weight` is something that `scheme` can hold."""
+        if weight.layout != torch.strided:
+            raise FormatError(
+                f"{self.name} packs a dense weight with zeros in it, not a tensor of layout "
+                f"{weight.layout}: unpack it first, weight.to_dense()"
+            )
         if weight.dim() != 2 or min(weight.shape) < 1:
             raise FormatError(
                 f"{self.name} packs a weight [out_features, in_features] with at least one row and "

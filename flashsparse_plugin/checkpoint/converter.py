@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -28,7 +29,7 @@ from .checksums import checksum
 from .decision import reason_not_to_pack, reason_of_size
 from .linears import StoredModel
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo, read_header
-from .report import ConversionReport, LayerReport
+from .report import ConversionReport, LayerReport, human
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging, part_name
 from .stored import Checkpoint
@@ -157,7 +158,17 @@ class _Conversion:
         position = self._resume(staging)
         self.report.resumed_shards = len(staging.finished)
         while position < len(self.tensors):
-            shard = self._write_shard(staging, position)
+            try:
+                shard = self._write_shard(staging, position)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                rest = sum(info.nbytes for info in self.tensors[position:])
+                raise CheckpointError(
+                    f"there is no space left for {staging.path}, which keeps what is done: the "
+                    f"rest needs up to {human(rest)}. Make room and run the same command, which "
+                    "goes on from there"
+                ) from None
             self._verify_shard(staging.path / shard["file"], position, shard)
             staging.add(shard)
             position = shard["end"]

@@ -7,9 +7,10 @@ vLLM only once the command runs.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import flashsparse_plugin
 
@@ -51,8 +52,28 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
+class _Command(TyperCommand):
+    """A command whose flags show no type, and whose help flows at any width.
+
+    Typer prints the lines of a docstring as they stand in the source, and `<bool>` beside a flag.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        paragraphs = (settings.get("help") or "").split("\n\n")
+        flowing = [text if "\b" in text else " ".join(text.split()) for text in paragraphs]
+        super().__init__(*args, **settings | {"help": "\n\n".join(flowing)})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
 for command in (prune, convert, inspect, generate, calibrate, tune, doctor):
-    app.command()(reported(command))
+    resumes = command is convert
+    app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, table
-from .models import Dtype, load_model, load_tokenizer, model_directory
+from .models import Dtype, best_device, load_model, load_tokenizer, model_directory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,8 +122,8 @@ def _look(
     from flashsparse_plugin.pruning import calibration_windows
     from flashsparse_plugin.text import check_window
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = load_model(source, Dtype(dtype.value) if dtype else Dtype.auto, device=device)
+    wanted = Dtype(dtype.value) if dtype else Dtype.auto
+    loaded = load_model(source, wanted, device=best_device())
     if dtype is None:
         dtype = CalibrateDtype.float16 if loaded.dtype == torch.float16 else CalibrateDtype.bfloat16
     check_window(loaded, context)

@@ -83,10 +83,14 @@ def print_error(error: BaseException) -> None:
     err.print(text, soft_wrap=not err.is_terminal)
 
 
-def reported(command: Callable[..., None]) -> Callable[..., None]:
+def reported(command: Callable[..., None], when_stopped: str = "") -> Callable[..., None]:
     """Wraps a command so that an error is a message and an exit code, not a traceback.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage (typer's), 130 stopped by Ctrl-C.
+
+    Args:
+        command: The command.
+        when_stopped: What to say of a command that was stopped.
     """
 
     @functools.wraps(command)
@@ -96,7 +100,7 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise
         except KeyboardInterrupt:
-            err.print("\n[dim]Stopped.[/dim]")
+            err.print(f"\n[dim]{' '.join(['Stopped.', when_stopped])}[/dim]")
             raise typer.Exit(130) from None
         except Exception as error:
             if os.environ.get(DEBUG) == "1":

@@ -13,7 +13,14 @@ from rich.cells import cell_len
 from flashsparse_plugin.messages import printable
 
 from .console import err, out, print_json, usage
-from .models import DTYPES, Dtype, load_model, load_tokenizer, model_directory
+from .models import (
+    DTYPES,
+    Dtype,
+    best_device,
+    load_model,
+    load_tokenizer,
+    model_directory,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +73,7 @@ def generate(
     with err.status(f"Loading {source.name}"):
         tokenizer = load_tokenizer(source)
         ids = encode(tokenizer, prompt, chat)
-        loaded = load_model(source, dtype)
+        loaded = load_model(source, dtype, device=best_device())
     streamer = Stream(tokenizer, silent=as_json)
     run(loaded, ids, streamer, max_new_tokens, temperature, seed)
     if as_json:
@@ -161,6 +168,7 @@ def run(
     """
     import torch
 
+    ids = ids.to(model.device)
     torch.manual_seed(seed)
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature}
     if not temperature:

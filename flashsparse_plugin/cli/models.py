@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .console import usage
+from .console import err, usage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +45,23 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value  # a word
+
+
+def best_device() -> str:
+    """Returns "cuda" where there is a GPU that torch can use, else "cpu", and says why."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    from flashsparse_plugin.diagnostics import hardware
+
+    if driver := hardware()["driver"]:
+        why = "sees no GPU" if torch.version.cuda else "is a CPU build"
+        err.print(
+            f"[dim]On the CPU: there is an NVIDIA driver ({driver}), but this torch {why}. "
+            "`flashsparse doctor` tells more.[/dim]"
+        )
+    return "cpu"
 
 
 def load_model(

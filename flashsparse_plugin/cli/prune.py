@@ -14,7 +14,14 @@ from rich.text import Text
 from flashsparse_plugin.names import LM_HEAD
 
 from .console import err, out, print_json, table, usage
-from .models import DTYPES, Dtype, load_model, load_tokenizer, model_directory
+from .models import (
+    DTYPES,
+    Dtype,
+    best_device,
+    load_model,
+    load_tokenizer,
+    model_directory,
+)
 
 if TYPE_CHECKING:
     from flashsparse_plugin.pruning import PruneReport
@@ -38,9 +45,7 @@ def prune(
     ],
     sparsity: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, help="Share of zeros.", show_default="0.5, or what --pattern implies"
-        ),
+        typer.Option(help="Share of zeros.", show_default="0.5, or what --pattern implies"),
     ] = None,
     method: Annotated[
         Method, typer.Option(help="wanda needs --calibration and gives far better models.")
@@ -105,6 +110,9 @@ def prune(
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
     rule = None if pattern is None else _pattern(pattern)
+    if sparsity is not None and not 0 <= sparsity <= 1:
+        meant = f": was {sparsity / 100:g} meant?" if 1 < sparsity < 100 else ""
+        raise usage(f"{sparsity:g} is not a share of zeros from 0 to 1{meant}", "--sparsity")
 
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
@@ -115,7 +123,9 @@ def prune(
     start = time.perf_counter()
     with err.status(f"Loading {source.name}"):
         # Wanda runs the model on text; to look at weights any model will do.
-        loaded = load_model(source, dtype, dense=True, causal=method is Method.wanda)
+        wanda = method is Method.wanda
+        device = best_device() if wanda else "cpu"
+        loaded = load_model(source, dtype, dense=True, device=device, causal=wanda)
         stored = StoredModel(ModelDirectory(source))
         windows = None
         if calibration is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversion that is stopped anywhere leaves nothing that loads, and can be run again."""
 
+import errno
 import fcntl
 import json
 import os
@@ -72,6 +73,26 @@ def test_stopped_at_every_step(sharded, tmp_path):
     assert kept == sorted(kept)
     assert kept[0] == 0
     assert kept[-1] > 3
+
+
+def test_without_space_it_tells_how_much_and_goes_on(sharded, tmp_path, monkeypatch):
+    out, written = tmp_path / "out", []
+    add = converter_module.ShardWriter.add
+
+    def full(self, *arguments, **more):
+        if len(written) == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(self.path)
+        add(self, *arguments, **more)
+
+    monkeypatch.setattr(converter_module.ShardWriter, "add", full)
+    with pytest.raises(
+        CheckpointError, match=r"no space left for .*out\.partial.* up to .*kB.*same"
+    ):
+        convert_checkpoint(sharded, out, max_shard_size=SIZE)
+    monkeypatch.setattr(converter_module.ShardWriter, "add", add)
+    assert convert_checkpoint(sharded, out, max_shard_size=SIZE).resumed_shards > 0
+    assert_same_model(sharded, out)
 
 
 @pytest.mark.parametrize("step", ["carry_files", "write_card", "name_shards", "write_json"])

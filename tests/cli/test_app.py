@@ -44,6 +44,18 @@ def test_each_command_has_examples(command):
     assert f"flashsparse {command}" in result.stdout.partition("Examples")[2]
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_no_types_of_flags_and_flows(command):
+    """At 80 columns a paragraph has no short line but its last."""
+    help = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    assert "<bool>" not in help
+    text = help.partition("Usage:")[2].partition("Examples")[0]
+    for paragraph in re.split(r"\n\s*\n", text)[1:]:
+        lines = [line.strip() for line in paragraph.splitlines() if line.strip()]
+        for line, after in zip(lines, lines[1:], strict=False):
+            assert len(line) + 1 + len(after.split()[0]) > 78, paragraph
+
+
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["doctor", "--no-such-option"]])
 def test_wrong_usage_is_exit_code_2(arguments):
     result = flashsparse(*arguments)

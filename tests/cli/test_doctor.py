@@ -210,7 +210,13 @@ H100 = {"name": "H100", "capability": "9.0", "memory": 80e9}
         ({"versions": {"transformers": "5.9.1", "accelerate": "1"}}, "too old", None),
         ({"versions": {"transformers": "5.17.0"}}, None, "accelerate"),
         ({"transformers": {"registered": False}}, "does not know", None),
-        ({"transformers": {"error": "ImportError: x"}}, "ImportError: x", None),
+        ({"transformers": {"error": "ImportError: x"}}, "ImportError: x. Install torch", None),
+        (
+            {"transformers": {"error": "RuntimeError: operator torchvision::nms does not exist"}},
+            "pip uninstall torchvision",
+            None,
+        ),
+        ({"torch": {"error": "ImportError: No module named 'torch'"}}, "pip install torch", None),
         ({"entry_points": {"torch.backends": False}}, "torch.backends", None),
         ({"attention": {"running": [{"pid": 7, "error": "7.json cannot"}]}}, "7.json", None),
     ],
@@ -220,3 +226,15 @@ def test_judgement(change, problem, hint):
     for found, expected in ((problems, problem), (hints, hint)):
         assert len(found) == (expected is not None)
         assert all(expected in text for text in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Fri Sep 12 2025\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n",
+    ],
+)
+def test_the_driver_of_either_kernel_module(monkeypatch, text):
+    monkeypatch.setattr(diagnostics, "_read", lambda path: text if "nvidia" in path else "")
+    assert diagnostics.hardware()["driver"] == "580.95.05"

@@ -54,6 +54,23 @@ def test_the_table_counts_by_kind(model_dir, tmp_path):
     assert "flashsparse convert" in result.stdout
 
 
+@pytest.mark.parametrize(("given", "told"), [("50", "was 0.5 meant?"), ("-1", "from 0 to 1")])
+def test_sparsity_is_a_share(model_dir, tmp_path, given, told):
+    result = prune(model_dir, tmp_path / "out", "--method", "magnitude", "--sparsity", given)
+    assert result.exit_code == 2 and told in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_gpu_that_is_not_used_is_told(model_dir, text_file, tmp_path, monkeypatch):
+    from flashsparse_plugin import diagnostics
+
+    monkeypatch.setattr(diagnostics, "hardware", lambda: {"driver": "580.95"})
+    result = prune(model_dir, tmp_path / "out", "--calibration", text_file, *WINDOWS)
+    assert result.exit_code == 0
+    assert "NVIDIA driver (580.95), but this torch is a CPU build" in " ".join(
+        result.stderr.split()
+    )
+
+
 def test_a_pattern_holds(model_dir, text_file, tmp_path):
     out = tmp_path / "out"
     options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]
@@ -85,7 +102,7 @@ def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
         ([], "give one with --calibration"),
         (["--method", "magnitude", "--calibration", "TEXT"], "magnitude uses no text"),
         (["--method", "magnitude", "--pattern", "2-4"], "not a pattern N:M"),
-        (["--method", "magnitude", "--sparsity", "1.5"], "less than or equal to 1"),
+        (["--method", "magnitude", "--sparsity", "1.5"], "not a share of zeros"),
         (["--method", "guess"], "guess"),
         (["--calibration", "/nowhere.txt"], "/nowhere.txt"),
     ],

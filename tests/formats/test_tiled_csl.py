@@ -230,3 +230,9 @@ def test_linear_agrees_with_float64(dtype, form):
     assert ((y.double() - exact).abs() <= tolerance).all()
     with pytest.raises(ValueError, match="299 features"):
         packed.linear(x[..., :299])
+
+
+def test_a_sparse_tensor_is_refused_in_our_words():
+    sparse = torch.eye(8, dtype=torch.bfloat16).to_sparse_csr()
+    with pytest.raises(fs.FormatError, match=r"not a tensor of layout torch.sparse_csr.*to_dense"):
+        fs.pack(sparse)
