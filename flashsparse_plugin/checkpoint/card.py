@@ -78,8 +78,10 @@ that of the source model{_rounding(report)}.
 
 ## How to load it
 
+In a source tree of FlashSparse, or with one of its release files in place of the dot:
+
 ```bash
-pip install "flashsparse-plugin[hf]"
+pip install ".[hf]"
 ```
 
 With transformers:

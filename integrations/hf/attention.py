@@ -57,22 +57,24 @@ def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
 
     @functools.wraps(inner)
     def check(self: PreTrainedModel, requested: str | None, *args: Any, **kwargs: Any) -> str:
-        if requested == NAME and not (self._supports_sdpa and self._supports_attention_backend):
-            raise ValueError(
-                f'attn_implementation="{NAME}": {type(self).__name__} '
-                + (
-                    "has attention code of its own, which does not call registered functions"
-                    if not self._supports_attention_backend
-                    else "does not support sdpa, which prompts need"
-                )
-                + '. Remedy: attn_implementation="eager"'
-                + (' or "sdpa"' if self._supports_sdpa else "")
-                + "; of a model of several parts only one can be asked to use it, as in "
-                + f'attn_implementation={{"text_config": "{NAME}"}}'
-            )
+        if requested == NAME and not self._supports_attention_backend:
+            raise ValueError(_refusal(self, "has attention code of its own, which asks no other"))
+        # Prompts go through sdpa, or through the eager attention that knows a softcap.
+        softcap = getattr(self.config, "attn_logit_softcapping", None)
+        if requested == NAME and not (self._supports_sdpa or softcap):
+            raise ValueError(_refusal(self, "does not support sdpa, which prompts need"))
         return inner(self, requested, *args, **kwargs)
 
     return check
+
+
+def _refusal(model: PreTrainedModel, why: str) -> str:
+    others = '"eager"' + (' or "sdpa"' if model._supports_sdpa else "")
+    return (
+        f'attn_implementation="{NAME}": {type(model).__name__} {why}. Remedy: '
+        f"attn_implementation={others}; of a model of several parts one alone can be asked to use "
+        f'it, as in attn_implementation={{"text_config": "{NAME}"}}'
+    )
 
 
 def attention_forward(
