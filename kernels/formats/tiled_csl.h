@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiled-CSL, version 1: the bit layout that packer, CPU and CUDA kernels share.
-// Flash-LLM (Xia et al., VLDB 2024), section 4.2 "Tiled-CSL format" and 4.3.1 "ahead-of-time
-// sparse data reordering"; docs/formats.md is our specification.
+// Flash-LLM (Xia et al., VLDB 2024), section 4.3.1 (the format) and 4.3.3 (ahead-of-time sparse
+// data reordering); docs/formats.md is our specification.
 //
 // The weight [out_features, in_features] is cut into tiles of 128 rows x 64 columns, row by row.
 // A word is one kept element: its 16 value bits above its 16-bit location. The location is the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiled-CSL: one 32-bit word per kept element, tile by tile (Flash-LLM, section 4.2).
+"""Tiled-CSL: one 32-bit word per kept element, tile by tile (Flash-LLM, section 4.3.1).
 
 The bit layout is in kernels/formats/tiled_csl.h and docs/formats.md.
 """

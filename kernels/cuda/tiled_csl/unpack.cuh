@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiled-CSL -> dense on the GPU, one block a tile. Flash-LLM (Xia et al., VLDB 2024), section 4.2:
-// the location in a word is the element's place in shared memory, so a tile is zeroed there, its
-// words are scattered without arithmetic, and the rows are read back through the swizzle.
+// Tiled-CSL -> dense on the GPU, one block a tile. Flash-LLM (Xia et al., VLDB 2024),
+// section 4.3.1: the location in a word is the element's place in shared memory, so a tile is
+// zeroed there, its words are scattered without arithmetic, and the rows are read back through the
+// swizzle.
 #pragma once
 #include "common/memory.cuh"
 #include "formats/tiled_csl.h"
