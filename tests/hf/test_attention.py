@@ -2,6 +2,7 @@
 """`attn_implementation="unified_max"` generates what sdpa does, on real weights."""
 
 import gc
+import shutil
 
 import pytest
 import torch
@@ -167,9 +168,7 @@ def entry_of(phi, **changes):
 def calibrated_dir(smollm2_dir, shakespeare, tmp_path_factory):
     """SmolLM2 with an entry "unified_max" of two short windows."""
     path = tmp_path_factory.mktemp("calibrated") / "model"
-    path.mkdir()
-    for file in smollm2_dir.iterdir():
-        (path / file.name).symlink_to(file)
+    shutil.copytree(smollm2_dir, path)
     text = path.parent / "text.txt"
     text.write_text(shakespeare[:100_000])
     command = ["calibrate", str(path), "--text", str(text), "--tokens", "384", "--context", "192"]
