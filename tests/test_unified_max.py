@@ -100,11 +100,13 @@ def test_the_bound_sees_a_lost_position(dtype, rounded_terms):
         require_exact(case, decode(lost)[0], rounded_terms)
 
 
+@pytest.mark.slow
 def test_a_long_sequence():
     case = random_decode(1, 1, 2, 64, 100_003, page=256, dtype=torch.bfloat16)
     assert not counted(case).any() and not counted(with_phi(case)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", supported_capabilities())
 def test_every_instruction_set(capability):
     """In a process each, as the choice is made once."""

@@ -9,6 +9,7 @@ ROUNDS = {"packed tensors": 150, "runtime forms": 150, "checkpoints": 60, "confi
           "tables": 200, "states": 8}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_damage_is_refused_or_read_right(name, tmp_path):
     counts = fuzz(name, 1, tmp_path, rounds=ROUNDS[name])

@@ -19,6 +19,8 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.linear import SparseLinear
 
+pytestmark = pytest.mark.slow  # not each, but there are hundreds
+
 with (Path(__file__).parent / "models_tested.csv").open() as _file:
     TABLE = {row["architecture"]: row for row in csv.DictReader(_file)}
 

@@ -14,6 +14,7 @@ def test_an_unknown_capability_is_an_error_that_lists_the_others():
     assert supported_capabilities()[-1] == "portable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["avx512", "avx2", "portable"])
 def test_forced_capability_is_used_and_passes(capability):
     result = print_capability(capability)

@@ -123,7 +123,13 @@ def test_the_compiled_shapes_are_known():
     assert {shape.tokens for shape in GEMV} == {1, 2, 4, 8}
 
 
-@pytest.mark.parametrize("cases", MATRIX)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "every compiled shape" else name
+        for name in MATRIX
+    ],
+)
 def test_products(driver, cases):
     assert_exact(driver("dense_driver", "plain"), MATRIX[cases]())
 

@@ -126,7 +126,10 @@ def assert_exact(binary: Path, cases: list[Decode]) -> None:
             assert torch.equal(redone, as_often), f"{case}, not {seed}"
 
 
-@pytest.mark.parametrize("cases", MATRIX)
+@pytest.mark.parametrize(
+    "cases",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "shapes" else name for name in MATRIX],
+)
 def test_decode(driver, cases):
     assert_exact(driver("decode_driver", "plain"), MATRIX[cases]())
 
