@@ -103,6 +103,7 @@ def test_a_sound_installation():
     assert report["entry_points"]["torch.backends"] is True
 
 
+@pytest.mark.slow
 def test_the_table_names_every_op_and_setting(monkeypatch):
     monkeypatch.setenv("FLASHSPARSE_STRICT", "1")
     result = doctor()
@@ -112,6 +113,7 @@ def test_the_table_names_every_op_and_setting(monkeypatch):
         assert expected in result.stdout
 
 
+@pytest.mark.slow
 def test_counts_of_a_running_model_are_shown(child, monkeypatch, tmp_path):
     child("diagnostics.SECTIONS['compiled'] = lambda: {'objects': {}, 'ops': []}")
     monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path))

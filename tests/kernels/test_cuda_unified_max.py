@@ -134,6 +134,7 @@ def test_decode(driver, cases):
     assert_exact(driver("decode_driver", "plain"), MATRIX[cases]())
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_positions(driver):
     """In 32 splits, as many as there are, and as 33 multiprocessors would get."""
     case = random_decode(
