@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from .wrapping import wrap_once
+
 if TYPE_CHECKING:
     from flashsparse_plugin.attention import LayerReference
 
@@ -41,10 +43,7 @@ def register() -> None:
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    if not hasattr(PreTrainedModel.get_correct_attn_implementation, "__wrapped__"):
-        PreTrainedModel.get_correct_attn_implementation = _asking_the_model(
-            PreTrainedModel.get_correct_attn_implementation
-        )
+    wrap_once(PreTrainedModel, "get_correct_attn_implementation", _asking_the_model)
 
 
 def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
@@ -55,7 +54,6 @@ def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
     neither sdpa nor our op computes (gpt-oss: sinks).
     """
 
-    @functools.wraps(inner)
     def check(self: PreTrainedModel, requested: str | None, *args: Any, **kwargs: Any) -> str:
         if requested == NAME and not self._supports_attention_backend:
             raise ValueError(_refusal(self, "has attention code of its own, which asks no other"))

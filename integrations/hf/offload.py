@@ -8,7 +8,7 @@ another one first, which accelerate has no hook for.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 
 import torch
 from accelerate.hooks import AlignDevicesHook
@@ -16,14 +16,15 @@ from torch import nn
 
 from flashsparse_plugin.linear import SparseLinear
 
+from .wrapping import wrap_once
+
 
 def register() -> None:
     """Has accelerate ask packed layers to get ready; calling it again changes nothing."""
-    inner = AlignDevicesHook.init_hook
-    if hasattr(inner, "__wrapped__"):
-        return
+    wrap_once(AlignDevicesHook, "init_hook", _getting_ready)
 
-    @functools.wraps(inner)
+
+def _getting_ready(inner: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def init_hook(self: AlignDevicesHook, module: nn.Module) -> nn.Module:
         layers = module.modules() if self.place_submodules else [module]
         for layer in layers:
@@ -34,4 +35,4 @@ def register() -> None:
                     layer.to(torch.device(self.execution_device))
         return inner(self, module)
 
-    AlignDevicesHook.init_hook = init_hook
+    return init_hook

@@ -7,7 +7,6 @@ unexpected to it, the layers' weights are missing, and the model runs on random 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from transformers import PreTrainedModel
 
 from flashsparse_plugin.names import QUANT_METHOD
 
+from .wrapping import wrap_once
+
 
 def register() -> None:
     """Wraps the step in which transformers reads the files; calling it again changes nothing.
@@ -23,13 +24,10 @@ def register() -> None:
     Raises:
         AttributeError: Where this transformers has no such step.
     """
-    inner = PreTrainedModel._load_pretrained_model
-    if not hasattr(inner, "__wrapped__"):
-        PreTrainedModel._load_pretrained_model = staticmethod(_looking_first(inner))
+    wrap_once(PreTrainedModel, "_load_pretrained_model", _looking_first)
 
 
 def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inner)
     def load(
         model: PreTrainedModel, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any
     ) -> Any:
