@@ -131,8 +131,7 @@ class SparseLinear(nn.Module):
         """
         scheme.format.require_weight(weight, scheme)
         layer = cls(weight.shape[1], weight.shape[0], scheme)
-        runtime = scheme.format.runtime(scheme, weight.device)
-        layer._set_tensors(runtime.format.pack(weight, runtime))
+        layer._set_tensors(scheme.format.pack_prepared(weight, scheme))
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         return layer.prepare()

@@ -44,6 +44,11 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    @property
+    def title(self) -> str:
+        """The options for people, in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.model_dump(mode="json").items())
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -77,8 +82,8 @@ class Scheme:
 
     @property
     def title(self) -> str:
-        """Format and options for people: "nm_vector(n=2, m=4)"."""
-        options = ", ".join(f"{name}={value}" for name, value in self.values.items())
+        """Format and options for people: "nm_vector(2:4)"."""
+        options = self.options.title
         return f"{self.format.name}({options})" if options else self.format.name
 
     def __str__(self) -> str:
@@ -370,6 +375,17 @@ class Format(ABC):
         """Counts the elements other than zero."""
 
     # ---- forms ----------------------------------------------------------------------------------
+
+    def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        """Packs a dense weight into the form that the kernels of its device read.
+
+        By way of the storage form, which refuses what it could not hold when the layer is saved. A
+        format that holds any weight may go straight to the runtime form.
+
+        Raises:
+            FormatError: As `pack` does.
+        """
+        return self.pack(weight, scheme).prepare(weight.device)
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
         """The scheme that the kernels of `device` read; by default the storage form itself."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .interleaved_bitmap import InterleavedBitmap
+from .nm_vector import NMVector
 from .tiled_csl import TiledCSL
 
 _FORMATS: dict[str, Format] = {}
@@ -26,7 +27,7 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-for _format in (TiledCSL(), InterleavedBitmap()):
+for _format in (TiledCSL(), NMVector(), InterleavedBitmap()):
     register_format(_format)
 
 

@@ -180,9 +180,8 @@ class SparseLinearMethod(LinearMethodBase):
                     schemes.append(format.scheme(weight.dtype))
         made, error = [], None
         for each in schemes:
-            runtime = each.format.runtime(each, weight.device)
             try:
-                made.append(runtime.format.pack(weight, runtime))
+                made.append(each.format.pack_prepared(weight, each))
             except FormatError as e:  # a pattern that the weight does not follow
                 error = error or e
         if not made:

@@ -43,11 +43,15 @@ inline void check_shape(int64_t out_features, int64_t in_features) {
            ", ", in_features, "]");
 }
 
-// What packing asks of a dense weight.
-inline void check_weight(const Tensor& weight) {
+inline void check_weight_shape(const Tensor& weight) {
   FS_CHECK(weight.dim() == 2, "weight must be [out_features, in_features], has ", weight.dim(),
            " dimensions");
   check_shape(weight.size(0), weight.size(1));
+}
+
+// What packing asks of a dense weight.
+inline void check_weight(const Tensor& weight) {
+  check_weight_shape(weight);
   FS_CHECK(is_16_bit(weight.scalar_type()), "weight must be float16 or bfloat16");
 }
 

@@ -34,8 +34,8 @@ void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64
   constexpr int64_t kWorkspaceBytes = 256 << 20;
   const ScalarType dtype = inputs.x.scalar_type();
   const ScalarType compute = dtype == weight_dtype ? dtype : ScalarType::Float;
-  const int64_t value_bytes =
-      dtype == compute ? sizeof(uint16_t) : sizeof(uint16_t) + sizeof(float);
+  const int64_t stored = is_16_bit(weight_dtype) ? sizeof(uint16_t) : sizeof(float);
+  const int64_t value_bytes = stored + (weight_dtype == compute ? 0 : sizeof(float));
   const int64_t steps = (inputs.out_features + row_step - 1) / row_step;
   const int64_t panel_steps = std::clamp<int64_t>(
       kWorkspaceBytes / (inputs.in_features * value_bytes * row_step), 1, steps);

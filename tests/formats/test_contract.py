@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from checkpoints import edit_config, load_all, quantization, save_llama
+from checkpoints import edit_config, edit_weights, load_all, quantization, save_llama
 from pydantic import ValidationError
 from torch import nn
 from toy_format import Toy
@@ -175,7 +175,7 @@ def test_cut_and_join_are_those_of_the_dense_weight(scheme):
     shape = (384, 256)
     weight = weight_of(scheme, shape)
     packed, (row, column) = scheme.format.pack(weight, scheme), scheme.format.grain(scheme)
-    ends = [0, 4 * row, 128, 200 // row * row, 384]
+    ends = sorted({0, 4 * row, 128, 200 // row * row, 384})
     parts = [
         packed.format.cut(packed, range(a, b), range(256))
         for a, b in zip(ends, ends[1:], strict=False)
@@ -192,11 +192,11 @@ def test_cut_and_join_are_those_of_the_dense_weight(scheme):
             part = scheme.format.cut(packed, range(128, 384), columns)
             assert same(part.validate().unpack(), weight[128:, columns.start : columns.stop])
     if row > 1:
-        with pytest.raises(FormatError, match="cannot be cut at row 2: only at multiples of"):
-            scheme.format.cut(packed, range(2, 384), range(256))
-        odd = scheme.format.cut(packed, range(380, 384), range(256))
-        stump = scheme.format.pack(weight_of(scheme, (2, 256)), scheme)
-        with pytest.raises(FormatError, match="cannot join a weight of 2 rows"):
+        with pytest.raises(FormatError, match="cannot be cut at row 1: only at multiples of"):
+            scheme.format.cut(packed, range(1, 384), range(256))
+        odd = scheme.format.cut(packed, range(384 - row, 384), range(256))
+        stump = scheme.format.pack(weight_of(scheme, (1, 256)), scheme)
+        with pytest.raises(FormatError, match="cannot join a weight of 1 rows"):
             scheme.format.join([stump, odd])
 
 
@@ -362,6 +362,18 @@ def test_a_layer_is_saved_loaded_copied_moved_and_cast(scheme):
 
 
 @every_scheme
+def test_a_layer_refuses_what_its_scheme_cannot_hold(scheme):
+    """Also where the form that runs could hold it: it could not be saved."""
+    weight = torch.randn(96, 70).to(scheme.dtype)
+    if torch.equal(scheme.format.conform(weight, scheme), weight):
+        return
+    with pytest.raises(FormatError) as refused:
+        scheme.format.pack(weight, scheme)
+    with pytest.raises(FormatError, match=re.escape(str(refused.value))):
+        fs.SparseLinear.pack(weight, None, scheme)
+
+
+@every_scheme
 def test_a_scale_keeps_its_dtype_in_the_storage_form(scheme):
     specs = scheme.format.tensors(scheme, (96, 70))
     layer = fs.SparseLinear(70, 96, scheme, device="meta").half()
@@ -383,6 +395,7 @@ def test_it_compiles_in_one_graph(scheme):
 @every_format
 def test_float32_layers_are_rounded_only_where_they_must_be(scheme):
     linear = nn.Linear(8, 4)
+    linear.weight.data = scheme.format.conform(linear.weight.detach(), scheme)
     layer = fs.SparseLinear.from_linear(linear, scheme.format.name, **scheme.values)
     wide = torch.float32 in scheme.format.dtypes
     assert layer.scheme.dtype == (torch.float32 if wide else torch.bfloat16)
@@ -398,7 +411,16 @@ def test_float32_layers_are_rounded_only_where_they_must_be(scheme):
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory):
-    return save_llama(tmp_path_factory.mktemp("dense") / "model", sparsity=0.85)
+    """A model whose weights follow the patterns of all formats at once."""
+    path = save_llama(tmp_path_factory.mktemp("dense") / "model", sparsity=0.85)
+
+    def follow(tensors):
+        for name in filter(lambda name: name.endswith("_proj.weight"), tensors):
+            for scheme in FORMATS:
+                tensors[name] = scheme.format.conform(tensors[name], scheme).contiguous()
+
+    edit_weights(path, follow)
+    return path
 
 
 @pytest.fixture(scope="module")

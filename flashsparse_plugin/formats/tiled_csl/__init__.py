@@ -75,6 +75,10 @@ class TiledCSL(Format):
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
         return InterleavedBitmap().scheme(scheme.dtype) if device.type == "cpu" else scheme
 
+    def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        runtime = self.runtime(scheme, weight.device)
+        return runtime.format.pack(weight, runtime)
+
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         if target.format is not InterleavedBitmap():
             return super().transcode(packed, target, device)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nm_vector: of every M columns N are kept, the same ones for L rows (NM-SpMM, section II).
+
+2:4 is n=2, m=4, vector_length=1. The layout is in kernels/formats/nm_vector.h and docs/formats.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...gpu import Gpu
+from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
+from ...plan import Implementation, Plan
+from ..interleaved_bitmap import InterleavedBitmap
+from ..nm_pattern import PatternOptions, keep_largest
+from . import cost, reference
+from .ops import ops
+
+
+class NMVector(Format):
+    name = "nm_vector"
+    version = 1
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    Options = PatternOptions
+    tensor_names = ("weight_packed", "weight_index")
+    reference: ClassVar[Reference] = reference
+
+    def examples(self) -> tuple[Scheme, ...]:
+        patterns: tuple[Mapping[str, int], ...] = (
+            {"n": 2, "m": 4},
+            {"n": 8, "m": 32, "vector_length": 32},
+            {"n": 3, "m": 5, "vector_length": 2},
+        )
+        return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
+
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        return keep_largest(weight, _options(scheme))
+
+    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        options = _options(scheme)
+        stored = torch.int32 if scheme.dtype == torch.float32 else torch.int16
+        index = (options.groups(shape[0]), options.index_bytes(shape[1]))
+        return {
+            "weight_packed": TensorSpec(stored, (shape[0], options.kept(shape[1]))),
+            "weight_index": TensorSpec(torch.uint8, index),
+        }
+
+    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.require_weight(weight, scheme)
+        with rules():
+            tensors = ops.nm_vector_pack(weight.detach().cpu(), *_pattern(scheme))
+        return self._named(tensors, scheme, weight.shape).to(weight.device)
+
+    def unpack(self, packed: PackedWeight) -> Tensor:
+        values, index = (packed.tensors[name].cpu() for name in self.tensor_names)
+        pattern = _pattern(packed.scheme)
+        weight = ops.nm_vector_unpack(values, index, *packed.shape, *pattern, packed.dtype)
+        return weight.to(packed.device)
+
+    def linear(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None = None,
+        plan: Plan | None = None,  # there is one implementation
+    ) -> Tensor:
+        values, index = (tensors[name] for name in self.tensor_names)
+        pattern = _pattern(scheme)
+        return ops.nm_vector_linear(x, values, index, shape[0], *pattern, scheme.dtype, bias)
+
+    def check(self, packed: PackedWeight) -> None:
+        self._validate(packed)
+
+    def nonzeros(self, packed: PackedWeight) -> int:
+        return int(self._validate(packed))
+
+    def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
+        if device.type == "cpu" and scheme.dtype in InterleavedBitmap.dtypes:
+            return InterleavedBitmap().scheme(scheme.dtype)
+        return scheme
+
+    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
+        return _options(scheme).vector_length, _options(scheme).m
+
+    def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
+        """Takes values and positions as they are, where the positions start on a byte."""
+        options = _options(packed.scheme)
+        first, last = columns.start // options.m * options.n, options.kept(columns.stop)
+        bits = options.index_bits
+        if first * bits % 8 or (last * bits % 8 and columns.stop != packed.shape[1]):
+            return super()._cut(packed, rows, columns)
+        values, index = (packed.tensors[name] for name in self.tensor_names)
+        groups = slice(rows.start // options.vector_length, options.groups(rows.stop))
+        parts = (
+            values[rows.start : rows.stop, first:last].contiguous(),
+            index[groups, first * bits // 8 : -(-last * bits // 8)].contiguous(),
+        )
+        return self._named(parts, packed.scheme, (len(rows), len(columns)))
+
+    def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
+        tensors = [torch.cat([part.tensors[name] for part in parts]) for name in self.tensor_names]
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        return self._named(tensors, parts[0].scheme, shape)
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        return {"library": Implementation(None, "torch's own linear on the unpacked weight")}
+
+    def seconds(
+        self,
+        implementation: str,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        nbytes: int,
+        tokens: int,
+        gpu: Gpu,
+    ) -> float:
+        return cost.unpacked_seconds(shape, scheme.dtype.itemsize, nbytes, tokens, gpu)
+
+    def _named(
+        self, tensors: Sequence[Tensor], scheme: Scheme, shape: Sequence[int]
+    ) -> PackedWeight:
+        named = dict(zip(self.tensor_names, tensors, strict=True))
+        return PackedWeight(scheme, (shape[0], shape[1]), named)
+
+    def _validate(self, packed: PackedWeight) -> Tensor:
+        values, index = (packed.tensors[name].detach().cpu() for name in self.tensor_names)
+        return ops.nm_vector_validate(values, index, *packed.shape, *_pattern(packed.scheme))
+
+
+def _options(scheme: Scheme) -> PatternOptions:
+    assert isinstance(scheme.options, PatternOptions)
+    return scheme.options
+
+
+def _pattern(scheme: Scheme) -> tuple[int, int, int]:
+    options = _options(scheme)
+    return options.n, options.m, options.vector_length

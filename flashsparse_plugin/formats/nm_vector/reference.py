@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nm_vector in pure torch: slow, short, and the oracle of every test.
+
+Written from docs/formats.md and from no kernel,
+so that a mistake in one is not repeated in the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...packed import PackedWeight, Scheme
+
+
+def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
+    """Packs group by group and window by window; the weight must follow the pattern."""
+    n, m, length = scheme.values["n"], scheme.values["m"], scheme.values["vector_length"]
+    bits = max(1, (m - 1).bit_length())
+    integer = torch.int32 if weight.dtype == torch.float32 else torch.int16
+    values, index = [], []
+    for rows in weight.split(length):
+        columns, positions = [], []
+        for window in rows.split(m, dim=1):
+            used = [p for p in range(window.shape[1]) if bool((window[:, p] != 0).any())]
+            assert len(used) <= n, "the weight does not follow the pattern"
+            spare = [p for p in range(m) if p not in used][: n - len(used)]
+            positions += sorted(used + spare)
+            columns += [len(columns) // n * m + p for p in sorted(used + spare)]
+        padded = torch.zeros(len(rows), weight.shape[1] + m, dtype=weight.dtype)
+        padded[:, : weight.shape[1]] = torch.where(rows == 0, 0.0, rows)
+        values.append(padded[:, columns])
+        stream = sum(position << (j * bits) for j, position in enumerate(positions))
+        index.append(list(stream.to_bytes(-(-len(positions) * bits // 8), "little")))
+    return {
+        "weight_packed": torch.cat(values).contiguous().view(integer),
+        "weight_index": torch.tensor(index, dtype=torch.uint8),
+    }
+
+
+def unpack(packed: PackedWeight) -> Tensor:
+    """Unpacks by putting every value where its position says."""
+    options, (out_features, in_features) = packed.scheme.values, packed.shape
+    n, m, length = options["n"], options["m"], options["vector_length"]
+    bits = max(1, (m - 1).bit_length())
+    values = packed.tensors["weight_packed"].view(packed.dtype)
+    weight = torch.zeros(out_features, in_features, dtype=packed.dtype)
+    for group, stored in enumerate(packed.tensors["weight_index"].tolist()):
+        stream = int.from_bytes(bytes(stored), "little")
+        for j in range(values.shape[1]):
+            column = j // n * m + (stream >> (j * bits) & ((1 << bits) - 1))
+            if column < in_features:
+                rows = slice(group * length, (group + 1) * length)
+                weight[rows, column] = values[rows, j]
+    return weight
