@@ -53,7 +53,7 @@ def vllm(monkeypatch, toy):
 
 LAYERS = {
     "qkv_proj": {"q": (128, HIDDEN), "k": (64, HIDDEN), "v": (64, HIDDEN)},
-    "gate_up_proj": {0: (160, HIDDEN), 1: (160, HIDDEN)},
+    "gate_up_proj": {0: (192, HIDDEN), 1: (192, HIDDEN)},
     "up_proj": {None: (384, HIDDEN)},
     "down_proj": {None: (HIDDEN, 256)},
     "lm_head": {None: (VOCABULARY, HIDDEN)},
@@ -73,7 +73,7 @@ def make(modules, kind, method):
     if kind == "qkv_proj":
         return linear.QKVParallelLinear(HIDDEN, HEAD, 4, 2, bias=False, **common)
     if kind == "gate_up_proj":
-        return linear.MergedColumnParallelLinear(HIDDEN, [160, 160], bias=False, **common)
+        return linear.MergedColumnParallelLinear(HIDDEN, [192, 192], bias=False, **common)
     if kind == "up_proj":
         return linear.ColumnParallelLinear(HIDDEN, 384, bias=False, **common)
     if kind == "down_proj":
@@ -119,8 +119,8 @@ def held(method, layer):
 
 
 def can_be_cut(scheme, kind, processes):
-    cut_by_columns = kind == "down_proj" and processes > 1
-    return not cut_by_columns or scheme.format.grain(scheme)[1] is not None
+    grain, cut_by_columns = scheme.format.grain(scheme)[1], kind == "down_proj" and processes > 1
+    return not cut_by_columns or (grain is not None and 128 % grain == 0)
 
 
 @every_scheme
