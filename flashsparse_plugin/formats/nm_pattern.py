@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..packed import Options
+from ..ops import ops
+from ..packed import Options, Scheme
 
 VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -62,6 +63,24 @@ class PatternOptions(Options):
         """Whether of each 4 aligned columns at most 2 are kept, as sparse tensor cores want it."""
         return (self.m % 4 == 0 and self.n <= 2) or (self.n, self.m) == (1, 2)
 
+    def keep_largest(self, weight: Tensor) -> Tensor:
+        """Sets to zero what the pattern cannot keep; it keeps the vectors with the largest sums.
+
+        Args:
+            weight: [out_features, in_features], finite.
+
+        Returns:
+            A weight that follows the pattern.
+        """
+        rows, columns = weight.shape
+        groups, length = self.groups(rows), self.vector_length
+        padded = F.pad(weight.abs().float(), (0, -columns % self.m, 0, groups * length - rows))
+        scores = padded.view(groups, length, -1, self.m).sum(1)
+        kept = torch.zeros_like(scores, dtype=torch.bool)
+        kept.scatter_(2, scores.topk(self.n, dim=2).indices, True)
+        rows_kept = kept.view(groups, 1, -1).expand(-1, length, -1).reshape(groups * length, -1)
+        return weight.where(rows_kept[:rows, :columns], torch.zeros_like(weight))
+
     @property
     def title(self) -> str:
         """ "2:4", or "8:32, L=32"."""
@@ -96,21 +115,20 @@ def unpack_positions(weight_index: Tensor, kept: int, bits: int) -> Tensor:
     return torch.stack(entries, 2).view(len(weight_index), -1)[:, :kept]
 
 
-def keep_largest(weight: Tensor, options: PatternOptions) -> Tensor:
-    """Sets to zero what the pattern cannot keep; it keeps the vectors with the largest sums.
+def options_of(scheme: Scheme) -> PatternOptions:
+    """The pattern of a scheme whose format holds patterns."""
+    assert isinstance(scheme.options, PatternOptions)
+    return scheme.options
+
+
+def pack_vectors(weight: Tensor, options: PatternOptions) -> tuple[Tensor, Tensor]:
+    """Values and positions as nm_vector stores them, from which other forms are arranged.
 
     Args:
-        weight: [out_features, in_features], finite.
+        weight: [out_features, in_features] on the CPU, float16, bfloat16 or float32.
         options: The pattern.
 
-    Returns:
-        A weight that follows the pattern.
+    Raises:
+        RuntimeError: Where the weight does not follow the pattern, naming the first place.
     """
-    rows, columns = weight.shape
-    groups, length, m = options.groups(rows), options.vector_length, options.m
-    padded = F.pad(weight.abs().float(), (0, -columns % m, 0, groups * length - rows))
-    scores = padded.view(groups, length, -1, m).sum(1)
-    kept = torch.zeros_like(scores, dtype=torch.bool)
-    kept.scatter_(2, scores.topk(options.n, dim=2).indices, True)
-    rows_kept = kept.view(groups, 1, -1).expand(-1, length, -1).reshape(groups * length, -1)
-    return weight.where(rows_kept[:rows, :columns], torch.zeros_like(weight))
+    return ops.nm_vector_pack(weight, options.n, options.m, options.vector_length)

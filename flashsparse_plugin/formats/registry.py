@@ -11,6 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .interleaved_bitmap import InterleavedBitmap
+from .nm_panels import NMPanels
 from .nm_vector import NMVector
 from .tiled_csl import TiledCSL
 
@@ -27,7 +28,7 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-for _format in (TiledCSL(), NMVector(), InterleavedBitmap()):
+for _format in (TiledCSL(), NMVector(), InterleavedBitmap(), NMPanels()):
     register_format(_format)
 
 

@@ -23,7 +23,7 @@ inline ScalarType nm_value_dtype(ScalarType weight_dtype) {
   return is_16_bit(weight_dtype) ? ScalarType::Short : ScalarType::Int;
 }
 
-inline void check_nm_shape(int64_t out, int64_t in, const nm_vector::Pattern& pattern) {
+inline void check_nm_shape(int64_t out, int64_t in) {
   check_shape(out, in);
   FS_CHECK(in <= INT32_MAX - 256, "a weight of nm_vector has fewer columns than ", in);
 }
@@ -33,7 +33,7 @@ inline void check_nm_vector(const Tensor& values, const Tensor& index, int64_t o
   check_tensor(values, "weight_packed", value_dtype, 2);
   check_tensor(index, "weight_index", ScalarType::Byte, 2);
   check_beside(index, "weight_index", values, "weight_packed");
-  check_nm_shape(out, in, pattern);
+  check_nm_shape(out, in);
   const int64_t kept = pattern.kept(in), groups = pattern.groups(out);
   FS_CHECK(values.size(0) == out && values.size(1) == kept, "weight_packed of a [", out, ", ", in,
            "] weight must be [", out, ", ", kept, "], not [", values.size(0), ", ", values.size(1),

@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int6
   check_nm_dtype(weight_.scalar_type());
   const Tensor weight = torch::stable::contiguous(weight_);
   const int64_t rows = weight.size(0), cols = weight.size(1);
-  check_nm_shape(rows, cols, pattern);
+  check_nm_shape(rows, cols);
   Tensor values = empty({rows, pattern.kept(cols)}, nm_value_dtype(weight.scalar_type()));
   Tensor index = empty({pattern.groups(rows), pattern.index_bytes(cols)}, ScalarType::Byte);
   const std::string error = by_width(weight.scalar_type(), [&](auto type) {

@@ -1,56 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of the query heads of one kv head over its rows, in fp32, on vectors as wide as those
-// of the instruction set, which the compiler's own vector types stand for. Each folder includes it
-// once, with its own flags: everything has internal linkage (README.md says why).
+// of the instruction set. Each folder includes it once, with its own flags: everything has internal
+// linkage (README.md says why).
 #pragma once
 #include <cstdint>
 
 #include "cpu/kernels.h"
+#include "cpu/vectors.h"
 
 namespace {
 
-using flashsparse::Dtype;
 using flashsparse::cpu::DecodeRow;
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
 constexpr int kBlock = flashsparse::cpu::kDecodeBlock;
-using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
-using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
-
-// Vectors go by reference: how they are passed by value depends on the flags.
-#define FS_ROW_INLINE inline __attribute__((always_inline))
-
-FS_ROW_INLINE void load(const float* from, Floats& to) { __builtin_memcpy(&to, from, sizeof to); }
-FS_ROW_INLINE void store(const Floats& from, float* to) {
-  __builtin_memcpy(to, &from, sizeof from);
-}
-
-FS_ROW_INLINE void widen(const void* row, int64_t first, Dtype dtype, Floats& to) {
-  if (dtype == Dtype::kFloat32) return load(static_cast<const float*>(row) + first, to);
-  Halves half;
-  __builtin_memcpy(&half, static_cast<const uint16_t*>(row) + first, sizeof half);
-  const Words bits = __builtin_convertvector(half, Words);
-  if (dtype == Dtype::kBFloat16) {
-    to = reinterpret_cast<Floats>(bits << 16);
-    return;
-  }
-  // Exponent and fraction move to their places; 2^112 makes the exponent's bias that of fp32, for
-  // subnormals, too. Infinities and NaN keep all their exponent bits.
-  const Words magnitude = bits & 0x7fff;
-  const Floats value = reinterpret_cast<Floats>(magnitude << 13) * 0x1p112f;
-  const Words special = reinterpret_cast<Words>(magnitude >= 0x7c00) & 0x7f800000;
-  to = reinterpret_cast<Floats>(reinterpret_cast<Words>(value) | special | (bits & 0x8000) << 16);
-}
 
 // e^x; 0 from -87 down, 2^126 and more from 88 up, NaN of NaN. Cephes' polynomial.
-FS_ROW_INLINE void exponential(const Floats& given, Floats& to) {
+FS_VECTOR_INLINE void exponential(const Floats& given, Floats& to) {
   const Floats most = Floats{} + 88.0f, least = Floats{} - 87.0f;
   const Words lost = reinterpret_cast<Words>(given < least);
   Floats x = given > most ? most : given;
@@ -70,7 +35,7 @@ FS_ROW_INLINE void exponential(const Floats& given, Floats& to) {
                                 ~lost);
 }
 
-FS_ROW_INLINE float sum_of(const Floats& x) {
+FS_VECTOR_INLINE float sum_of(const Floats& x) {
   float halves[kLanes];
   store(x, halves);
   for (int width = kLanes / 2; width > 0; width /= 2) {
@@ -81,8 +46,8 @@ FS_ROW_INLINE float sum_of(const Floats& x) {
 
 // to[d] += the sum of terms[j] * rows[j][d], for `vectors` vectors of columns at a time.
 template <int vectors>
-FS_ROW_INLINE void add_rows(const float* terms, const float* rows, int count, int head_dim,
-                            float* to) {
+FS_VECTOR_INLINE void add_rows(const float* terms, const float* rows, int count, int head_dim,
+                               float* to) {
   Floats sums[vectors];
   for (int v = 0; v < vectors; ++v) load(to + v * kLanes, sums[v]);
   for (int j = 0; j < count; ++j) {
@@ -103,8 +68,8 @@ struct Head {
 constexpr float kNoScore = -3.402823466e38f;
 
 // Takes `count` positions into account whose scores are at `scores`; makes them terms.
-FS_ROW_INLINE void add_terms(Head& head, bool online, float* scores, int count, float* sums,
-                             int head_dim) {
+FS_VECTOR_INLINE void add_terms(Head& head, bool online, float* scores, int count, float* sums,
+                                int head_dim) {
   for (int j = count; j < kBlock; ++j) scores[j] = -__builtin_inff();
   if (online) {
     float highest = head.reference;

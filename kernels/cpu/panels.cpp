@@ -26,8 +26,7 @@ int64_t chunk_panels(const LinearProblem& problem) {
 }
 
 LinearCall::LinearCall(const LinearProblem& problem)
-    : kernels_(kernels()),
-      linear_(select(kernels_, problem.weight_dtype, problem.dtype)),
+    : linear_(select(kernels(), problem.weight_dtype, problem.dtype)),
       problem_(problem),
       blocks_(problem.tokens, linear_.block_tokens),
       pairs_(column_pairs(problem.in_features)) {
@@ -72,19 +71,20 @@ void LinearCall::multiply(const Panel* panels, int count, int64_t first) const {
     const char* packed = activations_ + token * pairs_ * linear_.activation_bytes;
     for (int p = 0; p < count; ++p) {
       linear_.multiply(panels[p], pairs_, packed, blocks_.size(block), sums);
-      store(sums, first + p, token, blocks_.size(block));
+      store_panel(problem_, sums, first + p, token, blocks_.size(block));
     }
   }
 }
 
-void LinearCall::store(const float* sums, int64_t panel, int64_t token, int tokens) const {
-  const int64_t row = panel * kPanelRows, out_features = problem_.out_features;
-  const Dtype dtype = problem_.dtype;
+void store_panel(const LinearProblem& problem, const float* sums, int64_t panel, int64_t token,
+                 int tokens) {
+  const int64_t row = panel * kPanelRows, out_features = problem.out_features;
+  const Dtype dtype = problem.dtype;
   const int rows = static_cast<int>(std::min<int64_t>(kPanelRows, out_features - row));
   float bias[kPanelRows] = {};
-  for (int r = 0; problem_.bias && r < rows; ++r) bias[r] = load(problem_.bias, row + r, dtype);
-  char* y = static_cast<char*>(problem_.y) + (token * out_features + row) * bytes_of(dtype);
-  kernels_.store(sums, tokens, bias, rows, y, out_features, dtype);
+  for (int r = 0; problem.bias && r < rows; ++r) bias[r] = load(problem.bias, row + r, dtype);
+  char* y = static_cast<char*>(problem.y) + (token * out_features + row) * bytes_of(dtype);
+  kernels().store(sums, tokens, bias, rows, y, out_features, dtype);
 }
 
 }  // namespace flashsparse::cpu

@@ -23,8 +23,8 @@ namespace flashsparse::cpu {
 // Scratch: the activations of at most 512 tokens, packed, 2 bytes (bf16 by bf16) or 4 bytes each.
 struct LinearProblem {
   int64_t out_features, in_features;
-  Dtype weight_dtype;  // kFloat16 or kBFloat16
-  const void* x;       // [tokens, in_features]
+  Dtype weight_dtype;
+  const void* x;  // [tokens, in_features]
   int64_t tokens;
   const void* bias;  // [out_features], or null
   void* y;           // [tokens, out_features]
@@ -41,8 +41,12 @@ struct TokenBlocks {
   int size(int64_t block) const { return static_cast<int>(begin(block + 1) - begin(block)); }
 };
 
-// A problem of at most kMaxTokens tokens, ready to be given panels of W from any thread and in any
-// order.
+// Adds the bias to sums[token][16 rows] of a panel, rounds, and writes them to y from `token` on.
+void store_panel(const LinearProblem& problem, const float* sums, int64_t panel, int64_t token,
+                 int tokens);
+
+// A problem of at most kMaxTokens tokens and 16-bit weights, ready to be given panels of W from any
+// thread and in any order.
 class LinearCall {
  public:
   static constexpr int64_t kMaxTokens = 512;  // bounds the scratch memory
@@ -56,9 +60,6 @@ class LinearCall {
   void multiply(const Panel* panels, int count, int64_t first) const;
 
  private:
-  void store(const float* sums, int64_t panel, int64_t token, int tokens) const;
-
-  const Kernels& kernels_;
   const LinearKernels& linear_;
   LinearProblem problem_;
   TokenBlocks blocks_;

@@ -16,7 +16,8 @@ from ...gpu import Gpu
 from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
-from ..nm_pattern import PatternOptions, keep_largest
+from ..nm_panels import NMPanels
+from ..nm_pattern import PatternOptions, options_of, pack_vectors
 from . import cost, reference
 from .ops import ops
 
@@ -38,10 +39,10 @@ class NMVector(Format):
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return keep_largest(weight, _options(scheme))
+        return options_of(scheme).keep_largest(weight)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        options = _options(scheme)
+        options = options_of(scheme)
         stored = torch.int32 if scheme.dtype == torch.float32 else torch.int16
         index = (options.groups(shape[0]), options.index_bytes(shape[1]))
         return {
@@ -52,7 +53,7 @@ class NMVector(Format):
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
         with rules():
-            tensors = ops.nm_vector_pack(weight.detach().cpu(), *_pattern(scheme))
+            tensors = pack_vectors(weight.detach().cpu(), options_of(scheme))
         return self._named(tensors, scheme, weight.shape).to(weight.device)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
@@ -81,16 +82,24 @@ class NMVector(Format):
         return int(self._validate(packed))
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
+        if device.type == "cpu" and NMPanels.fits(options_of(scheme)):
+            return NMPanels().scheme(scheme.dtype, scheme.values)
         if device.type == "cpu" and scheme.dtype in InterleavedBitmap.dtypes:
             return InterleavedBitmap().scheme(scheme.dtype)
         return scheme
 
+    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        if target.format is not NMPanels():
+            return super().transcode(packed, target, device)
+        values, index = (packed.tensors[name].cpu() for name in self.tensor_names)
+        return NMPanels().arrange(values, index, target, packed.shape).to(device)
+
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return _options(scheme).vector_length, _options(scheme).m
+        return options_of(scheme).vector_length, options_of(scheme).m
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         """Takes values and positions as they are, where the positions start on a byte."""
-        options = _options(packed.scheme)
+        options = options_of(packed.scheme)
         first, last = columns.start // options.m * options.n, options.kept(columns.stop)
         bits = options.index_bits
         if first * bits % 8 or (last * bits % 8 and columns.stop != packed.shape[1]):
@@ -133,11 +142,6 @@ class NMVector(Format):
         return ops.nm_vector_validate(values, index, *packed.shape, *_pattern(packed.scheme))
 
 
-def _options(scheme: Scheme) -> PatternOptions:
-    assert isinstance(scheme.options, PatternOptions)
-    return scheme.options
-
-
 def _pattern(scheme: Scheme) -> tuple[int, int, int]:
-    options = _options(scheme)
+    options = options_of(scheme)
     return options.n, options.m, options.vector_length

@@ -20,7 +20,8 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     integer = torch.int32 if weight.dtype == torch.float32 else torch.int16
     values, index = [], []
     for rows in weight.split(length):
-        columns, positions = [], []
+        columns: list[int] = []
+        positions: list[int] = []
         for window in rows.split(m, dim=1):
             used = [p for p in range(window.shape[1]) if bool((window[:, p] != 0).any())]
             assert len(used) <= n, "the weight does not follow the pattern"

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are N:M weights multiplied right on this GPU, how fast, and by which launch?
+
+    python benchmarks/gpu/nm.py              everything, in 9 minutes at most
+    python benchmarks/gpu/nm.py --check      every way to call it, against float64
+    python benchmarks/gpu/nm.py --speed      layers x patterns x tokens, beside cuBLAS, fp8, and
+                                             cuSPARSELt for 2:4
+    python benchmarks/gpu/nm.py --launches   every launch of the kernels, for some layers
+    python benchmarks/gpu/nm.py --device cpu --check     shows that this program works
+
+Results are saved after each layer; when the --minutes are over, the rest is left out with a
+message. The card's clocks are never set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from _check import DTYPES as CHECKED
+from _check import Checker, errors_of
+from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
+from _layers import Layer, layer, model_layers
+from _program import (
+    DTYPES,
+    check_layers,
+    conditions,
+    device_of,
+    numbers,
+    parser,
+    run_parts,
+    save_each,
+    signature,
+)
+from _speed import WARM_UPS, Dense, activations
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+
+Row = dict[str, Any]
+TWO_FOUR = PatternOptions(n=2, m=4)
+VECTORS = tuple(PatternOptions(n=n, m=32, vector_length=32) for n in (16, 12, 8, 4))
+LAYERS = [
+    *model_layers("Llama-3-70B", gate_up=(57344, 8192), down=(8192, 28672), o=(8192, 8192)),
+    *model_layers("OPT-30B", fc1=(28672, 7168), fc2=(7168, 28672)),
+    *model_layers("Llama-3-8B", gate_up=(28672, 4096), down=(4096, 14336), o=(4096, 4096)),
+    *model_layers("Llama-3-8B", up=(14336, 4096), qkv=(6144, 4096)),
+]
+TOKENS = (1, 8, 16, 32, 64)
+MANY_TOKENS = (128, 256, 1024)
+# Goals of dense time / time; docs/nm.md. By pattern, size of layer in millions of weights, tokens.
+LARGE, MEDIUM = 100e6, 40e6
+
+
+# ---- right? -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: tuple[int, int]
+    options: PatternOptions
+    dtype: torch.dtype
+    tokens: tuple[int, ...]
+    planned: bool = False  # also by every launch that the kernel can make
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{self.shape[0]}x{self.shape[1]}, {self.options.title}, {name}"
+
+
+def cases() -> Iterator[Case]:
+    """All cases, the most informative first."""
+    patterns = (
+        TWO_FOUR,
+        *VECTORS,
+        PatternOptions(n=1, m=4),
+        PatternOptions(n=2, m=8, vector_length=4),
+        PatternOptions(n=4, m=16, vector_length=16),
+        PatternOptions(n=8, m=16, vector_length=128),
+        PatternOptions(n=8, m=16, vector_length=8),
+        PatternOptions(n=3, m=5, vector_length=2),
+    )
+    for dtype, options in itertools.product(CHECKED, patterns[:5]):
+        for shape in ((4096, 4096), (14336, 4096), (6144, 4096)):
+            yield Case(shape, options, dtype, (1, 8, 16, 17, 32, 64, 100, 300))
+    for dtype, options in itertools.product(CHECKED, patterns):
+        for shape in ((1024, 1024), (640, 2304), (384, 896)):
+            yield Case(shape, options, dtype, (1, 8, 13, 16, 32, 61), planned=True)
+        for shape in ((1, 1), (33, 130), (129, 63), (300, 300), (1000, 4100), (4100, 1000)):
+            yield Case(shape, options, dtype, (1, 3, 8, 16, 33, 64, 70))
+    for options in patterns:
+        yield Case((300, 300), options, torch.float32, (1, 8, 40))
+
+
+def small_cases() -> Iterator[Case]:
+    for dtype, options in itertools.product(CHECKED, (TWO_FOUR, VECTORS[2])):
+        yield Case((160, 320), options, dtype, (1, 9, 33))
+
+
+class NMChecker(Checker):
+    """Checks weights that follow a pattern, in the form that their device reads."""
+
+    def _check(self, case: Case, number: int) -> None:
+        weight = pattern_weight(case.shape, case.options, case.dtype, self._device, number)
+        packed = fs.pack(weight, "nm_vector", case.options.model_dump()).prepare(self._device)
+        form = packed.scheme.format.name
+        self.tally.add("unpacked", torch.equal(packed.unpack(), weight), f"{case}, {form}")
+        exact = weight.to(self._reference).double().T
+        for index, tokens in enumerate(case.tokens):
+            x = self._random((tokens * case.shape[1] + 1,), case.dtype)
+            x = x[number % 2 : number % 2 + tokens * case.shape[1]].view(tokens, -1)
+            bias = self._random(case.shape[:1], case.dtype) if (number + index) % 2 else None
+            where = f"{case}, {form}, {tokens} tokens"
+            op = partial(_formats.multiply, packed, bias=bias)
+            y = op(x)
+            norm, element = errors_of(y, x, exact, bias, self._reference)
+            # More tokens are the library's: an element may be as far off as it always was.
+            limit = 1.0 if tokens <= 64 else float("inf")
+            self._judge(float(norm), float(element), where, limit)
+            self.tally.add("the same again", all(torch.equal(y, op(x)) for _ in range(2)), where)
+            if self._device.type == "cuda" and index == number % len(case.tokens):
+                self._check_stream(op, x, y, where)
+                if self._graphs:
+                    self._check_graph(op, x, y, where)
+            for launch in self._launches(case, packed, tokens):
+                twice = [launch.linear(packed, x, bias) for _ in range(2)]
+                norm, element = errors_of(twice[0], x, exact, bias, self._reference)
+                self._judge(float(norm), float(element), f"{where}, {launch}")
+                self.tally.add("the same again", torch.equal(*twice), f"{where}, {launch}")
+
+    def _launches(self, case: Case, packed: fs.PackedWeight, tokens: int) -> Sequence[Any]:
+        if not case.planned or tokens > 64:
+            return ()
+        return launches_of(packed, tokens, self._device)
+
+
+def launches_of(packed: fs.PackedWeight, tokens: int, device: torch.device) -> Sequence[Any]:
+    """Every launch worth trying of the kernel that reads this weight."""
+    return _formats.launches(packed.scheme.format.name, packed, tokens, device)
+
+
+def pattern_weight(
+    shape: tuple[int, int], options: PatternOptions, dtype: torch.dtype, device: Any, seed: int = 0
+) -> Tensor:
+    """A random weight that follows the pattern, all kept."""
+    return options.keep_largest(random_weight(shape, 1.0, dtype, device, seed=seed)).contiguous()
+
+
+# ---- fast? --------------------------------------------------------------------------------------
+
+
+class Speed:
+    """Measures layer by layer; `rows` always holds everything measured so far."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        device: torch.device,
+        stopwatch: Stopwatch,
+        bandwidth: float,
+    ):
+        self.rows: list[Row] = []
+        self._arguments, self._device, self._stopwatch = arguments, device, stopwatch
+        self._dtype, self._bandwidth = DTYPES[arguments.dtype], bandwidth
+
+    def run(self, budget: Budget) -> Iterator[Layer]:
+        """Yields after each layer; ends when the time is over."""
+        arguments = self._arguments
+        for each in arguments.layers or LAYERS:
+            if budget.left < 0:
+                return
+            dense = Dense(each, self._dtype, self._device)
+            found = dense.time(arguments.tokens, self._stopwatch)
+            for options in arguments.patterns:
+                if budget.left < 0:
+                    return
+                self._measure(each, options, found)
+            torch.cuda.empty_cache()
+            yield each
+
+    def _measure(self, each: Layer, options: PatternOptions, dense: dict[int, Row]) -> None:
+        weight = pattern_weight(each.shape, options, self._dtype, self._device)
+        packed = fs.pack(weight, "nm_vector", options.model_dump()).prepare(self._device)
+        copies = self._copies(partial(_formats.copy_of, packed), packed.nbytes)
+        for _ in range(WARM_UPS):
+            x = activations(8, each, self._dtype, self._device)
+            self._stopwatch(lambda x=x: _formats.multiply(copies(), x), len(copies))
+        for tokens in self._arguments.tokens:
+            x = activations(tokens, each, self._dtype, self._device)
+
+            def timed(multiply: Any, x: Tensor = x) -> float:
+                return self._stopwatch(lambda: multiply(copies(), x), len(copies)).microseconds
+
+            row = self._row(each, options, packed, tokens, dense[tokens])
+            self.rows.append(row | self._compared(timed(_formats.multiply), row, x))
+            if not self._arguments.launches:
+                continue
+            for launch in launches_of(packed, tokens, self._device):
+                made = row | {"launch": str(launch)}
+                self.rows.append(made | self._compared(timed(launch.linear), row, x))
+        if options == TWO_FOUR and not self._arguments.launches:
+            self._add_library(each, weight)
+
+    def _row(
+        self,
+        each: Layer,
+        options: PatternOptions,
+        packed: fs.PackedWeight,
+        tokens: int,
+        dense: Row,
+    ) -> Row:
+        return {
+            "model": each.model,
+            "layer": each.name,
+            "shape": str(each),
+            "pattern": options.title,
+            "tokens": tokens,
+            "form": packed.scheme.format.name,
+            "launch": "its own choice",
+            "bytes": packed.nbytes,
+            **dense,
+        }
+
+    def _compared(self, us: float, row: Row, x: Tensor) -> Row:
+        moved = row["bytes"] + x.nbytes + len(x) * int(row["shape"].split("x")[0]) * x.itemsize
+        return {
+            "us": round(us, 2),
+            "of_bound": round(moved / self._bandwidth * 1e6 / us, 3),
+            "ratio": round(row["dense_us"] / us, 3),
+            "over_fp8": round(row["fp8_us"] / us, 3) if "fp8_us" in row else None,
+        }
+
+    def _copies(self, make: Any, nbytes: int) -> _measure.Rotation:
+        return _measure.Rotation(make, nbytes, cold_bytes(self._device))
+
+    def _add_library(self, each: Layer, weight: Tensor) -> None:
+        """cuSPARSELt, by the algorithm that its search finds."""
+        compressed = torch._cslt_compress(weight)
+        copies = self._copies(compressed.clone, compressed.nbytes)
+        for row in self.rows:
+            if (row["shape"], row["pattern"]) != (str(each), TWO_FOUR.title):
+                continue
+            x = activations(row["tokens"], each, self._dtype, self._device)
+            padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 8)).T
+            try:
+                best = torch._cslt_sparse_mm_search(compressed, padded)
+                call = partial(torch._cslt_sparse_mm, dense_B=padded, alg_id=best)
+                us = self._stopwatch(lambda call=call: call(copies()), len(copies)).microseconds
+            except RuntimeError as error:
+                row["cusparselt_refused"] = str(error).splitlines()[0][:100]
+                continue
+            row["cusparselt_us"] = round(us, 2)
+
+
+def show(rows: Sequence[Row], about: Row) -> None:
+    """Geometric means of dense time / time, by size of layer, pattern and tokens."""
+    console = _measure.console(width=120)
+    own = [row for row in rows if row["launch"] == "its own choice"]
+    sizes = {
+        "over 100 M weights": lambda weights: weights > LARGE,
+        "40 to 100 M weights": lambda weights: MEDIUM <= weights <= LARGE,
+        "smaller layers": lambda weights: weights < MEDIUM,
+    }
+    for size, belongs in sizes.items():
+        here = [row for row in own if belongs(_weights(row))]
+        if here:
+            console.print(_ratios(size, here))
+    console.print(signature(about))
+
+
+def _weights(row: Row) -> float:
+    out_features, _, in_features = row["shape"].partition("x")
+    return float(out_features) * float(in_features)
+
+
+def _ratios(title: str, rows: Sequence[Row]) -> Table:
+    tokens = sorted({row["tokens"] for row in rows})
+    table = Table(
+        title=f"{title}: dense time / time (fp8 time / time), by tokens",
+        caption="geometric means over " + ", ".join(sorted({row["shape"] for row in rows})),
+        box=box.SIMPLE_HEAD,
+    )
+    for column in ("pattern", *map(str, tokens)):
+        table.add_column(column, justify="right", no_wrap=True)
+    for pattern in dict.fromkeys(row["pattern"] for row in rows):
+        own = [row for row in rows if row["pattern"] == pattern]
+        table.add_row(pattern, *(_cell(own, count) for count in tokens))
+        if any("cusparselt_us" in row for row in own):
+            cells = []
+            for count in tokens:
+                found = [r for r in own if r["tokens"] == count and "cusparselt_us" in r]
+                ratios = [row["dense_us"] / row["cusparselt_us"] for row in found]
+                cells.append(f"{statistics.geometric_mean(ratios):.2f}" if ratios else "")
+            table.add_row("cuSPARSELt", *cells)
+    return table
+
+
+def _cell(rows: Sequence[Row], tokens: int) -> str:
+    here = [row for row in rows if row["tokens"] == tokens]
+    if not here:
+        return ""
+    text = f"{statistics.geometric_mean(row['ratio'] for row in here):.2f}"
+    eighth = [row["over_fp8"] for row in here if row["over_fp8"]]
+    return text + (f" ({statistics.geometric_mean(eighth):.2f})" if eighth else "")
+
+
+def show_launches(rows: Sequence[Row], about: Row) -> None:
+    """The best launches of each point beside the kernel's own choice."""
+    console = _measure.console(width=120)
+    for key in dict.fromkeys((row["shape"], row["pattern"], row["tokens"]) for row in rows):
+        here = [row for row in rows if (row["shape"], row["pattern"], row["tokens"]) == key]
+        own = next(row for row in here if row["launch"] == "its own choice")
+        best = sorted((row for row in here if row is not own), key=lambda row: row["us"])[:3]
+        listed = "; ".join(f"{row['launch']} {row['us']:.1f}" for row in best)
+        console.print(f"{key[0]} {key[1]} {key[2]}: own {own['us']:.1f} µs; {listed}")
+    console.print(signature(about))
+
+
+# ---- the program --------------------------------------------------------------------------------
+
+
+def pattern(text: str) -> PatternOptions:
+    """A pattern from "2:4" or "8:32x32"."""
+    kept, _, rest = text.partition(":")
+    window, _, length = rest.partition("x")
+    return PatternOptions(n=int(kept), m=int(window), vector_length=int(length or 1))
+
+
+def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    report = arguments.out / "nm_check.txt"
+    return check_layers(NMChecker, cases, small_cases, report, arguments, device, budget)
+
+
+def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
+    stopwatch = Stopwatch(device, arguments.replays)
+    about, bandwidth = conditions(arguments, device, stopwatch)
+    measured = Speed(arguments, device, stopwatch, bandwidth)
+    shown = show_launches if arguments.launches else show
+    path = arguments.out / ("nm_launches.csv" if arguments.launches else "nm.csv")
+    save_each(measured.run(budget), measured.rows, about, path, budget, shown)
+    return bool(measured.rows)
+
+
+def main() -> None:
+    options = parser(__doc__, minutes=9.0, dtype="bfloat16")
+    for name in ("check", "speed", "launches", "small"):
+        options.add_argument(f"--{name}", action="store_true")
+    options.add_argument("--layers", type=lambda text: [layer(each) for each in text.split(",")])
+    options.add_argument("--tokens", type=numbers, default=TOKENS)
+    options.add_argument(
+        "--patterns",
+        type=lambda text: [pattern(each) for each in text.split(",")],
+        default=(TWO_FOUR, *VECTORS),
+    )
+    arguments = options.parse_args()
+    device = device_of(arguments)
+    arguments.speed |= arguments.launches
+    asked = [arguments.check, arguments.speed]
+    if not any(asked):
+        asked = [True, True]
+    budget = Budget(60 * arguments.minutes)
+    parts = (
+        lambda: check(arguments, device, budget.at_most(200) if asked[1] else budget),
+        lambda: speed(arguments, device, budget),
+    )
+    good = run_parts(part for wanted, part in zip(asked, parts, strict=True) if wanted)
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

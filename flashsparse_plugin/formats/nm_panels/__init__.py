@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form in which nm_vector runs on a CPU where 16 rows share their columns; never on disk.
+
+Entries of 16 rows lie side by side, so that an entry is one register and nothing is decoded. The
+layout is in kernels/formats/nm_panels.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
+from ...plan import Plan
+from ..nm_pattern import PatternOptions, options_of, pack_vectors, unpack_positions
+from . import reference
+from .ops import ops
+
+ROWS = 16  # of a panel
+
+
+class NMPanels(Format):
+    name = "nm_panels"
+    version = 1
+    on_disk = False
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    Options = PatternOptions
+    tensor_names = ("values", "columns")
+    reference: ClassVar[Reference] = reference
+
+    @staticmethod
+    def fits(options: PatternOptions) -> bool:
+        """Whether the rows of a panel share their columns."""
+        return options.vector_length % ROWS == 0
+
+    def examples(self) -> tuple[Scheme, ...]:
+        options = {"n": 3, "m": 8, "vector_length": 32}
+        return tuple(self.scheme(dtype, options) for dtype in self.dtypes)
+
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        return options_of(scheme).keep_largest(weight)
+
+    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        options = options_of(scheme)
+        kept = options.kept(shape[1])
+        stored = torch.int32 if scheme.dtype == torch.float32 else torch.int16
+        return {
+            "values": TensorSpec(stored, (-(-shape[0] // ROWS), kept, ROWS)),
+            "columns": TensorSpec(torch.int32, (options.groups(shape[0]), kept)),
+        }
+
+    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.require_weight(weight, scheme)
+        with rules():
+            values, index = pack_vectors(weight.detach().cpu(), options_of(scheme))
+        return self.arrange(values, index, scheme, weight.shape).to(weight.device)
+
+    def arrange(
+        self, values: Tensor, index: Tensor, scheme: Scheme, shape: torch.Size | tuple[int, int]
+    ) -> PackedWeight:
+        """Makes the panels of the tensors of nm_vector."""
+        options, (rows, cols) = options_of(scheme), shape
+        kept = options.kept(cols)
+        padded = F.pad(values, (0, 0, 0, -rows % ROWS))
+        positions = unpack_positions(index, kept, options.index_bits)
+        windows = torch.arange(kept // options.n, dtype=torch.int32) * options.m
+        columns = positions.to(torch.int32) + windows.repeat_interleave(options.n)
+        tensors = {
+            "values": padded.view(-1, ROWS, kept).transpose(1, 2).contiguous(),
+            "columns": columns.clamp_(max=cols),
+        }
+        return PackedWeight(scheme, (rows, cols), tensors)
+
+    def unpack(self, packed: PackedWeight) -> Tensor:
+        values, columns = (packed.tensors[name].cpu() for name in self.tensor_names)
+        length = options_of(packed.scheme).vector_length
+        weight = ops.nm_panels_unpack(values, columns, *packed.shape, length, packed.dtype)
+        return weight.to(packed.device)
+
+    def linear(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None = None,
+        plan: Plan | None = None,  # there is one implementation
+    ) -> Tensor:
+        length = options_of(scheme).vector_length
+        return ops.nm_panels_linear(
+            x, tensors["values"], tensors["columns"], shape[0], length, scheme.dtype, bias
+        )
+
+    def check(self, packed: PackedWeight) -> None:
+        options, cols = options_of(packed.scheme), packed.shape[1]
+        columns = packed.tensors["columns"].cpu()
+        windows = torch.arange(columns.shape[1] // options.n, dtype=torch.int32) * options.m
+        first = windows.repeat_interleave(options.n)
+        if bool(((columns < first) | (columns >= first + options.m) & (columns != cols)).any()):
+            raise FormatError("columns has one outside of its window")
+        if bool((columns > cols).any()):
+            raise FormatError(f"columns has one beyond the weight's {cols} columns")
+
+    def nonzeros(self, packed: PackedWeight) -> int:
+        return int(self.unpack(packed).count_nonzero())

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops of nm_panels: what each means, its shapes for torch.compile, and the gradient.
+
+Their schemas are registered in kernels/bindings. Whoever imports `ops` from here has them complete.
+"""
+
+from __future__ import annotations
+
+from torch.library import register_fake
+
+from ...ops import ops
+from ...ops.packed_linear import linear_result, register_linear_autograd
+
+__all__ = ["ops"]
+
+
+@register_fake("flashsparse::nm_panels_unpack")
+def _(values, columns, out_features, in_features, vector_length, dtype):
+    """Unpacks nm_panels to the dense weight [out_features, in_features] of `dtype`."""
+    return values.new_empty(out_features, in_features, dtype=dtype)
+
+
+@register_fake("flashsparse::nm_panels_linear")
+def _(x, values, columns, out_features, vector_length, weight_dtype, bias=None):
+    """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
+
+    x is float32, float16 or bfloat16 and its dtype rules the result; values and activations are
+    widened to float32, where they are exact, and sums are kept in float32.
+
+    Source: NM-SpMM, section II (vectors of L rows share their columns).
+    """
+    return linear_result(x, out_features, bias)
+
+
+register_linear_autograd("nm_panels_linear", unpack="nm_panels_unpack")

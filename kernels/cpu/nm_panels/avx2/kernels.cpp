@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/nm_panels/product.h"
+
+namespace flashsparse::nm_panels::avx2 {
+const Kernels kKernels = kTable;
+}

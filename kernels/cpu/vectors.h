@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors of fp32 as wide as those of the instruction set, which the compiler's own vector types
+// stand for: one source, compiled once in each folder with its own flags. Everything has internal
+// linkage (README.md says why).
+#pragma once
+#include <cstdint>
+
+#include "cpu/dtype.h"
+
+namespace {
+
+using flashsparse::Dtype;
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
+
+// Vectors go by reference: how they are passed by value depends on the flags.
+#define FS_VECTOR_INLINE inline __attribute__((always_inline))
+
+FS_VECTOR_INLINE void load(const float* from, Floats& to) {
+  __builtin_memcpy(&to, from, sizeof to);
+}
+FS_VECTOR_INLINE void store(const Floats& from, float* to) {
+  __builtin_memcpy(to, &from, sizeof from);
+}
+
+FS_VECTOR_INLINE void widen(const void* row, int64_t first, Dtype dtype, Floats& to) {
+  if (dtype == Dtype::kFloat32) return load(static_cast<const float*>(row) + first, to);
+  Halves half;
+  __builtin_memcpy(&half, static_cast<const uint16_t*>(row) + first, sizeof half);
+  const Words bits = __builtin_convertvector(half, Words);
+  if (dtype == Dtype::kBFloat16) {
+    to = reinterpret_cast<Floats>(bits << 16);
+    return;
+  }
+  // Exponent and fraction move to their places; 2^112 makes the exponent's bias that of fp32, for
+  // subnormals, too. Infinities and NaN keep all their exponent bits.
+  const Words magnitude = bits & 0x7fff;
+  const Floats value = reinterpret_cast<Floats>(magnitude << 13) * 0x1p112f;
+  const Words special = reinterpret_cast<Words>(magnitude >= 0x7c00) & 0x7f800000;
+  to = reinterpret_cast<Floats>(reinterpret_cast<Words>(value) | special | (bits & 0x8000) << 16);
+}
+
+}  // namespace
