@@ -10,12 +10,19 @@ from torch.library import opcheck
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.ops import ops
 
 OUT, IN = 150, 70
 WEIGHT = sparse_weight(OUT, IN)
 STORED = tuple(fs.pack(WEIGHT).tensors.values())
 RUNNING = tuple(fs.pack(WEIGHT).prepare("cpu").tensors.values())
+PATTERN = (3, 8, 16)  # n, m, vector_length
+VECTORS = PatternOptions(n=3, m=8, vector_length=16)
+REGULAR = VECTORS.keep_largest(WEIGHT)
+VECTORS_STORED = fs.pack(REGULAR, "nm_vector", VECTORS.model_dump())
+PANELS = tuple(VECTORS_STORED.prepare("cpu").tensors.values())
+VECTORS_STORED = tuple(VECTORS_STORED.tensors.values())
 
 
 def x(dtype=torch.float32):
@@ -53,6 +60,18 @@ SAMPLES = {
     "interleaved_bitmap_linear": [
         (x(), *RUNNING, OUT, torch.bfloat16),
         (x(torch.float16), *RUNNING, OUT, torch.bfloat16, bias()),
+    ],
+    "nm_vector_pack": [(REGULAR, *PATTERN), (REGULAR.float(), *PATTERN)],
+    "nm_vector_unpack": [(*VECTORS_STORED, OUT, IN, *PATTERN, torch.bfloat16)],
+    "nm_vector_validate": [(*VECTORS_STORED, OUT, IN, *PATTERN)],
+    "nm_vector_linear": [
+        (x(), *VECTORS_STORED, OUT, *PATTERN, torch.bfloat16),
+        (x(torch.bfloat16), *VECTORS_STORED, OUT, *PATTERN, torch.bfloat16, bias()),
+    ],
+    "nm_panels_unpack": [(*PANELS, OUT, IN, 16, torch.bfloat16)],
+    "nm_panels_linear": [
+        (x(), *PANELS, OUT, 16, torch.bfloat16),
+        (x(torch.float16), *PANELS, OUT, 16, torch.bfloat16, bias()),
     ],
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
@@ -103,21 +122,23 @@ def test_the_planned_linear_is_fake_without_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("op", "packed", "more"),
+    ("op", "weight", "packed", "more"),
     [
-        ("tiled_csl_linear", STORED, ()),
-        ("tiled_csl_linear", STORED, (4,)),
-        ("interleaved_bitmap_linear", RUNNING, ()),
+        ("tiled_csl_linear", WEIGHT, (*STORED, OUT), ()),
+        ("tiled_csl_linear", WEIGHT, (*STORED, OUT), (4,)),
+        ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT), ()),
+        ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN), ()),
+        ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16), ()),
     ],
 )
-def test_gradients_are_those_of_a_dense_linear(op, packed, more):
+def test_gradients_are_those_of_a_dense_linear(op, weight, packed, more):
     ours, theirs = x(), None
     own_bias = bias()
     theirs = ours.detach().clone().requires_grad_()
     their_bias = own_bias.detach().clone().requires_grad_()
     dy = torch.randn(2, 3, OUT)
-    getattr(ops, op)(ours, *packed, OUT, torch.bfloat16, own_bias, *more).backward(dy)
-    torch.nn.functional.linear(theirs, WEIGHT.float(), their_bias).backward(dy)
+    getattr(ops, op)(ours, *packed, torch.bfloat16, own_bias, *more).backward(dy)
+    torch.nn.functional.linear(theirs, weight.float(), their_bias).backward(dy)
     torch.testing.assert_close(ours.grad, theirs.grad)
     torch.testing.assert_close(own_bias.grad, their_bias.grad)
 

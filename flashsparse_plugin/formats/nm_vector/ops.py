@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import register_fake
+from torch.library import impl, register_fake
+from torch.nn import functional as F
 
 from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd
-from ..nm_pattern import PatternOptions
+from ..nm_pattern import PatternOptions, unpack_positions
 
 __all__ = ["ops"]
+
+_SLAB = 1 << 24  # entries whose columns are made at once
 
 
 @register_fake("flashsparse::nm_vector_pack")
@@ -66,3 +69,37 @@ def _(x, weight_packed, weight_index, out_features, n, m, vector_length, weight_
 
 
 register_linear_autograd("nm_vector_linear", unpack="nm_vector_unpack")
+
+
+def unpack_by_index(
+    weight_packed, weight_index, out_features, in_features, n, m, vector_length, dtype
+):
+    """nm_vector_unpack by torch's own ops, on any device: slabs of rows, scattered by column."""
+    options = PatternOptions(n=n, m=m, vector_length=vector_length)
+    kept = options.kept(in_features)
+    windows = torch.arange(kept, device=weight_packed.device) // n * m
+    weight = weight_packed.new_zeros(out_features, -(-in_features // m) * m)
+    slab = vector_length * max(1, _SLAB // (kept * vector_length))
+    for first in range(0, out_features, slab):
+        groups = slice(first // vector_length, options.groups(min(first + slab, out_features)))
+        columns = unpack_positions(weight_index[groups], kept, options.index_bits) + windows
+        rows = weight[first : first + slab]
+        columns = columns.repeat_interleave(vector_length, 0)[: len(rows)]
+        rows.scatter_(1, columns, weight_packed[first : first + slab])
+    return weight[:, :in_features].contiguous().view(dtype)
+
+
+def linear_by_index(
+    x, weight_packed, weight_index, out_features, n, m, vector_length, weight_dtype, bias=None
+):
+    """nm_vector_linear by torch's own ops, on any device."""
+    weight = unpack_by_index(
+        weight_packed, weight_index, out_features, x.shape[-1], n, m, vector_length, weight_dtype
+    )
+    compute = x.dtype if x.dtype == weight_dtype else torch.float32
+    y = F.linear(x.to(compute), weight.to(compute), None if bias is None else bias.to(compute))
+    return y.to(x.dtype)
+
+
+impl("flashsparse::nm_vector_unpack", "CUDA", unpack_by_index)
+impl("flashsparse::nm_vector_linear", "CUDA", linear_by_index)
