@@ -39,6 +39,11 @@ def packable_dtype(format: Format, *wanted: torch.dtype | str | None) -> torch.d
     return format.dtypes[-1]
 
 
+def value_bits(dtype: torch.dtype) -> torch.dtype:
+    """The integers in which value bits of a dtype are stored: int16, or int32 for float32."""
+    return torch.int32 if dtype == torch.float32 else torch.int16
+
+
 def cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Rounds to nearest; NaN and infinities stay what they are.
 

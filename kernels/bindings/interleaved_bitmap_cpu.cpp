@@ -11,19 +11,37 @@
 
 namespace flashsparse {
 
-InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight_) {
-  check_on_cpu(weight_, "weight");
-  check_weight(weight_);
-  const Tensor weight = torch::stable::contiguous(weight_);
+namespace {
+
+template <typename Value>
+InterleavedBitmap pack_values(const Tensor& weight, ScalarType stored) {
   const int64_t rows = weight.size(0), cols = weight.size(1);
+  const Value* dense = static_cast<const Value*>(weight.const_data_ptr());
   Tensor offsets = empty({panels(rows) + 1}, ScalarType::Long);
   int64_t* offset = offsets.mutable_data_ptr<int64_t>();
-  interleaved_bitmap::count(bits(weight), rows, cols, offset);
-  Tensor values = empty({offset[panels(rows)] + kValueSlack}, ScalarType::Short);
+  interleaved_bitmap::count(dense, rows, cols, offset);
+  Tensor values = empty({offset[panels(rows)] + kValueSlack}, stored);
   Tensor masks = empty({panels(rows), column_pairs(cols)}, ScalarType::Int);
-  interleaved_bitmap::pack(bits(weight), rows, cols, offset, mutable_words(masks),
-                           mutable_bits(values));
+  interleaved_bitmap::pack(dense, rows, cols, offset, mutable_words(masks),
+                           static_cast<Value*>(values.mutable_data_ptr()));
   return {values, masks, offsets};
+}
+
+// Of values, by the dtype of the weight.
+ScalarType stored_dtype(ScalarType weight_dtype) {
+  return weight_dtype == ScalarType::Float ? ScalarType::Int : ScalarType::Short;
+}
+
+}  // namespace
+
+InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight_) {
+  check_on_cpu(weight_, "weight");
+  check_weight_shape(weight_);
+  dtype_of(weight_.scalar_type(), "weight");
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const ScalarType stored = stored_dtype(weight.scalar_type());
+  return stored == ScalarType::Int ? pack_values<uint32_t>(weight, stored)
+                                   : pack_values<uint16_t>(weight, stored);
 }
 
 namespace {
@@ -32,9 +50,8 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
                                      const Tensor& offsets, int64_t out, int64_t in,
                                      ScalarType dtype) {
   check_on_cpu(values, "values");
-  check_weight_dtype(dtype);
   check_shape(out, in);
-  check_tensor(values, "values", ScalarType::Short, 1);
+  check_tensor(values, "values", stored_dtype(dtype), 1);
   check_tensor(masks, "masks", ScalarType::Int, 2);
   check_tensor(offsets, "panel_offsets", ScalarType::Long, 1);
   check_beside(masks, "masks", values, "values");
@@ -49,12 +66,15 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
   const int64_t promised = offset[panels(out)];
   FS_CHECK(promised >= 0 && promised <= values.numel() - kValueSlack, "values has ", values.numel(),
            " entries, panel_offsets promises ", promised, " and ", kValueSlack, " more");
-  return {out, in, words_of(masks), bits(values), offset, dtype_of(dtype, "weight_dtype")};
+  return {
+      out, in, words_of(masks), values.const_data_ptr(), offset, dtype_of(dtype, "weight_dtype")};
 }
 
 Tensor interleaved_bitmap_validate(const Tensor& values, const Tensor& masks, const Tensor& offsets,
                                    int64_t out, int64_t in) {
-  const auto packed = bitmap_of(values, masks, offsets, out, in, ScalarType::BFloat16);
+  const ScalarType dtype =  // whatever has values of this width
+      values.scalar_type() == ScalarType::Int ? ScalarType::Float : ScalarType::BFloat16;
+  const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
   const std::string error = interleaved_bitmap::validate(packed, values.numel());
   FS_CHECK(error.empty(), error);
   Tensor nonzeros = empty({}, ScalarType::Long);
@@ -66,7 +86,7 @@ Tensor interleaved_bitmap_unpack(const Tensor& values, const Tensor& masks, cons
                                  int64_t out, int64_t in, ScalarType dtype) {
   const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
   Tensor weight = empty({out, in}, dtype);
-  interleaved_bitmap::unpack(packed, mutable_bits(weight));
+  interleaved_bitmap::unpack(packed, weight.mutable_data_ptr());
   return weight;
 }
 

@@ -14,7 +14,7 @@ namespace flashsparse::cpu {
 // Where the mask words and the values of a panel (formats/panel.h) start.
 struct Panel {
   const uint32_t* masks;
-  const uint16_t* values;
+  const void* values;  // uint16_t, or uint32_t for fp32
 };
 
 // How to multiply a panel by a block of tokens, in one arithmetic.
@@ -56,6 +56,7 @@ struct Kernels {
   const LinearKernels* bfloat16_dot;  // bf16 x, bf16 w: products of bf16 pairs; null where missing
   const LinearKernels* bfloat16_float32;  // bf16 w widened to fp32, any x
   const LinearKernels* float16_float32;   // fp16 w widened to fp32, any x
+  const LinearKernels* float32;           // fp32 w, any x
 
   // y[token * stride + row] = round(sums[token][row] + bias[row]) for rows < `rows`. `bias` has 16
   // entries.

@@ -5,6 +5,7 @@ namespace flashsparse::cpu {
 namespace {
 
 const LinearKernels& select(const Kernels& kernels, Dtype weight_dtype, Dtype dtype) {
+  if (weight_dtype == Dtype::kFloat32) return *kernels.float32;
   if (weight_dtype == Dtype::kFloat16) return *kernels.float16_float32;
   if (dtype == Dtype::kBFloat16 && kernels.bfloat16_dot) return *kernels.bfloat16_dot;
   return *kernels.bfloat16_float32;

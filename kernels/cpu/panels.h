@@ -45,7 +45,7 @@ struct TokenBlocks {
 void store_panel(const LinearProblem& problem, const float* sums, int64_t panel, int64_t token,
                  int tokens);
 
-// A problem of at most kMaxTokens tokens and 16-bit weights, ready to be given panels of W from any
+// A problem of at most kMaxTokens tokens, ready to be given panels of W from any
 // thread and in any order.
 class LinearCall {
  public:

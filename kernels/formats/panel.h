@@ -2,13 +2,13 @@
 // A panel: 16 rows of a weight as the CPU kernels read them. Every unstructured format is turned
 // into panels before it is multiplied, at load or on the way.
 //
-// One mask word covers 16 rows x 2 columns; bit 2*row + (col & 1). The kept 16-bit values follow
+// One mask word covers 16 rows x 2 columns; bit 2*row + (col & 1). The kept values follow
 // each other in mask order, bit 0 first. Expanding one mask word fills a 512-bit register with 16
 // rows of a column pair: the operand of vdpbf16ps, whose sixteen fp32 lanes are sixteen output
 // rows, so no horizontal sum is ever needed.
 //
 //   masks    uint32 [column pairs]
-//   values   uint16 [nonzeros], and kValueSlack readable ones behind them
+//   values   uint16, or uint32 for fp32 [nonzeros], and kValueSlack readable ones behind them
 #pragma once
 #include <cstdint>
 

@@ -13,6 +13,8 @@ import torch
 from kernel_weights import SHAPES, random_weight, skewed_weight
 from torch import Tensor
 
+from flashsparse_plugin.formats.nm_panels import NMPanels
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.ops import ops, reference
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32
@@ -63,6 +65,27 @@ def test_linear_is_the_product(tokens, weight_dtype, x_dtype):
         assert_close(y, x, weight, bias)
         words = ops.tiled_csl_pack(weight)
         assert torch.equal(ops.tiled_csl_linear(x, *words, shape[0], weight_dtype, bias), y)
+
+
+@pytest.mark.parametrize("x_dtype", [BFLOAT16, FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 16, 17, 33])
+def test_float32_weights_and_vectors_of_16_rows(tokens, x_dtype):
+    """What nm_vector runs as: a bitmap of 32-bit values, and panels that share their columns."""
+    pattern = PatternOptions(n=3, m=7, vector_length=32)
+    panels = NMPanels()
+    for seed, shape in enumerate([(300, 257), (33, 128), (1, 1)]):
+        for dtype in (FLOAT32, BFLOAT16, FLOAT16):
+            weight = pattern.keep_largest(random_weight(shape, 0.3, dtype, seed))
+            bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(seed)).to(x_dtype)
+            x = activations(tokens, shape[1], x_dtype, seed)
+            packed = panels.pack(weight, panels.scheme(dtype, pattern.model_dump()))
+            assert torch.equal(packed.unpack(), weight)
+            assert_close(packed.linear(x, bias), x, weight, bias)
+        weight = random_weight(shape, 0.5, FLOAT32, seed)
+        bitmap = ops.interleaved_bitmap_pack(weight)
+        assert torch.equal(ops.interleaved_bitmap_unpack(*bitmap, *shape, FLOAT32), weight)
+        y = ops.interleaved_bitmap_linear(x, *bitmap, shape[0], FLOAT32, bias)
+        assert_close(y, x, weight, bias)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

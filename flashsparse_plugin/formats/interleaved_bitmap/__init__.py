@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The form in which every unstructured format runs on a CPU; never written to disk.
 
-One mask bit a weight and 16 bits a kept value, 16 rows by 2 columns to a mask word, so that one
-expanded word is one operand of the CPU's dot-product instruction. Against Tiled-CSL it is smaller
-below 93.75% sparsity. The bit layout is in kernels/formats/interleaved_bitmap.h.
+One mask bit a weight and the bits of each kept value, 16 rows by 2 columns to a mask word, so that
+one expanded word is one operand of the CPU's dot-product instruction. Against Tiled-CSL it is
+smaller below 93.75% sparsity. The bit layout is in kernels/formats/interleaved_bitmap.h.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Plan
+from ..values import value_bits
 from . import reference
 from .ops import ops
 
@@ -24,13 +25,14 @@ class InterleavedBitmap(Format):
     name = "interleaved_bitmap"
     version = 1
     on_disk = False
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_names = ("values", "masks", "panel_offsets")
     reference: ClassVar[Reference] = reference
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         panels = -(-shape[0] // 16)
         return {
-            "values": TensorSpec(torch.int16, (None,)),
+            "values": TensorSpec(value_bits(scheme.dtype), (None,)),
             "masks": TensorSpec(torch.int32, (panels, -(-shape[1] // 2))),
             "panel_offsets": TensorSpec(torch.int64, (panels + 1,)),
         }

@@ -12,6 +12,7 @@ from torch.library import get_ctx, register_fake
 
 from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd
+from ..values import value_bits
 
 __all__ = ["ops"]
 
@@ -19,16 +20,16 @@ __all__ = ["ops"]
 @register_fake("flashsparse::interleaved_bitmap_pack")
 def _(weight):
     """Packs a dense weight to the CPU's runtime form: (values, masks, panel_offsets)."""
-    return empty_bitmap(weight, *weight.shape)
+    return empty_bitmap(weight, weight.shape[0], weight.shape[1], value_bits(weight.dtype))
 
 
 def empty_bitmap(
-    like: Tensor, out_features: int, in_features: int
+    like: Tensor, out_features: int, in_features: int, stored: torch.dtype = torch.int16
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(values, masks, panel_offsets) of a weight, for torch.compile."""
     panels, values = (out_features + 15) // 16, get_ctx().new_dynamic_size()
     return (
-        like.new_empty(values, dtype=torch.int16),
+        like.new_empty(values, dtype=stored),
         like.new_empty((panels, (in_features + 1) // 2), dtype=torch.int32),
         like.new_empty(panels + 1, dtype=torch.int64),
     )

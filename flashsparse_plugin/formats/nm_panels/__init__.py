@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Plan
 from ..nm_pattern import PatternOptions, options_of, pack_vectors, unpack_positions
+from ..values import value_bits
 from . import reference
 from .ops import ops
 
@@ -47,9 +48,8 @@ class NMPanels(Format):
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)
         kept = options.kept(shape[1])
-        stored = torch.int32 if scheme.dtype == torch.float32 else torch.int16
         return {
-            "values": TensorSpec(stored, (-(-shape[0] // ROWS), kept, ROWS)),
+            "values": TensorSpec(value_bits(scheme.dtype), (-(-shape[0] // ROWS), kept, ROWS)),
             "columns": TensorSpec(torch.int32, (options.groups(shape[0]), kept)),
         }
 

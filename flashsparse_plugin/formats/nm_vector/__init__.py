@@ -18,6 +18,7 @@ from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_panels import NMPanels
 from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ..values import value_bits
 from . import cost, reference
 from .ops import ops
 
@@ -43,10 +44,11 @@ class NMVector(Format):
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)
-        stored = torch.int32 if scheme.dtype == torch.float32 else torch.int16
         index = (options.groups(shape[0]), options.index_bytes(shape[1]))
         return {
-            "weight_packed": TensorSpec(stored, (shape[0], options.kept(shape[1]))),
+            "weight_packed": TensorSpec(
+                value_bits(scheme.dtype), (shape[0], options.kept(shape[1]))
+            ),
             "weight_index": TensorSpec(torch.uint8, index),
         }
 
@@ -82,11 +84,11 @@ class NMVector(Format):
         return int(self._validate(packed))
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
-        if device.type == "cpu" and NMPanels.fits(options_of(scheme)):
+        if device.type != "cpu":
+            return scheme
+        if NMPanels.fits(options_of(scheme)):
             return NMPanels().scheme(scheme.dtype, scheme.values)
-        if device.type == "cpu" and scheme.dtype in InterleavedBitmap.dtypes:
-            return InterleavedBitmap().scheme(scheme.dtype)
-        return scheme
+        return InterleavedBitmap().scheme(scheme.dtype)
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         if target.format is not NMPanels():

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd
 from ..nm_pattern import PatternOptions, unpack_positions
+from ..values import value_bits
 
 __all__ = ["ops"]
 
@@ -31,9 +32,8 @@ def _(weight: Tensor, n: int, m: int, vector_length: int):
     """
     out_features, in_features = weight.shape
     options = PatternOptions(n=n, m=m, vector_length=vector_length)
-    stored = torch.int32 if weight.dtype == torch.float32 else torch.int16
     return (
-        weight.new_empty(out_features, options.kept(in_features), dtype=stored),
+        weight.new_empty(out_features, options.kept(in_features), dtype=value_bits(weight.dtype)),
         weight.new_empty(
             options.groups(out_features), options.index_bytes(in_features), dtype=torch.uint8
         ),

@@ -51,6 +51,7 @@ constexpr ShuffleTable<kLaneBytes> make_shuffle_table() {
 // Decodes the next 8 weights: lane i of the low 8 bits of `mask` that is set gets the next value,
 // as fp32, and the others zero.
 struct BFloat16 {
+  using Value = uint16_t;
   static constexpr ShuffleTable<4> kShuffle = make_shuffle_table<4>();
 
   static FS_INLINE __m256 decode(uint32_t mask, const uint16_t* values) {
@@ -62,6 +63,7 @@ struct BFloat16 {
 };
 
 struct Float16 {
+  using Value = uint16_t;
   static constexpr ShuffleTable<2> kShuffle = make_shuffle_table<2>();
 
   static FS_INLINE __m256 decode(uint32_t mask, const uint16_t* values) {
@@ -69,6 +71,33 @@ struct Float16 {
         _mm_load_si128(reinterpret_cast<const __m128i*>(kShuffle.bytes[mask & 0xff]));
     const __m128i next = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
     return _mm256_cvtph_ps(_mm_shuffle_epi8(next, shuffle));
+  }
+};
+
+// fp32 values are moved by 32-bit lanes: a table of where each lane finds its value, negative where
+// it finds none, which is also the sign that clears the lane.
+struct Lanes {
+  alignas(32) int32_t of[256][8];
+};
+constexpr Lanes make_lanes() {
+  Lanes table{};
+  for (int mask = 0; mask < 256; ++mask) {
+    int value = 0;
+    for (int lane = 0; lane < 8; ++lane) table.of[mask][lane] = mask >> lane & 1 ? value++ : -1;
+  }
+  return table;
+}
+
+struct Float32 {
+  using Value = uint32_t;
+  static constexpr Lanes kLanes = make_lanes();
+
+  static FS_INLINE __m256 decode(uint32_t mask, const uint32_t* values) {
+    const __m256i lanes =
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(kLanes.of[mask & 0xff]));
+    const __m256 next = _mm256_loadu_ps(reinterpret_cast<const float*>(values));
+    const __m256i none = _mm256_srai_epi32(lanes, 31);
+    return _mm256_andnot_ps(_mm256_castsi256_ps(none), _mm256_permutevar8x32_ps(next, lanes));
   }
 };
 
@@ -98,7 +127,7 @@ void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* su
 #pragma GCC unroll 4
     for (int t = 0; t < kTokens; ++t) sum[q][t] = _mm256_setzero_ps();
   }
-  const uint16_t* values = panel.values;
+  auto values = static_cast<const typename Weight::Value*>(panel.values);
   for (int64_t k = 0; k < pairs; ++k, x += 2 * kTokens) {
     const uint32_t mask = panel.masks[k];
     prefetch(values);
@@ -180,4 +209,5 @@ constexpr flashsparse::cpu::LinearKernels linear_kernels() {
 namespace flashsparse::cpu::avx2 {
 const LinearKernels kBFloat16Float32 = linear_kernels<BFloat16>();
 const LinearKernels kFloat16Float32 = linear_kernels<Float16>();
+const LinearKernels kFloat32 = linear_kernels<Float32>();
 }  // namespace flashsparse::cpu::avx2

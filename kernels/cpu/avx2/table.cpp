@@ -5,8 +5,12 @@
 
 namespace flashsparse::cpu::avx2 {
 
-const Kernels kKernels = {/*bfloat16_dot=*/nullptr, &kBFloat16Float32,
-                          &kFloat16Float32,         portable::store,
-                          portable::count_nonzeros, decode};
+const Kernels kKernels = {/*bfloat16_dot=*/nullptr,
+                          &kBFloat16Float32,
+                          &kFloat16Float32,
+                          &kFloat32,
+                          portable::store,
+                          portable::count_nonzeros,
+                          decode};
 
 }  // namespace flashsparse::cpu::avx2

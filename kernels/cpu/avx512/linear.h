@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The register-blocked loop, for any arithmetic. An Arithmetic says
+//   Value             a stored value
 //   Operands          one expanded mask word, ready to be multiplied
 //   kActivationBytes  packed bytes of one token and column pair
-//   widen(pair)       Operands of an expanded mask word
+//   decode(mask, values)  Operands of a mask word and the values that follow
 //   add<tokens>(sum, w, x, token)  sum + w * that token's activations of one column pair, at x
 #pragma once
 #include <utility>
@@ -34,14 +35,14 @@ void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sum
 #pragma GCC unroll 32
     for (int t = 0; t < kTokens; ++t) sum[u][t] = _mm512_setzero_ps();
   }
-  const uint16_t* values = panel.values;
+  auto values = static_cast<const typename Arithmetic::Value*>(panel.values);
   int64_t k = 0;
   for (; k + kUnroll <= pairs; k += kUnroll) {
     if (k % 16 == 0) prefetch(panel.masks + k, kPrefetchAhead);
 #pragma GCC unroll 4
     for (int u = 0; u < kUnroll; ++u, x += kPairBytes) {
       const uint32_t mask = panel.masks[k + u];
-      const auto w = Arithmetic::widen(expand(mask, values));
+      const auto w = Arithmetic::decode(mask, values);
       values += __builtin_popcount(mask);
       prefetch(values, kPrefetchAhead);
 #pragma GCC unroll 32
@@ -52,7 +53,7 @@ void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sum
   }
   for (; k < pairs; ++k, x += kPairBytes) {
     const uint32_t mask = panel.masks[k];
-    const auto w = Arithmetic::widen(expand(mask, values));
+    const auto w = Arithmetic::decode(mask, values);
     values += __builtin_popcount(mask);
 #pragma GCC unroll 32
     for (int t = 0; t < kTokens; ++t) {

@@ -7,10 +7,13 @@
 namespace {
 
 struct BFloat16Dot {
+  using Value = uint16_t;
   using Operands = Bits;
   static constexpr int kActivationBytes = 4;  // a pair of bf16
 
-  static FS_INLINE Operands widen(Bits pair) { return pair; }
+  static FS_INLINE Operands decode(uint32_t mask, const Value* values) {
+    return expand(mask, values);
+  }
   template <int kTokens>
   static FS_INLINE Floats add(Floats sum, Operands w, const char* x, int token) {
     const Bits activations = _mm512_set1_epi32(static_cast<int>(load_u32(x + 4 * token)));

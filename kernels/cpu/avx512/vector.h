@@ -52,6 +52,11 @@ FS_INLINE float load_f32(const void* pointer) {
 FS_INLINE Bits expand(uint32_t mask, const uint16_t* values) {
   return _mm512_mask_expand_epi16(fresh_zero(mask), mask, _mm512_loadu_si512(values));
 }
+// The same of 16 32-bit values.
+FS_INLINE Bits expand32(uint32_t mask, const uint32_t* values) {
+  return _mm512_mask_expand_epi32(fresh_zero(mask), static_cast<__mmask16>(mask),
+                                  _mm512_loadu_si512(values));
+}
 // The lanes of set bits move together at the low end.
 FS_INLINE Bits compress16(uint32_t mask, Bits lanes) {
   return _mm512_mask_compress_epi16(fresh_zero(mask), mask, lanes);

@@ -8,7 +8,9 @@
 #include "cpu/interleaved_bitmap/kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/panels.h"
+#include "cpu/scalar.h"
 #include "formats/interleaved_bitmap.h"
+#include "formats/zero.h"
 
 namespace flashsparse::interleaved_bitmap {
 namespace {
@@ -19,7 +21,8 @@ int rows_of(int64_t panel, int64_t rows) {
 
 cpu::Panel panel_of(const Weight& weight, int64_t panel) {
   return {weight.masks + panel * column_pairs(weight.in_features),
-          weight.values + weight.panel_offsets[panel]};
+          static_cast<const char*>(weight.values) +
+              weight.panel_offsets[panel] * cpu::bytes_of(weight.dtype)};
 }
 
 // Bits of the mask words of `rows` rows that are inside of the weight, without its last odd column.
@@ -58,13 +61,12 @@ const char* check_masks(const Weight& packed, int64_t panel) {
   return kept == promised ? nullptr : " keep another number of values than panel_offsets says";
 }
 
-}  // namespace
-
-void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets) {
-  const cpu::Kernels& shared = cpu::kernels();
+// count_elements(first, elements) counts the nonzeros of a run of the dense weight.
+template <typename Count>
+void count_panels(int64_t rows, int64_t cols, int64_t* panel_offsets, const Count& count_elements) {
   parallel_chunks(panels(rows), [&](int64_t panel) {
     panel_offsets[panel + 1] =
-        shared.count_nonzeros(weight + panel * kPanelRows * cols, rows_of(panel, rows) * cols);
+        count_elements(panel * kPanelRows * cols, rows_of(panel, rows) * cols);
   });
   panel_offsets[0] = 0;
   for (int64_t panel = 0; panel < panels(rows); ++panel) {
@@ -72,14 +74,49 @@ void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_of
   }
 }
 
+template <typename Value, typename PackPanel>
+void pack_panels(PackPanel pack_panel, const Value* weight, int64_t rows, int64_t cols,
+                 const int64_t* panel_offsets, uint32_t* masks, Value* values) {
+  parallel_chunks(panels(rows), [&](int64_t panel) {
+    pack_panel(weight + panel * kPanelRows * cols, cols, rows_of(panel, rows), cols,
+               masks + panel * column_pairs(cols), values + panel_offsets[panel]);
+  });
+  std::fill_n(values + panel_offsets[panels(rows)], kValueSlack, Value{0});
+}
+
+template <typename Value, typename UnpackPanel>
+void unpack_panels(UnpackPanel unpack_panel, const Weight& packed, Value* weight) {
+  const int64_t rows = packed.out_features, cols = packed.in_features;
+  parallel_chunks(panels(rows), [&](int64_t panel) {
+    unpack_panel(panel_of(packed, panel), rows_of(panel, rows), cols,
+                 weight + panel * kPanelRows * cols, cols);
+  });
+}
+
+}  // namespace
+
+void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets) {
+  const cpu::Kernels& shared = cpu::kernels();
+  count_panels(rows, cols, panel_offsets, [&](int64_t first, int64_t elements) {
+    return shared.count_nonzeros(weight + first, elements);
+  });
+}
+
+void count(const uint32_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets) {
+  count_panels(rows, cols, panel_offsets, [&](int64_t first, int64_t elements) {
+    return elements - std::count_if(weight + first, weight + first + elements,
+                                    [](uint32_t bits) { return is_zero(bits); });
+  });
+}
+
 void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
           uint32_t* masks, uint16_t* values) {
-  const Kernels& own = kernels();
-  parallel_chunks(panels(rows), [&](int64_t panel) {
-    own.pack_panel(weight + panel * kPanelRows * cols, cols, rows_of(panel, rows), cols,
-                   masks + panel * column_pairs(cols), values + panel_offsets[panel]);
-  });
-  std::fill_n(values + panel_offsets[panels(rows)], kValueSlack, uint16_t{0});
+  pack_panels(kernels().pack_panel, weight, rows, cols, panel_offsets, masks, values);
+}
+
+void pack(const uint32_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
+          uint32_t* masks, uint32_t* values) {
+  pack_panels(kernels().pack_panel32, weight, rows, cols, panel_offsets, masks, values);
 }
 
 std::string validate(const Weight& packed, int64_t num_values) {
@@ -98,13 +135,12 @@ std::string validate(const Weight& packed, int64_t num_values) {
   return "the masks of panel " + std::to_string(bad) + check_masks(packed, bad);
 }
 
-void unpack(const Weight& packed, uint16_t* weight) {
-  const Kernels& own = kernels();
-  const int64_t rows = packed.out_features, cols = packed.in_features;
-  parallel_chunks(panels(rows), [&](int64_t panel) {
-    own.unpack_panel(panel_of(packed, panel), rows_of(panel, rows), cols,
-                     weight + panel * kPanelRows * cols, cols);
-  });
+void unpack(const Weight& packed, void* weight) {
+  if (packed.dtype == Dtype::kFloat32) {
+    unpack_panels(kernels().unpack_panel32, packed, static_cast<uint32_t*>(weight));
+  } else {
+    unpack_panels(kernels().unpack_panel, packed, static_cast<uint16_t*>(weight));
+  }
 }
 
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,

@@ -11,23 +11,26 @@ namespace flashsparse::interleaved_bitmap {
 struct Weight {  // see formats/interleaved_bitmap.h
   int64_t out_features, in_features;
   const uint32_t* masks;
-  const uint16_t* values;
+  const void* values;  // of dtype
   const int64_t* panel_offsets;
-  Dtype dtype;  // of the values: kFloat16 or kBFloat16
+  Dtype dtype;
 };
 
-// panel_offsets[panels + 1] of a dense weight[rows, cols].
+// panel_offsets[panels + 1] of a dense weight[rows, cols] of 16-bit or 32-bit values.
 void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets);
+void count(const uint32_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets);
 // Fills masks and values (slack included) of a dense weight.
 void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
           uint32_t* masks, uint16_t* values);
+void pack(const uint32_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
+          uint32_t* masks, uint32_t* values);
 // Proves that no kernel leaves its bounds on tensors of any origin, of which `num_values` values
 // are there: offsets rise from 0 by as many values as the masks of a panel keep, no mask keeps an
 // element beyond the weight's edges, and the slack is behind the last value. Returns the first rule
 // that is broken, or nothing.
 std::string validate(const Weight& packed, int64_t num_values);
 // Writes every element of weight[rows, cols].
-void unpack(const Weight& packed, uint16_t* weight);
+void unpack(const Weight& packed, void* weight);
 
 // y[tokens, out] = x[tokens, in] W^T + bias, as cpu::LinearProblem says. `bias` may be null.
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,

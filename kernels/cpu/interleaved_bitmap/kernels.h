@@ -15,6 +15,11 @@ struct Kernels {
   // Writes every element of `rows` dense rows, `stride` apart.
   void (*unpack_panel)(const cpu::Panel& panel, int rows, int64_t cols, uint16_t* weight,
                        int64_t stride);
+  // The same two for fp32.
+  uint32_t* (*pack_panel32)(const uint32_t* weight, int64_t stride, int rows, int64_t cols,
+                            uint32_t* masks, uint32_t* values);
+  void (*unpack_panel32)(const cpu::Panel& panel, int rows, int64_t cols, uint32_t* weight,
+                         int64_t stride);
 };
 
 // The table for this machine (cpu/capability.h).
@@ -22,7 +27,12 @@ const Kernels& kernels();
 
 namespace portable {
 extern const Kernels kKernels;
-}
+// Plain C++, which the other tables have, too: fp32 weights are packed once and rarely.
+uint32_t* pack_panel32(const uint32_t* weight, int64_t stride, int rows, int64_t cols,
+                       uint32_t* masks, uint32_t* values);
+void unpack_panel32(const cpu::Panel& panel, int rows, int64_t cols, uint32_t* weight,
+                    int64_t stride);
+}  // namespace portable
 #ifdef FLASHSPARSE_X86
 namespace avx512 {
 extern const Kernels kKernels;

@@ -12,7 +12,8 @@ namespace {
 constexpr int kRows = 16;
 constexpr int kBlockTokens = 16;
 
-using Widen = float (*)(uint16_t);
+template <typename Value>
+using Widen = float (*)(Value);
 
 // Where an activation is infinite or NaN, so is its product with a zero: a dense product has it,
 // and the loop over kept weights does not.
@@ -36,12 +37,12 @@ void add_zeros(const Panel& panel, int64_t pairs, const float* x,
   }
 }
 
-template <Widen kWiden, int kTokens>
+template <typename Value, Widen<Value> kWiden, int kTokens>
 void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* sums) {
   // Even and odd columns apart: two products in a row never wait for the same sum.
   float sum[2 * kRows][kTokens] = {};
   add_zeros(panel, pairs, x, sum);
-  const uint16_t* value = panel.values;
+  const Value* value = static_cast<const Value*>(panel.values);
   for (int64_t k = 0; k < pairs; ++k, x += 2 * kTokens) {
     for (uint32_t mask = panel.masks[k]; mask; mask &= mask - 1) {
       const int bit = __builtin_ctz(mask);
@@ -56,28 +57,30 @@ void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* su
 }
 
 // One function a block size, in a table by tokens - 1.
-template <Widen kWiden, typename Sizes>
+template <typename Value, Widen<Value> kWiden, typename Sizes>
 struct Blocks;
-template <Widen kWiden, int... kSize>
-struct Blocks<kWiden, std::integer_sequence<int, kSize...>> {
+template <typename Value, Widen<Value> kWiden, int... kSize>
+struct Blocks<Value, kWiden, std::integer_sequence<int, kSize...>> {
   static constexpr void (*kTable[])(const Panel&, int64_t, const float*,
-                                    float*) = {multiply_block<kWiden, kSize + 1>...};
+                                    float*) = {multiply_block<Value, kWiden, kSize + 1>...};
 };
 
-template <Widen kWiden>
+template <typename Value, Widen<Value> kWiden>
 void multiply(const Panel& panel, int64_t pairs, const void* packed, int tokens, float* sums) {
   using Sizes = std::make_integer_sequence<int, kBlockTokens>;
-  Blocks<kWiden, Sizes>::kTable[tokens - 1](panel, pairs, static_cast<const float*>(packed), sums);
+  Blocks<Value, kWiden, Sizes>::kTable[tokens - 1](panel, pairs, static_cast<const float*>(packed),
+                                                   sums);
 }
 
-template <Widen kWiden>
+template <typename Value, Widen<Value> kWiden>
 constexpr LinearKernels linear_kernels() {
-  return {/*activation_bytes=*/8, kBlockTokens, pack_float32_activations, multiply<kWiden>};
+  return {/*activation_bytes=*/8, kBlockTokens, pack_float32_activations, multiply<Value, kWiden>};
 }
 
 }  // namespace
 
-const LinearKernels kBFloat16Float32 = linear_kernels<float_from_bfloat16>();
-const LinearKernels kFloat16Float32 = linear_kernels<float_from_float16>();
+const LinearKernels kBFloat16Float32 = linear_kernels<uint16_t, float_from_bfloat16>();
+const LinearKernels kFloat16Float32 = linear_kernels<uint16_t, float_from_float16>();
+const LinearKernels kFloat32 = linear_kernels<uint32_t, float_from_bits>();
 
 }  // namespace flashsparse::cpu::portable

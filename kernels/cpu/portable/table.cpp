@@ -3,8 +3,12 @@
 
 namespace flashsparse::cpu::portable {
 
-const Kernels kKernels = {/*bfloat16_dot=*/nullptr, &kBFloat16Float32,
-                          &kFloat16Float32,         store,
-                          count_nonzeros,           decode};
+const Kernels kKernels = {/*bfloat16_dot=*/nullptr,
+                          &kBFloat16Float32,
+                          &kFloat16Float32,
+                          &kFloat32,
+                          store,
+                          count_nonzeros,
+                          decode};
 
 }  // namespace flashsparse::cpu::portable

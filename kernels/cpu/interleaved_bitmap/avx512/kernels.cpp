@@ -25,7 +25,7 @@ uint16_t* pack_panel(const uint16_t* weight, int64_t stride, int rows, int64_t c
 void unpack_panel(const flashsparse::cpu::Panel& panel, int rows, int64_t cols, uint16_t* weight,
                   int64_t stride) {
   const int64_t pairs = (cols + 1) / 2;
-  const uint16_t* values = panel.values;
+  const uint16_t* values = static_cast<const uint16_t*>(panel.values);
   for (int64_t pair = 0; pair < pairs; pair += kBlockPairs) {
     Bits row[16];
 #pragma GCC unroll 16
@@ -46,5 +46,6 @@ void unpack_panel(const flashsparse::cpu::Panel& panel, int rows, int64_t cols, 
 }  // namespace
 
 namespace flashsparse::interleaved_bitmap::avx512 {
-const Kernels kKernels = {pack_panel, unpack_panel};
+const Kernels kKernels = {pack_panel, unpack_panel, portable::pack_panel32,
+                          portable::unpack_panel32};
 }
