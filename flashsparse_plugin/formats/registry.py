@@ -11,6 +11,7 @@ from torch import Tensor
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
 from .interleaved_bitmap import InterleavedBitmap
+from .nm_gather import NMGather
 from .nm_panels import NMPanels
 from .nm_vector import NMVector
 from .tiled_csl import TiledCSL
@@ -28,7 +29,7 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-for _format in (TiledCSL(), NMVector(), InterleavedBitmap(), NMPanels()):
+for _format in (TiledCSL(), NMVector(), InterleavedBitmap(), NMPanels(), NMGather()):
     register_format(_format)
 
 

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What multiplying an nm_gather weight should cost on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
+
+LAUNCH_TOKENS = 64  # of one launch at most
+# Share of the bandwidth that the weight's stream reaches, and seconds for what neither overlaps it
+# nor is the launch: the first x, the sums of the warps, y.
+STREAM, ENDS, ENDS_TOKEN = 0.94, 2.0e-6, 0.05e-6
+UNPACK_MEMORY = 0.6  # share of the bandwidth that unpacking reaches, over what it reads and writes
+
+
+def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """The sparse kernel, in as many launches as it needs; each multiprocessor reads all of x."""
+    total = 0.0
+    for begin in range(0, tokens, LAUNCH_TOKENS):
+        taken = min(LAUNCH_TOKENS, tokens - begin)
+        x_bytes = gpu.multiprocessors * taken * shape[1] * ITEMSIZE
+        stream = max(nbytes / (STREAM * gpu.memory), (nbytes + x_bytes) / gpu.l2)
+        total += LAUNCH + BEGIN + ENDS + ENDS_TOKEN * taken + stream
+    return total
+
+
+def unpacked_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """Unpacking, and the library's product."""
+    moved = nbytes + math.prod(shape) * ITEMSIZE
+    return moved / (UNPACK_MEMORY * gpu.memory) + LAUNCH + library_seconds(shape, tokens, gpu)

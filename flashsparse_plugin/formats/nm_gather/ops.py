@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops of nm_gather: what each means, its shapes for torch.compile, and the gradient.
+
+Their schemas are registered in kernels/bindings; on a CPU they are made of torch's own. Whoever
+imports `ops` from here has them complete.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import impl, register_fake
+
+from ...ops import ops
+from ...ops.packed_linear import linear_result, register_linear_autograd
+from ..nm_pattern import PatternOptions
+from .layout import Layout
+
+__all__ = ["ops"]
+
+
+@register_fake("flashsparse::nm_gather_unpack")
+def _(gather_values, gather_index, out_features, in_features, n, m, vector_length, dtype):
+    """Unpacks nm_gather to the dense weight [out_features, in_features] of `dtype`."""
+    return gather_values.new_empty(out_features, in_features, dtype=dtype)
+
+
+@impl("flashsparse::nm_gather_unpack", "CPU")
+def _(gather_values, gather_index, out_features, in_features, n, m, vector_length, dtype):
+    options = PatternOptions(n=n, m=m, vector_length=vector_length)
+    return Layout(options, (out_features, in_features)).unpack(gather_values, gather_index, dtype)
+
+
+@register_fake("flashsparse::nm_gather_linear")
+def _(
+    x,
+    gather_values,
+    gather_index,
+    out_features,
+    n,
+    m,
+    vector_length,
+    weight_dtype,
+    bias=None,
+    sparse_tokens=None,
+):
+    """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
+
+    x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
+
+    On CUDA up to sparse_tokens tokens are multiplied by the sparse kernel, 64 a launch; for more
+    the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always unpacked. A
+    weight whose dtype x has not is always unpacked. On a CPU it always is.
+
+    Source: NM-SpMM, section III (the gather of activations).
+    """
+    return linear_result(x, out_features, bias)
+
+
+@impl("flashsparse::nm_gather_linear", "CPU")
+def _(
+    x: Tensor,
+    gather_values: Tensor,
+    gather_index: Tensor,
+    out_features: int,
+    n: int,
+    m: int,
+    vector_length: int,
+    weight_dtype: torch.dtype,
+    bias: Tensor | None = None,
+    sparse_tokens: int | None = None,
+) -> Tensor:
+    weight = ops.nm_gather_unpack(
+        gather_values, gather_index, out_features, x.shape[-1], n, m, vector_length, weight_dtype
+    )
+    y = x.float() @ weight.float().T
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+@register_fake("flashsparse::nm_gather_linear_planned")
+def _(
+    x,
+    gather_values,
+    gather_index,
+    out_features,
+    n,
+    m,
+    vector_length,
+    weight_dtype,
+    bias,
+    shape,
+    row_warps,
+    depth_warps,
+    splits,
+    chunk_sections,
+):
+    """nm_gather_linear by one launch of the sparse CUDA kernel, planned by the caller.
+
+    For benchmarks. The integers are those of kernels/cuda/nm_gather/linear_plan.h.
+    """
+    return linear_result(x, out_features, bias)
+
+
+register_linear_autograd("nm_gather_linear", unpack="nm_gather_unpack")

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schemas of nm_gather's ops. On a CPU they are made of torch's own
+// (flashsparse_plugin/formats/nm_gather).
+#include "bindings/cpu.h"
+
+namespace flashsparse {
+namespace {
+
+STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
+  m.def(
+      "nm_gather_unpack(Tensor gather_values, Tensor gather_index, int out_features, "
+      "int in_features, int n, int m, int vector_length, ScalarType dtype) -> Tensor");
+  m.def(
+      "nm_gather_linear(Tensor x, Tensor gather_values, Tensor gather_index, int out_features, "
+      "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None, "
+      "int? sparse_tokens=None) -> Tensor");
+  m.def(
+      "nm_gather_linear_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
+      "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
+      "int shape, int row_warps, int depth_warps, int splits, int chunk_sections) -> Tensor");
+}
+
+}  // namespace
+}  // namespace flashsparse

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// nm_gather: vector-wise N:M weights in the order in which tensor cores take them, and indices that
+// are addresses of x. The runtime form of nm_vector on CUDA for vectors of 8 rows and more.
+//
+// Kept columns are numbered in order: kept column j is in window j / n. A *step* is 16 kept
+// columns, the depth of one mma, and a *pair* of steps is what a warp loads at a time. A *panel* is
+// as many whole windows as are whole steps and are not wider than an index byte reaches, 256
+// columns; a *section* is the fewest panels that are whole pairs, one or two. Rows are taken in
+// *units* of 8, 16 or 32, the vector length or 32 if that is less, and vectors longer than 32 share
+// an index.
+//
+//   columns   | window of m | window | ...              | ...                 |
+//   kept      | n           | n      | ...              | ...                 |
+//             '------------- panel: panel_steps --------+------- panel -------'
+//             '----- section: section_pairs (pairs of steps of one panel, or of two) -----'
+//
+//   values  [units][pairs][unit_rows * 32] 16-bit: A fragments of mma m16n8k16, of which a lane
+//           takes 16 bytes each. Where row r of the unit and entry e of the pair lie:
+//             step = e / 16, half = e / 8 % 2, lane = r % 8 * 4 + e % 8 / 2
+//             unit_rows >= 16: [step][tile = r / 16][lane][half][r / 8 % 2][e % 2]
+//             unit_rows == 8:  [lane][step][half][e % 2]
+//   index   [groups][pairs][32] bytes: entry e of a pair is in column c, and its byte is
+//           x_row(c) - (the panel's first column rounded down to a multiple of 32)
+//
+// x_row is where a column lies in shared memory, in a plane of 8 tokens: column 4i + k of 32 in row
+// 8k + i, so that threads which transpose 4 columns each store to different banks. A row is 16
+// bytes, so its banks follow from x_row % 8. The entries of a panel are dealt to groups of 8, those
+// with equal banks one after the other: a group has different banks as far as possible, and
+// ldmatrix reads its 8 rows at once.
+//
+// Beyond the weight's columns windows keep their first n positions, with zeros, up to whole
+// sections; beyond its rows there are zeros up to whole units. x is zero beyond the columns.
+#pragma once
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace flashsparse::nm_gather {
+
+inline constexpr int kStep = 16, kPair = 32;  // kept columns
+inline constexpr int kReach = 256;            // rows of x that an index byte tells apart
+inline constexpr int kBlock = 32;             // columns that x_row permutes
+
+FS_HOST_DEVICE constexpr int x_row(int column) {
+  return (column & ~(kBlock - 1)) | (column & 3) << 3 | (column >> 2 & 7);
+}
+FS_HOST_DEVICE constexpr int column_of_x_row(int row) {
+  return (row & ~(kBlock - 1)) | (row & 7) << 2 | (row >> 3 & 3);
+}
+FS_HOST_DEVICE constexpr int block_begin(int column) { return column & ~(kBlock - 1); }
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a pattern is laid out; panel_columns is 0 where it cannot be.
+struct Layout {
+  int unit_rows;    // 8, 16 or 32
+  int group_units;  // units that share an index
+  int panel_columns, panel_steps;
+  int section_panels;  // 1 or 2
+
+  constexpr int section_columns() const { return section_panels * panel_columns; }
+  constexpr int section_pairs() const { return section_panels * panel_steps / 2; }
+  constexpr int64_t sections(int64_t cols) const { return ceil_div(cols, section_columns()); }
+  constexpr int64_t pairs(int64_t cols) const { return sections(cols) * section_pairs(); }
+  constexpr int64_t units(int64_t rows) const { return ceil_div(rows, unit_rows); }
+  constexpr int64_t groups(int64_t rows) const { return ceil_div(units(rows), group_units); }
+};
+
+// The fewest windows that are whole steps must be within reach of a byte, from the multiple of 32
+// before their first column on; a panel is as many of them as are.
+constexpr Layout layout_of(int n, int m, int vector_length) {
+  int windows = 1;
+  while (windows * n % kStep != 0) windows *= 2;
+  const int least = windows * m;
+  int columns = kReach / least * least;
+  if (columns % kBlock != 0) columns = (kReach - kBlock + 1) / least * least;
+  const int steps = columns / m * n / kStep;
+  const int unit_rows = vector_length < 32 ? vector_length : 32;
+  return {unit_rows, vector_length / unit_rows, vector_length < 8 ? 0 : columns, steps,
+          steps % 2 + 1};
+}
+
+}  // namespace flashsparse::nm_gather
