@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/nm_gather/linear.cuh"
+#include "cuda/nm_gather/nm_gather.h"
+
+namespace flashsparse::cuda {
+
+cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProduct& product,
+                             const nm_gather::Plan& plan, bool bfloat16, cudaStream_t stream) {
+  const nm_gather::Weight weight =
+      nm_gather::weight_of(layout, product.cols, product.values, product.index);
+  nm_gather::Arguments arguments{};
+  arguments.x = product.x;
+  arguments.x_stride = product.x_stride;
+  arguments.bias = product.bias;
+  arguments.y = product.y;
+  arguments.partials = product.partials;
+  arguments.arrivals = product.arrivals;
+  arguments.tokens = product.tokens;
+  nm_gather::fill(layout, product.rows, product.cols, plan, arguments);
+  const nm_gather::Compiled& compiled = nm_gather::kCompiled[plan.shape];
+  const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+  const int shared = static_cast<int>(plan.shared_bytes(layout, product.cols));
+  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  const dim3 blocks(static_cast<uint32_t>(plan.row_blocks(layout, product.rows)), plan.splits);
+  kernel<<<blocks, plan.threads(), shared, stream>>>(weight, arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace flashsparse::cuda

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T for a vector-wise N:M weight and few tokens, work done for kept columns only.
+//
+//   memory          shared memory                         registers
+//   values, index   a ring a warp: 3 to 12 pairs on  -->  A of mma, and row addresses
+//                   their way                                  |
+//   x               columns of 8 tokens, 16 bytes   --ldmatrix, a lane an address-->  B of mma
+//
+// ldmatrix takes the address of each of its rows from a lane: with x transposed, that *is* the
+// gather, and costs no instruction. The warps that multiply never wait for memory but at their
+// rings; four others bring the next chunk of x meanwhile. One barrier a chunk.
+#pragma once
+#include "common/warp.cuh"
+#include "cuda/nm_gather/add_sums.cuh"
+#include "cuda/nm_gather/linear_shape.h"
+#include "cuda/nm_gather/stage_x.cuh"
+#include "cuda/nm_gather/weight_ring.cuh"
+
+namespace flashsparse::nm_gather {
+
+// Where a chunk's rows of x are that kept columns point to.
+class GatherAddress {
+ public:
+  __device__ __forceinline__ GatherAddress(const Weight& weight, int lane)
+      : panel_columns_(weight.panel_columns),
+        per_step_((0xffff + weight.panel_steps) / weight.panel_steps),
+        second_(lane / 16) {}
+
+  // The chunk that begins with `section` and `pair` is in shared memory.
+  __device__ __forceinline__ void move(const Weight& weight, int section, int pair,
+                                       uint32_t shared) {
+    column_ = section * weight.section_columns;
+    pair_ = pair;
+    shared_ = shared - block_begin(column_) * 16;
+  }
+
+  // Of the row of the lane's entry in a pair of the chunk, by its index byte. The step is divided
+  // by panel_steps <= 16, which is exact below 4096 steps.
+  __device__ __forceinline__ uint32_t of(int pair, uint32_t byte) const {
+    const int panel = static_cast<uint32_t>((pair - pair_) * 2 + second_) * per_step_ >> 16;
+    return shared_ + (block_begin(column_ + panel * panel_columns_) + byte) * 16;
+  }
+
+ private:
+  const int panel_columns_;
+  const uint32_t per_step_;  // 65536 / panel_steps, rounded up
+  const int second_;         // whether the lane's entry is in the second step of a pair
+  int column_, pair_;        // the first of the chunk
+  uint32_t shared_;          // where column 0 would be
+};
+
+// Multiplies a pair of steps: d += values x rows of x at `address`, plane by plane.
+template <class Type, class Shape>
+__device__ __forceinline__ void multiply_pair(float (&sums)[Shape::kTiles][Shape::kPlanes][4],
+                                              const uint4 (&values)[Shape::kVectors],
+                                              uint32_t address, uint32_t plane_bytes) {
+  FS_UNROLL
+  for (int plane = 0; plane < Shape::kPlanes; ++plane) {
+    uint32_t x[4];
+    ldmatrix_x4<true>(x, address + plane * plane_bytes);
+    FS_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      FS_UNROLL
+      for (int tile = 0; tile < Shape::kTiles; ++tile) {
+        const uint4 v = values[Shape::kUnitRows == 8 ? 0 : step * Shape::kTiles + tile];
+        if constexpr (Shape::kUnitRows == 8) {  // rows 8 to 15 of A are empty
+          const uint32_t a[4] = {step ? v.z : v.x, 0, step ? v.w : v.y, 0};
+          mma_m16n8k16<Type>(sums[tile][plane], a, x[step * 2], x[step * 2 + 1]);
+        } else {
+          const uint32_t a[4] = {v.x, v.y, v.z, v.w};
+          mma_m16n8k16<Type>(sums[tile][plane], a, x[step * 2], x[step * 2 + 1]);
+        }
+      }
+    }
+  }
+}
+
+// A block: warps that multiply, and warps that bring x. They part after the first chunk, so that
+// neither holds registers for the other, and meet at the barrier that ends each chunk.
+template <class Type, class Shape>
+class Block {
+ public:
+  __device__ __forceinline__ Block(const Weight& weight, const Arguments& a, uint32_t shared)
+      : weight_(weight),
+        a_(a),
+        shared_(shared),
+        begin_(weight.sections * blockIdx.y / gridDim.y),
+        end_(weight.sections * (blockIdx.y + 1) / gridDim.y) {}
+
+  __device__ __forceinline__ void run() const {
+    const int warp = threadIdx.x / 32, multiplying = a_.row_warps * a_.depth_warps;
+    if (warp < multiplying) {
+      multiply(warp, threadIdx.x % 32);
+    } else {
+      bring_x(threadIdx.x - multiplying * 32);
+    }
+    __syncthreads();
+    AddSums<Type, Shape>(a_, shared_).run();
+  }
+
+ private:
+  static constexpr uint32_t kPartBytes = Shape::kTokens * Shape::kSumStride * sizeof(float);
+
+  // Warps w, w + row_warps, ... share out the pairs of a unit of rows.
+  __device__ __forceinline__ void multiply(int warp, int lane) const {
+    const int unit = blockIdx.x * a_.row_warps + warp % a_.row_warps;
+    const int pairs_end = unit < a_.units ? end_ * weight_.section_pairs : 0;
+    int pair = begin_ * weight_.section_pairs + warp / a_.row_warps;
+    // Weights do not depend on x: they set off first.
+    WeightRing<Shape> ring(weight_, unit, pair, a_.depth_warps,
+                           shared_ + a_.rings + warp * Shape::kRingBytes, lane);
+    ring.fill((pairs_end - pair + a_.depth_warps - 1) / a_.depth_warps);
+    stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
+    wait_chunk();
+
+    float sums[Shape::kTiles][Shape::kPlanes][4] = {};
+    GatherAddress row(weight_, lane);
+    uint32_t buffer = shared_, other = shared_ + buffer_bytes();
+    FS_NO_UNROLL
+    for (int section = begin_; section < end_; section += a_.chunk_sections) {
+      const int chunk_end = min(section + a_.chunk_sections, end_) * weight_.section_pairs;
+      row.move(weight_, section, section * weight_.section_pairs, buffer);
+      FS_NO_UNROLL
+      for (; pair < min(chunk_end, pairs_end); pair += a_.depth_warps) {
+        ring.wait();
+        uint4 values[Shape::kVectors];
+        FS_UNROLL
+        for (int i = 0; i < Shape::kVectors; ++i) values[i] = ring.values(i);
+        multiply_pair<Type, Shape>(sums, values, row.of(pair, ring.byte()), plane_bytes());
+        ring.refill(pair + Shape::kStages * a_.depth_warps < pairs_end);
+      }
+      wait_chunk();
+      const uint32_t swapped = buffer;
+      buffer = other;
+      other = swapped;
+    }
+    // Rings and x have been read: the sums take their place.
+    store_sums<Shape>(sums, shared_ + warp * kPartBytes, lane);
+  }
+
+  // While a chunk is multiplied, the next one comes to the other buffer.
+  __device__ __forceinline__ void bring_x(int thread) const {
+    stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
+    wait_chunk();
+    uint32_t buffer = shared_ + buffer_bytes(), other = shared_;
+    FS_NO_UNROLL
+    for (int section = begin_; section < end_; section += a_.chunk_sections) {
+      const int next = section + a_.chunk_sections;
+      if (next < end_) {
+        stage_x<Shape, 4>(a_, first_column(next), buffer, thread, kStagingWarps * 32);
+      }
+      wait_chunk();
+      const uint32_t swapped = buffer;
+      buffer = other;
+      other = swapped;
+    }
+  }
+
+  // All threads of the block, which come from two loops.
+  __device__ __forceinline__ void wait_chunk() const { sync_threads_of(1, blockDim.x); }
+
+  __device__ __forceinline__ int first_column(int section) const {
+    return block_begin(section * weight_.section_columns);
+  }
+  __device__ __forceinline__ uint32_t plane_bytes() const { return a_.chunk_rows * 16; }
+  __device__ __forceinline__ uint32_t buffer_bytes() const {
+    return Shape::kPlanes * plane_bytes();
+  }
+
+  const Weight& weight_;
+  const Arguments& a_;
+  const uint32_t shared_;
+  const int begin_, end_;  // sections
+};
+
+// Launch with gridDim.x = Plan::row_blocks(), gridDim.y = splits, Plan::threads() threads and
+// Plan::shared_bytes() of dynamic shared memory.
+template <class Type, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    linear_kernel(const Weight weight, const Arguments arguments) {
+  FS_DYNAMIC_SHARED(shared);
+  Block<Type, Shape>(weight, arguments, shared_address(shared)).run();
+}
+
+struct Compiled {
+  void (*float16)(Weight, Arguments);
+  void (*bfloat16)(Weight, Arguments);
+};
+
+#define FS_NM_GATHER_COMPILED(...) \
+  {linear_kernel<Float16, Shape<__VA_ARGS__>>, linear_kernel<BFloat16, Shape<__VA_ARGS__>>},
+// By the index of kShapes.
+inline const Compiled kCompiled[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_COMPILED)};
+#undef FS_NM_GATHER_COMPILED
+
+// What the kernel is given of a plan.
+inline void fill(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan,
+                 Arguments& arguments) {
+  arguments.rows = static_cast<int>(rows);
+  arguments.units = static_cast<int>(layout.units(rows));
+  arguments.row_warps = plan.row_warps;
+  arguments.depth_warps = plan.depth_warps;
+  arguments.chunk_sections = plan.chunk_sections;
+  arguments.chunk_rows = static_cast<int>(plan.chunk_rows(layout));
+  arguments.rings = static_cast<uint32_t>(plan.x_bytes(layout, cols));
+  arguments.flag = static_cast<uint32_t>(plan.shared_bytes(layout, cols) - kFlagBytes);
+}
+
+}  // namespace flashsparse::nm_gather

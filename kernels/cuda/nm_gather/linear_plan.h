@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the product of an nm_gather weight is cut: decided on the host from sizes alone, so that a
+// CUDA graph can hold the decision.
+//
+// A block owns rows: `row_warps` units, one for each warp of a set of `depth_warps` sets, which
+// share out the kept columns. So sums meet inside the block. Only where a weight has too few rows
+// for the multiprocessors is the depth cut into `splits` as well, and blocks add up each other's
+// sums. x goes through shared memory in chunks of `chunk_sections` sections.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "formats/nm_gather.h"
+
+namespace flashsparse::nm_gather {
+
+// The compiled shapes: X(tokens, rows of a unit, stages of a warp's ring, warps that multiply).
+// linear_shape.h explains each.
+#define FS_NM_GATHER_SHAPES(X) \
+  X(8, 8, 12, 16)              \
+  X(16, 8, 12, 16)             \
+  X(32, 8, 12, 16)             \
+  X(64, 8, 12, 12)             \
+  X(8, 16, 8, 16)              \
+  X(16, 16, 8, 16)             \
+  X(32, 16, 8, 16)             \
+  X(64, 16, 8, 12)             \
+  X(8, 32, 4, 16)              \
+  X(16, 32, 4, 16)             \
+  X(32, 32, 4, 16)             \
+  X(64, 32, 6, 8)
+
+struct ShapeInfo {
+  int tokens, unit_rows, stages, warps;
+
+  // What a warp's ring takes of shared memory: see weight_ring.cuh.
+  constexpr int64_t ring_bytes() const { return stages * (unit_rows * kPair * 2 + 128); }
+};
+
+#define FS_NM_GATHER_INFO(tokens, rows, stages, warps) {tokens, rows, stages, warps},
+inline constexpr ShapeInfo kShapes[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_INFO)};
+#undef FS_NM_GATHER_INFO
+inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
+
+inline constexpr int kStagingWarps = 4;      // that bring x, beside those that multiply
+inline constexpr int64_t kFlagBytes = 16;    // of shared memory
+inline constexpr int kMaxChunkPairs = 2048;  // of a chunk: see GatherAddress
+
+struct Plan {
+  int shape;  // index into kShapes
+  int row_warps, depth_warps;
+  int splits;
+  int chunk_sections;
+
+  const ShapeInfo& info() const { return kShapes[shape]; }
+  int warps() const { return row_warps * depth_warps; }
+  int threads() const { return (warps() + kStagingWarps) * 32; }
+  int64_t row_blocks(const Layout& layout, int64_t rows) const {
+    return ceil_div(layout.units(rows), row_warps);
+  }
+  // Rows of a plane of x that a chunk takes, a multiple of 32.
+  int64_t chunk_rows(const Layout& layout) const;
+  // Of shared memory, for x: two buffers, unless one holds all of it.
+  int64_t x_bytes(const Layout& layout, int64_t cols) const;
+  int64_t shared_bytes(const Layout& layout, int64_t cols) const;
+  // Floats of the workspace for the sums of splits.
+  int64_t partial_floats(const Layout& layout, int64_t rows) const;
+  // Why a kernel could not run by this plan; null where it can.
+  const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                        const Gpu& gpu) const;
+};
+
+// Tokens of one launch at most: x of more does not fit into shared memory beside the weights.
+constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes >= (160 << 10) ? 64 : 16; }
+
+// tokens in [1, max_tokens(gpu)].
+Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+
+}  // namespace flashsparse::nm_gather

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel is compiled for, and what it is given.
+#pragma once
+#include <cstdint>
+
+#include "common/device.cuh"
+#include "cuda/nm_gather/linear_plan.h"
+
+namespace flashsparse::nm_gather {
+
+template <int kTokens_,    // of y at most: 8, 16, 32 or 64
+          int kUnitRows_,  // that a warp multiplies with one gather: 8, 16 or 32
+          int kStages_,    // pairs of steps that a warp has on their way
+          int kWarps_>     // that multiply at most
+struct Shape {
+  static constexpr int kTokens = kTokens_, kUnitRows = kUnitRows_;
+  static constexpr int kStages = kStages_, kWarps = kWarps_;
+  static constexpr int kThreads = (kWarps + kStagingWarps) * 32;
+  static constexpr int kPlanes = kTokens / 8;  // of x: 8 tokens each
+  static constexpr int kTiles = kUnitRows < 32 ? 1 : 2;
+  static constexpr int kVectors = kUnitRows / 8;  // of 16 bytes, a lane and pair of steps
+  // A stage holds the vectors of all lanes, and the word of the index that each needs.
+  static constexpr uint32_t kIndexAt = kVectors * 32 * sizeof(uint4);
+  static constexpr uint32_t kStageBytes = kIndexAt + 32 * sizeof(uint32_t);
+  static constexpr uint32_t kRingBytes = kStages * kStageBytes;
+  // Floats from one token's sums to the next in shared memory: in different banks.
+  static constexpr int kSumStride = kUnitRows + 4;
+};
+
+struct Weight {
+  const uint4* values;    // [units][pairs][kVectors][32]
+  const uint32_t* index;  // [groups][pairs][8], 4 entries a word
+  int group_units;        // units that share an index
+  int pairs;              // of all columns
+  int sections, section_pairs, section_columns;
+  int panel_columns, panel_steps;
+};
+
+inline Weight weight_of(const Layout& layout, int64_t cols, const void* values, const void* index) {
+  return {static_cast<const uint4*>(values),
+          static_cast<const uint32_t*>(index),
+          layout.group_units,
+          static_cast<int>(layout.pairs(cols)),
+          static_cast<int>(layout.sections(cols)),
+          layout.section_pairs(),
+          layout.section_columns(),
+          layout.panel_columns,
+          layout.panel_steps};
+}
+
+// y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
+// of one 16-bit dtype, accumulated in fp32.
+struct Arguments {
+  const uint16_t* x;     // on 8 bytes; zero from cols up to x_stride
+  int x_stride;          // elements from one row of x to the next, a multiple of 4
+  const uint16_t* bias;  // or null
+  uint16_t* y;           // on 8 bytes
+  float* partials;       // workspace: Plan::partial_floats() of any content, on 16 bytes
+  uint32_t* arrivals;    // arrival counters, one a block of rows, all zero before and after
+  int rows;              // of the weight
+  int tokens;            // no more than the shape has
+  int units;             // of rows
+  int row_warps, depth_warps, chunk_sections, chunk_rows;  // of the plan
+  uint32_t rings;  // where in shared memory the rings begin, behind x
+  uint32_t flag;   // where in shared memory the block's flag is
+};
+
+}  // namespace flashsparse::nm_gather

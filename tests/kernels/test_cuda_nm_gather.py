@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels of nm_gather, their own source run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from emulated_gather import (
+    HOPPER,
+    PLAN,
+    SHAPES,
+    SMALL,
+    Case,
+    answers,
+    random_case,
+    require_exact,
+    run,
+    split,
+)
+from emulation import SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
+from kernel_weights import every_bit_pattern
+
+PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 8), (3, 12), (2, 32), (16, 200), (1, 1)]
+PARTS = ("linear.cuh", "add_sums.cuh", "weight_ring.cuh", "stage_x.cuh")
+
+
+def planned_cases() -> list[Case]:
+    """What the host plans for GPUs of few and many multiprocessors, of little and much memory."""
+    sizes = [(1, 1), (7, 300), (33, 64), (64, 1030), (130, 257), (300, 600), (40, 2100)]
+    tokens, lengths = cycle((1, 5, 8, 9, 16, 17, 33, 64)), cycle((8, 16, 32, 64, 128))
+    patterns, gpus = cycle(PATTERNS), cycle((HOPPER, (2, HOPPER[1]), SMALL, (3, 163 << 10)))
+    cases = []
+    for number, (rows, cols) in enumerate(4 * sizes):
+        gpu, count = next(gpus), next(tokens)
+        count = min(count, 16) if gpu == SMALL else count
+        n, m = next(patterns)
+        cases.append(random_case(rows, cols, count, n, m, next(lengths), number, gpu=gpu))
+    return cases
+
+
+def compiled_cases(numbers: tuple[int, ...] = (0, 1)) -> list[Case]:
+    """Every compiled shape: rows and depth cut in turns, one chunk of x and several."""
+    plans = [(1, 3, 1, 1), (2, 2, 3, 1), (3, 1, 2, 2), (2, 1, 1, 8), (1, 12, 1, 2), (4, 3, 1, 1)]
+    cases = []
+    for shape, (tokens, unit_rows, *_) in enumerate(SHAPES):
+        for number in numbers:
+            plan = plans[(shape + 5 * number) % len(plans)]
+            n, m = PATTERNS[(shape + number) % len(PATTERNS)]
+            length = unit_rows * (1, 4)[number % 2] if unit_rows == 32 else unit_rows
+            if tokens == 64 and plan[3] > 1:
+                plan = (*plan[:3], 1)
+            used = (tokens, tokens - 3)[number % 2]
+            rows = 2 * unit_rows * plan[0] + 5
+            cases.append(random_case(rows, 2000, used, n, m, length, shape, plan=(shape, *plan)))
+    return cases
+
+
+def assert_exact(binary, cases: list[Case]) -> None:
+    """Every case is right, and has the same bits on every schedule."""
+    expected = answers(binary, [replace(case, seed=SEEDS[0]) for case in cases])
+    for case, y in zip(cases, expected, strict=True):
+        require_exact(case, y)
+    for seed in SEEDS[1:]:
+        again = answers(binary, [replace(case, seed=seed) for case in cases])
+        for case, y, same in zip(cases, again, expected, strict=True):
+            assert torch.equal(y.view(torch.int16), same.view(torch.int16)), f"{case}, not {seed}"
+
+
+def test_planned_products(driver):
+    assert_exact(driver("nm_gather/linear_driver", "plain"), planned_cases())
+
+
+def test_products_of_every_compiled_shape(driver):
+    assert_exact(driver("nm_gather/linear_driver", "plain"), compiled_cases())
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_products_under_sanitizers(driver, sanitizer):
+    cases = [replace(case, seed=7) for case in (*compiled_cases((0,)), *planned_cases()[:8])]
+    found = answers(driver("nm_gather/linear_driver", sanitizer), cases)
+    for case, y in zip(cases, found, strict=True):
+        require_exact(case, y)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_stays_with_its_token_and_meets_kept_columns_only(driver, value):
+    binary = driver("nm_gather/linear_driver", "plain")
+    cases = compiled_cases((0,))
+    clean = answers(binary, cases)
+    dirty = [replace(case, x=case.x.clone()) for case in cases]
+    for number, case in enumerate(dirty):
+        case.x[number % len(case.x), 7 * number % case.x.shape[1]] = value
+    for number, (case, y, before) in enumerate(
+        zip(dirty, answers(binary, dirty), clean, strict=True)
+    ):
+        token, column = number % len(case.x), 7 * number % case.x.shape[1]
+        others = torch.arange(len(y)) != token
+        assert torch.equal(y[others], before[others]), case
+        kept = case.weight[:, column] != 0
+        assert not y[token, kept].isfinite().any(), case
+        if value == float("inf"):  # no padding met it, which would have made a NaN
+            assert not y[token, kept].isnan().any(), case
+
+
+def test_weights_of_every_bit_pattern(driver):
+    """NaN and infinities in a row of the weight stay in that feature; the rest is a product."""
+    cases = []
+    for shape, (tokens, rows, *_) in enumerate(SHAPES):
+        case = random_case(2 * rows, 300, tokens, 1, 1, rows, shape, plan=(shape, 1, 3, 1, 1))
+        weight = case.weight.clone()
+        weight[5::9] = every_bit_pattern(tuple(weight[5::9].shape), weight.dtype, shape)
+        cases.append(replace(case, weight=weight, packed=()))
+    found = answers(driver("nm_gather/linear_driver", "plain"), cases)
+    for case, y in zip(cases, found, strict=True):
+        rows = torch.arange(len(case.weight)) % 9 != 5
+        bias = None if case.bias is None else case.bias[rows]
+        require_exact(replace(case, weight=case.weight[rows], bias=bias), y[:, rows])
+        poisoned = ~case.weight.isfinite().all(1)
+        assert not y[:, poisoned].isfinite().any()
+
+
+# ---- every barrier is needed --------------------------------------------------------------------
+
+ORDER = (
+    r"\b(?:\w+\.)?(?:__syncthreads|sync_threads_of|copy_async_commit|"
+    r"copy_async_wait<[^>]*>)\([^;{}]*\);"
+)
+SMALL_SHAPES = "X(8, 16, 3, 4) X(16, 32, 2, 4)"
+
+
+@pytest.mark.slow
+def test_every_barrier_is_needed():
+    headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
+    assert len(places) >= 6
+    headers |= {PLAN: with_shapes(SMALL_SHAPES)}
+    binary = compile_driver("nm_gather/linear_driver", "thread", headers)
+    cases = [
+        random_case(70, 2000, 8, 4, 8, length, seed, plan=(shape, 2, 2, 2, 1), seed=seed)
+        for shape, length in enumerate((16, 32))
+        for seed in SEEDS
+    ]
+
+    def require_all_exact(written: bytes) -> None:
+        for case, y in zip(cases, split(written, cases), strict=True):
+            require_exact(case, y)
+
+    def caught(without: int) -> bool:
+        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        return is_caught(ran, require_all_exact)
+
+    assert not caught(-1)
+    survivors = [place for number, place in enumerate(places) if not caught(number)]
+    assert survivors == []
+
+
+def with_shapes(shapes: str) -> str:
+    """The plan's header with other shapes: a driver that is soon compiled."""
+    import re
+
+    from emulation import KERNELS
+
+    text, replaced = re.subn(
+        r"(#define FS_NM_GATHER_SHAPES\(X\))(?: *\\\n +X\(.*?\))+",
+        lambda found: f"{found[1]} {shapes}",
+        (KERNELS / PLAN).read_text(),
+    )
+    assert replaced == 1
+    return text
+
+
+# ---- unpacking ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", ["plain", *SANITIZED])
+def test_unpack_gives_the_weight_back(driver, build):
+    sizes = [(1, 1), (33, 70), (130, 300), (24, 1032), (64, 512)]
+    cases = [
+        random_case(*size, 1, *PATTERNS[(i + j) % len(PATTERNS)], (8, 16, 32, 128)[i], i + j)
+        for i in range(4)
+        for j, size in enumerate(sizes)
+    ]
+    fed = b""
+    for number, case in enumerate(cases):
+        header = [*case.weight.shape, *case.options.values(), SEEDS[number % 3], 1 + number % 2]
+        fed += np.array(header, dtype=np.int64).tobytes()
+        fed += b"".join(t.view(torch.uint8).numpy().tobytes() for t in case.packed)
+    binary = driver("nm_gather/unpack_driver", build)
+    ran = subprocess.run([binary], input=fed, capture_output=True, timeout=600, env=os.environ)
+    assert ran.returncode == 0, ran.stderr.decode()[-4000:]
+    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    parts = bits.split([case.weight.numel() for case in cases])
+    for case, found in zip(cases, parts, strict=True):
+        assert torch.equal(found.view(case.weight.shape), case.weight.view(torch.int16)), case
