@@ -16,6 +16,7 @@ from ...gpu import Gpu
 from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
+from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_pattern import PatternOptions, options_of, pack_vectors
 from ..values import value_bits
@@ -84,13 +85,19 @@ class NMVector(Format):
         return int(self._validate(packed))
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
+        options = options_of(scheme)
+        if device.type == "cuda" and scheme.dtype in NMGather.dtypes and NMGather.fits(options):
+            return NMGather().scheme(scheme.dtype, scheme.values)
         if device.type != "cpu":
             return scheme
-        if NMPanels.fits(options_of(scheme)):
+        if NMPanels.fits(options):
             return NMPanels().scheme(scheme.dtype, scheme.values)
         return InterleavedBitmap().scheme(scheme.dtype)
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        if target.format is NMGather():
+            values, index = (packed.tensors[name].to(device) for name in self.tensor_names)
+            return NMGather().arrange(values, index, target, packed.shape)
         if target.format is not NMPanels():
             return super().transcode(packed, target, device)
         values, index = (packed.tensors[name].cpu() for name in self.tensor_names)

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops of nm_gather on CUDA: argument checks, allocation, launches on the current stream. None
+// waits for the device.
+#include <algorithm>
+#include <optional>
+
+#include "bindings/cuda.h"
+#include "bindings/linear_cuda.h"
+#include "bindings/nm_gather.h"
+#include "bindings/unpacked_product.h"
+#include "cuda/nm_gather/nm_gather.h"
+
+namespace flashsparse {
+namespace {
+
+using nm_gather::Layout;
+using nm_gather::Plan;
+using torch::stable::accelerator::DeviceGuard;
+
+// Holds where the caller does not say better (flashsparse_plugin/dataflow).
+constexpr int64_t kMaxSparseTokens = 128;
+
+void check_readable(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
+                    const Layout& layout) {
+  check_on_cuda(values, "gather_values");
+  check_nm_gather(values, index, out, in, layout);
+  FS_CHECK(reinterpret_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0 &&
+               reinterpret_cast<uintptr_t>(index.const_data_ptr()) % 4 == 0,
+           "gather_values must start on 16 bytes and gather_index on 4: pass tensors of their own ",
+           "and not slices, e.g. gather_values.clone()");
+}
+
+// Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
+// share an index.
+Tensor unpack_rows(const Tensor& values, const Tensor& index, const Layout& layout, int64_t first,
+                   int64_t rows, int64_t in, ScalarType dtype) {
+  Tensor weight = allocate_like(values, {rows, in}, dtype);
+  const int64_t unit = first / layout.unit_rows, pairs = layout.pairs(in);
+  const uint16_t* const own_values = bits(values) + unit * pairs * values.size(2);
+  const uint8_t* const own_index =
+      index.const_data_ptr<uint8_t>() + unit / layout.group_units * pairs * nm_gather::kPair;
+  STD_CUDA_CHECK(cuda::nm_gather_unpack(layout, own_values, own_index, rows, in,
+                                        mutable_bits(weight), current_stream(values)));
+  return weight;
+}
+
+Tensor nm_gather_unpack(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
+                        int64_t n, int64_t m, int64_t vector_length, ScalarType dtype) {
+  check_weight_dtype(dtype);
+  const Layout layout = check_gather_pattern(n, m, vector_length);
+  check_readable(values, index, out, in, layout);
+  const DeviceGuard guard(values.get_device_index());
+  return unpack_rows(values, index, layout, 0, out, in, dtype);
+}
+
+// A launch for each slab of tokens, by `given` or by the slab's own plan.
+void sparse_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
+                    const Layout& layout, const Gpu& gpu, std::optional<Plan> given, Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features;
+  const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
+  const cudaStream_t stream = current_stream(x);
+  const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
+  const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(gpu);
+  for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
+    const int64_t tokens = std::min(most, inputs.tokens - begin);
+    const Plan plan = given ? *given : nm_gather::plan_linear(layout, rows, cols, tokens, gpu);
+    Tensor partials = allocate_like(x, {plan.partial_floats(layout, rows)}, ScalarType::Float);
+    cuda::NmGatherProduct product{};
+    product.values = values.const_data_ptr();
+    product.index = index.const_data_ptr();
+    product.x = bits(x) + begin * x.size(1);
+    product.x_stride = static_cast<int>(x.size(1));
+    product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+    product.y = mutable_bits(y) + begin * rows;
+    product.partials = partials.mutable_data_ptr<float>();
+    product.rows = rows;
+    product.cols = cols;
+    product.tokens = static_cast<int>(tokens);
+    if (plan.splits > 1) {
+      STD_CUDA_CHECK(cuda::arrivals(stream, plan.row_blocks(layout, rows), &product.arrivals));
+    }
+    STD_CUDA_CHECK(cuda::nm_gather_linear(layout, product, plan, bfloat16, stream));
+  }
+}
+
+Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t rows,
+                        int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
+                        const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens) {
+  FS_CHECK(sparse_tokens.value_or(0) >= 0,
+           "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
+           sparse_tokens.value_or(0));
+  check_weight_dtype(weight_dtype);
+  const Layout layout = check_gather_pattern(n, m, vector_length);
+  const LinearInputs inputs(x, rows, bias, values, "gather_values");
+  const int64_t cols = inputs.in_features;
+  check_readable(values, index, rows, cols, layout);
+  const DeviceGuard guard(values.get_device_index());
+  Tensor y = inputs.new_y();
+  if (inputs.tokens == 0) return y;
+  if (x.scalar_type() == weight_dtype &&
+      inputs.tokens <= sparse_tokens.value_or(kMaxSparseTokens)) {
+    sparse_product(inputs, values, index, layout, gpu_of(values), std::nullopt, y);
+  } else {
+    unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
+      return unpack_rows(values, index, layout, first, count, cols, weight_dtype);
+    });
+  }
+  return y;
+}
+
+// For benchmarks: the sparse kernel by a plan of the caller's choice.
+Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Tensor& index,
+                                int64_t rows, int64_t n, int64_t m, int64_t vector_length,
+                                ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                                int64_t shape, int64_t row_warps, int64_t depth_warps,
+                                int64_t splits, int64_t chunk_sections) {
+  check_weight_dtype(weight_dtype);
+  const Layout layout = check_gather_pattern(n, m, vector_length);
+  const LinearInputs inputs(x, rows, bias, values, "gather_values");
+  const int64_t cols = inputs.in_features;
+  check_readable(values, index, rows, cols, layout);
+  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
+  const Gpu gpu = gpu_of(values);
+  const Plan plan{static_cast<int>(shape), static_cast<int>(row_warps),
+                  static_cast<int>(depth_warps), static_cast<int>(splits),
+                  static_cast<int>(chunk_sections)};
+  const char* const complaint = plan.complaint(layout, rows, cols, inputs.tokens, gpu);
+  FS_CHECK(complaint == nullptr && inputs.tokens >= 1,
+           "no plan for this product: ", complaint ? complaint : "there are no tokens");
+  const DeviceGuard guard(values.get_device_index());
+  Tensor y = inputs.new_y();
+  sparse_product(inputs, values, index, layout, gpu, plan, y);
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
+  m.impl("nm_gather_unpack", TORCH_BOX(&nm_gather_unpack));
+  m.impl("nm_gather_linear", TORCH_BOX(&nm_gather_linear));
+  m.impl("nm_gather_linear_planned", TORCH_BOX(&nm_gather_linear_planned));
+}
+
+}  // namespace
+}  // namespace flashsparse
