@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launches of nm_gather's kernel that are worth measuring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.formats.nm_gather.layout import Layout
+from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.ops import ops
+
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "linear_plan.h"
+SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d+)\)", re.M)
+CHUNKS = (16 << 10, 32 << 10, 64 << 10)  # bytes of x
+
+
+class Shape(NamedTuple):
+    """One X(...) of FS_NM_GATHER_SHAPES; its index is what the op takes."""
+
+    index: int
+    tokens: int
+    unit_rows: int
+    stages: int
+    warps: int
+
+
+class Launch(NamedTuple):
+    """What Plan of the header holds."""
+
+    shape: Shape
+    row_warps: int
+    depth_warps: int
+    splits: int
+    chunk_sections: int
+
+    def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies by this launch."""
+        options = options_of(packed.scheme)
+        pattern = (options.n, options.m, options.vector_length)
+        return ops.nm_gather_linear_planned(
+            x, *packed.tensors.values(), packed.shape[0], *pattern, packed.dtype, bias,
+            self.shape.index, *self[1:],
+        )  # fmt: skip
+
+    def shared_bytes(self, layout: Layout) -> int:
+        """Plan::shared_bytes of the header."""
+        shape, warps = self.shape, self.row_warps * self.depth_warps
+        buffers = 1 if self.chunk_sections >= -(-layout.sections // self.splits) else 2
+        rows = self.chunk_sections * layout.section_columns + 31
+        rings = warps * shape.stages * (shape.unit_rows * 64 + 128)
+        sums = warps * shape.tokens * (shape.unit_rows + 4) * 4
+        return max(buffers * rows * shape.tokens * 2 + rings, sums) + 16
+
+    def __str__(self) -> str:
+        return (
+            f"{self.row_warps}x{self.depth_warps} warps, {self.splits} splits, "
+            f"chunks of {self.chunk_sections}"
+        )
+
+
+def compiled_shapes() -> list[Shape]:
+    """Reads the list of the header that the kernel is compiled from."""
+    found = SHAPE.findall(HEADER.read_text())
+    return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+
+
+def launches(packed: PackedWeight, tokens: int, device: torch.device) -> Iterator[Launch]:
+    """The launches that leave little of this GPU idle, by the smallest shape that will do."""
+    if device.type != "cuda":
+        return
+    properties = torch.cuda.get_device_properties(device)
+    layout = Layout(options_of(packed.scheme), packed.shape)
+    yield from find_launches(
+        layout, tokens, properties.multi_processor_count, properties.shared_memory_per_block_optin
+    )
+
+
+def find_launches(
+    layout: Layout, tokens: int, multiprocessors: int, shared_bytes: int
+) -> Iterator[Launch]:
+    """The same for a GPU of so many multiprocessors and bytes of shared memory a block."""
+    shape = next(
+        s
+        for s in compiled_shapes()
+        if s.unit_rows == layout.unit_rows and s.tokens >= min(tokens, 64)
+    )
+    if tokens > shape.tokens:
+        return
+    for splits in (splits for splits in (1, 2, 3, 4) if splits <= layout.sections):
+        idle = []
+        for row_warps in range(1, shape.warps + 1):
+            blocks = -(-layout.units // row_warps) * splits
+            waves = -(-blocks // multiprocessors)
+            if splits == 1 or waves == 1:
+                idle.append((waves * multiprocessors / blocks + 0.1 * waves, row_warps))
+        for _, row_warps in sorted(idle)[: 3 if splits == 1 else 1]:
+            own, most = -(-layout.sections // splits), shape.warps // row_warps
+            section_bytes = layout.section_columns * shape.tokens * 2
+            chunks = {min(max(size // section_bytes, 1), own) for size in CHUNKS}
+            for depth in {most, max(most // 2, 1)} if splits == 1 else {most}:
+                for chunk in sorted(chunks):
+                    launch = Launch(shape, row_warps, depth, splits, chunk)
+                    if launch.shared_bytes(layout) <= shared_bytes:
+                        yield launch
