@@ -196,6 +196,21 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
   }
 }
 
+// How the L2 treats what is read once: it goes first when room is needed. For copy_async_once.
+__device__ __forceinline__ uint64_t once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Starts a copy of 16 bytes to shared memory, past the L1, as copy_async<16>.
+__device__ __forceinline__ void copy_async_once(uint32_t shared, const void* global,
+                                                uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(global), "l"(policy)
+               : "memory");
+}
+
 // Ends a group: all copies that this thread has started since the last one.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -348,6 +363,13 @@ void copy_async(uint32_t shared, const void* global, bool valid,
     simt::note_store(shared, bytes, place);
   }
   simt::current->copies.start(to->bytes_, from ? from->bytes_ : nullptr, bytes, place);
+}
+
+inline uint64_t once_policy() { return 0; }
+
+inline void copy_async_once(uint32_t shared, const void* global, uint64_t,
+                            simt::Place place = simt::Place::here()) {
+  copy_async<16>(shared, global, true, place);
 }
 
 inline void copy_async_commit() { simt::current->copies.commit(); }
