@@ -13,6 +13,7 @@ from ..packed import Format, FormatError, PackedWeight
 from .interleaved_bitmap import InterleavedBitmap
 from .nm_panels import NMPanels
 from .nm_vector import NMVector
+from .sparse_24 import Sparse24
 from .tiled_csl import TiledCSL
 
 _FORMATS: dict[str, Format] = {}
@@ -28,7 +29,7 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-for _format in (TiledCSL(), NMVector(), InterleavedBitmap(), NMPanels()):
+for _format in (TiledCSL(), NMVector(), InterleavedBitmap(), NMPanels(), Sparse24()):
     register_format(_format)
 
 
