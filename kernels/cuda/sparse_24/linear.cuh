@@ -124,26 +124,24 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
 
   WeightRing<Shape> weights(a, cut, steps, row_warp, column_warp,
                             shared + layout.weights + warp * layout.weight_ring, barriers);
+  FS_NO_UNROLL
   for (int i = 0; i < cut.weight_stages; ++i) weights.refill();
 
   Sums<Type, Shape> sums(a, cut, layout, row_warp, column_warp, shared);
   Multiplier<Type, Shape, Values> multiplier(column_warp * Shape::kXUnitBytes);
-  bool whole = steps.column(cut) == 0;
   FS_NO_UNROLL
   while (!steps.ended()) {
     const uint32_t x_of_step = x.wait(), units = weights.wait();
     // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
-    if (steps.column(cut) + column_warp < unit_cols(a.cols)) multiplier.multiply(units, x_of_step);
+    if (steps.inside(cut, column_warp)) multiplier.multiply(units, x_of_step);
     weights.advance();
     __syncwarp();
     weights.refill();
     x.release();
     const Steps here = steps;
-    const bool set_ends = steps.advance();
-    if (!set_ends && !steps.ended()) continue;
-    sums.leave(multiplier.sums, here, whole && set_ends);
+    if (!steps.advance() && !steps.ended()) continue;
+    sums.leave(multiplier.sums, here);
     multiplier.clear();
-    whole = true;
   }
 }
 

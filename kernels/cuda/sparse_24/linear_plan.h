@@ -24,8 +24,7 @@ namespace flashsparse::sparse_24 {
   X(32, 2, 15)                 \
   X(32, 4, 7)                  \
   X(64, 1, 15)                 \
-  X(64, 2, 11)                 \
-  X(64, 4, 7)
+  X(64, 2, 7)
 
 struct ShapeInfo {
   int tokens, row_units, warps;

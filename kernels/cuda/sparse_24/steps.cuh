@@ -12,7 +12,8 @@ class Steps {
  public:
   // At the first step of this block's range.
   __device__ __forceinline__ Steps(const Arguments& a, const Cut& cut, int row_units)
-      : set_steps_(ceil_div(unit_cols(a.cols), cut.column_warps)),
+      : columns_(static_cast<int>(unit_cols(a.cols))),
+        set_steps_(ceil_div(columns_, cut.column_warps)),
         steps_(ceil_div(unit_rows(a.rows), cut.row_warps * row_units) * set_steps_) {
     const int begin = linear::first_tile(steps_, blockIdx.x, gridDim.x);
     left_ = linear::first_tile(steps_, blockIdx.x + 1, gridDim.x) - begin;
@@ -20,12 +21,15 @@ class Steps {
     in_set_ = begin - set_ * set_steps_;
   }
 
-  // How many are left, this one included.
-  __device__ __forceinline__ int left() const { return left_; }
   __device__ __forceinline__ bool ended() const { return left_ == 0; }
   __device__ __forceinline__ int set() const { return set_; }
   // The first column of units.
   __device__ __forceinline__ int column(const Cut& cut) const { return in_set_ * cut.column_warps; }
+
+  // Whether a warp has a unit in it: the last step of a set may reach beyond the last column.
+  __device__ __forceinline__ bool inside(const Cut& cut, int column_warp) const {
+    return column(cut) + column_warp < columns_;
+  }
 
   // To the next step; true where it is of another set.
   __device__ __forceinline__ bool advance() {
@@ -52,7 +56,7 @@ class Steps {
     return static_cast<int>((a + b - 1) / b);
   }
 
-  const int set_steps_, steps_;  // of a set, of all sets
+  const int columns_, set_steps_, steps_;  // units of columns; steps of a set, of all sets
   int left_, set_, in_set_;
 };
 

@@ -32,13 +32,14 @@ class Sums {
         place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
                threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
 
-  // `steps` is at a step of the set, and `whole` says that all its steps were this block's.
-  __device__ __forceinline__ void leave(Tile& sums, const Steps& steps, bool whole) {
+  // `steps` is at a step of the set.
+  __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
     if (cut_.column_warps > 1) add_warps(sums);
     const int set = steps.set();
     const int row_unit = (set * cut_.row_warps + row_warp_) * kRowUnits;
     if (column_warp_ > 0 || row_unit >= unit_rows(a_.rows)) return;
-    if (!whole && !add_blocks(sums, steps, set)) return;
+    const int first = steps.first_block(set), last = steps.last_block(set);
+    if (first < last && !add_blocks(sums, steps, set, first, last)) return;
     store(sums, row_unit);
   }
 
@@ -72,8 +73,8 @@ class Sums {
   }
 
   // True for the last of the blocks that share the set: it has the sums of all.
-  __device__ __forceinline__ bool add_blocks(Tile& sums, const Steps& steps, int set) const {
-    const int first = steps.first_block(set), last = steps.last_block(set);
+  __device__ __forceinline__ bool add_blocks(Tile& sums, const Steps& steps, int set, int first,
+                                             int last) const {
     float4* const own = partials(blockIdx.x, steps.is_first(blockIdx.x, set));
     FS_UNROLL
     for (int i = 0; i < kRowUnits * kTokenBlocks; ++i) {
@@ -89,7 +90,7 @@ class Sums {
     if (arrived != static_cast<uint32_t>(last - first)) return false;
     if (threadIdx.x % 32 == 0) *counter = 0;
     // Many loads at once, as far as there are registers.
-    constexpr int kTiles = kRowUnits * kTokenBlocks, kAtOnce = kTiles < 8 ? kTiles : 8;
+    constexpr int kTiles = kRowUnits * kTokenBlocks, kAtOnce = kTiles <= 8 ? kTiles : 4;
     FS_UNROLL
     for (int begin = 0; begin < kTiles; begin += kAtOnce) {
       float4 added[kAtOnce] = {};

@@ -30,6 +30,7 @@ class WeightRing {
 
   // One lane's part; a barrier of the block follows.
   static __device__ __forceinline__ void init(const Cut& cut, uint32_t barriers) {
+    FS_NO_UNROLL
     for (int i = 0; i < cut.weight_stages; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 32);
   }
 
@@ -37,15 +38,16 @@ class WeightRing {
   __device__ __forceinline__ void refill() {
     if (next_.ended()) return;
     const uint32_t to = ring_ + filled_ * kStage;
-    if (next_.column(cut_) + column_warp_ < unit_cols(a_.cols)) {
+    if (next_.inside(cut_, column_warp_)) {
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
+        const unsigned char* const from = from_ + min(m, below_) * row_bytes();
         FS_UNROLL
         for (int i = 0; i < kUnitBytes / kStepBytes; ++i) {
-          copy_async_once(to + m * kUnitBytes + i * kStepBytes, from_[m] + i * kStepBytes, policy_);
+          copy_async_once(to + m * kUnitBytes + i * kStepBytes, from + i * kStepBytes, policy_);
         }
-        from_[m] += cut_.column_warps * kUnitBytes;
       }
+      from_ += cut_.column_warps * kUnitBytes;
     }
     mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
     if (++filled_ == cut_.weight_stages) filled_ = 0;
@@ -68,15 +70,16 @@ class WeightRing {
 
   // Rows of units past the last one are the last one again: they are multiplied, and not stored.
   __device__ __forceinline__ void seek() {
-    const int64_t across = unit_cols(a_.cols), last = unit_rows(a_.rows) - 1;
-    const int row = (next_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits;
-    const int column = next_.column(cut_) + column_warp_;
-    const auto* const units = reinterpret_cast<const unsigned char*>(a_.units);
-    FS_UNROLL
-    for (int m = 0; m < Shape::kRowUnits; ++m) {
-      const int64_t unit = min(int64_t{row + m}, last) * across + column;
-      from_[m] = units + unit * kUnitBytes + threadIdx.x % 32 * kLaneBytes;
-    }
+    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
+    const int row = min((next_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
+    const uint32_t column = next_.column(cut_) + column_warp_;
+    below_ = last - row;
+    from_ = reinterpret_cast<const unsigned char*>(a_.units) + row * size_t{row_bytes()} +
+            (column * kUnitBytes + threadIdx.x % 32 * kLaneBytes);
+  }
+  // From one row of units to the next.
+  __device__ __forceinline__ uint32_t row_bytes() const {
+    return static_cast<uint32_t>(unit_cols(a_.cols)) * kUnitBytes;
   }
 
   const Arguments& a_;
@@ -84,9 +87,10 @@ class WeightRing {
   const int row_warp_, column_warp_;
   const uint32_t ring_, barriers_;
   const uint64_t policy_;
-  Steps next_;                                   // to copy
-  const unsigned char* from_[Shape::kRowUnits];  // its bytes of this lane
-  int filled_ = 0, read_ = 0;                    // stages: the next to fill, and to read
+  Steps next_;                 // to copy
+  const unsigned char* from_;  // its bytes of this lane, of the first unit
+  int below_;                  // rows of units below that
+  int filled_ = 0, read_ = 0;  // stages: the next to fill, and to read
   uint32_t parity_ = 0;
 };
 

@@ -22,8 +22,7 @@ class XRing {
         x_(shared + layout.x),
         full_(shared),
         empty_(full_ + cut.x_stages * kMbarrierBytes),
-        first_(empty_ + cut.x_stages * kMbarrierBytes),
-        first_row_(blockIdx.x % a.tokens) {}
+        first_(empty_ + cut.x_stages * kMbarrierBytes) {}
 
   static __device__ __forceinline__ uint32_t weight_barriers(const Cut& cut, uint32_t shared) {
     return shared + (2 * cut.x_stages + 1) * kMbarrierBytes;
@@ -32,6 +31,7 @@ class XRing {
   // One thread's part; a barrier of the block follows.
   __device__ __forceinline__ void init() const {
     const int warps = cut_.row_warps * cut_.column_warps;
+    FS_NO_UNROLL
     for (int i = 0; i < cut_.x_stages; ++i) {
       mbarrier_init(full_ + i * kMbarrierBytes, 32);
       mbarrier_init(empty_ + i * kMbarrierBytes, warps);
@@ -39,7 +39,7 @@ class XRing {
     mbarrier_init(first_, (warps + 1) * 32);
   }
 
-  // x of the first steps, a row of it a warp, by all `warps`.
+  // x of the first steps, by all `warps`.
   __device__ __forceinline__ void fill_first(Steps steps, int warp, int warps) const {
     for (int i = 0; i < cut_.x_stages && !steps.ended(); ++i) {
       copy(i, steps, warp, warps);
@@ -51,6 +51,7 @@ class XRing {
   // x of all later steps, by the one warp.
   __device__ __forceinline__ void fill_later(Steps steps) const {
     uint32_t parity = 0;
+    FS_NO_UNROLL
     for (int i = 0; i < cut_.x_stages; ++i) {
       if (steps.ended()) return;
       steps.advance();
@@ -85,25 +86,25 @@ class XRing {
   }
 
  private:
-  // Rows `first`, first + by, ... of a step's x, counted through its units of columns. Blocks begin
-  // at different tokens, or all would ask for the same lines of the L2 at once.
+  // Every `by`th part of a step's x from `first` on. A part is every eighth token of 256 columns,
+  // whose chunks lie in the same order. Blocks begin with different tokens, or all would ask for
+  // the same lines of the L2 at once.
   __device__ __forceinline__ void copy(int stage, const Steps& steps, int first, int by) const {
-    const int lane = threadIdx.x % 32, column = steps.column(cut_);
-    const uint32_t lane_place = x_ + stage * stage_bytes_ + lane / 8 * Shape::kPanelBytes;
-    int row = first;
+    const uint32_t lane = threadIdx.x % 32, stride = a_.x_stride, tokens = a_.tokens;
+    const uint32_t place = x_ + stage * stage_bytes_ + lane / 8 * Shape::kPanelBytes;
     FS_NO_UNROLL
-    for (int unit = 0; unit < cut_.column_warps; ++unit, row -= a_.tokens) {
-      const int from = (column + unit) * kUnitCols + lane * 8;
+    for (int part = first; part < cut_.column_warps * 8; part += by) {
+      const uint32_t unit = part / 8, token = (part + blockIdx.x) % 8;
+      const int column = (steps.column(cut_) + unit) * kUnitCols, from = column + lane * 8;
+      if (column >= a_.cols) return;
       const bool there = from < a_.cols;
-      const uint16_t* const source = there ? a_.x + from : a_.x;
-      const uint32_t to = lane_place + unit * Shape::kXUnitBytes;
-      if ((column + unit) * kUnitCols >= a_.cols) return;
-      FS_UNROLL_BY(4)
-      for (; row < a_.tokens; row += by) {
-        int token = row + first_row_;
-        if (token >= a_.tokens) token -= a_.tokens;
-        const uint32_t place = to + token * 128 + (lane % 8 ^ token % 8) * 16;
-        copy_async<16>(place, there ? source + int64_t{token} * a_.x_stride : source, there);
+      const uint16_t* const source = a_.x + (there ? from + size_t{token} * stride : 0);
+      const uint32_t to =
+          place + unit * Shape::kXUnitBytes + token * 128 + (lane % 8 ^ token) * 16;
+      FS_UNROLL
+      for (int n = 0; n < Shape::kTokens / 8; ++n) {
+        if (token + n * 8 >= tokens) break;
+        copy_async<16>(to + n * 8 * 128, there ? source + n * 8 * size_t{stride} : source, there);
       }
     }
   }
@@ -112,7 +113,6 @@ class XRing {
   const Cut& cut_;
   const uint32_t stage_bytes_, x_;
   const uint32_t full_, empty_, first_;  // barriers
-  const int first_row_;
   int read_ = 0, turn_ = 0;  // the stage to read next, and how often all have been read
 };
 
