@@ -2,6 +2,9 @@
 #include "cuda/sparse_24/linear_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
 
 #include "cuda/sparse_24/linear_shared.h"
 
@@ -16,6 +19,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr double kMemory = 33e3, kL2 = 60e3, kClock = 1.9e3;
 constexpr double kMmaClocks = 9.4;  // of mma.sp, one sub-core, measured
 constexpr double kSharing = 2.5;    // microseconds that sums between blocks take
+constexpr double kBegin = 2.0;      // microseconds until a block that had to wait has begun
+constexpr double kX = 0.2;          // share of the time of x that nothing hides
 constexpr double kRing = 96 << 10;  // bytes in flight beyond which nothing is gained
 
 // Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
@@ -24,7 +29,7 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
   const double units = static_cast<double>(plan.row_warps) * info.row_units * plan.column_warps;
   const int64_t steps = plan.sets(rows) * plan.set_steps(cols);
   const double mine = static_cast<double>(ceil_div(steps, plan.blocks));
-  const double turns = ceil_div(plan.blocks, gpu.multiprocessors);
+  const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
   const double weight = mine * turns * units * kUnitBytes;
   const double x = mine * turns * plan.column_warps * kUnitCols * 2.0 * tokens;
   const double shared = units * (72 + 4.0 * info.tokens / info.row_units);
@@ -38,7 +43,9 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
       std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * tokens) / kL2;
   const double idle = 4.0 * std::max(0.0, 1 - ring / kRing);  // while too little is in flight
   const double shares = plan.shares_sets(rows) ? kSharing + 0.02 * tokens : 0;
-  return busy + first_x + idle + shares + 0.1 * std::max(0, 8 - plan.warps());
+  const double waits = kBegin * (turns - 1);
+  return busy + kX * x / kL2 + first_x + idle + shares + waits +
+         0.1 * std::max(0, 8 - plan.warps());
 }
 
 // Gives the rings what room there is; false where there is too little.
@@ -84,7 +91,9 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   return nullptr;
 }
 
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+namespace {
+
+LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
   LinearPlan best{};
   double least = -1;
   int shape_tokens = 64;
@@ -113,6 +122,19 @@ LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gp
     }
   }
   return best;
+}
+
+}  // namespace
+
+// It takes longer to compare all plans than to launch one: each is found once.
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  static std::mutex mutex;
+  static std::map<std::array<int64_t, 5>, LinearPlan> found;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes});
+  if (is_new) place->second = find_plan(rows, cols, tokens, gpu);
+  return place->second;
 }
 
 }  // namespace flashsparse::sparse_24
