@@ -18,7 +18,7 @@ from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions, keep_largest
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 
 HEADER = KERNELS / "cuda" / "sparse_24" / "linear_plan.h"
@@ -82,7 +82,7 @@ def random_case(rows: int, cols: int, tokens: int, number: int = 0, **rest) -> C
     def normal(*size):
         return torch.randn(*size, generator=generator).to(dtype)
 
-    weight = keep_largest(normal(rows, cols), TWO_OF_FOUR)
+    weight = TWO_OF_FOUR.keep_largest(normal(rows, cols))
     bias = normal(rows) if number % 3 else None
     return Case(weight, normal(tokens, cols), bias, **rest)
 

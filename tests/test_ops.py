@@ -54,6 +54,9 @@ SAMPLES = {
         (x(), *RUNNING, OUT, torch.bfloat16),
         (x(torch.float16), *RUNNING, OUT, torch.bfloat16, bias()),
     ],
+    "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
+    "sparse_24_unpack": [],
+    "sparse_24_linear_planned": [],  # CUDA only
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
     "dense_linear": [],  # in dataflow/test_linear.py

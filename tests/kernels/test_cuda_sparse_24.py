@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from emulated_linear import require_exact
 from emulated_sparse_24 import SHAPES, TWO_OF_FOUR, Case, Plan, random_case, require_all, run, split
 from emulation import (
     KERNELS,
+    ROOT,
     SANITIZED,
     SEEDS,
     compile_cuda,
@@ -24,7 +27,6 @@ from emulation import (
 )
 from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
-from flashsparse_plugin.formats.nm_pattern import keep_largest
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.packed import PackedWeight
 
@@ -65,6 +67,20 @@ def test_every_product_as_it_is_planned(driver, gpu):
     sizes = [(1, 1), (33, 100), (100, 1300), (17, 257), (300, 300), (15, 512)]
     for number, count in enumerate(tokens * 2):
         cases.append(random_case(*sizes[number % len(sizes)], count, number, gpu=gpu))
+    require_all(driver(LINEAR, "plain"), cases)
+
+
+def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
+    """And its table of shapes is the header's."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    own = importlib.import_module("sparse_24.launches")
+    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
+    cases = []
+    for number, (shape, tokens) in enumerate(product(((100, 1300), (33, 4000)), (8, 33))):
+        found = own.plans(shape, tokens, 4, most=3)
+        assert found
+        for launch in found:
+            cases.append(random_case(*shape, tokens, number, plan=Plan(*launch)))
     require_all(driver(LINEAR, "plain"), cases)
 
 
@@ -169,7 +185,7 @@ def test_unpacking_gives_every_bit_back(driver, sanitizer):
     for seed, shape in enumerate([(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030)]):
         scheme = Sparse24().scheme(torch.float16, TWO_OF_FOUR.model_dump())
         bits = bits_without_negative_zero(every_bit_pattern(shape, torch.float16, seed))
-        kept = keep_largest(torch.rand(shape) + 1, TWO_OF_FOUR) != 0
+        kept = TWO_OF_FOUR.keep_largest(torch.rand(shape) + 1) != 0
         weights.append(bits.where(kept, 0))
         cases.append((Sparse24().pack(weights[-1].view(torch.float16), scheme), SEEDS[seed % 3]))
     found = unpack(driver(UNPACK, sanitizer), cases)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
-from ..nm_pattern import PatternOptions, keep_largest
+from ..nm_pattern import PatternOptions, options_of, pack_vectors
 from . import cost, layout, reference
 from .ops import ops
 
@@ -39,18 +39,15 @@ class Sparse24(Format):
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return keep_largest(weight, _options(scheme))
+        return options_of(scheme).keep_largest(weight)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         return {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), layout.UNIT_WORDS))}
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
-        options = _options(scheme)
         with rules():
-            stored = ops.nm_vector_pack(
-                weight.detach().cpu(), options.n, options.m, options.vector_length
-            )
+            stored = pack_vectors(weight.detach().cpu(), options_of(scheme))
         values, index = (tensor.to(weight.device) for tensor in stored)
         return self.arrange(values, index, scheme, (weight.shape[0], weight.shape[1]))
 
@@ -62,7 +59,7 @@ class Sparse24(Format):
         Raises:
             FormatError: For a pattern that may keep more than two of four columns.
         """
-        options = _options(scheme)
+        options = options_of(scheme)
         if not options.embeds_in_24:
             raise FormatError(
                 f"{self.name} holds patterns that keep at most two of every four columns, and "
@@ -109,7 +106,7 @@ class Sparse24(Format):
         return found
 
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return _options(scheme).vector_length, _options(scheme).m
+        return options_of(scheme).vector_length, options_of(scheme).m
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {
@@ -128,8 +125,3 @@ class Sparse24(Format):
     ) -> float:
         of = cost.sparse_seconds if implementation == "sparse" else cost.unpacked_seconds
         return of(shape, nbytes, tokens, gpu)
-
-
-def _options(scheme: Scheme) -> PatternOptions:
-    assert isinstance(scheme.options, PatternOptions)
-    return scheme.options
