@@ -34,6 +34,7 @@ EACH_BUILD = ["plain", *SANITIZED]
 HOST_SOURCES = {
     "tiled_csl/linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
     "nm_gather/linear_driver": ["cuda/nm_gather/linear_plan.cpp"],
+    "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],
     "decode_driver": ["cuda/unified_max_plan.cpp"],
 }

@@ -73,6 +73,9 @@ SAMPLES = {
         (x(), *PANELS, OUT, 16, torch.bfloat16),
         (x(torch.float16), *PANELS, OUT, 16, torch.bfloat16, bias()),
     ],
+    "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
+    "sparse_24_unpack": [],
+    "sparse_24_linear_planned": [],  # CUDA only
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
     "dense_linear": [],  # in dataflow/test_linear.py

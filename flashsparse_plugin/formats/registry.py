@@ -14,6 +14,7 @@ from .interleaved_bitmap import InterleavedBitmap
 from .nm_gather import NMGather
 from .nm_panels import NMPanels
 from .nm_vector import NMVector
+from .sparse_24 import Sparse24
 from .tiled_csl import TiledCSL
 
 _FORMATS: dict[str, Format] = {}
@@ -29,7 +30,8 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-for _format in (TiledCSL(), NMVector(), InterleavedBitmap(), NMPanels(), NMGather()):
+_RUNTIME_FORMS = (InterleavedBitmap(), NMPanels(), NMGather(), Sparse24())
+for _format in (TiledCSL(), NMVector(), *_RUNTIME_FORMS):
     register_format(_format)
 
 

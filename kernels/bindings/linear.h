@@ -60,4 +60,11 @@ struct LinearInputs {
   }
 };
 
+// For up to so many tokens a format's own kernel multiplies, where the caller says.
+inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens) {
+  FS_CHECK(sparse_tokens.value_or(0) >= 0,
+           "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
+           sparse_tokens.value_or(0));
+}
+
 }  // namespace flashsparse

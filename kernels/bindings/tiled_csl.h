@@ -2,8 +2,6 @@
 // What the ops of Tiled-CSL ask of their arguments, on every device. What the tensors hold is
 // proven by tiled_csl_validate, once, at load.
 #pragma once
-#include <optional>
-
 #include "bindings/packed.h"
 #include "formats/tiled_csl.h"
 
@@ -27,12 +25,6 @@ inline void check_word_count(int64_t words, const Tensor& weight) {
   FS_CHECK(words <= INT32_MAX, "a [", weight.size(0), ", ", weight.size(1), "] weight with ", words,
            " packed words overflows the int32 offsets of tiled_csl: split the ",
            "layer or leave it dense");
-}
-
-inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens) {
-  FS_CHECK(sparse_tokens.value_or(0) >= 0,
-           "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
-           sparse_tokens.value_or(0));
 }
 
 }  // namespace flashsparse

@@ -3,7 +3,9 @@
 // compiles under nvcc for the GPU and under g++ for the tests. Beyond plain CUDA a kernel may use
 // what these headers give it, each inline-PTX primitive once with its emulated twin beside it:
 //   memory.cuh   loads, stores, asynchronous copies, arrival
+//   mbarrier.cuh  barriers in shared memory, at which copies arrive too
 //   mma.cuh      tensor cores and their operands
+//   mma_sparse.cuh  tensor cores that skip half of the columns
 //   wgmma.cuh    tensor cores of Hopper, fed from shared memory
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products

@@ -14,16 +14,9 @@
 #include "cuda/linear_shape.h"
 #include "cuda/linear_y.cuh"
 #include "cuda/team.cuh"
+#include "cuda/tile_range.cuh"
 
 namespace flashsparse::linear {
-
-// The first tile of a block's range. tiles * (blocks + 1) < 2^32, so that 32 bits do.
-__device__ __forceinline__ int first_tile(uint32_t tiles, uint32_t block, uint32_t blocks) {
-  return tiles * block / blocks;
-}
-__device__ __forceinline__ int block_of_tile(uint32_t tiles, uint32_t tile, uint32_t blocks) {
-  return ((tile + 1) * blocks - 1) / tiles;
-}
 
 // One block's range, and what becomes of its sums, which multipliers hold in registers. `Type` is
 // that of y.

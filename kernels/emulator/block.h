@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -54,6 +55,21 @@ struct Meeting {
 
 struct Barrier : Meeting {
   std::vector<const Thread*> waiting;
+};
+
+// A barrier in shared memory: see common/mbarrier.cuh.
+struct Mbarrier {
+  unsigned expected = 0, missing = 0;  // arrivals of a phase; those that the present one misses
+  unsigned phases = 0;                 // that have ended
+  AsyncCopies copies;                  // that arrived, and have not landed yet
+  std::vector<Thread*> waiting;
+  Place place = {};  // where one of them waits
+
+  // Where the order goes that arrivals in a phase of this parity give.
+  void* order(unsigned parity) { return &order_[parity & 1]; }
+
+ private:
+  char order_[2];  // only the addresses matter
 };
 
 // Lanes of a warp that meet at a collective: those of `mask`.
@@ -124,6 +140,7 @@ struct Block {
   std::vector<WarpgroupMeeting> warpgroups;
   std::array<Barrier, kBarriers> barriers;
   SharedMemory shared;
+  std::map<uint32_t, Mbarrier> mbarriers;  // by their addresses
   dim3 index;
   bool running = false;
   unsigned alive = 0;  // threads that have not ended
@@ -157,6 +174,11 @@ struct Block {
   }
 
   void end() {
+    for (const auto& [address, barrier] : mbarriers) {
+      if (barrier.copies.in_flight())
+        fail("a block ends with copies in flight that arrive at shared address %#x", address);
+    }
+    mbarriers.clear();
     shared.end();
     running = false;
   }

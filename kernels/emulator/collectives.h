@@ -56,6 +56,27 @@ inline void sync_threads_of(int number, unsigned threads, Place place) {
   barrier(number, threads, "sync_threads_of", place);
 }
 
+// Arrives at a barrier in shared memory, once. Call it unwatched, as the next.
+inline void mbarrier_arrive(Mbarrier& barrier) {
+  sanitizers::release(barrier.order(barrier.phases));
+  if (--barrier.missing > 0) return;
+  barrier.missing = barrier.expected;
+  ++barrier.phases;
+  for (const Thread* thread : barrier.waiting)
+    current->block->warps[thread->warp].ready |= uint32_t{1} << thread->lane;
+  barrier.waiting.clear();
+}
+
+// Waits until the phase of this parity has ended.
+inline void mbarrier_wait(Mbarrier& barrier, uint32_t parity, Place place) {
+  while (barrier.phases % 2 == parity) {
+    barrier.place = place;
+    barrier.waiting.push_back(current);
+    Grid::wait();
+  }
+  sanitizers::acquire(barrier.order(parity));
+}
+
 enum class Order { kNone, kMemory };
 enum class Lines { kAny, kSame };  // whether all lanes must come from the same line
 

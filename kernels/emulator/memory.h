@@ -4,6 +4,7 @@
 // bytes (NaN in every float type, -1 in integers), so that a kernel which reads what it never wrote
 // gives a wrong result.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -120,6 +121,19 @@ class AsyncCopies {
     for (size_t& end : group_ends_) end -= landing;
   }
 
+  // Copies of another thread become these, to land when a barrier in shared memory is waited for.
+  void take_over(AsyncCopies& other) {
+    copies_.insert(copies_.end(), other.copies_.begin(), other.copies_.end());
+    other.copies_.clear();
+    std::fill(other.group_ends_.begin(), other.group_ends_.end(), 0);
+  }
+
+  void land_all() {
+    for (size_t copy = 0, landing = count(); copy < landing; ++copy) land(copy);
+    const sanitizers::Unwatched unwatched;
+    copies_.clear();
+  }
+
   // Whether any copy may still land; groups without copies do not count.
   bool in_flight() const { return !copies_.empty(); }
 
@@ -139,6 +153,11 @@ class AsyncCopies {
   }
   static void write(unsigned char* place, uint32_t word) {
     *reinterpret_cast<volatile uint32_t*>(place) = word;
+  }
+
+  size_t count() const {
+    const sanitizers::Unwatched unwatched;
+    return copies_.size();
   }
 
   size_t copies_before(size_t pending) const {

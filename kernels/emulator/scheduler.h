@@ -187,6 +187,12 @@ class Grid {
       for (const Meeting& barrier : block->barriers) {
         if (barrier.arrived) say(describe(barrier, "threads"));
       }
+      for (const auto& [address, barrier] : block->mbarriers) {
+        if (!barrier.waiting.empty())
+          say(std::to_string(barrier.waiting.size()) + " threads wait at mbarrier_wait (" +
+              barrier.place.file_name() + ":" + std::to_string(barrier.place.line) + "), which " +
+              std::to_string(barrier.missing) + " arrivals are missing for");
+      }
       for (unsigned group = 0; group < block->warpgroups.size(); ++group) {
         const WarpgroupMeeting& meeting = block->warpgroups[group];
         if (!meeting.arrived) continue;

@@ -57,10 +57,11 @@ class NMPanels(Format):
         self.require_weight(weight, scheme)
         with rules():
             values, index = pack_vectors(weight.detach().cpu(), options_of(scheme))
-        return self.arrange(values, index, scheme, weight.shape).to(weight.device)
+        shape = (weight.shape[0], weight.shape[1])
+        return self.arrange(values, index, scheme, shape).to(weight.device)
 
     def arrange(
-        self, values: Tensor, index: Tensor, scheme: Scheme, shape: torch.Size | tuple[int, int]
+        self, values: Tensor, index: Tensor, scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
         """Makes the panels of the tensors of nm_vector."""
         options, (rows, cols) = options_of(scheme), shape

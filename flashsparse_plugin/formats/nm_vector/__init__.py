@@ -19,9 +19,17 @@ from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ..sparse_24 import Sparse24
+from ..tiled_csl import TiledCSL
 from ..values import value_bits
 from . import cost, reference
 from .ops import ops
+
+_FORMS: Mapping[str, tuple[NMPanels | NMGather | Sparse24, ...]] = {
+    "cpu": (NMPanels(),),
+    "cuda": (NMGather(), Sparse24()),
+}
+"""By device, the forms in which kernels read patterns, the fastest first."""
 
 
 class NMVector(Format):
@@ -85,23 +93,23 @@ class NMVector(Format):
         return int(self._validate(packed))
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
-        options = options_of(scheme)
-        if device.type == "cuda" and scheme.dtype in NMGather.dtypes and NMGather.fits(options):
-            return NMGather().scheme(scheme.dtype, scheme.values)
-        if device.type != "cpu":
+        """The first form of the device that fits the pattern, else one for any zeros."""
+        if device.type not in _FORMS:
             return scheme
-        if NMPanels.fits(options):
-            return NMPanels().scheme(scheme.dtype, scheme.values)
-        return InterleavedBitmap().scheme(scheme.dtype)
+        for form in _FORMS[device.type]:
+            if scheme.dtype in form.dtypes and form.fits(options_of(scheme)):
+                return form.scheme(scheme.dtype, scheme.values)
+        unstructured = InterleavedBitmap() if device.type == "cpu" else TiledCSL()
+        if scheme.dtype in unstructured.dtypes:
+            return unstructured.scheme(scheme.dtype)
+        return scheme
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        if target.format is NMGather():
-            values, index = (packed.tensors[name].to(device) for name in self.tensor_names)
-            return NMGather().arrange(values, index, target, packed.shape)
-        if target.format is not NMPanels():
-            return super().transcode(packed, target, device)
-        values, index = (packed.tensors[name].cpu() for name in self.tensor_names)
-        return NMPanels().arrange(values, index, target, packed.shape).to(device)
+        for form in _FORMS.get(device.type, ()):
+            if target.format is form:
+                values, index = (packed.tensors[name].to(device) for name in self.tensor_names)
+                return form.arrange(values, index, target, packed.shape)
+        return super().transcode(packed, target, device)
 
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
         return options_of(scheme).vector_length, options_of(scheme).m

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes that sparse_24's kernel is compiled in, and the launches that are worth measuring."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.ops import ops
+
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "linear_plan.h"
+SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
+UNIT_ROWS, UNIT_COLS, UNIT_BYTES = 16, 256, 4608
+SHARED_BYTES, MOST_ARRIVALS = 227 << 10, 4096
+# Bytes a microsecond of one multiprocessor of an H200, from memory and from the L2; its clock.
+MEMORY, L2, CLOCK = 33e3, 60e3, 1.9e3
+
+
+class Shape(NamedTuple):
+    """One X(...) of FS_SPARSE_24_SHAPES; its index is what a plan takes."""
+
+    index: int
+    tokens: int
+    row_units: int
+    warps: int
+
+
+class Launch(NamedTuple):
+    """A launch: the numbers of LinearPlan, in the order in which the op takes them."""
+
+    shape: int
+    row_warps: int
+    column_warps: int
+    weight_stages: int
+    x_stages: int
+    blocks: int
+
+    def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies by this launch."""
+        units = packed.tensors["units"]
+        return ops.sparse_24_linear_planned(
+            x, units, packed.shape[0], packed.dtype, bias, list(self)
+        )
+
+    def __str__(self) -> str:
+        own = compiled_shapes()[self.shape]
+        return (
+            f"{own.tokens} tokens, {own.row_units} units a warp, "
+            f"{self.row_warps}x{self.column_warps} warps, {self.weight_stages} and "
+            f"{self.x_stages} stages, {self.blocks} blocks {list(self)}"
+        )
+
+
+def compiled_shapes() -> list[Shape]:
+    """Reads the list of the header that the kernel is compiled from."""
+    found = SHAPE.findall(HEADER.read_text())
+    return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+
+
+def shared_bytes(shape: Shape, plan: Launch) -> int:
+    """What kernels/cuda/sparse_24/linear_shared.h lays out."""
+    warps = plan.row_warps * plan.column_warps
+    barriers = 8 * (2 * plan.x_stages + 1 + warps * plan.weight_stages)
+    x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * 2
+    weights = warps * plan.weight_stages * shape.row_units * UNIT_BYTES
+    sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
+    return -(-barriers // 1024) * 1024 + x + weights + sums
+
+
+def _candidates(
+    shape: tuple[int, int], tokens: int, multiprocessors: int
+) -> Iterator[tuple[float, Shape, Launch]]:
+    """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
+    down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
+    fitting = [each for each in compiled_shapes() if each.tokens >= tokens]
+    narrowest = min(each.tokens for each in fitting)
+    for own in fitting:
+        if own.tokens != narrowest:
+            continue
+        sides = range(1, own.warps + 1)
+        for row_warps, column_warps, x_stages in product(sides, sides, (2, 3)):
+            warps = row_warps * column_warps
+            if not 3 <= warps <= own.warps:
+                continue
+            sets, steps = -(-down // (row_warps * own.row_units)), -(-across // column_warps)
+            waste = sets * row_warps * own.row_units / down * steps * column_warps / across
+            if waste > 1.2:
+                continue
+            for stages in range(8, 1, -1):
+                room = Launch(own.index, row_warps, column_warps, stages, x_stages, 1)
+                if shared_bytes(own, room) <= SHARED_BYTES:
+                    break
+            else:
+                continue
+            if x_stages == 2 and stages > 3:
+                continue  # there is room for a third stage of x
+            ring = stages * warps * own.row_units * UNIT_BYTES
+            parts = max(multiprocessors // sets, 1)
+            whole = -(-sets // -(-sets // multiprocessors))  # a whole number of sets to each
+            for blocks in {min(n, sets * steps) for n in (multiprocessors, whole, sets * parts)}:
+                least = min(0.7 * multiprocessors, sets * steps)
+                if not least <= blocks <= multiprocessors:
+                    continue
+                if sets % blocks and sets * row_warps > MOST_ARRIVALS:
+                    continue
+                own_steps = -(-sets * steps // blocks)
+                weight = own_steps * warps * own.row_units * UNIT_BYTES
+                x = own_steps * column_warps * UNIT_COLS * 2 * tokens
+                turns = own_steps * warps * own.row_units * (72 + 4 * own.tokens / own.row_units)
+                busy = max(weight / MEMORY, (weight + x) / L2, turns / CLOCK)
+                busy += 0.2 * x / L2 + 4 * max(0, 1 - ring / (96 << 10)) + 0.1 * max(0, 8 - warps)
+                busy += 2.5 + 0.02 * tokens if sets % blocks else 0
+                yield busy, own, room._replace(blocks=blocks)
+
+
+def plans(
+    shape: tuple[int, int], tokens: int, multiprocessors: int, most: int = 12
+) -> list[Launch]:
+    """The launches that should be best: some of every shape, with whole and with shared sets.
+
+    Args:
+        shape: (out_features, in_features).
+        tokens: 1 to 64.
+        multiprocessors: Of the GPU.
+        most: How many launches.
+
+    Returns:
+        The most promising first.
+    """
+    found = sorted(_candidates(shape, tokens, multiprocessors), key=lambda each: each[0])
+    taken: list[Launch] = []
+    seen: Counter[tuple[int, bool, bool]] = Counter()
+    for _, own, plan in found:
+        sets = -(-shape[0] // (UNIT_ROWS * plan.row_warps * own.row_units))
+        kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0
+        seen[kind] += 1
+        if seen[kind] <= 3 and len(taken) < most:
+            taken.append(plan)
+    return taken
+
+
+def launches(packed: PackedWeight, tokens: int, device: torch.device) -> list[Launch]:
+    """The launches worth trying for a weight on this GPU."""
+    if device.type != "cuda":
+        return []
+    properties = torch.cuda.get_device_properties(device)
+    if properties.shared_memory_per_block_optin < SHARED_BYTES:
+        return []
+    return plans(packed.shape, tokens, properties.multi_processor_count)

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schemas of the ops of sparse_24. On a CPU they are written in torch
+// (flashsparse_plugin/formats/sparse_24).
+#include "bindings/torch_stable.h"
+
+namespace flashsparse {
+namespace {
+
+STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
+  m.def(
+      "sparse_24_unpack(Tensor units, int out_features, int in_features, ScalarType dtype) -> "
+      "Tensor");
+  m.def(
+      "sparse_24_linear(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
+      "Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
+  m.def(
+      "sparse_24_linear_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
+      "Tensor? bias, int[] plan) -> Tensor");
+}
+
+}  // namespace
+}  // namespace flashsparse

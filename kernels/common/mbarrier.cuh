@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers in shared memory (mbarrier of PTX): they count arrivals, and asynchronous copies can
+// arrive too. A phase ends when as many have arrived as the barrier was made for, and the next one
+// begins; who waits names the phase by its parity, 0 for the first. What a thread did before it
+// arrived is seen by those who have waited for that phase. 8 bytes each, aligned.
+#pragma once
+#include "common/device.cuh"
+#include "common/memory.cuh"
+
+namespace flashsparse {
+
+inline constexpr uint32_t kMbarrierBytes = 8;
+
+#ifdef __CUDACC__
+
+// Makes a barrier of `arrivals` arrivals a phase. Others may use it after a barrier of the threads
+// concerned, such as __syncwarp or __syncthreads.
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Arrives, once.
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.shared.b64 state, [%0];\n"
+      "}" ::"r"(barrier)
+      : "memory");
+}
+
+// Arrives, once, when all copy_async that this thread has started so far have landed. Nothing else
+// has to wait for these copies, and they are in no group.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits until the phase of this parity has ended. Call it no more than one phase late.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared.b64 ended, [%0], %1;\n"
+      "@!ended bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.test_wait.parity.shared.b64 ended, [%0], %1;\n"
+      "@!ended bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+#else
+
+namespace detail {
+
+// The barrier at an address, for an operation on it.
+inline simt::Mbarrier& mbarrier_at(uint32_t address, const char* operation, simt::Place place) {
+  if (address % kMbarrierBytes != 0 || !simt::current->block->shared.at(address, kMbarrierBytes))
+    simt::fail("%s at shared address %#x, which is misaligned or out of bounds (%s:%d)", operation,
+               address, place.file_name(), place.line);
+  const auto found = simt::current->block->mbarriers.find(address);
+  if (found == simt::current->block->mbarriers.end())
+    simt::fail("%s at shared address %#x, where there is no barrier (%s:%d)", operation, address,
+               place.file_name(), place.line);
+  return found->second;
+}
+
+}  // namespace detail
+
+inline void mbarrier_init(uint32_t barrier, int arrivals, simt::Place place = simt::Place::here()) {
+  const simt::sanitizers::Unwatched unwatched;
+  if (arrivals < 1) simt::fail("a barrier of no arrivals (%s:%d)", place.file_name(), place.line);
+  simt::Mbarrier& made = simt::current->block->mbarriers[barrier];
+  made = {};
+  made.expected = made.missing = arrivals;
+  detail::mbarrier_at(barrier, "mbarrier_init", place);
+}
+
+inline void mbarrier_arrive(uint32_t barrier, simt::Place place = simt::Place::here()) {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::mbarrier_arrive(detail::mbarrier_at(barrier, "mbarrier_arrive", place));
+}
+
+// The copies land when somebody waits for them, at the last moment that a GPU allows.
+inline void mbarrier_arrive_after_copies(uint32_t barrier,
+                                         simt::Place place = simt::Place::here()) {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Mbarrier& at = detail::mbarrier_at(barrier, "mbarrier_arrive_after_copies", place);
+  at.copies.take_over(simt::current->copies);
+  simt::mbarrier_arrive(at);
+}
+
+inline void mbarrier_wait(uint32_t barrier, uint32_t parity,
+                          simt::Place place = simt::Place::here()) {
+  simt::Mbarrier* at;
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    at = &detail::mbarrier_at(barrier, "mbarrier_wait", place);
+    simt::mbarrier_wait(*at, parity, place);
+  }
+  at->copies.land_all();  // in the name of this thread, so that the race detector sees it
+  const simt::sanitizers::Unwatched unwatched;
+  simt::sanitizers::release(at->order(parity));
+}
+
+#endif
+
+}  // namespace flashsparse

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the linear kernel of sparse_24 is given, all of it device memory.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse::sparse_24 {
+
+// y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
+// of one 16-bit dtype, accumulated in fp32.
+struct Arguments {
+  const uint32_t* units;  // on 16 bytes
+  const uint16_t* x;      // on 16 bytes; zero from cols up to a multiple of 8
+  int x_stride;           // elements from one row of x to the next, a multiple of 8
+  const uint16_t* bias;   // or null
+  uint16_t* y;            // on 4 bytes
+  float* partials;        // workspace: plan.partial_floats() of any content, on 16 bytes
+  uint32_t* arrivals;     // arrival counters, plan.arrivals(), all zero before and after
+  int rows, cols;         // of the weight
+  int tokens;             // no more than the shape has
+};
+
+// Numbers of the plan (linear_plan.h).
+struct Cut {
+  int row_warps, column_warps, weight_stages, x_stages;
+};
+
+}  // namespace flashsparse::sparse_24

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sparse_24/linear_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+
+#include "cuda/sparse_24/linear_shared.h"
+
+namespace flashsparse::sparse_24 {
+
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Of an H200, in bytes and turns of shared memory a microsecond: what its memory gives one
+// multiprocessor, what the L2 gives it, and its clock. Of other GPUs the ratios are much the same.
+constexpr double kMemory = 33e3, kL2 = 60e3, kClock = 1.9e3;
+constexpr double kMmaClocks = 9.4;  // of mma.sp, one sub-core, measured
+constexpr double kSharing = 2.5;    // microseconds that sums between blocks take
+constexpr double kBegin = 2.0;      // microseconds until a block that had to wait has begun
+constexpr double kX = 0.2;          // share of the time of x that nothing hides
+constexpr double kRing = 96 << 10;  // bytes in flight beyond which nothing is gained
+
+// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  const ShapeInfo& info = plan.info();
+  const double units = static_cast<double>(plan.row_warps) * info.row_units * plan.column_warps;
+  const int64_t steps = plan.sets(rows) * plan.set_steps(cols);
+  const double mine = static_cast<double>(ceil_div(steps, plan.blocks));
+  const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
+  const double weight = mine * turns * units * kUnitBytes;
+  const double x = mine * turns * plan.column_warps * kUnitCols * 2.0 * tokens;
+  const double shared = units * (72 + 4.0 * info.tokens / info.row_units);
+  const double sub_core = static_cast<double>(ceil_div(plan.warps(), 4)) / plan.warps();
+  const double mma = units * sub_core * info.tokens * kMmaClocks;
+  const double busy = std::max({weight / kMemory, (weight + x) / kL2,
+                                mine * turns * shared / kClock, mine * turns * mma / kClock});
+  const double ring =
+      static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * kUnitBytes;
+  const double first_x =
+      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * tokens) / kL2;
+  const double idle = 4.0 * std::max(0.0, 1 - ring / kRing);  // while too little is in flight
+  const double shares = plan.shares_sets(rows) ? kSharing + 0.02 * tokens : 0;
+  const double waits = kBegin * (turns - 1);
+  return busy + kX * x / kL2 + first_x + idle + shares + waits +
+         0.1 * std::max(0, 8 - plan.warps());
+}
+
+// Gives the rings what room there is; false where there is too little.
+bool give_stages(LinearPlan& plan, const Gpu& gpu) {
+  constexpr int kMostStages = 8;
+  const int64_t steps_bytes = int64_t{plan.warps()} * plan.info().row_units * kUnitBytes;
+  for (plan.x_stages = 4; plan.x_stages >= 2; --plan.x_stages) {
+    plan.weight_stages = 0;
+    while (plan.weight_stages < kMostStages) {
+      ++plan.weight_stages;
+      if (plan.shared_bytes() <= gpu.shared_bytes) continue;
+      --plan.weight_stages;
+      break;
+    }
+    const bool deep = plan.weight_stages * steps_bytes >= static_cast<int64_t>(kRing);
+    if (plan.weight_stages >= 2 && (deep || plan.x_stages == 2)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int64_t LinearPlan::shared_bytes() const {
+  return Shared(info().tokens, info().row_units, row_warps, column_warps, weight_stages, x_stages)
+      .bytes;
+}
+
+const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
+                                    const Gpu& gpu) const {
+  constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
+  if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
+  if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
+  if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
+      column_warps > info().warps || warps() > info().warps)
+    return "the shape has fewer warps";
+  if (weight_stages < 1 || x_stages < 1 || weight_stages > kMostStages || x_stages > kMostStages)
+    return "a ring has at least one stage";
+  if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
+  const int64_t steps = sets(rows) * set_steps(cols);
+  if (blocks < 1 || blocks > steps) return "a block has at least one step";
+  if (steps * (int64_t{blocks} + 1) > INT32_MAX) return "there are too many steps";
+  if (arrivals(rows) > kMostArrivals) return "too many sets of rows would be shared";
+  return nullptr;
+}
+
+namespace {
+
+LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  LinearPlan best{};
+  double least = -1;
+  int shape_tokens = 64;
+  for (const ShapeInfo& info : kShapes) {
+    if (info.tokens >= tokens) shape_tokens = std::min(shape_tokens, info.tokens);
+  }
+  for (int shape = 0; shape < kShapeCount; ++shape) {
+    if (kShapes[shape].tokens != shape_tokens) continue;
+    for (int row_warps = 1; row_warps <= kShapes[shape].warps; ++row_warps) {
+      for (int column_warps = 1; row_warps * column_warps <= kShapes[shape].warps; ++column_warps) {
+        LinearPlan plan{shape, row_warps, column_warps, 0, 0, 1};
+        if (!give_stages(plan, gpu)) continue;
+        const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
+        const int64_t slots = gpu.multiprocessors;
+        // A block each; whole sets to each; the same number of parts of each set.
+        for (const int64_t blocks : {slots, sets, ceil_div(sets, ceil_div(sets, slots)),
+                                     sets * std::max<int64_t>(slots / sets, 1)}) {
+          plan.blocks = static_cast<int>(std::min(blocks, steps));
+          if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
+          const double found = cost(plan, rows, cols, tokens, gpu);
+          if (least >= 0 && found >= least) continue;
+          least = found;
+          best = plan;
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+// It takes longer to compare all plans than to launch one: each is found once.
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  static std::mutex mutex;
+  static std::map<std::array<int64_t, 5>, LinearPlan> found;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes});
+  if (is_new) place->second = find_plan(rows, cols, tokens, gpu);
+  return place->second;
+}
+
+}  // namespace flashsparse::sparse_24

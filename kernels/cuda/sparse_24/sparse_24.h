@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of the kernels of sparse_24. Pointers are device memory; nothing here synchronises.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/sparse_24/linear_plan.h"
+
+namespace flashsparse::cuda {
+
+// By a plan that breaks no rule for this product.
+cudaError_t sparse_24_linear(const sparse_24::Arguments& arguments,
+                             const sparse_24::LinearPlan& plan, bool bfloat16, cudaStream_t stream);
+
+// Unpacks units to weight[rows, cols] (16-bit values, zeros included) on `stream` of the current
+// device; rows, cols >= 1. Rows from a multiple of 16 on are a weight of their own, whose units
+// begin at their first.
+cudaError_t sparse_24_unpack(const uint32_t* units, int64_t rows, int64_t cols, uint16_t* weight,
+                             cudaStream_t stream);
+
+}  // namespace flashsparse::cuda

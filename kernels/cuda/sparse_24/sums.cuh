@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a warp's sums when a set of rows ends, or the block's part of one: warps along
+// the columns add theirs up in shared memory, blocks that share the set in the workspace. There a
+// row_warp of each block leaves its sums and counts itself in; the last to arrive adds all of them
+// up in the order of blocks: one launch, and the same bits every time.
+#pragma once
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "common/registers.cuh"
+#include "common/warp.cuh"
+#include "cuda/linear_y.cuh"
+#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/sparse_24/linear_shared.h"
+#include "cuda/sparse_24/steps.cuh"
+
+namespace flashsparse::sparse_24 {
+
+template <class Type, class Shape>
+class Sums {
+ public:
+  static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
+  // Of 16 rows and 8 tokens each, as mma leaves them.
+  using Tile = float[kRowUnits][kTokenBlocks][4];
+
+  __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Shared& layout,
+                                  int row_warp, int column_warp, uint32_t shared)
+      : a_(a),
+        cut_(cut),
+        row_warp_(row_warp),
+        column_warp_(column_warp),
+        warp_bytes_(layout.sums_warp),
+        place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
+               threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
+
+  // `steps` is at a step of the set.
+  __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
+    if (cut_.column_warps > 1) add_warps(sums);
+    const int set = steps.set();
+    const int row_unit = (set * cut_.row_warps + row_warp_) * kRowUnits;
+    if (column_warp_ > 0 || row_unit >= unit_rows(a_.rows)) return;
+    const int first = steps.first_block(set), last = steps.last_block(set);
+    if (first < last && !add_blocks(sums, steps, set, first, last)) return;
+    store(sums, row_unit);
+  }
+
+ private:
+  // The first warp along the columns adds up all, 8 tokens at a time.
+  __device__ __forceinline__ void add_warps(Tile& sums) {
+    FS_UNROLL
+    for (int n = 0; n < kTokenBlocks; ++n) {
+      const uint32_t buffer = place_ + turn_ * (kRowUnits * kStepBytes);
+      if (column_warp_ > 0) {
+        FS_UNROLL
+        for (int m = 0; m < kRowUnits; ++m) {
+          const float (&s)[4] = sums[m][n];
+          store_shared(buffer + column_warp_ * warp_bytes_ + m * kStepBytes,
+                       make_float4(s[0], s[1], s[2], s[3]));
+        }
+      }
+      // One barrier a turn: nobody comes to the next but one before this one's sums are read.
+      sync_threads_of(1 + row_warp_, cut_.column_warps * 32);
+      if (column_warp_ == 0) {
+        FS_NO_UNROLL
+        for (int warp = 1; warp < cut_.column_warps; ++warp) {
+          FS_UNROLL
+          for (int m = 0; m < kRowUnits; ++m) {
+            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kStepBytes));
+          }
+        }
+      }
+      turn_ ^= 1;
+    }
+  }
+
+  // True for the last of the blocks that share the set: it has the sums of all.
+  __device__ __forceinline__ bool add_blocks(Tile& sums, const Steps& steps, int set, int first,
+                                             int last) const {
+    float4* const own = partials(blockIdx.x, steps.is_first(blockIdx.x, set));
+    FS_UNROLL
+    for (int i = 0; i < kRowUnits * kTokenBlocks; ++i) {
+      const float (&s)[4] = sums[i / kTokenBlocks][i % kTokenBlocks];
+      store_global(own + i * 32, make_float4(s[0], s[1], s[2], s[3]));
+    }
+    uint32_t* const counter = a_.arrivals + set * cut_.row_warps + row_warp_;
+    __syncwarp();
+    uint32_t arrived = 0;
+    if (threadIdx.x % 32 == 0) arrived = arrive(counter);
+    arrived = __shfl_sync(~0u, arrived, 0);
+    __syncwarp();
+    if (arrived != static_cast<uint32_t>(last - first)) return false;
+    if (threadIdx.x % 32 == 0) *counter = 0;
+    // Many loads at once, as far as there are registers.
+    constexpr int kTiles = kRowUnits * kTokenBlocks, kAtOnce = kTiles <= 8 ? kTiles : 4;
+    FS_UNROLL
+    for (int begin = 0; begin < kTiles; begin += kAtOnce) {
+      float4 added[kAtOnce] = {};
+      FS_NO_UNROLL
+      for (int block = first; block <= last; ++block) {
+        const float4* const left = partials(block, steps.is_first(block, set)) + begin * 32;
+        FS_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          added[i] = flashsparse::add(added[i], load_l2(left + i * 32));
+        }
+      }
+      FS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        float (&s)[4] = sums[(begin + i) / kTokenBlocks][(begin + i) % kTokenBlocks];
+        s[0] = added[i].x, s[1] = added[i].y, s[2] = added[i].z, s[3] = added[i].w;
+      }
+    }
+    return true;
+  }
+
+  // A block has a slot for the first set of its range, and one for the last.
+  __device__ __forceinline__ float4* partials(int block, bool is_first) const {
+    const int64_t warp = (int64_t{block} * 2 + !is_first) * cut_.row_warps + row_warp_;
+    return reinterpret_cast<float4*>(a_.partials) + warp * (kRowUnits * kTokenBlocks * 32) +
+           threadIdx.x % 32;
+  }
+
+  // Rounded and turned around, so that a lane has two rows of a token and not two tokens of a row.
+  __device__ __forceinline__ void store(const Tile& sums, int row_unit) const {
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    FS_UNROLL
+    for (int i = 0; i < 2 * kRowUnits; ++i) {
+      const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
+      const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
+      uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
+      FS_UNROLL
+      for (int n = 0; n < kTokenBlocks; ++n) {
+        const float (&s)[4] = sums[i / 2][n];
+        const uint32_t two =
+            transpose_8x8(from_floats<Type>(s[i % 2 * 2] + bias, s[i % 2 * 2 + 1] + bias));
+        if (n * 8 + group < a_.tokens) store_two(place, two, a_.rows - column);
+        place = keep(place + int64_t{8} * a_.rows);
+      }
+    }
+  }
+
+  // Two rows of a token, as far as there are rows: `rows` of them from here on.
+  __device__ __forceinline__ void store_two(uint16_t* place, uint32_t two, int rows) const {
+    if (a_.rows % 2 == 0) {
+      if (rows > 0) store_global(reinterpret_cast<uint32_t*>(place), two);
+    } else {
+      if (rows > 0) store_global(place, static_cast<uint16_t>(two));
+      if (rows > 1) store_global(place + 1, static_cast<uint16_t>(two >> 16));
+    }
+  }
+
+  static __device__ __forceinline__ void add(float (&sums)[4], const float4& more) {
+    sums[0] += more.x, sums[1] += more.y, sums[2] += more.z, sums[3] += more.w;
+  }
+
+  const Arguments& a_;
+  const Cut& cut_;
+  const int row_warp_, column_warp_;
+  const uint32_t warp_bytes_, place_;
+  uint32_t turn_ = 0;
+};
+
+}  // namespace flashsparse::sparse_24

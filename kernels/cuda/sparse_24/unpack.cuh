@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unpacks sparse_24: a block a unit, a thread the 16 bytes of a lane and a step.
+#pragma once
+#include "common/device.cuh"
+#include "common/memory.cuh"
+#include "formats/sparse_24.h"
+
+namespace flashsparse::sparse_24 {
+
+inline constexpr int kUnpackThreads = 32 * kSteps;
+
+// Four columns, of which `two` values are kept where the four bits of `metadata` say.
+__device__ __forceinline__ uint2 spread(uint32_t two, uint32_t metadata) {
+  const uint32_t low = two & 0xffff, high = two >> 16;
+  const uint64_t four = static_cast<uint64_t>(low) << (metadata & 3) * 16 |
+                        static_cast<uint64_t>(high) << (metadata >> 2 & 3) * 16;
+  return make_uint2(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
+}
+
+// A block for each unit, kUnpackThreads threads.
+__global__ void __launch_bounds__(kUnpackThreads)
+    unpack_kernel(const uint32_t* units, int64_t rows, int64_t cols, uint16_t* weight) {
+  const int64_t across = unit_cols(cols), unit_row = blockIdx.x / across;
+  const int64_t unit_col = blockIdx.x - unit_row * across;
+  const int step = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t* const unit = units + int64_t{blockIdx.x} * kUnitWords;
+  const uint4 values = load_streaming(reinterpret_cast<const uint4*>(unit) + threadIdx.x);
+  const uint32_t words[4] = {values.x, values.y, values.z, values.w};
+  const uint32_t* const metadata = unit + kMetadata / 4;
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const int giver = (lane & ~3) + step % 2 * 2 + i / 2;
+    const uint32_t word = load_readonly(metadata + giver * (kLaneBytes / 4) + step / 2);
+    const uint2 four = spread(words[i], word >> (i % 2 * 16 + lane % 4 * 4));
+    const int64_t row = unit_row * kUnitRows + lane / 4 + i % 2 * 8;
+    const int64_t col = unit_col * kUnitCols + step * kStepCols + i / 2 * 16 + lane % 4 * 4;
+    if (row >= rows || col >= cols) continue;
+    uint16_t* const place = weight + row * cols + col;
+    if (cols % 4 == 0) {
+      store_global(reinterpret_cast<uint2*>(place), four);
+    } else {
+      FS_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t half = e < 2 ? four.x : four.y;
+        if (col + e < cols) store_global(place + e, static_cast<uint16_t>(half >> e % 2 * 16));
+      }
+    }
+  }
+}
+
+}  // namespace flashsparse::sparse_24

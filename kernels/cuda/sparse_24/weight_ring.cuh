@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp's units on their way: a ring in shared memory, which the warp has to itself. A lane copies
+// the bytes that it will read, so that no lane waits for another.
+#pragma once
+#include "common/mbarrier.cuh"
+#include "common/memory.cuh"
+#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/sparse_24/steps.cuh"
+#include "formats/sparse_24.h"
+
+namespace flashsparse::sparse_24 {
+
+template <class Shape>
+class WeightRing {
+ public:
+  // `ring` and `barriers` are the warp's; row_warp and column_warp its place in the block.
+  __device__ __forceinline__ WeightRing(const Arguments& a, const Cut& cut, const Steps& steps,
+                                        int row_warp, int column_warp, uint32_t ring,
+                                        uint32_t barriers)
+      : a_(a),
+        cut_(cut),
+        row_warp_(row_warp),
+        column_warp_(column_warp),
+        ring_(ring + threadIdx.x % 32 * kLaneBytes),
+        barriers_(barriers),
+        policy_(once_policy()),
+        next_(steps) {
+    seek();
+  }
+
+  // One lane's part; a barrier of the block follows.
+  static __device__ __forceinline__ void init(const Cut& cut, uint32_t barriers) {
+    FS_NO_UNROLL
+    for (int i = 0; i < cut.weight_stages; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 32);
+  }
+
+  // Starts the copies of the next step, into the stage that was read last.
+  __device__ __forceinline__ void refill() {
+    if (next_.ended()) return;
+    const uint32_t to = ring_ + filled_ * kStage;
+    if (next_.inside(cut_, column_warp_)) {
+      FS_UNROLL
+      for (int m = 0; m < Shape::kRowUnits; ++m) {
+        const unsigned char* const from = from_ + min(m, below_) * row_bytes();
+        FS_UNROLL
+        for (int i = 0; i < kUnitBytes / kStepBytes; ++i) {
+          copy_async_once(to + m * kUnitBytes + i * kStepBytes, from + i * kStepBytes, policy_);
+        }
+      }
+      from_ += cut_.column_warps * kUnitBytes;
+    }
+    mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
+    if (++filled_ == cut_.weight_stages) filled_ = 0;
+    if (next_.advance()) seek();
+  }
+
+  // Waits for the step that comes now; returns where this lane's bytes of its first unit are.
+  __device__ __forceinline__ uint32_t wait() const {
+    mbarrier_wait(barriers_ + read_ * kMbarrierBytes, parity_);
+    return ring_ + read_ * kStage;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++read_ < cut_.weight_stages) return;
+    read_ = 0;
+    parity_ ^= 1;
+  }
+
+ private:
+  static constexpr uint32_t kStage = Shape::kRowUnits * kUnitBytes;
+
+  // Rows of units past the last one are the last one again: they are multiplied, and not stored.
+  __device__ __forceinline__ void seek() {
+    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
+    const int row = min((next_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
+    const uint32_t column = next_.column(cut_) + column_warp_;
+    below_ = last - row;
+    from_ = reinterpret_cast<const unsigned char*>(a_.units) + row * size_t{row_bytes()} +
+            (column * kUnitBytes + threadIdx.x % 32 * kLaneBytes);
+  }
+  // From one row of units to the next.
+  __device__ __forceinline__ uint32_t row_bytes() const {
+    return static_cast<uint32_t>(unit_cols(a_.cols)) * kUnitBytes;
+  }
+
+  const Arguments& a_;
+  const Cut& cut_;
+  const int row_warp_, column_warp_;
+  const uint32_t ring_, barriers_;
+  const uint64_t policy_;
+  Steps next_;                 // to copy
+  const unsigned char* from_;  // its bytes of this lane, of the first unit
+  int below_;                  // rows of units below that
+  int filled_ = 0, read_ = 0;  // stages: the next to fill, and to read
+  uint32_t parity_ = 0;
+};
+
+}  // namespace flashsparse::sparse_24

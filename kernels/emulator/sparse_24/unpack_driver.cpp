@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the unpack kernel over every case on stdin and writes the weights to stdout.
+//   case    int64 rows, cols, seed; int32 units
+//   answer  uint16 weight[rows * cols]
+#include <cstdint>
+
+#include "cuda/sparse_24/unpack.cuh"
+#include "emulator/driver.h"
+
+using namespace flashsparse::sparse_24;
+
+int main() {
+  int64_t header[3];
+  while (driver::read_header(header)) {
+    const auto [rows, cols, seed] = header;
+    const int64_t count = unit_rows(rows) * unit_cols(cols);
+    const auto units = driver::read<uint32_t>(count * kUnitWords);
+    const auto weight = driver::device_array<uint16_t>(rows * cols);
+    simt::launch(
+        static_cast<unsigned>(count), kUnpackThreads, static_cast<unsigned>(seed),
+        [&, rows = rows, cols = cols] { unpack_kernel(units.get(), rows, cols, weight.get()); });
+    driver::write(weight.get(), rows * cols);
+  }
+}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds the emulator driver of sparse_24's linear kernel, and judges what it answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from emulated_linear import require_exact
+from emulation import KERNELS, SEEDS
+from torch import Tensor
+from torch.nn import functional as F
+
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.sparse_24 import Sparse24
+
+HEADER = KERNELS / "cuda" / "sparse_24" / "linear_plan.h"
+SHAPES = [  # tokens, units of rows of a warp, warps
+    tuple(map(int, found))
+    for found in re.findall(r"^  X\((\d+), (\d+), (\d+)\)", HEADER.read_text(), re.M)
+]
+TWO_OF_FOUR = PatternOptions(n=2, m=4)
+
+
+class Plan(NamedTuple):
+    """The numbers of LinearPlan; a shape of -1 lets the host plan."""
+
+    shape: int = -1
+    row_warps: int = 1
+    column_warps: int = 1
+    weight_stages: int = 2
+    x_stages: int = 2
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product."""
+
+    weight: Tensor
+    x: Tensor
+    bias: Tensor | None = None
+    plan: Plan = Plan()
+    gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
+    seed: int = 0
+
+    @cached_property
+    def units(self) -> Tensor:
+        scheme = Sparse24().scheme(self.weight.dtype, TWO_OF_FOUR.model_dump())
+        return Sparse24().pack(self.weight, scheme).tensors["units"]
+
+    def with_seeds(self) -> list[Case]:
+        return [replace(self, seed=seed) for seed in SEEDS]
+
+    def encode(self) -> bytes:
+        (rows, cols), bfloat16 = self.weight.shape, self.weight.dtype == torch.bfloat16
+        header = [rows, cols, len(self.x), int(bfloat16), int(self.bias is not None), self.seed]
+        tensors = [self.units, F.pad(self.x, (0, -cols % 8)).contiguous()]
+        tensors += [] if self.bias is None else [self.bias]
+        parts = [np.array([*header, *self.gpu, *self.plan], dtype=np.int64).tobytes()]
+        return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
+
+    def __str__(self) -> str:
+        return (
+            f"{list(self.weight.shape)} of {self.weight.dtype}, {len(self.x)} tokens, {self.plan}, "
+            f"seed {self.seed}"
+        )
+
+
+def random_case(rows: int, cols: int, tokens: int, number: int = 0, **rest) -> Case:
+    """Normal values in 2:4; both dtypes and bias by turns."""
+    generator = torch.Generator().manual_seed(number)
+    dtype = torch.bfloat16 if number % 2 else torch.float16
+
+    def normal(*size):
+        return torch.randn(*size, generator=generator).to(dtype)
+
+    weight = TWO_OF_FOUR.keep_largest(normal(rows, cols))
+    bias = normal(rows) if number % 3 else None
+    return Case(weight, normal(tokens, cols), bias, **rest)
+
+
+def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
+    fed = b"".join(case.encode() for case in cases)
+    return subprocess.run(
+        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
+    )
+
+
+def split(written: bytes, cases: list[Case]) -> list[Tensor]:
+    """What the driver wrote: y of each case."""
+    sizes = [len(case.x) * len(case.weight) for case in cases]
+    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
+    return [
+        part.view(case.weight.dtype).view(len(case.x), -1)
+        for part, case in zip(bits.split(sizes), cases, strict=True)
+    ]
+
+
+def require_all(binary: Path, cases: list[Case]) -> list[Tensor]:
+    """Runs all cases, and holds each against float64."""
+    ran = run(binary, cases)
+    assert ran.returncode == 0, ran.stderr.decode()[-4000:]
+    found = split(ran.stdout, cases)
+    for case, y in zip(cases, found, strict=True):
+        require_exact(case, y)
+    return found

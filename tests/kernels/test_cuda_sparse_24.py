@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels of sparse_24, their own source, run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from emulated_linear import require_exact
+from emulated_sparse_24 import SHAPES, TWO_OF_FOUR, Case, Plan, random_case, require_all, run, split
+from emulation import (
+    KERNELS,
+    ROOT,
+    SANITIZED,
+    SEEDS,
+    compile_cuda,
+    compile_driver,
+    find_nvcc,
+    is_caught,
+    with_switched_barriers,
+)
+from kernel_weights import bits_without_negative_zero, every_bit_pattern
+
+from flashsparse_plugin.formats.sparse_24 import Sparse24
+from flashsparse_plugin.packed import PackedWeight
+
+LINEAR, UNPACK = "sparse_24/linear_driver", "sparse_24/unpack_driver"
+GPUS = ((4, 227 << 10), (3, 99 << 10))  # multiprocessors, bytes of shared memory
+WARPS = ((1, 1), (2, 1), (1, 2), (2, 3))
+
+
+def planned(number: int, shape: int, warps: tuple[int, int], blocks: int) -> Case:
+    """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
+    tokens, row_units, most = SHAPES[shape]
+    stages = 3 if tokens == 8 else 2
+    if warps[0] * warps[1] > most or (tokens == 64 and warps[1] > 2) or row_units * warps[1] > 6:
+        warps = (1, 1)
+    plan = Plan(shape, *warps, stages, stages, blocks)
+    rows = 16 * row_units * warps[0] * 2 - 5
+    return random_case(rows, 256 * 5 - 7, tokens - number % 3, number, plan=plan)
+
+
+def planned_cases() -> list[Case]:
+    """Every shape by every arrangement of warps; blocks that share a set, own one, or own two."""
+    cases = []
+    for shape in range(len(SHAPES)):
+        for warps in WARPS:
+            number = len(cases)
+            cases.append(planned(number, shape, warps, 1 + number % 3))
+    return cases
+
+
+def test_every_compiled_shape_is_right(driver):
+    require_all(driver(LINEAR, "plain"), planned_cases())
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+def test_every_product_as_it_is_planned(driver, gpu):
+    cases = []
+    tokens = [1, 7, 8, 9, 16, 17, 32, *([33, 64] if gpu[1] > 128 << 10 else [])]
+    sizes = [(1, 1), (33, 100), (100, 1300), (17, 257), (300, 300), (15, 512)]
+    for number, count in enumerate(tokens * 2):
+        cases.append(random_case(*sizes[number % len(sizes)], count, number, gpu=gpu))
+    require_all(driver(LINEAR, "plain"), cases)
+
+
+def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
+    """And its table of shapes is the header's."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    own = importlib.import_module("sparse_24.launches")
+    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
+    cases = []
+    for number, (shape, tokens) in enumerate(product(((100, 1300), (33, 4000)), (8, 33))):
+        found = own.plans(shape, tokens, 4, most=3)
+        assert found
+        for launch in found:
+            cases.append(random_case(*shape, tokens, number, plan=Plan(*launch)))
+    require_all(driver(LINEAR, "plain"), cases)
+
+
+def test_schedules_give_the_same_bits(driver):
+    """Also sums between blocks, whichever comes last."""
+    for case in (planned(1, 1, (2, 3), 2), planned(2, 2, (1, 2), 5)):
+        cases = case.with_seeds()
+        found = require_all(driver(LINEAR, "plain"), cases)
+        assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_plans_give_the_same_but_for_rounding(driver):
+    case = random_case(100, 1300, 5, 1)
+    for blocks, warps in ((1, (1, 1)), (4, (2, 2)), (12, (1, 3))):
+        plan = Plan(0, *warps, 2, 2, blocks)
+        require_all(driver(LINEAR, "plain"), [replace(case, plan=plan)])
+
+
+def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
+    """Of weights that are kept; and what lies beyond the edges of a weight makes no NaN."""
+    case = random_case(40, 300, 6, 2)
+    weight = case.weight.clone()
+    row, column = (weight[:, 290:] != 0).nonzero()[-1].tolist()
+    weight[row, 290 + column] = torch.inf
+    x = case.x.clone()
+    x[1, 290 + column] = torch.inf
+    x[2, 290 + column] = torch.nan
+    x[3, 290 + column] = 0
+    for plan in (Plan(0, 1, 1, 2, 2, 1), Plan(0, 2, 3, 2, 2, 2), Plan(3, 1, 2, 2, 2, 1)):
+        ran = run(driver(LINEAR, "plain"), [replace(case, weight=weight, x=x, plan=plan)])
+        (y,) = split(ran.stdout, [case])
+        assert torch.isinf(y[[0, 1, 4, 5], row]).all() and torch.isnan(y[[2, 3], row]).all()
+        others = torch.arange(40) != row
+        assert torch.isfinite(y[0][others]).all() and torch.isnan(y[3, row])
+        kept = weight[:, 290 + column] != 0
+        assert not torch.isfinite(y[1][kept]).any() and not torch.isfinite(y[2][kept]).any()
+        # A place that is filled up with zero is multiplied, too; others are not.
+        full = (weight.view(40, -1, 4) != 0).sum(-1)[:, (290 + column) // 4] == 2
+        assert torch.isfinite(y[1][others & full & ~kept]).all()
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_sanitizers_find_nothing(driver, sanitizer):
+    cases = [planned(n, shape, (2, 2), 3) for n, shape in enumerate((0, 3, 8))]
+    cases += [random_case(33, 1300, 9, 3), random_case(17, 257, 64, 4)]
+    require_all(driver(LINEAR, sanitizer), [replace(case, seed=7) for case in cases])
+
+
+@pytest.mark.slow
+def test_no_barrier_can_be_spared():
+    """Without any one of them a race is found, a deadlock, or a wrong result."""
+    parts = [f"cuda/sparse_24/{part}.cuh" for part in ("linear", "sums", "x_ring", "weight_ring")]
+    pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
+    headers, places = with_switched_barriers(parts, pattern)
+    binary = compile_driver(LINEAR, "thread", headers)
+    cases = [planned(1, 1, (2, 3), 2), planned(2, 0, (1, 2), 5)]
+    cases = [replace(case, seed=7) for case in cases]
+    spared = []
+    for number, place in enumerate(places):
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
+
+        def judge(written: bytes) -> None:
+            for case, y in zip(cases, split(written, cases), strict=True):
+                require_exact(case, y)
+
+        if not is_caught(ran, judge):
+            spared.append(place)
+    assert places and spared == []
+
+
+def test_a_plan_that_cannot_be_is_refused(driver):
+    case = random_case(40, 300, 6, 2)
+    for plan, told in (
+        (Plan(99), "no such shape"),
+        (Plan(0, 4, 4), "fewer warps"),
+        (Plan(0, 1, 1, 0), "at least one stage"),
+        (Plan(0, 15, 1, 20), "too little shared memory"),
+        (Plan(0, blocks=7), "at least one step"),
+    ):
+        ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
+        assert ran.returncode == 1 and told in ran.stderr.decode()
+    ran = run(driver(LINEAR, "plain"), [replace(random_case(40, 300, 9, 2), plan=Plan(0))])
+    assert ran.returncode == 1 and "other numbers of tokens" in ran.stderr.decode()
+
+
+def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
+    fed = b"".join(
+        np.array([*packed.shape, seed], dtype=np.int64).tobytes()
+        + packed.tensors["units"].numpy().tobytes()
+        for packed, seed in cases
+    )
+    ran = subprocess.run([str(binary)], input=fed, capture_output=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr.decode()
+    bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    parts = bits.split([packed.shape[0] * packed.shape[1] for packed, _ in cases])
+    return [part.view(packed.shape) for part, (packed, _) in zip(parts, cases, strict=True)]
+
+
+@pytest.mark.parametrize("sanitizer", ["plain", *SANITIZED])
+def test_unpacking_gives_every_bit_back(driver, sanitizer):
+    cases, weights = [], []
+    for seed, shape in enumerate([(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030)]):
+        scheme = Sparse24().scheme(torch.float16, TWO_OF_FOUR.model_dump())
+        bits = bits_without_negative_zero(every_bit_pattern(shape, torch.float16, seed))
+        kept = TWO_OF_FOUR.keep_largest(torch.rand(shape) + 1) != 0
+        weights.append(bits.where(kept, 0))
+        cases.append((Sparse24().pack(weights[-1].view(torch.float16), scheme), SEEDS[seed % 3]))
+    found = unpack(driver(UNPACK, sanitizer), cases)
+    assert all(torch.equal(a, b) for a, b in zip(found, weights, strict=True))
+
+
+def test_unpacking_any_words_stays_in_bounds(driver):
+    generator = torch.Generator().manual_seed(3)
+    units = torch.randint(-(2**31), 2**31, (3, 2, 1152), generator=generator).to(torch.int32)
+    scheme = Sparse24().scheme(torch.float16, TWO_OF_FOUR.model_dump())
+    unpack(driver(UNPACK, "plain"), [(PackedWeight(scheme, (35, 300), {"units": units}), 0)])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_it_compiles_to_the_meant_instructions(tmp_path, architecture):
+    source = KERNELS / "cuda" / "sparse_24" / "linear.cu"
+    text, _ = compile_cuda(source, architecture, tmp_path)
+    kernels = len(re.findall(r"^\.visible \.entry|^\t?\.entry", text, re.M))
+    assert kernels == 2 * len(SHAPES)
+    for dtype in ("f16", "bf16"):
+        assert f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{dtype}" in text
+    assert "cp.async.cg.shared.global.L2::cache_hint" in text
+    wait = "try_wait" if architecture == "sm_90a" else "test_wait"
+    assert f"mbarrier.{wait}.parity" in text
