@@ -145,7 +145,9 @@ class NMChecker(Checker):
 
 
 def launches_of(packed: fs.PackedWeight, tokens: int, device: torch.device) -> Sequence[Any]:
-    """Every launch worth trying of the kernel that reads this weight."""
+    """Every launch worth trying of the kernel that reads this weight, if it is one for patterns."""
+    if not isinstance(packed.scheme.options, PatternOptions):
+        return ()
     return _formats.launches(packed.scheme.format.name, packed, tokens, device)
 
 

@@ -122,7 +122,7 @@ def _candidates(
 
 
 def plans(
-    shape: tuple[int, int], tokens: int, multiprocessors: int, most: int = 12
+    shape: tuple[int, int], tokens: int, multiprocessors: int, most: int = 36
 ) -> list[Launch]:
     """The launches that should be best: some of every shape, with whole and with shared sets.
 
@@ -142,7 +142,7 @@ def plans(
         sets = -(-shape[0] // (UNIT_ROWS * plan.row_warps * own.row_units))
         kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0
         seen[kind] += 1
-        if seen[kind] <= 3 and len(taken) < most:
+        if seen[kind] <= 9 and len(taken) < most:
             taken.append(plan)
     return taken
 
