@@ -132,7 +132,8 @@ def test_no_barrier_can_be_spared():
     pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
     headers, places = with_switched_barriers(parts, pattern)
     binary = compile_driver(LINEAR, "thread", headers)
-    cases = [planned(1, 1, (2, 3), 2), planned(2, 0, (1, 2), 5)]
+    cases = [planned(1, 1, (2, 3), 3), planned(2, 0, (1, 2), 5)]  # with sums between blocks
+    cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
     cases = [replace(case, seed=7) for case in cases]
     spared = []
     for number, place in enumerate(places):
