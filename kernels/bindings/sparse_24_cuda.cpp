@@ -55,7 +55,7 @@ void sparse_product(const LinearInputs& inputs, const Tensor& units, const Gpu& 
     const LinearPlan plan = given ? *given : sparse_24::plan_linear(rows, cols, tokens, gpu);
     const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
-             "] weight: ", rule);
+             "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
     Tensor partials = allocate_like(x, {plan.partial_floats(rows)}, ScalarType::Float);
     sparse_24::Arguments arguments;
     arguments.units = words_of(units);

@@ -7,8 +7,10 @@
 #include "common/device.cuh"
 #include "common/float32.cuh"
 #include "common/integer.cuh"
+#include "common/mbarrier.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "common/mma_sparse.cuh"
 #include "common/warp.cuh"
 
 namespace flashsparse::primitives {
@@ -27,6 +29,47 @@ __global__ void mma(const uint32_t* in, uint32_t* out) {
   mma_m16n8k16<Dtype>(d, a, mine[4], mine[5]);
   FS_UNROLL
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
+}
+
+// in: a[4], b[4], metadata, d[4] of a lane; out: d[4].
+template <class Dtype, int half>
+__global__ void mma_sparse(const uint32_t* in, uint32_t* out) {
+  const uint32_t* const mine = in + threadIdx.x * 13;
+  const uint32_t a[4] = {mine[0], mine[1], mine[2], mine[3]};
+  const uint32_t b[4] = {mine[4], mine[5], mine[6], mine[7]};
+  float d[4];
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) d[i] = float_of(mine[9 + i]);
+  mma_sparse_m16n8k32<Dtype, half>(d, a, b, mine[8]);
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
+}
+
+// in: 4 words for each of 32 lanes, three times; out: the same with the lanes turned around. One
+// warp copies to shared memory, the other reads, in turns of one place.
+inline constexpr int kTurns = 3;
+__global__ void mbarriers(const uint32_t* in, uint32_t* out) {
+  FS_DYNAMIC_SHARED(shared);
+  const uint32_t place = shared_address(shared), full = place + 512, empty = full + kMbarrierBytes;
+  const int lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    mbarrier_init(full, 32);
+    mbarrier_init(empty, 1);
+  }
+  __syncthreads();
+  for (int turn = 0; turn < kTurns; ++turn) {
+    if (threadIdx.x < 32) {
+      if (turn > 0) mbarrier_wait(empty, (turn - 1) % 2);
+      copy_async_once(place + lane * 16, in + (turn * 32 + lane) * 4, once_policy());
+      mbarrier_arrive_after_copies(full);
+    } else {
+      mbarrier_wait(full, turn % 2);
+      const uint4 words = load_shared<uint4>(place + (31 - lane) * 16);
+      store_global(reinterpret_cast<uint4*>(out + (turn * 32 + lane) * 4), words);
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(empty);
+    }
+  }
 }
 
 // in: 256 words of shared memory, then the 32 addresses; out: 4 registers.
@@ -231,6 +274,11 @@ struct Case {
 constexpr Case kCases[] = {
     {"mma_float16", mma<Float16>, 32, 32 * 4, 0},
     {"mma_bfloat16", mma<BFloat16>, 32, 32 * 4, 0},
+    {"mma_sparse_float16_0", mma_sparse<Float16, 0>, 32, 32 * 4, 0},
+    {"mma_sparse_float16_1", mma_sparse<Float16, 1>, 32, 32 * 4, 0},
+    {"mma_sparse_bfloat16_0", mma_sparse<BFloat16, 0>, 32, 32 * 4, 0},
+    {"mma_sparse_bfloat16_1", mma_sparse<BFloat16, 1>, 32, 32 * 4, 0},
+    {"mbarriers", mbarriers, 64, kTurns * 32 * 4, 512 + 2 * kMbarrierBytes},
     {"ldmatrix_x4", ldmatrix<false>, 32, 32 * 4, 1024},
     {"ldmatrix_x4_transposed", ldmatrix<true>, 32, 32 * 4, 1024},
     {"transpose", transpose, 32, 32, 0},

@@ -303,6 +303,45 @@ def test_mma(primitive, dtype, values):
         assert np.isnan(result[np.isnan(wanted)]).all() and np.isnan(wanted).any()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("half", [0, 1])
+def test_mma_sparse(primitive, dtype, half):
+    """Values of both dtypes with few bits, so that every sum is exact."""
+    random = np.random.default_rng(20 + half)
+    small = random.integers(-8, 9, (32, 8, 2)).astype(np.float32)
+    bits = small.view(np.uint32) >> 16 if dtype == "bfloat16" else small.astype(np.float16)
+    bits = bits.astype(np.uint16) if dtype == "bfloat16" else bits.view(np.uint16)
+    words = np.empty((32, 13), dtype=np.uint32)
+    words[:, :8] = bits[..., 0] | bits[..., 1].astype(np.uint32) << 16
+    pairs = np.array([0x4, 0x8, 0xC, 0x9, 0xD, 0xE])  # two columns of four, the lower one first
+    nibbles = pairs[random.integers(0, 6, (32, 8))].astype(np.uint32)
+    words[:, 8] = (nibbles << np.arange(0, 32, 4, dtype=np.uint32)).sum(1, dtype=np.uint32)
+    words[:, 9:] = random.integers(-9, 9, (32, 4)).astype(np.float32).view(np.uint32)
+    a, b, d = np.zeros((16, 32)), np.empty((32, 8)), np.empty((16, 8))
+    for i in range(4):
+        row, four = GROUP + 8 * (i % 2), LANES % 4 + 4 * (i // 2)
+        two = nibbles[LANES // 4 * 4 + 2 * half + i // 2, LANES % 4 + 4 * (i % 2)]
+        for e in range(2):
+            a[row, 4 * four + (two >> 2 * e & 3)] = small[:, i, e]
+            b[PAIR + 8 * i + e, GROUP] = small[:, 4 + i, e]
+        d[GROUP + 8 * (i // 2), PAIR + i % 2] = words[:, 9 + i].copy().view(np.float32)
+    answer = primitive(f"mma_sparse_{dtype}_{half}", words).view(np.float32).reshape(32, 4)
+    for i in range(4):
+        assert np.array_equal(answer[:, i], (a @ b + d)[GROUP + 8 * (i // 2), PAIR + i % 2])
+
+
+def test_metadata_that_do_not_rise_are_an_error(driver):
+    words = np.zeros((32, 13), dtype=np.uint32)
+    command = [str(driver("primitives_driver", "plain")), "mma_sparse_float16_0", "0"]
+    ran = subprocess.run(command, input=words.tobytes(), capture_output=True, text=False)
+    assert ran.returncode == EMULATOR_EXIT_CODE and b"not in rising order" in ran.stderr
+
+
+def test_mbarriers(primitive):
+    words = random_words(3, 32, 4, seed=21)
+    assert np.array_equal(primitive("mbarriers", words).reshape(3, 32, 4), words[:, ::-1])
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix(primitive, transposed):
     words = random_words(256, seed=3)
@@ -492,6 +531,12 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
         "ld.global.cg.v4.f32", "ld.shared.v4.u32", "st.shared.v4.f32", "st.shared.u16",
         "dp2a.lo.u32.u32", "prmt.b32",
         "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32",
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32",
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32",
+        "mbarrier.init.shared.b64", "mbarrier.arrive.shared.b64",
+        "cp.async.mbarrier.arrive.noinc.shared.b64", "createpolicy.fractional.L2::evict_first.b64",
+        "cp.async.cg.shared.global.L2::cache_hint",
+        f"mbarrier.{'try' if architecture == 'sm_90a' else 'test'}_wait.parity.shared.b64",
         "movmatrix.sync.aligned.m8n8.trans.b16", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32",
         "bar.sync",
     ):  # fmt: skip

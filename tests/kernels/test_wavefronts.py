@@ -23,6 +23,8 @@ import torch
 from emulated_decode import random_decode
 from emulated_dense import Case as DenseCase
 from emulated_linear import Case
+from emulated_sparse_24 import Plan
+from emulated_sparse_24 import random_case as random_sparse_24
 from emulation import KERNELS
 from kernel_weights import random_weight
 
@@ -118,7 +120,18 @@ def decode_rows(driver, folder: Path) -> Rows:
     return rows
 
 
-KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows, decode_rows)
+def sparse_24_rows(driver, folder: Path) -> Rows:
+    """Warps beside each other along rows and columns, and two units of rows to a warp."""
+    rows: Rows = {}
+    for tokens, plan in ((8, Plan(0, 2, 2, 2, 2, 1)), (64, Plan(8, 2, 1, 2, 2, 1))):
+        case = random_sparse_24(256, 2048, tokens, 1, plan=plan)
+        counts = count(driver("sparse_24/linear_driver", "plain"), case.encode(), folder)
+        for access, row in accesses(counts).items():
+            rows["sparse_24::linear_kernel", f"256x2048 {tokens} tokens", access] = row
+    return rows
+
+
+KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows, decode_rows, sparse_24_rows)
 
 
 def read_committed() -> Rows:

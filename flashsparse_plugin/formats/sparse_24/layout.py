@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -52,13 +51,14 @@ def arrange(
     kept, length, width = options.kept(shape[1]), options.vector_length, across * UNIT_COLS
     entries = torch.arange(kept, device=units.device)
     window = entries // options.n * options.m
+    two_of_four = _two_of_four(units.device)
     for slab in slabs(*shape):
         groups = slice(slab.start // length, options.groups(slab.stop))
         positions = unpack_positions(weight_index[groups], kept, options.index_bits)
         columns = (positions + window).repeat_interleave(length, 0)[: slab.stop - slab.start]
         bits = weight_packed.new_zeros(len(columns), max(width, kept // options.n * options.m))
         bits.scatter_(1, columns, weight_packed[slab])
-        units[_unit_rows(slab)] = _units(bits[:, :width])
+        units[_unit_rows(slab)] = _units(bits[:, :width], two_of_four)
     return units
 
 
@@ -100,14 +100,14 @@ def _bits(units: Tensor) -> Tensor:
     return rows.reshape(down * UNIT_ROWS, across * UNIT_COLS)
 
 
-def _units(bits: Tensor) -> Tensor:
+def _units(bits: Tensor, two_of_four: Tensor) -> Tensor:
     """Units of value bits by rows, whole units wide."""
     bits = F.pad(bits, (0, 0, 0, -len(bits) % UNIT_ROWS))
     down, across = len(bits) // UNIT_ROWS, bits.shape[1] // UNIT_COLS
     fours = bits.view(len(bits), -1, 4)
     kept = (fours & 0x7FFF) != 0
     weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=bits.device)
-    places = _two_of_four(bits.device)[(kept * weights).sum(-1, dtype=torch.int32)]
+    places = two_of_four[(kept * weights).sum(-1, dtype=torch.int32)]
     values = fours.where(kept, 0).gather(2, places)
     # Of a half of the rows, lane group, unit, step, half of its columns, four columns, value.
     lanes = values.view(down, 2, 8, across, 8, 2, 4, 2).permute(0, 3, 4, 2, 6, 5, 1, 7)
@@ -124,7 +124,6 @@ def _unit_rows(slab: slice) -> slice:
     return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))
 
 
-@cache
 def _two_of_four(device: torch.device) -> Tensor:
     """By the mask of what is kept of four columns: the two columns that are stored, int64 [16, 2].
 

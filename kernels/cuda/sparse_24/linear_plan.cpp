@@ -76,6 +76,7 @@ int64_t LinearPlan::shared_bytes() const {
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
   constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
+  constexpr int64_t kMostCols = 1 << 27;  // bytes of a row of units are counted by 32 bits
   if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
   if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
   if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
@@ -83,6 +84,7 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
     return "the shape has fewer warps";
   if (weight_stages < 1 || x_stages < 1 || weight_stages > kMostStages || x_stages > kMostStages)
     return "a ring has at least one stage";
+  if (cols > kMostCols) return "there are too many columns";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   const int64_t steps = sets(rows) * set_steps(cols);
   if (blocks < 1 || blocks > steps) return "a block has at least one step";
