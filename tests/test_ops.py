@@ -10,6 +10,7 @@ from torch.library import opcheck
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
+from flashsparse_plugin.formats.nm_gather import NMGather
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.ops import ops
 
@@ -23,6 +24,8 @@ REGULAR = VECTORS.keep_largest(WEIGHT)
 VECTORS_STORED = fs.pack(REGULAR, "nm_vector", VECTORS.model_dump())
 PANELS = tuple(VECTORS_STORED.prepare("cpu").tensors.values())
 VECTORS_STORED = tuple(VECTORS_STORED.tensors.values())
+GATHER_SCHEME = NMGather().scheme(torch.bfloat16, VECTORS.model_dump())
+GATHER = tuple(NMGather().pack(REGULAR, GATHER_SCHEME).tensors.values())
 
 
 def x(dtype=torch.float32):
@@ -76,6 +79,12 @@ SAMPLES = {
     "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_planned": [],  # CUDA only
+    "nm_gather_unpack": [(*GATHER, OUT, IN, *PATTERN, torch.bfloat16)],
+    "nm_gather_linear": [
+        (x(), *GATHER, OUT, *PATTERN, torch.bfloat16),
+        (x(torch.float16), *GATHER, OUT, *PATTERN, torch.bfloat16, bias(), 4),
+    ],
+    "nm_gather_linear_planned": [],  # CUDA only
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
     "dense_linear": [],  # in dataflow/test_linear.py
@@ -132,6 +141,7 @@ def test_the_planned_linear_is_fake_without_a_gpu():
         ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT), ()),
         ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN), ()),
         ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16), ()),
+        ("nm_gather_linear", REGULAR, (*GATHER, OUT, *PATTERN), (4,)),
     ],
 )
 def test_gradients_are_those_of_a_dense_linear(op, weight, packed, more):

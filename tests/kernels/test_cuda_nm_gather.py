@@ -46,7 +46,7 @@ def planned_cases() -> list[Case]:
 
 def compiled_cases(numbers: tuple[int, ...] = (0, 1)) -> list[Case]:
     """Every compiled shape: rows and depth cut in turns, one chunk of x and several."""
-    plans = [(1, 3, 1, 1), (2, 2, 3, 1), (3, 1, 2, 2), (2, 1, 1, 8), (1, 12, 1, 2), (4, 3, 1, 1)]
+    plans = [(1, 3, 1, 1), (2, 2, 3, 1), (3, 1, 2, 2), (2, 1, 1, 8), (1, 8, 1, 2), (4, 2, 1, 1)]
     cases = []
     for shape, (tokens, unit_rows, *_) in enumerate(SHAPES):
         for number in numbers:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from emulated_decode import random_decode
 from emulated_dense import Case as DenseCase
+from emulated_gather import HOPPER, random_case
 from emulated_linear import Case
 from emulated_sparse_24 import Plan
 from emulated_sparse_24 import random_case as random_sparse_24
@@ -131,7 +132,20 @@ def sparse_24_rows(driver, folder: Path) -> Rows:
     return rows
 
 
-KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows, decode_rows, sparse_24_rows)
+def gather_rows(driver, folder: Path) -> Rows:
+    """Two units of rows, as planned for a GPU of two multiprocessors."""
+    rows: Rows = {}
+    for n, tokens, length in ((16, 8, 32), (8, 8, 32), (4, 8, 32), (16, 32, 32), (16, 8, 8)):
+        gpu = (2, HOPPER[1])
+        case = random_case(2 * length, 2048, tokens, n, 32, length, 1, gpu=gpu)
+        counts = count(driver("nm_gather/linear_driver", "plain"), case.encode(), folder)
+        for name, row in accesses(counts).items():
+            told = f"{2 * length}x2048 {n}:32, L={length}, {tokens} tokens"
+            rows["nm_gather::linear_kernel", told, name] = row
+    return rows
+
+
+KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows, decode_rows, sparse_24_rows, gather_rows)
 
 
 def read_committed() -> Rows:

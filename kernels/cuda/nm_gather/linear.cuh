@@ -88,9 +88,19 @@ class Block {
         end_(weight.sections * (blockIdx.y + 1) / gridDim.y) {}
 
   __device__ __forceinline__ void run() const {
-    const int warp = threadIdx.x / 32, multiplying = a_.row_warps * a_.depth_warps;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int multiplying = a_.row_warps * a_.depth_warps;
+    const int unit = blockIdx.x * a_.row_warps + warp % a_.row_warps;
+    const int pair = begin_ * weight_.section_pairs + warp / a_.row_warps;
+    const int pairs_end = unit < a_.units ? end_ * weight_.section_pairs : 0;
+    WeightRing<Shape> ring(weight_, unit, pair, a_.depth_warps,
+                           shared_ + a_.rings + warp * Shape::kRingBytes, lane);
+    // Weights do not depend on x: they set off first.
+    if (warp < multiplying) ring.fill((pairs_end - pair + a_.depth_warps - 1) / a_.depth_warps);
+    stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
+    wait_chunk();
     if (warp < multiplying) {
-      multiply(warp, threadIdx.x % 32);
+      multiply(ring, pair, pairs_end, warp, lane);
     } else {
       bring_x(threadIdx.x - multiplying * 32);
     }
@@ -102,17 +112,8 @@ class Block {
   static constexpr uint32_t kPartBytes = Shape::kTokens * Shape::kSumStride * sizeof(float);
 
   // Warps w, w + row_warps, ... share out the pairs of a unit of rows.
-  __device__ __forceinline__ void multiply(int warp, int lane) const {
-    const int unit = blockIdx.x * a_.row_warps + warp % a_.row_warps;
-    const int pairs_end = unit < a_.units ? end_ * weight_.section_pairs : 0;
-    int pair = begin_ * weight_.section_pairs + warp / a_.row_warps;
-    // Weights do not depend on x: they set off first.
-    WeightRing<Shape> ring(weight_, unit, pair, a_.depth_warps,
-                           shared_ + a_.rings + warp * Shape::kRingBytes, lane);
-    ring.fill((pairs_end - pair + a_.depth_warps - 1) / a_.depth_warps);
-    stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
-    wait_chunk();
-
+  __device__ __forceinline__ void multiply(WeightRing<Shape>& ring, int pair, int pairs_end,
+                                           int warp, int lane) const {
     float sums[Shape::kTiles][Shape::kPlanes][4] = {};
     GatherAddress row(weight_, lane);
     uint32_t buffer = shared_, other = shared_ + buffer_bytes();
@@ -140,8 +141,6 @@ class Block {
 
   // While a chunk is multiplied, the next one comes to the other buffer.
   __device__ __forceinline__ void bring_x(int thread) const {
-    stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
-    wait_chunk();
     uint32_t buffer = shared_ + buffer_bytes(), other = shared_;
     FS_NO_UNROLL
     for (int section = begin_; section < end_; section += a_.chunk_sections) {
@@ -202,6 +201,7 @@ inline void fill(const Layout& layout, int64_t rows, int64_t cols, const Plan& p
   arguments.depth_warps = plan.depth_warps;
   arguments.chunk_sections = plan.chunk_sections;
   arguments.chunk_rows = static_cast<int>(plan.chunk_rows(layout));
+  arguments.per_quad = (kPerQuad + arguments.chunk_rows / 4 - 1) / (arguments.chunk_rows / 4);
   arguments.rings = static_cast<uint32_t>(plan.x_bytes(layout, cols));
   arguments.flag = static_cast<uint32_t>(plan.shared_bytes(layout, cols) - kFlagBytes);
 }

@@ -19,7 +19,7 @@ namespace flashsparse::nm_gather {
 #define FS_NM_GATHER_SHAPES(X) \
   X(8, 8, 12, 16)              \
   X(16, 8, 12, 16)             \
-  X(32, 8, 12, 16)             \
+  X(32, 8, 12, 12)             \
   X(64, 8, 12, 12)             \
   X(8, 16, 8, 16)              \
   X(16, 16, 8, 16)             \

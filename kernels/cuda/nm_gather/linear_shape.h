@@ -48,6 +48,10 @@ inline Weight weight_of(const Layout& layout, int64_t cols, const void* values, 
           layout.panel_steps};
 }
 
+// Pieces are divided by the quads of a plane, both below 2^13, in these units: exactly.
+inline constexpr int kPerQuadBits = 26;
+inline constexpr uint32_t kPerQuad = 1u << kPerQuadBits;
+
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype, accumulated in fp32.
 struct Arguments {
@@ -61,8 +65,9 @@ struct Arguments {
   int tokens;            // no more than the shape has
   int units;             // of rows
   int row_warps, depth_warps, chunk_sections, chunk_rows;  // of the plan
-  uint32_t rings;  // where in shared memory the rings begin, behind x
-  uint32_t flag;   // where in shared memory the block's flag is
+  uint32_t per_quad;  // kPerQuad / (chunk_rows / 4), rounded up
+  uint32_t rings;     // where in shared memory the rings begin, behind x
+  uint32_t flag;      // where in shared memory the block's flag is
 };
 
 }  // namespace flashsparse::nm_gather

@@ -19,7 +19,7 @@ __device__ __forceinline__ void stage_x(const Arguments& a, int first_column, ui
     uint2 loaded[kAhead][8] = {};
     FS_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      const int piece = begin + i * threads, plane = piece / quads;
+      const int piece = begin + i * threads, plane = piece * a.per_quad >> kPerQuadBits;
       const int column = first_column + (piece - plane * quads) * 4;
       if (piece >= pieces || column >= a.x_stride) continue;
       const uint16_t* const from = a.x + (int64_t{plane * 8} * a.x_stride + column);
@@ -33,7 +33,8 @@ __device__ __forceinline__ void stage_x(const Arguments& a, int first_column, ui
     }
     FS_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      const int piece = begin + i * threads, plane = piece / quads, quad = piece - plane * quads;
+      const int piece = begin + i * threads, plane = piece * a.per_quad >> kPerQuadBits;
+      const int quad = piece - plane * quads;
       if (piece >= pieces) continue;
       const uint2(&u)[8] = loaded[i];
       const int row = plane * a.chunk_rows + x_row(quad * 4);
