@@ -34,7 +34,7 @@ from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
-from .headers import read_headers
+from .headers import read_headers, refuse_odd_files
 from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class FlashSparseQuantizer(HfQuantizer):
             )
 
     def update_tp_plan(self, config: Any) -> Any:
+        """Is the first to be given the model's config, before any file of weights is opened."""
+        refuse_odd_files(getattr(config, "name_or_path", None))
         parallel = getattr(config, "distributed_config", None)
         sizes = ("tp_size", "ep_size", "fsdp_size", "pp_size")
         if parallel is not None and (
