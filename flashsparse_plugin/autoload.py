@@ -22,13 +22,13 @@ import warnings
 # Modules and the integrations that register with each. The first module holds the tables of
 # quantization methods. transformers.modeling_utils may be the module that imports torch, which
 # would be too late for those tables but is early enough for attention.
-_WATCHED = {
+_WATCHED: dict[str, tuple[str, ...]] = {
     "transformers.quantizers.auto": ("hf",),
     "transformers.modeling_utils": ("hf.attention", "hf.unmarked"),
     "peft.tuners.lora.layer": ("hf.peft",),
     "accelerate.hooks": ("hf.offload",),
 }
-_WATCHED_IF_OFF = {"transformers.modeling_utils": ("hf.unmarked",)}
+_WATCHED_IF_OFF: dict[str, tuple[str, ...]] = {"transformers.modeling_utils": ("hf.unmarked",)}
 
 
 def install() -> None:
