@@ -6,8 +6,9 @@ random weights. So `install` is called from two places: by `import flashsparse_p
 documented way, and by torch's entry point group `torch.backends`, which runs at `import torch`. The
 entry point must be cheap and must never raise: it imports neither torch nor transformers, and only
 watches for the modules that we register with. FLASHSPARSE_AUTOLOAD=0 switches off both
-(`flashsparse_plugin.integrations.hf.register()` still works), and TORCH_DEVICE_BACKEND_AUTOLOAD=0
-only the entry point.
+(`flashsparse_plugin.integrations.hf.register()` still works): all that is left is that transformers
+refuses a packed checkpoint. TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches off only the entry point, and
+then nothing of ours runs before it is imported.
 """
 
 from __future__ import annotations
@@ -21,23 +22,27 @@ import warnings
 # Modules and the integrations that register with each. The first module holds the tables of
 # quantization methods. transformers.modeling_utils may be the module that imports torch, which
 # would be too late for those tables but is early enough for attention.
-_WATCHED = {
+_WATCHED: dict[str, tuple[str, ...]] = {
     "transformers.quantizers.auto": ("hf",),
     "transformers.modeling_utils": ("hf.attention", "hf.unmarked"),
     "peft.tuners.lora.layer": ("hf.peft",),
     "accelerate.hooks": ("hf.offload",),
 }
+_WATCHED_IF_OFF: dict[str, tuple[str, ...]] = {"transformers.modeling_utils": ("hf.unmarked",)}
 
 
 def install() -> None:
     """Registers with modules that are imported already, and with others once they are."""
-    if os.environ.get("FLASHSPARSE_AUTOLOAD", "1") == "0":
-        return
-    pending = {name for name in _WATCHED if not _is_ready(name)}
-    for name in _WATCHED.keys() - pending:
+    watched = _watched()
+    pending = {name for name in watched if not _is_ready(name)}
+    for name in watched.keys() - pending:
         _register(name)
     if pending and not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher(pending))
+
+
+def _watched() -> dict[str, tuple[str, ...]]:
+    return _WATCHED_IF_OFF if os.environ.get("FLASHSPARSE_AUTOLOAD") == "0" else _WATCHED
 
 
 def _is_ready(name: str) -> bool:
@@ -47,7 +52,7 @@ def _is_ready(name: str) -> bool:
 
 def _register(name: str) -> None:
     try:
-        for integration in _WATCHED[name]:
+        for integration in _watched()[name]:
             importlib.import_module(f"flashsparse_plugin.integrations.{integration}").register()
     except Exception as error:
         if os.environ.get("FLASHSPARSE_STRICT") == "1":

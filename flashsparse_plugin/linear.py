@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .dataflow import plan_of
 from .formats import get_format
-from .formats.values import cast, packable_dtype
 from .modules import bias_of, weight_of
 from .names import DEFAULT_FORMAT
 from .packed import FormatError, PackedWeight, Scheme
@@ -85,15 +84,14 @@ class SparseLinear(nn.Module):
     def from_linear(
         cls, linear: nn.Module, format: str = DEFAULT_FORMAT, **options: Any
     ) -> SparseLinear:
-        """Packs the weight of `linear`, rounded first where the format does not take its dtype.
+        """Packs the weight of `linear` bit for bit, as `fs.pack` does.
 
         `linear` is an nn.Linear, or a layer that computes the same (see `modules.is_linear`).
 
         Raises:
-            FormatError: As `pack` does, and for a value that is too large for the rounded dtype.
+            FormatError: As `fs.pack` does: for a dtype that the format does not take, too.
         """
         weight = weight_of(linear).detach().contiguous()
-        weight = cast(weight, packable_dtype(get_format(format), weight.dtype), "weight")
         return cls.from_weight(weight, bias_of(linear), format, **options)
 
     @classmethod

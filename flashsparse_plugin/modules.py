@@ -87,12 +87,16 @@ def experts_of(model: nn.Module) -> dict[str, Tensor]:
     """The weights that hold all experts of a layer, by name.
 
     A module of experts knows how many there are, and so do the first dimensions of its weights.
+    DBRX puts the matrices of its experts one below the other, and calls their number otherwise.
     """
     found = {}
     for name, module in model.named_modules():
         count = getattr(module, "num_experts", None)
+        below = getattr(module, "moe_num_experts", None)
         for own, parameter in module.named_parameters(recurse=False):
-            if isinstance(count, int) and parameter.dim() > 2 and parameter.shape[0] == count:
+            stacked = parameter.dim() > 2 and isinstance(count, int) and len(parameter) == count
+            joined = parameter.dim() == 2 and isinstance(below, int) and not len(parameter) % below
+            if stacked or joined:
                 found[f"{name}.{own}"] = parameter
     return found
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands and the code of the documents do what they say."""
+"""The commands and the code of the documents do what they say.
+
+What needs a GPU, a server or minutes is listed here by name with the reason. A command or a block
+that is neither run nor listed is an error, and so is an entry that is in no document: the lists are
+meant to get shorter.
+"""
 
 import re
 import shlex
@@ -7,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from documents import DOCUMENTS, ROOT, blocks, commands, inline
 from tiny_causal_lms import VOCAB, character_tokenizer
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -16,75 +22,163 @@ from weights import sparse_weight
 
 from flashsparse_plugin.cli import app
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-README = (ROOT / "README.md").read_text()
+TREE = "compiles and tests this very tree, for minutes"
+GPU = "measures on a GPU"
+SERVER = (
+    "starts a server: tests/vllm/test_arguments.py has vLLM parse it, test_serve.py starts some"
+)
+INSTALL = "installs for minutes; tests/test_packaging.py builds the wheel"
 
+NOT_RUN = {
+    "flashsparse doctor": "takes long, and judges the machine: tests/cli/test_doctor.py",
+    "flashsparse tune MODEL --sparsity 0.7": f"{GPU}: tests/cli/test_tune.py pretends one",
+    "flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png": GPU,
+    "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
+    "make serve": SERVER,
+    **dict.fromkeys(
+        ["make check", "make env", "make lint", "make test-fast", "make test", "make fuzz"], TREE
+    ),
+    "make bench": "measures for minutes",
+    ".venv/bin/pytest tests/formats": TREE,
+    "pip install 'torch>=2.11'": INSTALL,
+    "pip install '.[hf]'": INSTALL,
+    "FLASHSPARSE_CUDA_ARCHS=90a-real pip install --no-build-isolation --no-deps -e .": INSTALL,
+    "python kernels/resources.py": "needs the CUDA object: tests/test_cuda_object.py",
+    "python benchmarks/dataflow.py && python benchmarks/tables.py": "write into this tree: "
+    "tests/benchmarks/test_dataflow.py and tests/test_documents.py compare what is there",
+    "python benchmarks/gpu/attention.py --check": GPU,
+    "python benchmarks/gpu/attention.py --speed": GPU,
+    "python benchmarks/gpu/gemm.py": GPU,
+    "python benchmarks/gpu/gemm.py --check": GPU,
+    "python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8": GPU,
+    "python benchmarks/gpu/spmm.py": GPU,
+    "python benchmarks/gpu/spmm.py --check": GPU,
+    "python benchmarks/gpu/spmm.py --sanitize": GPU,
+    "python benchmarks/gpu/spmm.py --shapes": GPU,
+    "python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16 "
+    "--sparsity 70,80,90": GPU,
+    "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
+    "python benchmarks/gpu/spmm.py --profile": GPU,
+    "vllm serve MODEL --decode-attention unified_max": SERVER,
+    "vllm serve ./SmolLM2-packed": SERVER,
+    "vllm serve ./SmolLM2-pruned --sparse-method tiled_csl": SERVER,
+    "vllm serve ./SmolLM2 --decode-attention unified_max": SERVER,
+    "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 4": SERVER,
+    "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 8 --pipeline-parallel-size 2 "
+    "--distributed-executor-backend ray": SERVER,
+    "ray start --head": "starts a cluster of machines",
+    "ray start --address FIRST:6379": "starts a cluster of machines",
+}
+# By the first line of the block.
+CODE_NOT_RUN = {
+    "from flashsparse_plugin.dataflow import Weight, resolve": GPU,
+    "import flashsparse_plugin as fs\n\nllm = fs.LLM(": "starts vLLM: tests/vllm/test_models.py",
+    "from vllm import LLM": "starts vLLM: tests/vllm/test_models.py",
+}
+CODE_ELSEWHERE = ["adding-a-format.md"]  # tests/formats/test_contract.py
 
-def blocks(text: str, *languages: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
-    return [block for language, block in found if language in languages]
-
-
-def commands(text: str, program: str) -> list[list[str]]:
-    """The lines of shell blocks that call a program, continued lines joined, comments left out."""
-    lines = "\n".join(blocks(text, "bash", "sh", "")).replace("\\\n", " ").splitlines()
-    asked = [shlex.split(line, comments=True) for line in lines if line.startswith(f"{program} ")]
-    return [words for _, *words in asked]
+PROGRAMS = ("flashsparse", "make", "pip", "python", "vllm")
+TEXT_OF = {document.name: document.read_text() for document in DOCUMENTS}
+README = TEXT_OF["README.md"]
+every_document = pytest.mark.parametrize("document", TEXT_OF)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with the model and the text that the README speaks of, named as there."""
-    place = tmp_path_factory.mktemp("readme")
+    """A folder with the models and texts that the documents speak of, named as there."""
+    place = tmp_path_factory.mktemp("documents")
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = LlamaConfig(**sizes, **heads, **ends, vocab_size=VOCAB, max_position_embeddings=1024)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(place / "path/to/dense")
     character_tokenizer().save_pretrained(place / "path/to/dense")
+    for name in ("MODEL", "SmolLM2-135M-Instruct"):
+        (place / name).symlink_to(place / "path/to/dense")
     letters = torch.randint(97, 123, (80_000,)).tolist()
-    (place / "text.txt").write_text("".join(map(chr, letters)))
+    for name in ("text.txt", "tinyshakespeare.txt"):
+        (place / name).write_text("".join(map(chr, letters)))
     return place
 
 
+def runnable(document: str) -> list[str]:
+    return [command for command in commands(TEXT_OF[document]) if command not in NOT_RUN]
+
+
 @pytest.mark.slow
-def test_the_readmes_commands_run_as_written(place, monkeypatch):
+@pytest.mark.parametrize("document", [name for name in TEXT_OF if runnable(name)])
+def test_commands_run_as_written(document, place, monkeypatch):
     monkeypatch.chdir(place)
-    asked = commands(README, "flashsparse")
-    assert {each[0] for each in asked} == {"prune", "convert", "inspect", "generate", "doctor"}
-    for arguments in asked:
-        if arguments[0] != "doctor":  # which has tests of its own
-            result = CliRunner().invoke(app, arguments)
-            assert result.exit_code == 0, result.stderr
-    assert (place / "path/to/packed/config.json").exists()
+    for command in runnable(document):
+        program, *arguments = shlex.split(command)
+        assert program == "flashsparse", f"{command!r} of {document} is neither run nor listed"
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, f"{command}: {result.stderr}"
 
 
-def test_the_readmes_code_runs_as_written(place, monkeypatch, tmp_path):
+def code_of(document: str) -> list[str]:
+    code = [] if document in CODE_ELSEWHERE else blocks(TEXT_OF[document], "python")
+    return [block for block in code if not block.startswith(tuple(CODE_NOT_RUN))]
+
+
+@pytest.mark.parametrize("document", [name for name in TEXT_OF if code_of(name)])
+def test_code_runs_as_written(document, place, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "path/to").mkdir(parents=True)
     (tmp_path / "path/to/dense").symlink_to(place / "path/to/dense")
-    linear = nn.Linear(70, 150, dtype=torch.bfloat16)
-    names = {"weight": sparse_weight(150, 70), "bias": torch.zeros(150, dtype=torch.bfloat16)}
-    names |= {"x": torch.randn(3, 70, dtype=torch.bfloat16), "linear": linear}
-    code = blocks(README, "python")
-    assert len(code) == 2
-    for block in code:
-        exec(block, names)
-    assert type(names["model"].model.layers[0].mlp.up_proj).__name__ == "SparseLinear"
-    assert torch.equal(names["packed"].unpack(), names["weight"])
+    names = {"torch": torch, "AutoModelForCausalLM": AutoModelForCausalLM}
+    # Of README's:
+    names |= {"linear": nn.Linear(70, 150, dtype=torch.bfloat16), "weight": sparse_weight(150, 70)}
+    names |= {"bias": torch.zeros(150, dtype=torch.bfloat16)}
+    names |= {"x": torch.randn(3, 70, dtype=torch.bfloat16)}
+    # Of docs/attention.md's:
+    names |= {"path": place / "path/to/dense", "head_dim": 128, "scale": 128**-0.5}
+    names |= {"kv_cache": torch.randn(4, 8, 16, 256).half()}
+    names |= {"block_table": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)}
+    names |= {"seq_lens": torch.tensor([30, 7], dtype=torch.int32)}
+    for block in code_of(document):
+        exec(compile(block, document, "exec"), names)
+    if document == "README.md":
+        assert type(names["model"].model.layers[0].mlp.up_proj).__name__ == "SparseLinear"
+        assert torch.equal(names["packed"].unpack(), names["weight"])
+    if document == "attention.md":
+        assert names["model"].config._attn_implementation == "unified_max"
+        assert names["out"].shape == (2, 32, 128)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_is_not_run_is_in_a_document():
+    shown = {command for text in TEXT_OF.values() for command in commands(text)}
+    assert NOT_RUN.keys() - shown == set()
+    code = "\n".join(block for text in TEXT_OF.values() for block in blocks(text, "python"))
+    assert [first for first in CODE_NOT_RUN if first not in code] == []
+
+
+@every_document
+def test_commands_are_where_they_are_looked_for(document):
+    """In blocks of bash and console, and not in one without a language."""
+    for block in blocks(TEXT_OF[document], "", "sh", "shell", "text"):
+        for line in block.splitlines():
+            assert not re.match(rf"(\$ )?({'|'.join(PROGRAMS)}) ", line), line
+
+
+@every_document
 def test_options_and_targets_that_a_document_names_exist(document):
-    text = document.read_text()
+    text = TEXT_OF[document]
     known = get_command(app).commands
-    for name, *arguments in commands(text, "flashsparse"):
-        options = {option for param in known[name].params for option in param.opts}
-        named = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-        assert named <= options, f"flashsparse {name}"
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    for target, *_ in commands(text, "make"):
-        assert target in targets, f"make {target}"
+    for command in [*commands(text), *inline(text)]:
+        program, *arguments = re.split(r"\s+", command)
+        named = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+        if program == "flashsparse" and arguments:
+            options = {option for param in known[arguments[0]].params for option in param.opts}
+            assert named <= options, command
+        elif program == "make" and arguments:
+            assert arguments[0] in targets, command
+        elif program == "python" and arguments and arguments[0].endswith(".py"):
+            file = ROOT / arguments[0]
+            sources = [file, *file.parent.glob("_*.py")]
+            words = re.findall(r'"([\w-]+)"', "\n".join(map(Path.read_text, sources)))
+            assert {name.removeprefix("--") for name in named} <= {w.strip("-") for w in words}

@@ -46,11 +46,9 @@ def test_there_and_back(linear, layer):
     assert layer.to_linear(torch.float32).weight.dtype == torch.float32
 
 
-def test_float32_weights_are_rounded_to_bfloat16():
-    linear = nn.Linear(8, 4)
-    layer = fs.SparseLinear.from_linear(linear)
-    assert torch.equal(layer.weight, linear.weight.to(torch.bfloat16))
-    assert layer.bias.dtype == torch.float32
+def test_a_bias_keeps_its_dtype(linear):
+    linear.bias = nn.Parameter(torch.ones(150, dtype=torch.float32))
+    assert fs.SparseLinear.from_linear(linear).bias.dtype == torch.float32
 
 
 def test_the_weight_is_held_once_in_the_runtime_form(layer):

@@ -181,6 +181,16 @@ def require_inside(path: Path, home: Path) -> None:
         )
 
 
+def shards_in(home: Path) -> list[Path]:
+    """The safetensors files of a directory, and those that its index names, wherever they are."""
+    named: set[Path] = set(home.glob("*.safetensors"))
+    if (home / INDEX).is_file():
+        weight_map = _read_json(home / INDEX, MAX_INDEX_BYTES).get("weight_map")
+        files = weight_map.values() if isinstance(weight_map, dict) else ()
+        named |= {home / file for file in files if isinstance(file, str)}
+    return sorted(named)
+
+
 def _read_json(path: Path, most: int) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -399,7 +409,8 @@ def refuse_unmarked(
         return
     ours = [set(get_format(name).tensor_names) for name in format_names()]
     for layer, tensors in packed_names(names).items():
-        if any(whole <= tensors.keys() for whole in ours):
+        # Another method may call a tensor of its own as we do (compressed-tensors: weight_packed).
+        if quantization is None or any(whole <= tensors.keys() for whole in ours):
             told = "has no quantization_config of flashsparse"
             if quantization is not None:
                 told = f"has the quant_method {method!r}"

@@ -104,8 +104,8 @@ def pack(
         The packed weight on the device of `weight`; `.unpack()` gives it back.
 
     Raises:
-        FormatError: For an unknown format, a tensor that is no weight, or options that the format
-            does not have.
+        FormatError: For an unknown format, a tensor that is no weight, and a dtype or options that
+            the format does not take: nothing is rounded.
     """
     chosen = get_format(format)
     return chosen.pack(weight, chosen.scheme(weight.dtype, {**(options or {}), **more}))

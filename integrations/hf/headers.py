@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashsparse_plugin.checkpoint.reader import TensorInfo, require_inside
+from flashsparse_plugin.checkpoint.reader import TensorInfo, require_inside, shards_in
 from flashsparse_plugin.checkpoint.reader import read_headers as read
 
 if TYPE_CHECKING:
@@ -26,6 +26,21 @@ def read_headers(model: PreTrainedModel, files: Iterable[str]) -> dict[str, Tens
     for path in paths:
         require_inside(path, home)
     return read(paths)
+
+
+def refuse_odd_files(name_or_path: str | None) -> None:
+    """Looks at the files of a local directory before transformers opens any.
+
+    Where the dtype is "auto" and config.json has none, transformers opens the first file before it
+    asks a quantizer for anything, and a FIFO would keep it waiting.
+
+    Raises:
+        CheckpointError: For a file outside of the directory, or one that is no regular file.
+    """
+    home = Path(name_or_path or "")
+    if name_or_path and home.is_dir():
+        for path in shards_in(home):
+            require_inside(path, home)
 
 
 def _home(model: PreTrainedModel, files: list[Path]) -> Path:

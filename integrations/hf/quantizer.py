@@ -13,17 +13,16 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.integrations.accelerate import get_device
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers.base import HfQuantizer
 
-from flashsparse_plugin.checkpoint.checksums import verify
-from flashsparse_plugin.checkpoint.reader import TensorInfo, refuse_unmarked
+from flashsparse_plugin.checkpoint.checksums import checksum, verify
+from flashsparse_plugin.checkpoint.reader import CHECKSUM, TensorInfo, refuse_unmarked
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
@@ -35,7 +34,8 @@ from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
-from .headers import read_headers
+from .headers import read_headers, refuse_odd_files
+from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -76,6 +76,8 @@ class FlashSparseQuantizer(HfQuantizer):
             )
 
     def update_tp_plan(self, config: Any) -> Any:
+        """Is the first to be given the model's config, before any file of weights is opened."""
+        refuse_odd_files(getattr(config, "name_or_path", None))
         parallel = getattr(config, "distributed_config", None)
         sizes = ("tp_size", "ep_size", "fsdp_size", "pp_size")
         if parallel is not None and (
@@ -172,7 +174,7 @@ class FlashSparseQuantizer(HfQuantizer):
         name = param_name.removesuffix(".weight")
         if self.pre_quantized or name not in self.conversion.targets:
             return False
-        if _is_offloaded(self.device_map, param_name):
+        if is_offloaded(self.device_map, param_name):
             self.conversion.offloaded.add(name)
         return True
 
@@ -203,10 +205,10 @@ class FlashSparseQuantizer(HfQuantizer):
     ) -> PreTrainedModel:
         if self.conversion.error is not None:
             raise self.conversion.error
-        for name, layer in _sparse_layers(model):
+        for name, layer in sparse_layers(model):
             if self.pre_quantized:
                 self._check_and_prepare(name, layer)
-            elif not _has_offload_hook(layer):
+            elif not has_offload_hook(layer):
                 layer.prepare()
             layer.compute_dtype = self.dtype
         for name, tensor in _floats(model):
@@ -226,7 +228,7 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _check_and_prepare(self, name: str, layer: SparseLinear) -> None:
         """Compares a loaded weight with its checksums, and proves it sound, before any kernel."""
-        packed, offloaded = _stored(layer), _has_offload_hook(layer)
+        packed, offloaded = stored_weight(layer), has_offload_hook(layer)
         verify(name, packed, self.infos[name])
         on_the_way = packed.format.checks_as_it_reads and packed.device.type == "cpu"
         if offloaded or not on_the_way:
@@ -242,8 +244,8 @@ class FlashSparseQuantizer(HfQuantizer):
     def _dequantize(
         self, model: PreTrainedModel, dtype: torch.dtype | None = None
     ) -> PreTrainedModel:
-        layers = list(_sparse_layers(model))
-        away = [name for name, layer in layers if _has_offload_hook(layer)]
+        layers = list(sparse_layers(model))
+        away = [name for name, layer in layers if has_offload_hook(layer)]
         if away:
             raise ValueError(
                 f"layer {away[0]!r} and {len(away) - 1} more are offloaded, and a dense model "
@@ -261,7 +263,7 @@ class FlashSparseQuantizer(HfQuantizer):
         return model
 
     def _report(self, model: PreTrainedModel) -> None:
-        weights = [layer.packed for _, layer in _sparse_layers(model)]
+        weights = [layer.packed for _, layer in sparse_layers(model)]
         config = self.quantization_config
         if self.conversion.rounded:
             logger.warning(
@@ -287,6 +289,35 @@ class FlashSparseQuantizer(HfQuantizer):
             ". Packing made them larger: is this checkpoint pruned?" if packed > dense else "",
         )
 
+    # Saving.
+
+    def get_state_dict_and_metadata(
+        self, model: PreTrainedModel
+    ) -> tuple[dict[str, torch.Tensor] | None, dict[str, str]]:
+        """What is saved, and the checksums of its packed tensors for the metadata of the files.
+
+        transformers asks before it cuts the tensors into files, so each file has the checksums of
+        all, and before it gives them the names of the original checkpoint, if it does: a checksum
+        stands there under both names.
+        """
+        if getattr(model, "_hf_peft_config_loaded", False):  # then only the adapter is saved
+            return None, {}
+        state, packed, metadata = model.state_dict(), {}, {}
+        for name, layer in sparse_layers(model):
+            tensors = {
+                own: state[f"{name}.{own}"]
+                for own in layer.scheme.format.tensors(layer.scheme, layer.shape)
+            }
+            packed |= {f"{name}.{own}": tensor for own, tensor in tensors.items()}
+            weight = PackedWeight(layer.scheme, layer.shape, tensors)
+            if has_offload_hook(layer):
+                weight = stored_weight(layer)
+            metadata |= {f"{name}.{own}": checksum(weight, own) for own in tensors}
+        renamed = revert_weight_conversion(model, packed)
+        names = {id(tensor): name for name, tensor in renamed.items()}
+        metadata |= {names.get(id(packed[name]), name): value for name, value in metadata.items()}
+        return state, {CHECKSUM + name: value for name, value in metadata.items()}
+
     # What the model can do.
 
     def is_serializable(self) -> bool:
@@ -300,10 +331,6 @@ class FlashSparseQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
-
-
-def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
-    yield from [(name, m) for name, m in model.named_modules() if isinstance(m, SparseLinear)]
 
 
 def _floats(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -325,31 +352,3 @@ def _warn_of_experts(model: nn.Module, ignored: list[str]) -> None:
             len(experts),
             min(experts),
         )
-
-
-def _is_offloaded(device_map: dict[str, Any] | None, name: str) -> bool:
-    """Whether accelerate will keep a parameter elsewhere than where it is used."""
-    if device_map is None:
-        return False
-    device = str(get_device(device_map, name))
-    gpus = [d for d in map(str, device_map.values()) if d not in ("cpu", "disk")]
-    return device == "disk" or (device == "cpu" and bool(gpus))
-
-
-def _hooks(layer: nn.Module) -> list[Any]:
-    hook = getattr(layer, "_hf_hook", None)
-    return list(getattr(hook, "hooks", [hook]))  # a SequentialHook holds several
-
-
-def _has_offload_hook(layer: nn.Module) -> bool:
-    return any(getattr(hook, "offload", False) for hook in _hooks(layer))
-
-
-def _stored(layer: SparseLinear) -> PackedWeight:
-    """The weight as it is, read from where accelerate keeps it if it is offloaded."""
-    packed = layer.packed
-    for hook in _hooks(layer):
-        if getattr(hook, "offload", False):
-            tensors = {name: hook.weights_map[name] for name in packed.tensors}
-            return replace(packed, tensors=tensors)
-    return packed

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed checkpoints whose config.json does not say so are noticed when transformers loads them.
 
-transformers asks a quantization method only where config.json names it. Otherwise our tensors are
-unexpected to it, the layers' weights are missing, and the model runs on random numbers.
+transformers asks a quantization method only where config.json names it and where it knows it.
+Otherwise our tensors are unexpected to it, the layers' weights are missing, and the model runs on
+random numbers.
 """
 
 from __future__ import annotations
@@ -34,13 +35,25 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
         config = getattr(model.config, "quantization_config", None)
         method = config.get("quant_method") if isinstance(config, dict) else config
         method = getattr(method, "quant_method", method)
-        if method != QUANT_METHOD:
-            # Imported when a model is loaded: transformers must not get slower to import.
-            from flashsparse_plugin.checkpoint.reader import refuse_unmarked, tensor_names
+        # Imported when a model is loaded: transformers must not get slower to import.
+        from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-            for file in checkpoint_files or []:
-                quantization = None if config is None else {"quant_method": method}
-                refuse_unmarked(tensor_names([file]), quantization, Path(file).parent)
+        from flashsparse_plugin.checkpoint.reader import (
+            CheckpointError,
+            refuse_unmarked,
+            tensor_names,
+        )
+
+        if method != QUANT_METHOD:
+            quantization = None if config is None else {"quant_method": method}
+            files = checkpoint_files or []
+            refuse_unmarked(tensor_names(files), quantization, Path(*files[:1]).parent)
+        elif QUANT_METHOD not in AUTO_QUANTIZER_MAPPING:
+            raise CheckpointError(
+                f"{model.config.name_or_path} is packed by flashsparse, which transformers was "
+                "kept from knowing. Remedy: unset FLASHSPARSE_AUTOLOAD, or call "
+                "flashsparse_plugin.integrations.hf.register()"
+            )
         return inner(model, state_dict, checkpoint_files, *args, **kwargs)
 
     return load

@@ -14,6 +14,7 @@ import functools
 from typing import Any
 
 from .attention import CHOICES, check_calibration, fold_attention
+from .preflight import check_files
 from .settings import SettingsError, check_loading, check_marked, fold, methods
 
 _METHOD_HELP = (
@@ -150,6 +151,7 @@ def _wrap_engine_config(cls: Any) -> None:
         config = inner(self, *args, **kwargs)
         check_calibration(config)
         check_loading(config)
+        check_files(config)
         return config
 
     cls.create_engine_config = create_engine_config

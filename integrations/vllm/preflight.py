@@ -8,10 +8,12 @@ tracebacks of the processes around it, and comes late; this one is the last thin
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
 from flashsparse_plugin.checkpoint.checksums import verify
@@ -21,6 +23,8 @@ from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import PrintableMessage
 from flashsparse_plugin.packed import FormatError, PackedWeight
+
+from .folder import folder_of
 
 logger = logging.getLogger("vllm.flashsparse")
 
@@ -32,6 +36,20 @@ class DamagedCheckpointError(PrintableMessage, RuntimeError):
 
     Not a ValueError, for the same reason as SettingsError.
     """
+
+
+def check_files(vllm_config: Any) -> None:
+    """Refuses a damaged packed checkpoint before any other process is started.
+
+    Raises:
+        DamagedCheckpointError: For the first thing that is wrong.
+    """
+    stored = getattr(vllm_config.quant_config, "stored", None)
+    in_front_end = multiprocessing.parent_process() is None
+    if isinstance(stored, FlashSparseConfig) and in_front_end:
+        folder = folder_of(vllm_config.model_config, vllm_config.load_config)
+        if folder is not None:
+            check_checkpoint(folder, stored)
 
 
 def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
@@ -62,8 +80,10 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
 
 
 @cache
-def packed_layers(path: str) -> frozenset[str]:
-    """Names of the packed layers of a checkpoint; none where it is no local directory."""
+def packed_layers(path: Path | None) -> frozenset[str]:
+    """Names of the packed layers of a checkpoint; none where there is no directory of it."""
+    if path is None:
+        return frozenset()
     try:
         return frozenset(_packed_layers(ModelDirectory(path)))
     except CheckpointError:

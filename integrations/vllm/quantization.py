@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +24,10 @@ from flashsparse_plugin.packed import FormatError, Scheme
 
 from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
+from .folder import folder_of
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
-from .preflight import check_checkpoint, packed_layers
+from .preflight import packed_layers
 from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary
 
@@ -84,12 +83,6 @@ class FlashSparseQuantization(QuantizationConfig):
         except ValueError as error:
             raise SettingsError(f"config.json: {first_line(error)}") from None
 
-    def maybe_update_config(self, model_name: str, *args: Any, **kwargs: Any) -> None:
-        """Refuses a damaged checkpoint in the front end, before any other process is started."""
-        in_front_end = multiprocessing.parent_process() is None
-        if self.stored is not None and in_front_end and Path(model_name).is_dir():
-            check_checkpoint(model_name, self.stored)
-
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Renames what the configuration names, where vLLM's modules are called otherwise."""
         if self.stored is None:
@@ -112,7 +105,8 @@ class FlashSparseQuantization(QuantizationConfig):
         names, reason = self._packed_as(prefix, is_head)
         if names:
             # Known here where the files are at hand, and in any case once its tensors arrive.
-            packed = packed_layers(get_current_vllm_config().model_config.model)
+            vllm_config = get_current_vllm_config()
+            packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
             if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
             return SparseLinearMethod(

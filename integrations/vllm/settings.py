@@ -154,7 +154,9 @@ def check_loading(vllm_config: Any) -> None:
 def check_marked(model_config: Any) -> None:
     """Refuses a packed checkpoint whose config.json does not say that it is one.
 
-    vLLM would fail in a worker, by the name of a tensor that it does not know.
+    vLLM would fail in a worker, by the name of a tensor that it does not know. One from the Hub is
+    refused there, too, by its first packed tensor (unpacking.py): to look at it here would mean to
+    fetch every dense model early.
 
     Raises:
         SettingsError: For such a checkpoint in a local directory.
@@ -164,7 +166,9 @@ def check_marked(model_config: Any) -> None:
     if model_config.quantization == QUANT_METHOD or not in_front_end or not path.is_dir():
         return
     try:
-        refuse_unmarked(tensor_names(path.glob("*.safetensors")), None, path)
+        method = model_config.quantization
+        quantization = None if method is None else {"quant_method": method}
+        refuse_unmarked(tensor_names(path.glob("*.safetensors")), quantization, path)
     except CheckpointError as error:
         raise SettingsError(str(error)) from None
 

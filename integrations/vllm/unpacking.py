@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 
 from flashsparse_plugin.checkpoint import ModelDirectory
 from flashsparse_plugin.checkpoint.linears import find_linears
+from flashsparse_plugin.checkpoint.reader import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.names import QUANT_METHOD
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
+from .folder import folder_of
 from .linear import SparseLinearMethod
 from .preflight import packed_layers
 from .settings import SettingsError
@@ -40,6 +43,8 @@ def install() -> None:
     @functools.wraps(inner)
     def get_all_weights(self: Any, model_config: Any, model: nn.Module) -> Iterable[Any]:
         weights = inner(self, model_config, model)
+        if model_config.quantization is None:
+            return _none_packed(weights, Path(model_config.model))
         if model_config.quantization != QUANT_METHOD:
             return weights
         if model in loaded:
@@ -48,8 +53,9 @@ def install() -> None:
                 "(reload_weights): start it anew with the other checkpoint"
             )
         loaded.add(model)
-        unasked = _unasked(model_config.model, _methods(model))
-        return _unpacked(weights, model_config, unasked) if unasked else weights
+        folder = folder_of(model_config, self.load_config)
+        unasked = _unasked(packed_layers(folder), _methods(model))
+        return _unpacked(weights, model_config, folder, unasked) if unasked else weights
 
     DefaultModelLoader.get_all_weights = get_all_weights
 
@@ -59,7 +65,16 @@ def _methods(model: nn.Module) -> list[SparseLinearMethod]:
     return [method for method in found if isinstance(method, SparseLinearMethod)]
 
 
-def _unasked(path: str, methods: Iterable[SparseLinearMethod]) -> set[str]:
+def _none_packed(
+    weights: Iterable[tuple[str, Tensor]], model: Path
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields what vLLM reads, and refuses a packed tensor, which config.json does not speak of."""
+    for name, tensor in weights:
+        refuse_unmarked([name], None, model)
+        yield name, tensor
+
+
+def _unasked(packed: Iterable[str], methods: Iterable[SparseLinearMethod]) -> set[str]:
     """Packed layers of a checkpoint that none of our methods stands ready for.
 
     A model may add a prefix to the names in the file, or drop it. A layer that is named here by
@@ -70,15 +85,15 @@ def _unasked(path: str, methods: Iterable[SparseLinearMethod]) -> set[str]:
     def is_known(layer: str) -> bool:
         return any(f".{n}".endswith(f".{layer}") or layer.endswith(f".{n}") for n in known)
 
-    return {layer for layer in packed_layers(path) if not is_known(layer)}
+    return {layer for layer in packed if not is_known(layer)}
 
 
 def _unpacked(
-    weights: Iterable[tuple[str, Tensor]], model_config: Any, layers: set[str]
+    weights: Iterable[tuple[str, Tensor]], model_config: Any, folder: Path, layers: set[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields what vLLM reads, with a dense weight in the place of the tensors of some layers."""
     config = FlashSparseConfig(**model_config.hf_config.quantization_config)
-    linears = {x.stored: x for x in find_linears(ModelDirectory(model_config.model))}
+    linears = {x.stored: x for x in find_linears(ModelDirectory(folder))}
     logger.warning(
         "%d packed layers are unpacked while they load, as vLLM's %s takes them dense (%s, ...)",
         len(layers),

@@ -3,12 +3,14 @@
 
 import json
 
+import families
 import pytest
+import tiny
 import torch
 from checkpoints import PACKED, edit_config, quantization, save_llama
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, inspect_checkpoint
@@ -76,6 +78,41 @@ def test_it_is_as_specified():
     weight = torch.zeros(2, 3, dtype=torch.bfloat16)
     weight[1, 2] = 1.0
     assert checksum(fs.pack(weight), "weight_packed") == "470e010d61f2436f"
+
+
+def checksums(path):
+    infos = [info for file in path.glob("*.safetensors") for info in read_header(file)]
+    return {info.name: info.checksum for info in infos if info.name.endswith(PACKED)}
+
+
+def test_save_pretrained_writes_them_as_convert_does(source, tmp_path):
+    AutoModelForCausalLM.from_pretrained(source).save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    found = checksums(tmp_path)
+    assert found == checksums(source) and None not in found.values()
+    inspect_checkpoint(tmp_path)  # which compares them
+
+
+def test_save_pretrained_writes_those_of_offloaded_layers(source, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(
+        source, device_map=tiny.HERE_AND_ON_DISK, offload_folder=tmp_path / "away"
+    )
+    model.save_pretrained(tmp_path / "saved")
+    assert checksums(tmp_path / "saved") == checksums(source)
+
+
+def test_save_pretrained_writes_them_under_the_names_in_the_file(tmp_path):
+    """Where transformers renames tensors as it saves them (LLaVA)."""
+    families.build("LlavaForConditionalGeneration").save_pretrained(tmp_path / "dense")
+    convert_checkpoint(tmp_path / "dense", tmp_path / "packed", pack_all=True)
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "packed")
+    model.save_pretrained(tmp_path / "saved")
+    assert not all(name in model.state_dict() for name in checksums(tmp_path / "packed"))
+    assert checksums(tmp_path / "saved") == checksums(tmp_path / "packed")
+    model.save_pretrained(tmp_path / "as_named", save_original_format=False)
+    found = checksums(tmp_path / "as_named")
+    assert found.keys() <= model.state_dict().keys() and None not in found.values()
+    AutoModelForImageTextToText.from_pretrained(tmp_path / "as_named")
 
 
 @every_reader

@@ -9,10 +9,15 @@ import torch
 import transformers
 from checkpoints import load_all, quantization
 from safetensors.torch import load_file, save_file
-from transformers import conversion_mapping
+from transformers import DbrxConfig, DbrxForCausalLM, conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
-from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, convert_checkpoint
+from flashsparse_plugin.checkpoint import (
+    CheckpointError,
+    ModelDirectory,
+    convert_checkpoint,
+    inspect_checkpoint,
+)
 from flashsparse_plugin.checkpoint.linears import StoredModel
 
 
@@ -147,6 +152,18 @@ def test_experts_are_known_by_what_they_are(dense, architecture):
         assert parts == {"w1.weight", "w2.weight", "w3.weight"} and len(names) == 2 * 4 * 3
     else:
         assert parts == {"gate_up_proj", "down_proj"} and len(names) == 4
+
+
+def test_experts_below_each_other_are_known_too(tmp_path):
+    """DBRX has the matrices of a layer's experts in one of two dimensions."""
+    heads = {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}}
+    experts = {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}}
+    config = DbrxConfig(d_model=64, n_heads=4, n_layers=2, vocab_size=64, **heads, **experts)
+    DbrxForCausalLM(config).save_pretrained(tmp_path)
+    directory = ModelDirectory(tmp_path)
+    found = [info.name for info in StoredModel(directory).experts()]
+    assert found == [name for name in directory.tensors if ".experts." in name] and len(found) == 6
+    assert inspect_checkpoint(tmp_path).bytes_experts == 6 * 4 * 48 * 64 * 4
 
 
 @pytest.mark.parametrize("architecture", ["ViTForImageClassification", "SiglipModel"])

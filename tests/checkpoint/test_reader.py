@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
+from flashsparse_plugin.checkpoint.reader import refuse_unmarked
 
 INDEX = "model.safetensors.index.json"
 
@@ -191,3 +193,11 @@ def test_damaged_weights(llama):
 def test_damaged_config(llama, content):
     (llama / "config.json").write_text(content)
     refused(llama, "config.json")
+
+
+def test_tensors_of_another_method_are_left_to_it():
+    """compressed-tensors calls its values as we do."""
+    names = ["a.weight_packed", "a.weight_scale", "a.weight_shape"]
+    refuse_unmarked(names, {"quant_method": "compressed-tensors"}, Path("model"))
+    with pytest.raises(CheckpointError, match="layer 'a' of model is packed by flashsparse"):
+        refuse_unmarked(names, None, Path("model"))

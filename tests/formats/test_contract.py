@@ -393,17 +393,25 @@ def test_it_compiles_in_one_graph(scheme):
 
 
 @every_format
-def test_float32_layers_are_rounded_only_where_they_must_be(scheme):
-    linear = nn.Linear(8, 4)
-    linear.weight.data = scheme.format.conform(linear.weight.detach(), scheme)
-    layer = fs.SparseLinear.from_linear(linear, scheme.format.name, **scheme.values)
-    wide = torch.float32 in scheme.format.dtypes
-    assert layer.scheme.dtype == (torch.float32 if wide else torch.bfloat16)
-    assert torch.equal(layer.weight, linear.weight.detach().to(layer.scheme.dtype))
-    linear.weight.data[0, 0] = torch.finfo(torch.float32).max
-    if not wide:
-        with pytest.raises(FormatError, match="too large for bfloat16"):
-            fs.SparseLinear.from_linear(linear, scheme.format.name)
+def test_a_weight_and_a_layer_are_packed_in_their_own_dtype_or_refused(scheme):
+    name, options, linear = scheme.format.name, scheme.values, nn.Linear(8, 4)
+    linear.weight.data = finite_weight_of(scheme, (4, 8)).float()
+    if torch.float32 in scheme.format.dtypes:
+        packed = fs.pack(linear.weight.detach(), name, **options)
+        layer = fs.SparseLinear.from_linear(linear, name, **options)
+        assert same(packed.unpack(), linear.weight.detach())
+        assert same(layer.weight, linear.weight.detach())
+        return
+    refusals = []
+    for attempt in (
+        lambda: fs.pack(linear.weight.detach(), name, **options),
+        lambda: fs.SparseLinear.from_linear(linear, name, **options),
+    ):
+        with pytest.raises(FormatError, match=r"not float32: convert the weight first") as refused:
+            attempt()
+        refusals.append(str(refused.value))
+    assert refusals[0] == refusals[1]
+    assert fs.SparseLinear.from_linear(linear.to(scheme.dtype), name, **options).scheme == scheme
 
 
 # ---- a model ------------------------------------------------------------------------------------

@@ -89,6 +89,28 @@ def test_it_can_be_switched_off():
         assert python(code, **{switch: "0"}).stdout.strip() == "False"
 
 
+REFUSED = """
+import sys
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1])
+except ValueError as error:
+    print(error)
+from flashsparse_plugin.integrations import hf
+hf.register()
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1]).model.layers[0].mlp.up_proj))
+"""
+
+
+@pytest.mark.slow
+def test_switched_off_it_leaves_no_packed_checkpoint_to_chance(llama):
+    """transformers would warn of a method that it does not know, and fill layers at random."""
+    result = python(REFUSED, llama.packed, FLASHSPARSE_AUTOLOAD="0")
+    refusal, loaded = result.stdout.splitlines()
+    assert str(llama.packed) in refusal and "is packed by flashsparse" in refusal
+    assert "unset FLASHSPARSE_AUTOLOAD, or call" in refusal and "SparseLinear" in loaded
+
+
 def test_import_torch_imports_nothing_heavy():
     code = (
         "import sys, torch\n"

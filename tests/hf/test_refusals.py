@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,28 @@ def test_files_are_read_as_strictly_as_by_convert(llama, tmp_path, settings, pla
         tiny.load(path, **settings)
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"quantization_config": fs.FlashSparseConfig()}])
+def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked):
+    """transformers opens the first shard for its dtype before it asks for anything else."""
+    path = Path(shutil.copytree(llama.dense if settings else llama.packed, tmp_path / "copy"))
+    shard(path, "first.safetensors")
+    fifo = path / ("there" if linked else "first.safetensors")
+    os.mkfifo(fifo)
+    if linked:
+        (path / "first.safetensors").symlink_to("there")
+    config = json.loads((path / "config.json").read_text())
+    del config["dtype"]
+    (path / "config.json").write_text(json.dumps(config))
+    # Who waits for the other end gets an empty file at last, which is another error.
+    release = threading.Timer(30, lambda: os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)))
+    release.daemon = True
+    release.start()
+    with pytest.raises(fs.FormatError, match=r"first\.safetensors.*or no regular file"):
+        AutoModelForCausalLM.from_pretrained(path, dtype="auto", **settings)
+    release.cancel()
+
+
 def edit_config(path, **changes):
     file = path / "config.json"
     config = json.loads(file.read_text())
@@ -367,6 +390,40 @@ def test_a_packed_checkpoint_that_does_not_say_so(change, load, packed_copy):
     more = {} if load == "plain" else {"quantization_config": fs.FlashSparseConfig()}
     with pytest.raises(ValueError, match=r"layer 'model\.layers.*is packed by flashsparse.*config"):
         tiny.load(packed_copy, **more)
+
+
+@pytest.mark.parametrize("own", ["weight_packed", "tile_offsets"])
+def test_half_of_a_layers_tensors_are_noticed_too(own, packed_copy):
+    def halve(state):
+        for key in [key for key in state if key.endswith(own)]:
+            del state[key]
+
+    damage(packed_copy, halve)
+    with pytest.raises(fs.FormatError, match=f"layer 'model.*missing: {own}"):
+        tiny.load(packed_copy)
+    file = packed_copy / "config.json"
+    config = json.loads(file.read_text())
+    without_method(config)
+    file.write_text(json.dumps(config))
+    with pytest.raises(
+        fs.FormatError, match=r"layer 'model.*packed by flashsparse, and its config"
+    ):
+        tiny.load(packed_copy)
+
+
+def test_a_layer_in_two_files_is_noticed_where_another_method_is_named(packed_copy):
+    weights = packed_copy / "model.safetensors"
+    state = load_file(weights)
+    weights.unlink()
+    places = {key: f"model-{int(key.endswith('tile_offsets'))}.safetensors" for key in state}
+    for place in set(places.values()):
+        part = {key: tensor for key, tensor in state.items() if places[key] == place}
+        save_file(part, packed_copy / place, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": places}
+    (packed_copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    edit_config(packed_copy, quant_method="elsewhere")
+    with pytest.raises(fs.FormatError, match="packed by flashsparse.*quant_method 'elsewhere'"):
+        tiny.load(packed_copy)
 
 
 def test_a_packed_checkpoint_whose_layers_the_model_does_not_have(packed_copy):

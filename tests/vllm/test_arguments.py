@@ -2,10 +2,12 @@
 """`--sparse-method` and `--decode-attention` on the command line, and what becomes of them."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
+from documents import DOCUMENTS, commands, inline
 
 from flashsparse_plugin.formats import format_names
 from flashsparse_plugin.integrations.vllm.settings import SettingsError, fold, merge, methods
@@ -37,6 +39,13 @@ for line in json.load(sys.stdin):
             results.append({"exit": end.code, "text": out.getvalue()})
 print("RESULTS" + json.dumps(results))
 """
+
+
+def documented():
+    """The command lines of vLLM that the documents show."""
+    texts = [document.read_text() for document in DOCUMENTS]
+    shown = [line for text in texts for line in [*commands(text), *inline(text)]]
+    return sorted({line for line in shown if line.startswith("vllm serve ")})
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +88,7 @@ def parsed(environment, tmp_path_factory):
         ],
         "attention wrong": ["serve", "m", "--decode-attention", "fast"],
         "help": ["serve", "--help=FlashSparse"],
-    }
+    } | {line: shlex.split(line)[1:] for line in documented()}
     result = subprocess.run(
         [sys.executable, "-c", PARSE],
         input=json.dumps(list(lines.values())),
@@ -101,6 +110,17 @@ def test_the_method_ends_in_vllms_own_fields(parsed, name):
         "attention": None,
         "left": [],
     }
+
+
+def test_every_command_of_the_documents_is_understood(parsed):
+    lines = documented()
+    assert "vllm serve ./SmolLM2-pruned --sparse-method tiled_csl" in lines
+    for line in lines:
+        found = parsed[line]
+        assert found.get("exit", 0) == 0, f"{line}: {found['text']}"
+        if "--help" not in line:
+            assert (found["quantization"] == "flashsparse") == ("--sparse-method" in line)
+            assert (found["attention"] == "CUSTOM") == ("--decode-attention" in line)
 
 
 def test_other_settings_are_kept_whatever_the_order(parsed):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One packed layer, without an engine: up to how many tokens it is multiplied as it is."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -69,3 +70,15 @@ def test_amx_is_asked_for_where_all_layers_may_be_packed(monkeypatch):
     monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
     quantization.FlashSparseQuantization(fs.FlashSparseConfig())._settle()
     assert asked == [True]
+
+
+def test_a_worker_notices_packed_tensors_that_no_configuration_names():
+    """Of a model on the Hub, whose files the front end does not see."""
+    from flashsparse_plugin.checkpoint import CheckpointError
+    from flashsparse_plugin.integrations.vllm.unpacking import _none_packed
+
+    dense, packed = [("a.weight", torch.ones(1))], [("b.tile_offsets", torch.ones(1))]
+    read = _none_packed(iter(dense + packed), Path("someone/model"))
+    assert next(read) == dense[0]
+    with pytest.raises(CheckpointError, match=r"layer 'b' of someone/model is packed by flash"):
+        next(read)

@@ -5,14 +5,22 @@ server say which file, which layer and what rule."""
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import vllm_checkpoints as checkpoints
 from safetensors.torch import load_file, save_file
 from vllm_server import Server, refusals, tail
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.integrations.vllm.preflight import DamagedCheckpointError, check_checkpoint
+from flashsparse_plugin.integrations.vllm.folder import folder_of
+from flashsparse_plugin.integrations.vllm.preflight import (
+    DamagedCheckpointError,
+    check_checkpoint,
+    check_files,
+    packed_layers,
+)
 
 FILE = "model.safetensors"
 Q = "model.layers.1.self_attn.q_proj"
@@ -151,10 +159,48 @@ def test_a_layer_that_the_config_calls_dense_is_not_packed(packed, tmp_path):
         check_checkpoint(packed, config.model_copy(update={"ignore": ["q_proj"]}))
 
 
+def on_the_hub(folder: Path, cache: Path) -> str:
+    """Puts a model into a cache of the Hub, whose snapshots are links; returns its id."""
+    home = cache / f"models--someone--{folder.name}"
+    snapshot = home / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for file in folder.iterdir():
+        shutil.copy(file, home / "blobs" / file.name)
+        (snapshot / file.name).symlink_to(home / "blobs" / file.name)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(snapshot.name)
+    return f"someone/{folder.name}"
+
+
+def engine_config(model: str, config: FlashSparseConfig, cache: Path) -> SimpleNamespace:
+    """What is asked of vLLM's configuration."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(model=model, revision=None),
+        load_config=SimpleNamespace(download_dir=str(cache)),
+        quant_config=SimpleNamespace(stored=config),
+    )
+
+
+def test_the_check_reads_what_is_on_the_hub(packed, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    config = config_of(packed)
+    sound = engine_config(on_the_hub(packed, tmp_path), config, tmp_path)
+    check_files(sound)
+    assert len(packed_layers(folder_of(sound.model_config, sound.load_config))) == 21
+    folder, words = damaged(packed, tmp_path / "flipped", "flipped_bit")
+    with pytest.raises(DamagedCheckpointError) as caught:
+        check_files(engine_config(on_the_hub(folder, tmp_path), config, tmp_path))
+    assert all(word in str(caught.value) for word in words)
+    caplog.clear()
+    check_files(engine_config("someone/unknown", config, tmp_path))  # vLLM fails to find it itself
+    assert "someone/unknown is not looked at before it is loaded" in caplog.text
+
+
 def require_refusal(name: str, code: int, log: Path) -> None:
     last = tail(log, 4)
     assert code != 0, last
-    assert [word for word in DAMAGES[name][1] if word not in last] == [], last
+    assert [word for word in (DAMAGES | MORE)[name][1] if word not in last] == [], last
     assert "EngineCore" not in log.read_text()
 
 
@@ -168,6 +214,20 @@ def test_the_server_does_not_start(packed, tmp_path, environment):
 def test_no_damage_lets_a_server_start(packed, tmp_path, environment):
     names = sorted(DAMAGES)
     logs = {damaged(packed, tmp_path / name, name)[0]: tmp_path / f"{name}.log" for name in names}
-    codes = refusals(logs, environment)
-    for name, code, log in zip(names, codes, logs.values(), strict=True):
+    # Models of the Hub, which vLLM finds in its cache.
+    hub = tmp_path / "hub"
+    flipped, _ = damaged(packed, tmp_path / "flipped_bit", "flipped_bit")
+    unmarked = Path(shutil.copytree(packed, tmp_path / "unmarked"))
+    stored = json.loads((unmarked / "config.json").read_text())
+    del stored["quantization_config"]
+    (unmarked / "config.json").write_text(json.dumps(stored))
+    logs |= {
+        Path(on_the_hub(folder, hub)): tmp_path / f"{folder.name}.log"
+        for folder in (flipped, unmarked)
+    }
+    codes = refusals(logs, {**environment, "HF_HUB_CACHE": str(hub)})
+    *of_folders, of_unmarked = zip([*names, "flipped_bit", ""], codes, logs.values(), strict=True)
+    for name, code, log in of_folders:
         require_refusal(name, code, log)
+    _, code, log = of_unmarked
+    assert code != 0 and "is packed by flashsparse, and its config.json has no" in tail(log, 4)
