@@ -24,7 +24,7 @@ def test_tensor_parallel(tiny, kind, tmp_path, processes):
         arguments += ["--attention-backend", "CUSTOM"]
     model = packed if kind == "packed" else dense
     with Server(model, tmp_path / "log", processes, *arguments) as server:
-        tokens = [server.complete(p, checkpoints.MAX_TOKENS) for p in checkpoints.PROMPTS]
+        tokens = server.complete_all([(p, checkpoints.MAX_TOKENS) for p in checkpoints.PROMPTS])
         log = server.log.read_text()
     assert log.count("12 layers packed") == 2
     assert log.count("with phi in 3") == (2 if kind == "packed" else 0)

@@ -50,7 +50,9 @@ class Processes:
     def start(self, log: Path, function, *arguments, **variables: str) -> BaseProcess:
         """Starts a function of a module; `log` gets what it writes, `variables` its environment."""
         log.unlink(missing_ok=True)
-        started = self.context.Process(target=_run, args=(str(log), variables, function, arguments))
+        started = self.context.Process(
+            name="MainProcess", target=_run, args=(str(log), variables, function, arguments)
+        )
         started.start()
         return started
 
