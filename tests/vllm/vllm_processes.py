@@ -29,6 +29,7 @@ def join(log: str, group: int, environment: dict[str, str]) -> None:
 
 def _run(log: str, variables: dict[str, str], function, arguments: tuple) -> None:
     join(log, group=0, environment=os.environ | variables)
+    assert "vllm_fork_server" in sys.modules, "the fork server could not import it"
     process._parent_process = None  # as that of a command, to which multiprocessing is a library
     try:
         function(*arguments)
