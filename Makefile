@@ -115,8 +115,8 @@ test-fast: env
 # that the rest is tested without vLLM first.
 ifeq ($(STACK),cpu)
 test-vllm: $(VENV)/.vllm
-	@# The servers first: they take half of the time, in one process.
-	$(PYTEST2) tests/vllm/test_serve.py tests/vllm
+	@# First the two files that take longest, each in a process.
+	$(PYTEST2) tests/vllm/test_models.py tests/vllm/test_serve.py tests/vllm
 else
 test-vllm:
 	@echo "tests/vllm not run: they want vLLM's CPU build (in another clone: make test STACK=cpu)"

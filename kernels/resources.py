@@ -223,14 +223,14 @@ def read(path: Path) -> list[Kernel]:
     """
     usage = {key: found for key, found in _usage(path).items() if key[0] in KEPT_ARCHS}
     threads, counts = {}, {}
-    for arch, text in _dump("-elf", path):
+    archs = sorted({arch for arch, _ in usage})
+    for arch, text in chain.from_iterable(_dump("-elf", path, "-arch", arch) for arch in archs):
         for section in re.split(r"^\.nv\.info\.", text, flags=re.M)[1:]:
             symbol = section.split(maxsplit=1)[0]
             if bounds := re.search(r"EIATTR_MAX_THREADS\s+Format:.*\s+Value:(.*)", section):
                 sides = [int(side, 16) for side in bounds[1].split()]
                 threads.setdefault((arch, symbol), math.prod(sides))
-    codes = [_dump("-sass", path, "-arch", arch) for arch in sorted({arch for arch, _ in usage})]
-    for arch, text in chain.from_iterable(codes):
+    for arch, text in chain.from_iterable(_dump("-sass", path, "-arch", arch) for arch in archs):
         for function in re.split(r"^\s*Function : ", text, flags=re.M)[1:]:
             symbol, code = function.split("\n", 1)
             line = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)"

@@ -2,7 +2,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,29 +43,30 @@ def environment(tmp_path_factory) -> dict[str, str]:
     inductor = (shared or tmp_path_factory.getbasetemp()) / "inductor"
     caches = {
         "VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("vllm_cache")),
+        "HF_HUB_CACHE": str(tmp_path_factory.mktemp("hub")),
         "TORCHINDUCTOR_CACHE_DIR": str(inductor),
     }
     return {**os.environ, **ENVIRONMENT, **caches}
 
 
 @pytest.fixture(scope="session")
-def run_offline(tmp_path_factory, environment):
+def processes(environment):
+    from vllm_processes import Processes
+
+    return Processes(environment)
+
+
+@pytest.fixture(scope="session")
+def run_offline(tmp_path_factory, processes):
     """Runs jobs through vLLM's Python API in one other process; see vllm_offline.py."""
+    import vllm_offline
 
     def run(jobs: dict, timeout: float = 600) -> dict:
         folder = tmp_path_factory.mktemp("offline")
-        todo, done, log = (folder / name for name in ("jobs.json", "results.json", "log.txt"))
-        todo.write_text(json.dumps(jobs))
-        with log.open("w") as file:
-            subprocess.run(
-                [sys.executable, str(HERE / "vllm_offline.py"), str(todo), str(done)],
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-                check=False,
-            )
-        assert done.exists(), log.read_text()[-4000:]
-        return json.loads(done.read_text())
+        log = folder / "log.txt"
+        results = folder / "results.json"
+        processes.run(log, vllm_offline.main, jobs, results, timeout=timeout)
+        assert results.exists(), log.read_text()[-4000:]
+        return json.loads(results.read_text())
 
     return run

@@ -3,16 +3,15 @@
 
 import json
 import shlex
-import subprocess
-import sys
 
 import pytest
 from documents import DOCUMENTS, commands, inline
+from vllm_processes import run_code
 
 from flashsparse_plugin.formats import format_names
 from flashsparse_plugin.integrations.vllm.settings import SettingsError, fold, merge, methods
 
-# Parses command lines as `vllm` does, many in one process: importing vLLM is what takes long.
+# Parses `lines` as `vllm` does.
 PARSE = """
 import contextlib, io, json, sys
 from vllm.entrypoints.cli.benchmark import main as bench
@@ -20,7 +19,7 @@ from vllm.entrypoints.cli import serve
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 results = []
-for line in json.load(sys.stdin):
+for line in lines:
     sys.argv = ["vllm", *line]
     parser = FlexibleArgumentParser()
     subparsers = parser.add_subparsers(dest="subparser")
@@ -37,7 +36,7 @@ for line in json.load(sys.stdin):
                             "attention": getattr(backend, "name", backend), "left": left})
         except SystemExit as end:
             results.append({"exit": end.code, "text": out.getvalue()})
-print("RESULTS" + json.dumps(results))
+open(path, "w").write(json.dumps(results))
 """
 
 
@@ -49,8 +48,9 @@ def documented():
 
 
 @pytest.fixture(scope="module")
-def parsed(environment, tmp_path_factory):
-    config = tmp_path_factory.mktemp("config") / "config.yaml"
+def parsed(processes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parsed")
+    config, results, log = (folder / name for name in ("config.yaml", "results.json", "log"))
     config.write_text("model: m\nsparse-method: tiled_csl\n")
     method = ["--sparse-method", "tiled_csl"]
     lines = {
@@ -89,17 +89,9 @@ def parsed(environment, tmp_path_factory):
         "attention wrong": ["serve", "m", "--decode-attention", "fast"],
         "help": ["serve", "--help=FlashSparse"],
     } | {line: shlex.split(line)[1:] for line in documented()}
-    result = subprocess.run(
-        [sys.executable, "-c", PARSE],
-        input=json.dumps(list(lines.values())),
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=600,
-        check=False,
-    )
-    assert "RESULTS" in result.stdout, result.stderr[-3000:]
-    return dict(zip(lines, json.loads(result.stdout.split("RESULTS")[1]), strict=True))
+    code = processes.run(log, run_code, PARSE, {"lines": list(lines.values()), "path": results})
+    assert code == 0, log.read_text()[-3000:]
+    return dict(zip(lines, json.loads(results.read_text()), strict=True))
 
 
 @pytest.mark.parametrize("name", ["serve", "yaml", "latency", "throughput", "agreement"])
@@ -197,17 +189,6 @@ def test_a_packed_checkpoint_is_not_served_as_another_format():
 # Registering.
 
 
-def python(code: str, environment, **variables):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment | variables,
-        timeout=300,
-        check=False,
-    )
-
-
 BROKEN = """
 import sys
 from flashsparse_plugin.integrations import vllm as ours
@@ -220,23 +201,25 @@ print("flashsparse" in QUANTIZATION_METHODS, "dense goes on")
 """
 
 
-def test_a_failure_to_register_leaves_vllm_alone(environment):
-    result = python(BROKEN, environment, FLASHSPARSE_STRICT="0")
-    assert "False dense goes on" in result.stdout
-    assert "could not register with vLLM" in result.stderr
-    assert "QUANT_METHOD" in result.stderr  # the cause
-    strict = python(BROKEN, environment, FLASHSPARSE_STRICT="1")
-    assert strict.returncode != 0 and "dense goes on" not in strict.stdout
+def test_a_failure_to_register_leaves_vllm_alone(processes, tmp_path):
+    log = tmp_path / "log"
+    assert processes.run(log, run_code, BROKEN, FLASHSPARSE_STRICT="0") == 0
+    assert "False dense goes on" in log.read_text()
+    assert "could not register with vLLM" in log.read_text()
+    assert "QUANT_METHOD" in log.read_text()  # the cause
+    assert processes.run(log, run_code, BROKEN, FLASHSPARSE_STRICT="1") != 0
+    assert "dense goes on" not in log.read_text()
 
 
-def test_registering_twice_is_registering_once(environment):
+def test_registering_twice_is_registering_once(processes, tmp_path):
     code = (
         "from flashsparse_plugin.integrations.vllm import register, arguments; register();"
         "from vllm.engine.arg_utils import EngineArgs; first = EngineArgs.__init__;"
         "register(); arguments.install(); print(EngineArgs.__init__ is first)"
     )
-    result = python(code, environment)
-    assert result.stdout.strip().endswith("True"), result.stderr
+    log = tmp_path / "log"
+    processes.run(log, run_code, code)
+    assert log.read_text().strip().endswith("True"), log.read_text()
 
 
 def test_importing_us_imports_no_vllm(environment):
@@ -244,4 +227,6 @@ def test_importing_us_imports_no_vllm(environment):
         "import sys, flashsparse_plugin.integrations.vllm as v, flashsparse_plugin as fs;"
         "fs.LLM; print('vllm' in sys.modules, 'torch' in sys.modules)"
     )
-    assert python(code, environment).stdout.strip() == "False False"
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert ran.stdout.strip() == "False False"

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs several models through vLLM's Python API in one process, which has to import vLLM once.
+"""Runs several models through vLLM's Python API in one process, by `main`.
 
-`python vllm_offline.py jobs.json results.json`. A job is {"model": path, "prompts": [[token ids]],
-"max_tokens": n, "options": {...}} and perhaps "lora": path, "link": what `model` shall be a link
-to, "piecewise": true, "dataflow": [tokens of gemv, of flat_gemm, of the sparse kernel],
-"classify": true for probabilities instead of tokens, "reload": true to reload the weights then; its
-result
+A job is {"model": path, "prompts": [[token ids]], "max_tokens": n, "options": {...}} and perhaps
+"lora": path, "link": what `model` shall be a link to, "piecewise": true, "dataflow": [tokens of
+gemv, of flat_gemm, of the sparse kernel], "classify": true for probabilities instead of tokens,
+"reload": true to reload the weights then; its result
 {"tokens": [[...]], "layers": {name: kind of method}, "streams": {name: [elements, length]},
 "plans": [what packed layers were called with], "settings": additional_config,
 "counts": {layer: [parts of a softmax computed again, looked at]}, "compiled": {...},
@@ -18,14 +17,9 @@ import gc
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
-
-# The engine and its worker in this very process: no start-up of others, and their models can be
-# looked at.
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 COMMON = {
     "dtype": "float32",
@@ -211,16 +205,6 @@ def run(job: dict) -> dict:
     return result | {"log": collector.lines}
 
 
-def _inspected_here():
-    """Has vLLM look at the class of a model in this process.
-
-    For each architecture it would start another one, which has to import vLLM first.
-    """
-    from vllm.model_executor.models import registry
-
-    return mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect())
-
-
 @contextlib.contextmanager
 def _many_engines():
     """What vLLM does once for an engine that has a process to itself is done once for them all.
@@ -241,10 +225,13 @@ def _many_engines():
         yield freeze
 
 
-if __name__ == "__main__":
-    jobs, results = json.loads(Path(sys.argv[1]).read_text()), {}
-    with _inspected_here(), _many_engines() as freeze:
+def main(jobs: dict[str, dict], results: Path) -> None:
+    # The engine and its worker in this very process: no start-up of others, and their models can be
+    # looked at.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    done = {}
+    with _many_engines() as freeze:
         for name, job in jobs.items():
             freeze()  # what is left of the last engine is imported modules
-            results[name] = run(job)
-    Path(sys.argv[2]).write_text(json.dumps(results))
+            done[name] = run(job)
+    results.write_text(json.dumps(done))

@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from vllm_processes import Processes, command
 
 VLLM = Path(sys.executable).with_name("vllm")
 REFUSAL_TIMEOUT = 60  # seconds; what is promised to users
@@ -25,34 +26,6 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-FORKED = """
-import contextlib, json, os, sys
-sys.argv[0] = json.loads(sys.argv[1])[0]["command"][0]
-from vllm.entrypoints.cli import main  # what `vllm` runs
-import vllm.entrypoints.openai.api_server  # what `vllm serve` imports
-codes = []
-for server in json.loads(sys.argv[1]):
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        log = os.open(server["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1), os.dup2(log, 2)
-        sys.argv = server["command"]
-        code = 1
-        try:
-            main.main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(codes))
-"""
-
-
 def _command(model: Path, port: int, *arguments: str) -> list[str]:
     return [
         *(str(VLLM), "serve", str(model), "--served-model-name", "model"),
@@ -62,26 +35,6 @@ def _command(model: Path, port: int, *arguments: str) -> list[str]:
     ]
 
 
-def refusals(models: dict[Path, Path], environment: dict[str, str]) -> list[int]:
-    """The exit codes of servers that must not start: each model's, with its log.
-
-    One after the other, all forked from one process that has imported vLLM once: the imports take
-    longer than the refusals, for each of which there are REFUSAL_TIMEOUT seconds.
-    """
-    servers = [
-        {"command": _command(model, _free_port()), "log": str(log)} for model, log in models.items()
-    ]
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKED, json.dumps(servers)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        timeout=REFUSAL_TIMEOUT * (1 + len(servers)),
-        check=True,
-        text=True,
-    )
-    return json.loads(ran.stdout.splitlines()[-1])
-
-
 def tail(log: Path, lines: int) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
@@ -89,22 +42,17 @@ def tail(log: Path, lines: int) -> str:
 class Server:
     """A server on 127.0.0.1, gone with all of its processes at the end of the `with` block."""
 
-    def __init__(self, model: Path, log: Path, environment: dict[str, str], *arguments: str):
+    def __init__(
+        self, model: Path, log: Path, processes: Processes, *arguments: str, start=command
+    ):
         self.port, self.log = _free_port(), log
         self.command = _command(model, self.port, *arguments)
-        with log.open("w") as file:
-            self.process = subprocess.Popen(
-                self.command,
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a process group of its own, to be ended as one
-            )
+        self.process = processes.start(log, start, self.command)
 
     def __enter__(self) -> Server:
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
+            if self.process.exitcode is not None:
                 raise AssertionError(f"the server ended:\n{self.tail()}")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
@@ -123,15 +71,14 @@ class Server:
                 os.killpg(self.process.pid, number)
             except ProcessLookupError:
                 return
-            try:
-                self.process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                continue
+            self.process.join(20)
 
     def wait_for_refusal(self) -> int:
         """Returns the exit code of a server that must not start, and must say so in time."""
         try:
-            return self.process.wait(timeout=REFUSAL_TIMEOUT)
+            self.process.join(REFUSAL_TIMEOUT)
+            assert self.process.exitcode is not None, f"it goes on:\n{self.tail()}"
+            return self.process.exitcode
         finally:
             self.close()
 
