@@ -3,6 +3,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
 from documents import DOCUMENTS, commands, inline
