@@ -125,7 +125,8 @@ class _Conversion:
                 assert scheme is not None  # a layer that is configured as dense has a reason
                 self.schemes[linear.name] = scheme
         self.tensors = list(directory.tensors.values())
-        self.on_progress, self.done, self.total = on_progress, 0, 2 * directory.nbytes
+        self.on_progress, self.done = on_progress, 0
+        self.total = 2 * sum(info.nbytes for info in self.tensors)
         assert settings.config.dtype is not None  # _choose_dtype settled it
         self.report = ConversionReport(
             str(directory.path),

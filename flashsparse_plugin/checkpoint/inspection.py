@@ -130,7 +130,7 @@ def inspect_checkpoint(
         if linear.stored is not None
     ]
     sizes = [_stored_bytes(directory, named, linear) for linear, named in linears]
-    found.bytes_experts = sum(info.nbytes for info in stored.experts())
+    found.bytes_experts = sum(info.bytes_stored for info in stored.experts())
     found.bytes_other = directory.nbytes - sum(sizes) - found.bytes_experts
     done = 0
     for (linear, named), size in zip(linears, sizes, strict=True):
@@ -237,7 +237,7 @@ def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:
 
 def _stored_bytes(directory: ModelDirectory, named: Mapping[str, str], linear: Linear) -> int:
     names = [f"{linear.stored}.weight", *named.values()]
-    return sum(directory.tensors[name].nbytes for name in names if name in directory.tensors)
+    return sum(directory.tensors[name].bytes_stored for name in names if name in directory.tensors)
 
 
 def _reason(

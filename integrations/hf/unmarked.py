@@ -2,7 +2,8 @@
 """Packed checkpoints whose config.json does not say so are noticed when transformers loads them.
 
 transformers asks a quantization method only where config.json names it. Otherwise our tensors are
-unexpected to it, the layers' weights are missing, and the model runs on random numbers.
+unexpected to it, the layers' weights are missing, and the model runs on random numbers. The same
+goes for tensors that other tools keep for a weight: these become the weight here.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
             for file in checkpoint_files or []:
                 quantization = None if config is None else {"quant_method": method}
                 refuse_unmarked(tensor_names([file]), quantization, Path(file).parent)
+        if state_dict is None:
+            from .foreign import dense_state_dict
+
+            state_dict = dense_state_dict(model, checkpoint_files)
         return inner(model, state_dict, checkpoint_files, *args, **kwargs)
 
     return load
