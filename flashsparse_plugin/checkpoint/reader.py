@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -146,15 +146,25 @@ class ForeignTensorInfo(TensorInfo):
     def bytes_stored(self) -> int:
         return sum(info.nbytes for info in self.parts.values())
 
-    def read(self) -> Tensor:
-        """Makes the weight, after what its tensors say was proven.
+    def check(self) -> None:
+        """Proves what its tensors say of the weight.
 
         Raises:
             CheckpointError: For tensors that are not a weight in the layout.
         """
+        self._ask(self.layout.check)
+
+    def read(self) -> Tensor:
+        """Makes the weight.
+
+        Raises:
+            CheckpointError: For tensors that are not a weight in the layout.
+        """
+        return self._ask(self.layout.dense)
+
+    def _ask(self, question: Callable[[str, Mapping[str, Tensor]], Any]) -> Any:
         try:
-            tensors = {part: info.read() for part, info in self.parts.items()}
-            return self.layout.dense(self.name, tensors)
+            return question(self.name, {part: info.read() for part, info in self.parts.items()})
         except FormatError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 

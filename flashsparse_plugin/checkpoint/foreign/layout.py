@@ -84,12 +84,15 @@ class Layout(ABC):
             tensors: By part.
         """
 
-    def dense(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Returns a weight, on the device of its tensors.
+    def check(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Proves that some tensors are a weight.
 
         Args:
             name: The name of the weight, for error messages.
             tensors: By part.
+
+        Returns:
+            Which of its elements are kept: bool, of its shape.
 
         Raises:
             FormatError: For tensors that are not a weight in this layout.
@@ -97,8 +100,12 @@ class Layout(ABC):
         shape = self.shape(name, tensors)
         kept = self._kept(name, shape, tensors["bitmask"])
         self.check_mask(name, shape, kept, tensors)
-        values = tensors["compressed"].flatten()
-        weight = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        return kept
+
+    def dense(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Returns a weight, on the device of its tensors; arguments and errors as of `check`."""
+        kept, values = self.check(name, tensors), tensors["compressed"].flatten()
+        weight = torch.zeros(kept.shape, dtype=values.dtype, device=values.device)
         return weight.masked_scatter_(kept, values)
 
     def _kept(self, name: str, shape: tuple[int, ...], mask: Tensor) -> Tensor:

@@ -15,10 +15,9 @@ from .layout import Layout
 
 _METHODS: Final = ("compressed-tensors", "compressed_tensors")
 _DENSE: Final = "dense"
-_KEYS: Final = (
-    "quantization_config",
-    "compression_config",
-)  # the latter up to release 0.6, with no method
+KEYS: Final = ("quantization_config", "compression_config")
+"""Where it is in config.json; the latter up to release 0.6, which names no method."""
+
 _MORE: Final = ("config_groups", "kv_cache_scheme", "transform_config")
 
 
