@@ -16,6 +16,7 @@ from pathlib import Path
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
 from flashsparse_plugin.checkpoint.checksums import verify
 from flashsparse_plugin.checkpoint.linears import Linear, StoredModel
+from flashsparse_plugin.checkpoint.reader import ForeignTensorInfo
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
@@ -59,6 +60,23 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
     logger.info(
         "checked %d packed layers of %s in %.1f s", len(packed), path, time.perf_counter() - start
     )
+
+
+def check_foreign(path: str | Path) -> None:
+    """Proves that the tensors of another tool's layout are weights.
+
+    Args:
+        path: The model directory.
+
+    Raises:
+        DamagedCheckpointError: For the first thing that is wrong.
+    """
+    try:
+        for info in ModelDirectory(path).tensors.values():
+            if isinstance(info, ForeignTensorInfo):
+                info.check()
+    except CheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from None
 
 
 @cache

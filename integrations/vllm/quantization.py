@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.packed import FormatError, Scheme
@@ -28,7 +29,7 @@ from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
-from .preflight import check_checkpoint, packed_layers
+from .preflight import check_checkpoint, check_foreign, packed_layers
 from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary
 
@@ -41,11 +42,12 @@ class FlashSparseQuantization(QuantizationConfig):
     Args:
         stored: `quantization_config` of the checkpoint, or of `hf_overrides`. vLLM gives none for
             a dense checkpoint, which is then packed while it loads.
+        foreign: Whether it is a sparse checkpoint of another tool, which counts as dense.
     """
 
-    def __init__(self, stored: FlashSparseConfig | None = None):
+    def __init__(self, stored: FlashSparseConfig | None = None, foreign: bool = False):
         super().__init__()
-        self.stored = stored
+        self.stored, self.foreign = stored, foreign
         self.config: FlashSparseConfig | None = None  # once the user's settings are merged in
         self.auto = False
         self.summary = Summary()
@@ -73,22 +75,30 @@ class FlashSparseQuantization(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FlashSparseQuantization:
-        if "sparsity_config" in config:
-            raise SettingsError(
-                "quantization_config has a sparsity_config, a scheme of compressed-tensors "
-                "that vLLM no longer reads. Save the model dense, with its zeros, and convert it "
-                "with `flashsparse convert`"
-            )
+        if is_sparse_alone(config):
+            return cls(foreign=True)
         try:
             return cls(FlashSparseConfig(**config))
         except ValueError as error:
             raise SettingsError(f"config.json: {first_line(error)}") from None
 
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: Any, user_quant: str | None, *args: Any, **kwargs: Any
+    ) -> str | None:
+        """Takes sparse checkpoints of other tools, which vLLM refuses: to us they are dense."""
+        ours = user_quant in (None, QUANT_METHOD) and is_sparse_alone(hf_quant_cfg)
+        return QUANT_METHOD if ours else None
+
     def maybe_update_config(self, model_name: str, *args: Any, **kwargs: Any) -> None:
         """Refuses a damaged checkpoint in the front end, before any other process is started."""
         in_front_end = multiprocessing.parent_process() is None
-        if self.stored is not None and in_front_end and Path(model_name).is_dir():
+        if not in_front_end or not Path(model_name).is_dir():
+            return
+        if self.stored is not None:
             check_checkpoint(model_name, self.stored)
+        elif self.foreign:
+            check_foreign(model_name)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Renames what the configuration names, where vLLM's modules are called otherwise."""
@@ -129,6 +139,9 @@ class FlashSparseQuantization(QuantizationConfig):
         """Merges in the user's settings, which are known once vLLM's configuration is."""
         if self.config is None:
             settings = settings_of(get_current_vllm_config().additional_config)
+            if self.foreign and METHOD not in settings:
+                settings[METHOD] = AUTO
+                logger.info("this sparse checkpoint is packed while it loads: --sparse-method auto")
             self.auto = settings.get(METHOD) == AUTO
             self.config = merge(self.stored, settings)
             allow_matrix_registers()
