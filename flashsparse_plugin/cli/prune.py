@@ -48,8 +48,11 @@ def prune(
         typer.Option(help="Share of zeros.", show_default="0.5, or what --pattern implies"),
     ] = None,
     method: Annotated[
-        Method, typer.Option(help="wanda needs --calibration and gives far better models.")
-    ] = Method.wanda,
+        Method | None,
+        typer.Option(
+            help="wanda needs --calibration and gives far better models.", show_default="wanda"
+        ),
+    ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(help="N:M keeps N of every M consecutive inputs.", metavar="N:M"),
@@ -67,6 +70,16 @@ def prune(
     calibration: Annotated[
         Path | None,
         typer.Option(help="Text file for wanda.", exists=True, dir_okay=False, readable=True),
+    ] = None,
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            help="Zeros that MaskLLM has chosen, instead of a method.",
+            metavar="FILE.npz",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
@@ -96,8 +109,17 @@ def prune(
       flashsparse prune MODEL OUT --method magnitude --scope global
       flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4
       flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'
+      flashsparse prune MODEL OUT --mask mask_compressed.npz
     """
     source = model_directory(model)
+    if mask is not None:
+        chosen_too: dict[str, object] = {"--method": method, "--sparsity": sparsity}
+        chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
+        for name, value in chosen_too.items():
+            if value is not None:
+                raise usage(f"a mask has chosen the zeros already: leave {name} out", "--mask")
+    elif method is None:
+        method = Method.wanda
     if method is Method.wanda and calibration is None:
         raise usage(
             "wanda needs the model's activations on a text: give one with --calibration "
@@ -133,17 +155,22 @@ def prune(
             windows = pruning.calibration_windows(
                 load_tokenizer(source), text, samples, length, seed
             )
-    report = pruning.prune(
-        loaded,
-        method.value,
-        sparsity,
-        scope.value if scope else None,
-        rule,
-        vector_length,
-        windows,
-        [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()],
-        progress=err.is_terminal,
-    )
+    dense = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
+    if mask is not None:
+        report = pruning.apply_masks(loaded, mask, dense, progress=err.is_terminal)
+    else:
+        assert method is not None
+        report = pruning.prune(
+            loaded,
+            method.value,
+            sparsity,
+            scope.value if scope else None,
+            rule,
+            vector_length,
+            windows,
+            dense,
+            progress=err.is_terminal,
+        )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
         layers = [layer.name for layer in report.layers]
