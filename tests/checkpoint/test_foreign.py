@@ -6,8 +6,15 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import assert_same_model, edit_config, edit_weights, load_all, quantization
-from foreign_checkpoints import LAYOUTS, WRITTEN, sparsity_config, tensors_of
+from checkpoints import (
+    assert_same_model,
+    edit_config,
+    edit_weights,
+    load_all,
+    quantization,
+    save_llama,
+)
+from foreign_checkpoints import LAYOUTS, WRITTEN, rewrite, sparsity_config, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -21,8 +28,10 @@ from flashsparse_plugin.checkpoint import (
 from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
 from flashsparse_plugin.checkpoint.foreign import dense_weights
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
+from flashsparse_plugin.checkpoint.report import human
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.packed import FormatError
+from flashsparse_plugin.pruning import prune_weight
 
 FOLDERS = (*LAYOUTS, "sparse-bitmask-0.8")
 Q = "model.layers.0.self_attn.q_proj"
@@ -256,3 +265,52 @@ def test_configurations_of_earlier_releases_are_known():
     assert is_sparse_alone({**old, "config_groups": {}, "format": "dense", "ignore": []})
     assert not is_sparse_alone({"quant_method": "gptq", "bits": 4})
     assert not is_sparse_alone(None)
+
+
+# Advice
+
+
+@pytest.fixture
+def two_of_four(tmp_path):
+    """A checkpoint whose linear layers, but the head, follow 2:4."""
+    path = save_llama(tmp_path / "2of4", sparsity=0)
+
+    def prune(tensors):
+        for name in tensors:
+            if name.endswith("_proj.weight"):
+                tensors[name] = prune_weight(tensors[name], pattern=(2, 4))
+
+    edit_weights(path, prune)
+    return rewrite(path, "sparse-24-bitmask")
+
+
+def test_convert_advises_the_format_of_a_pattern_that_all_layers_follow(two_of_four, tmp_path):
+    report = convert_checkpoint(two_of_four, tmp_path / "csl", pack_all=True)
+    (told,) = [warning for warning in report.warnings if "follow" in warning]
+    assert "All 14 layers that can be packed follow nm_vector(2:4)" in told
+    assert "--format nm_vector --option n=2 --option m=4" in told
+    better = convert_checkpoint(
+        two_of_four, tmp_path / "nm", format="nm_vector", options={"n": 2, "m": 4}
+    )
+    assert len(better.packed) == 14 and not better.warnings
+    nbytes = sum(layer.bytes_written for layer in better.packed)
+    assert f"they take {human(nbytes)} " in told
+
+    def break_one(tensors):
+        tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(200, 128, dtype=torch.bfloat16)
+        for part in ("shape", "compressed", "bitmask"):
+            del tensors[f"model.layers.1.mlp.up_proj.{part}"]
+
+    edit_weights(two_of_four, break_one)
+    report = convert_checkpoint(two_of_four, tmp_path / "again", pack_all=True)
+    assert not [warning for warning in report.warnings if "follow" in warning]
+
+
+def test_inspect_shows_the_format_of_a_pattern_that_all_layers_follow(two_of_four, capsys):
+    found = inspect_checkpoint(two_of_four)
+    q = found.layers[0]
+    assert q.options_in["nm_vector"]["n"] == 2
+    assert q.bytes_in["nm_vector"] == q.bytes_dense * 9 / 16
+    app(["inspect", str(two_of_four)], standalone_mode=False)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Converted to nm_vector (--option n=2 --option m=4" in told
