@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,7 @@ from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import check_checkpoint, check_foreign, packed_layers
 from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
-from .summary import Summary
-
-logger = logging.getLogger(__name__)
+from .summary import Summary, logger
 
 
 class FlashSparseQuantization(QuantizationConfig):
