@@ -8,7 +8,6 @@ counted before any value is placed by it.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, NoReturn
@@ -65,7 +64,7 @@ class Layout(ABC):
 
     @staticmethod
     def _mask_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[:-1], math.ceil(shape[-1] / 8))
+        return (*shape[:-1], -(-shape[-1] // 8))
 
     @abstractmethod
     def check_parts(self, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
