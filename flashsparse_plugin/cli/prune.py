@@ -24,7 +24,7 @@ from .models import (
 )
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.pruning import PruneReport
+    from flashsparse_plugin.pruning import PruneReport, Retained
 
 
 class Method(StrEnum):
@@ -193,19 +193,39 @@ def _pattern(text: str) -> tuple[int, int]:
     return int(kept), int(window)
 
 
+def _kept(retained: Retained | None) -> list[str]:
+    """Cells for what of the scores is left, and would be without a pattern."""
+    shares = [] if retained is None else [retained.share, retained.unstructured]
+    return [f"{share:.1%}" for share in shares if share is not None]
+
+
 def _show(report: PruneReport, destination: Path, seconds: float) -> None:
+    from flashsparse_plugin.pruning.layers import mean_retained
+
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
         kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
-    made = table("Kind", "layers", "weights", "zeros", "sparsity", "least", "most")
+    titles = []
+    if report.retained is not None:
+        titles = ["score kept"]
+        if report.retained.unstructured is not None:
+            titles.append("without pattern")
+    made = table("Kind", "layers", "weights", "zeros", "sparsity", "least", "most", *titles)
     for kind, layers in kinds.items():
         shares = [layer.sparsity for layer in layers]
         elements, zeros = (sum(getattr(x, name) for x in layers) for name in ("elements", "zeros"))
-        row = (f"{len(layers)}", f"{elements:,}", f"{zeros:,}", f"{zeros / elements:.1%}")
-        made.add_row(Text(kind), *row, f"{min(shares):.1%}", f"{max(shares):.1%}")
+        made.add_row(
+            Text(kind),
+            *(f"{len(layers)}", f"{elements:,}", f"{zeros:,}", f"{zeros / elements:.1%}"),
+            *(f"{min(shares):.1%}", f"{max(shares):.1%}", *_kept(mean_retained(layers))),
+        )
     made.add_section()
-    total = (f"{len(report.layers)}", f"{report.elements:,}", f"{report.zeros:,}")
-    made.add_row("all", *total, f"{report.sparsity:.1%}", style="bold")
+    made.add_row(
+        "all",
+        *(f"{len(report.layers)}", f"{report.elements:,}", f"{report.zeros:,}"),
+        *(f"{report.sparsity:.1%}", "", "", *_kept(report.retained)),
+        style="bold",
+    )
     out.print(made)
     out.print()
     out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
