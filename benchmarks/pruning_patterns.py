@@ -5,8 +5,9 @@
     python benchmarks/pruning_patterns.py --model DIRECTORY --text FILE
 
 Every linear layer of some decoder layers is scored, by magnitude and by Wanda on a text, and pruned
-to patterns of the same sparsity. A figure is the share of the scores that a pattern keeps, over that
-of the best elements (of a row for Wanda, of a weight for magnitude), as many, that no pattern binds.
+to patterns of the same sparsity. A figure is the share of the scores that a pattern keeps, over the
+share that the best elements have which no pattern binds, as many, of a row for Wanda, of a weight
+for magnitude.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from flashsparse_plugin.pruning.wanda import InputNorms
 
 SPARSITIES = (0.5, 0.75)
 WINDOWS = (4, 8, 16, 32, 64)
-LENGTHS = (1, 4, 8, 16, 32, 64, 128)
+LENGTHS = (1, 4, 16, 32, 64, 128)
 SAMPLES, TOKENS = 32, 256
 CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
 SCOPES = {"magnitude": "layer", "wanda": "row"}
@@ -108,7 +109,9 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=CACHE / "SmolLM2-135M-Instruct")
     parser.add_argument("--text", type=Path, default=CACHE / "tinyshakespeare.txt")
-    parser.add_argument("--every", type=int, default=5, help="each so many decoder layers are read")
+    parser.add_argument(
+        "--every", type=int, default=15, help="each so many decoder layers are read"
+    )
     arguments = parser.parse_args()
     path, text = arguments.model, arguments.text
     rows = measure(scores_of(path, text, arguments.every))
