@@ -82,7 +82,7 @@ class PatternOptions(Options):
         return weight.where(rows_kept[:rows, :columns], torch.zeros_like(weight))
 
     def is_followed_by(self, weight: Tensor) -> bool:
-        """Whether a weight [out_features, in_features] has no value that the pattern cannot keep."""
+        """Whether a weight [out_features, in_features] has no value that it cannot keep."""
         m, length = self.m, self.vector_length
 
         def used(rows: Tensor) -> Tensor:
