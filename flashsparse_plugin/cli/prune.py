@@ -115,6 +115,7 @@ def prune(
     if mask is not None:
         chosen_too: dict[str, object] = {"--method": method, "--sparsity": sparsity}
         chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
+        chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
         for name, value in chosen_too.items():
             if value is not None:
                 raise usage(f"a mask has chosen the zeros already: leave {name} out", "--mask")

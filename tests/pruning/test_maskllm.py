@@ -82,12 +82,13 @@ def test_the_command_writes_the_model(masks, tmp_path):
         assert torch.equal(after[name], expected), name
 
 
-def test_the_command_takes_no_method_beside_masks(masks, tmp_path):
+@pytest.mark.parametrize("more", ["--sparsity=0.5", "--vector-length=4", "--method=magnitude"])
+def test_the_command_takes_no_method_beside_masks(masks, tmp_path, more):
     tiny_model("llama", torch.bfloat16).save_pretrained(tmp_path / "dense")
     archive = save(tmp_path / "m.npz", masks)
     arguments = ["prune", str(tmp_path / "dense"), str(tmp_path / "out"), "--mask", str(archive)]
-    result = CliRunner().invoke(app, [*arguments, "--sparsity", "0.5"], env={"COLUMNS": "400"})
-    assert result.exit_code == 2 and "leave --sparsity out" in result.stderr
+    result = CliRunner().invoke(app, [*arguments, more], env={"COLUMNS": "400"})
+    assert result.exit_code == 2 and f"leave {more.partition('=')[0]} out" in result.stderr
 
 
 def array(data, dtype=np.uint8):

@@ -12,10 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...packed import FormatError, dtype_name
+
+BITS_SET = torch.tensor([byte.bit_count() for byte in range(256)], dtype=torch.uint8)
+"""How many bits of a byte are set."""
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -71,49 +75,41 @@ class Layout(ABC):
         """Raises FormatError where the other tensors do not go with the shape of the weight."""
 
     @abstractmethod
-    def check_mask(
-        self, name: str, shape: tuple[int, ...], kept: Tensor, tensors: Mapping[str, Tensor]
-    ) -> None:
+    def check_mask(self, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
         """Raises FormatError where the elements that are kept are not as many as the values.
 
         Args:
             name: The name of the weight.
             shape: Its shape.
-            kept: bool, of this shape.
-            tensors: By part.
+            tensors: By part; the mask has no bits beyond the last column.
         """
 
-    def check(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Proves that some tensors are a weight.
+    def check(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+        """Proves that some tensors are a weight, and returns its shape.
 
         Args:
             name: The name of the weight, for error messages.
             tensors: By part.
 
-        Returns:
-            Which of its elements are kept: bool, of its shape.
-
         Raises:
             FormatError: For tensors that are not a weight in this layout.
         """
         shape = self.shape(name, tensors)
-        kept = self._kept(name, shape, tensors["bitmask"])
-        self.check_mask(name, shape, kept, tensors)
-        return kept
+        used = shape[-1] % 8
+        if used and bool((tensors["bitmask"][..., -1] >> used).any()):
+            self.refuse(name, shape, "its bitmask has bits beyond the last column")
+        self.check_mask(name, shape, tensors)
+        return shape
 
     def dense(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Returns a weight, on the device of its tensors; arguments and errors as of `check`."""
-        kept, values = self.check(name, tensors), tensors["compressed"].flatten()
-        weight = torch.zeros(kept.shape, dtype=values.dtype, device=values.device)
+        """Returns a weight, on the device of its values; arguments and errors as of `check`."""
+        shape, values = self.check(name, tensors), tensors["compressed"].flatten()
+        # The lowest bit of a byte stands for the first of its eight elements.
+        mask = tensors["bitmask"].cpu().numpy()
+        bits = np.unpackbits(mask, axis=-1, count=shape[-1], bitorder="little")
+        kept = torch.from_numpy(bits).bool().to(values.device)
+        weight = torch.zeros(shape, dtype=values.dtype, device=values.device)
         return weight.masked_scatter_(kept, values)
-
-    def _kept(self, name: str, shape: tuple[int, ...], mask: Tensor) -> Tensor:
-        """Which elements are kept: the lowest bit of a byte stands for the first of its eight."""
-        bits = torch.arange(8, dtype=torch.uint8, device=mask.device)
-        kept = (mask.unsqueeze(-1) >> bits & 1).bool().flatten(-2)
-        if bool(kept[..., shape[-1] :].any()):
-            self.refuse(name, shape, "its bitmask has bits beyond the last column")
-        return kept[..., : shape[-1]]
 
     def refuse(self, name: str, shape: tuple[int, ...], rule: str) -> NoReturn:
         raise FormatError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from .layout import Layout
+from .layout import BITS_SET, Layout
 
 
 class Sparse24Bitmask(Layout):
@@ -26,16 +27,15 @@ class Sparse24Bitmask(Layout):
                 "are a multiple of 4",
             )
 
-    def check_mask(
-        self, name: str, shape: tuple[int, ...], kept: Tensor, tensors: Mapping[str, Tensor]
-    ) -> None:
-        counts = kept.reshape(-1, 4).sum(-1)
+    def check_mask(self, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
+        mask, fours = tensors["bitmask"], shape[1] // 4
+        halves = torch.stack([mask & 15, mask >> 4], -1).flatten(1)[:, :fours]
+        counts = BITS_SET.to(mask.device)[halves.int()]
         if bool((counts != 2).any()):
-            first = int((counts != 2).nonzero()[0])
-            row, column = divmod(4 * first, shape[1])
+            row, four = (counts != 2).nonzero()[0].tolist()
             self.refuse(
                 name,
                 shape,
-                f"its bitmask keeps {int(counts[first])} of the columns {column} to "
-                f"{column + 3} in row {row}, and not two",
+                f"its bitmask keeps {int(counts[row, four])} of the columns {4 * four} to "
+                f"{4 * four + 3} in row {row}, and not two",
             )

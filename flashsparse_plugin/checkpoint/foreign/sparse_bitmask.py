@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .layout import Layout
+from .layout import BITS_SET, Layout
 
 
 class SparseBitmask(Layout):
@@ -24,16 +24,15 @@ class SparseBitmask(Layout):
         if offsets.dtype != torch.int64 or offsets.shape != shape[:-1]:
             self.refuse(name, shape, f"its row_offsets are {list(offsets.shape)}, not one a row")
 
-    def check_mask(
-        self, name: str, shape: tuple[int, ...], kept: Tensor, tensors: Mapping[str, Tensor]
-    ) -> None:
-        counts, values = kept.sum(-1), tensors["compressed"]
-        ends = counts.flatten().cumsum(0)
+    def check_mask(self, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
+        mask, values = tensors["bitmask"], tensors["compressed"]
+        counts = BITS_SET.to(mask.device)[mask.int()].sum(-1).flatten()
+        ends = counts.cumsum(0)
         if int(ends[-1]) != len(values):
             self.refuse(
                 name,
                 shape,
                 f"its bitmask keeps {int(ends[-1])} elements and there are {len(values)} values",
             )
-        if not torch.equal(tensors["row_offsets"].flatten(), ends - counts.flatten()):
+        if not torch.equal(tensors["row_offsets"].flatten(), ends - counts):
             self.refuse(name, shape, "its row_offsets are not where its bitmask lets rows begin")
