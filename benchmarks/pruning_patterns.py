@@ -119,7 +119,8 @@ def main() -> None:
     about = {"model": path.name, "text": text.name, "every": arguments.every}
     about |= {"samples": SAMPLES, "tokens": TOKENS, "torch": torch.__version__}
     about["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    target = _results.FOLDER / "models" / f"{path.name}-patterns.csv"
+    about["cpu"] = _measure.cpu_name()
+    target = _results.folder_of(path.name) / "patterns.csv"
     _results.write(target, about, rows)
     print(f"written to {target}")
 
