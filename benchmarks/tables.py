@@ -30,6 +30,7 @@ DOCUMENTS = (
     "docs/dense.md",
     "docs/kernels.md",
     "docs/models.md",
+    "docs/pruning.md",
     "docs/vllm.md",
 )
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
@@ -67,6 +68,27 @@ def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
         cells.append([name, *values])
     header = ["4096x4096, tokens:", *map(str, tokens)]
     return markdown(header, cells) + conditions(result["about"])
+
+
+def patterns(result: Result) -> str:
+    """What N:M patterns keep of the scores: windows down, vector lengths across."""
+    about, rows = result["about"], result["rows"]
+    lengths = list(dict.fromkeys(row["vector_length"] for row in rows))
+    kinds = dict.fromkeys((row["score"], row["zeros"], row["free"]) for row in rows)
+    text = ""
+    for score, zeros, free in kinds:
+        own = [row for row in rows if (row["score"], row["zeros"]) == (score, zeros)]
+        cells = []
+        for m in dict.fromkeys(row["m"] for row in own):
+            shares = [row["share"] for row in own if row["m"] == m]
+            name = f"{round((1 - zeros) * m)}:{m}"
+            cells.append([name, *(f"{share:.1%}" for share in shares)])
+        title = f"\n{score}, {zeros:.0%} zeros (no pattern: {free:.1%})\n\n"
+        text += title + markdown(["", *(f"L={length}" for length in lengths)], cells)
+    return text + (
+        f"\n{about['model']}, each {about['every']}th decoder layer, {about['samples']} windows of "
+        f"{about['tokens']} tokens of {about['text']}, {about['date'][:10]}.\n\n"
+    )
 
 
 def busy(result: Result) -> str:
@@ -368,6 +390,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "sparse_until": sparse_until,
     "serve": serve,
     "models": models,
+    "patterns": patterns,
 }
 
 

@@ -323,6 +323,14 @@ class Format(ABC):
         """
         return weight
 
+    def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
+        """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
+
+        Args:
+            weight: [out_features, in_features].
+        """
+        return {}
+
     @abstractmethod
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         """The packed tensors of a weight, in the order in which ops take them."""

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
+from ..formats import get_format
+from ..formats.values import packable_dtype
+from ..packed import Scheme
 from .decision import NEGLIGIBLE
 from .linears import StoredModel
 from .report import ConversionReport, LayerReport, human, told
@@ -32,6 +36,7 @@ def warnings_about(
             f"{report.rounded_values:,} values. --dtype {report.dtype} (dtype=) says that this is "
             "meant, and rounds the other matrices too."
         )
+    yield from _better_formats(report)
     yield from notes_on(stored, "packed")
 
 
@@ -67,12 +72,40 @@ def nothing_packed(report: ConversionReport) -> str:
             "(ignore=)"
         )
     best = max(larger, key=lambda x: x.known_sparsity)
+    better = " ".join(_better_formats(report))
     return (
         f"no layer of {report.source} would be smaller packed to {report.format}: the sparsest, "
         f"{best.name} {list(best.shape)}, has {best.known_sparsity:.1%} zeros and takes "
-        f"{_sizes([best])}. Prune the model first (`flashsparse prune`), or pack it all the same "
-        "with --pack-all (pack_all=True)"
+        f"{_sizes([best])}. {f'{better} Else prune' if better else 'Prune'} the model first "
+        "(`flashsparse prune`), or pack it all the same with --pack-all (pack_all=True)"
     )
+
+
+def _better_formats(report: ConversionReport) -> Iterator[str]:
+    """Yields the formats that would hold all layers that can be packed in fewer bytes."""
+    layers = [x for x in report.layers if x.bytes_packed is not None]
+    for name, options in (layers[0].others if layers else {}).items():
+        if any(layer.others.get(name) != options for layer in layers):
+            continue
+        format = get_format(name)
+        scheme = format.scheme(packable_dtype(format, report.dtype), options)
+        nbytes = sum(_nbytes(scheme, layer.shape) for layer in layers)
+        if nbytes < sum(x.known_bytes_packed for x in layers):
+            how = " ".join(f"--option {key}={value}" for key, value in options.items())
+            yield (
+                f"All {len(layers)} layers that can be packed follow {scheme.title}: they take "
+                f"{human(nbytes)} with --format {name} {how} (format=, options=), and "
+                f"{human(sum(x.known_bytes_packed for x in layers))} packed to {report.format}."
+            )
+
+
+def _nbytes(scheme: Scheme, shape: tuple[int, int]) -> float:
+    """Bytes of a packed weight, where its scheme and shape alone tell; else infinite."""
+    nbytes = 0.0
+    for spec in scheme.format.tensors(scheme, shape).values():
+        sizes = [math.inf if size is None else size for size in spec.shape]
+        nbytes += math.prod(sizes) * spec.dtype.itemsize
+    return nbytes
 
 
 def _sizes(layers: Sequence[LayerReport]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 import flashsparse_plugin
 
 from ..config import FlashSparseConfig, LayerConfig
-from ..formats import get_format
+from ..formats import format_names, get_format
 from ..formats.values import cast, count_changed, packable_dtype
 from ..messages import printable
 from ..names import DEFAULT_FORMAT, DENSE
@@ -27,7 +27,7 @@ from .advice import nothing_packed, warnings_about
 from .card import write_card
 from .checksums import checksum
 from .decision import reason_not_to_pack, reason_of_size
-from .linears import StoredModel
+from .linears import Linear, StoredModel
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo, read_header
 from .report import ConversionReport, LayerReport, human
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
@@ -125,7 +125,8 @@ class _Conversion:
                 assert scheme is not None  # a layer that is configured as dense has a reason
                 self.schemes[linear.name] = scheme
         self.tensors = list(directory.tensors.values())
-        self.on_progress, self.done, self.total = on_progress, 0, 2 * directory.nbytes
+        self.on_progress, self.done = on_progress, 0
+        self.total = 2 * sum(info.nbytes for info in self.tensors)
         assert settings.config.dtype is not None  # _choose_dtype settled it
         self.report = ConversionReport(
             str(directory.path),
@@ -294,9 +295,18 @@ class _Conversion:
             kept = sum(int(part.count_nonzero()) for part in info.rows())
             sparsity = 1 - kept / (info.shape[0] * info.shape[1])
         reason = self.reasons[linear.name]
-        return LayerReport(
+        layer = LayerReport(
             linear.name, linear.kind, linear.shape, sparsity, bytes_dense, None, reason
         )
+        if reason is None:
+            layer.others = self._others(linear, info)
+        return layer
+
+    def _others(self, linear: Linear, info: TensorInfo) -> dict[str, dict[str, Any]]:
+        """Formats with options, other than the layer's own, that hold its weight as it is."""
+        weight, own = linear.turned(info.read()), self.schemes[linear.name].format.name
+        found = {name: get_format(name).options_for(weight) for name in format_names()}
+        return {name: dict(each) for name, each in found.items() if each and name != own}
 
     def _judge(self, layer: LayerReport, nbytes: int) -> None:
         """Notes how large a layer is packed, and gives it a reason to stay dense if too large."""

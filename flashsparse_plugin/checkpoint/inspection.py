@@ -43,7 +43,9 @@ class LayerInspection:
         bytes_dense: What it takes or would take dense, in its dtype.
         bytes_in: What it would take packed to each format, by name; None where the format refuses
             it.
-        bytes_after: What it takes after a conversion to each format, packed or left dense.
+        options_in: The options by which it would be packed to each format, by name.
+        bytes_after: What it takes after a conversion to each format, packed or left dense; None
+            where the format refuses it.
         bytes_cpu: What it then takes at run time on a CPU.
         reason: Why it is dense in a packed checkpoint, or would be after `convert`.
     """
@@ -57,7 +59,8 @@ class LayerInspection:
     bytes_stored: int
     bytes_dense: int
     bytes_in: dict[str, int | None]
-    bytes_after: dict[str, int]
+    options_in: dict[str, dict[str, Any]]
+    bytes_after: dict[str, int | None]
     bytes_cpu: int
     reason: str | None = None
     scheme: str | None = None
@@ -104,7 +107,7 @@ def inspect_checkpoint(
     Of a dense model it tells what `convert_checkpoint` would make with its defaults. Packed layers
     are validated before they are unpacked. To be packed, a layer is rounded to bfloat16 where a
     format does not take its dtype. A format that needs options is shown where the model is packed
-    in it.
+    in it, and where it knows options for the weights (nm_vector does for 2:4).
 
     Args:
         path: Model directory with safetensors weights.
@@ -130,7 +133,7 @@ def inspect_checkpoint(
         if linear.stored is not None
     ]
     sizes = [_stored_bytes(directory, named, linear) for linear, named in linears]
-    found.bytes_experts = sum(info.nbytes for info in stored.experts())
+    found.bytes_experts = sum(info.bytes_stored for info in stored.experts())
     found.bytes_other = directory.nbytes - sum(sizes) - found.bytes_experts
     done = 0
     for (linear, named), size in zip(linears, sizes, strict=True):
@@ -183,11 +186,12 @@ def _inspect(
         made[name] = stored if mine else _try_pack(weight, name)
     sparsity = 1 - int(weight.count_nonzero()) / weight.numel()
     reasons = {name: _reason(linear, each, sparsity, config) for name, each in made.items()}
-    after = {
-        name: weight.nbytes if each is None or reasons[name] is not None else each.nbytes
-        for name, each in made.items()
-    }
+    after: dict[str, int | None] = {}
+    for name, each in made.items():
+        stays = reasons[name] is not None
+        after[name] = weight.nbytes if stays else None if each is None else each.nbytes
     chosen = config.format if config is not None else DEFAULT_FORMAT
+    refused = "the format refuses it" if made[chosen] is None else None
     held = stored or (made[chosen] if reasons[chosen] is None else None)
     return LayerInspection(
         linear.name,
@@ -199,9 +203,10 @@ def _inspect(
         size,
         weight.nbytes,
         {name: None if each is None else each.nbytes for name, each in made.items()},
+        {name: each.scheme.values for name, each in made.items() if each is not None},
         after,
         weight.nbytes if held is None else held.prepare("cpu").nbytes,
-        None if stored is not None else reasons[chosen],
+        None if stored is not None else reasons[chosen] or refused,
         None if stored is None else stored.scheme.title,
     )
 
@@ -226,10 +231,13 @@ def _read_packed(
 
 
 def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:
-    """The weight in a format; None where that needs options or refuses the weight."""
+    """The weight in a format; None where that refuses it, or knows no options for it."""
     format = get_format(name)
+    options = format.options_for(weight)
+    if options is None:
+        return None
     try:
-        scheme: Scheme = format.scheme(packable_dtype(format, weight.dtype))
+        scheme: Scheme = format.scheme(packable_dtype(format, weight.dtype), options)
         return format.pack(cast(weight, scheme.dtype, "weight"), scheme)
     except FormatError:
         return None
@@ -237,18 +245,18 @@ def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:
 
 def _stored_bytes(directory: ModelDirectory, named: Mapping[str, str], linear: Linear) -> int:
     names = [f"{linear.stored}.weight", *named.values()]
-    return sum(directory.tensors[name].nbytes for name in names if name in directory.tensors)
+    return sum(directory.tensors[name].bytes_stored for name in names if name in directory.tensors)
 
 
 def _reason(
     linear: Linear, packed: PackedWeight | None, sparsity: float, config: FlashSparseConfig | None
 ) -> str | None:
     """Why a layer is dense in a packed model, or would be after a conversion; None where not."""
-    if packed is None:
-        return "the format refuses it"
     if config is None:
-        size = reason_of_size(packed.nbytes, packed.dense_nbytes, sparsity)
-        return reason_not_to_pack(linear, _DEFAULTS) or size
+        reason = reason_not_to_pack(linear, _DEFAULTS)
+        if reason is None and packed is not None:
+            return reason_of_size(packed.nbytes, packed.dense_nbytes, sparsity)
+        return reason
     own = config.layers.get(linear.name)
     if own is not None and own.format == DENSE:
         return own.reason or IGNORED

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,9 @@ from ..files import read_bounded
 from ..formats import format_names, get_format, packed_names
 from ..names import QUANT_METHOD
 from ..packed import FormatError
+from .foreign import find_foreign
+from .foreign.layout import Layout
+from .foreign.sparsity_config import without_sparsity
 
 CONFIG = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -78,6 +81,11 @@ class TensorInfo:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def bytes_stored(self) -> int:
+        """What it takes in its file."""
+        return self.nbytes
+
     def read(self) -> Tensor:
         """Maps the tensor from its file; its pages are resident while the tensor is held."""
         with _open(self.path) as file:
@@ -100,6 +108,96 @@ class TensorInfo:
             ) as file:  # opened again, since closing drops the pages read so far
                 part = file.get_slice(self.name)[start : start + step]
             yield part
+
+
+@dataclass(frozen=True)
+class ForeignTensorInfo(TensorInfo):
+    """A weight that its files keep in another tool's layout; whoever reads it gets it dense.
+
+    Attributes:
+        layout: The layout.
+        parts: The entries of its tensors in the files.
+    """
+
+    layout: Layout = field(kw_only=True)
+    parts: Mapping[str, TensorInfo] = field(kw_only=True)
+
+    @classmethod
+    def find(cls, name: str, layout: Layout, parts: Mapping[str, TensorInfo]) -> ForeignTensorInfo:
+        """Reads the shape of a weight, and no other tensor of it.
+
+        Raises:
+            CheckpointError: Where its tensors have not the dtypes and shapes of the layout.
+        """
+        values = parts["compressed"]
+        tensors = {
+            part: torch.empty(info.shape, dtype=info.dtype, device="meta")
+            for part, info in parts.items()
+        }
+        if parts["shape"].nbytes <= _MAX_SHAPE_BYTES:
+            tensors["shape"] = parts["shape"].read()
+        try:
+            shape = layout.shape(name, tensors)
+        except FormatError as error:
+            raise CheckpointError(f"{values.path}: {error}") from None
+        return cls(name, values.path, values.dtype, shape, layout=layout, parts=parts)
+
+    @property
+    def bytes_stored(self) -> int:
+        return sum(info.nbytes for info in self.parts.values())
+
+    def check(self) -> None:
+        """Proves what its tensors say of the weight.
+
+        Raises:
+            CheckpointError: For tensors that are not a weight in the layout.
+        """
+        self._ask(self.layout.check)
+
+    def read(self) -> Tensor:
+        """Makes the weight.
+
+        Raises:
+            CheckpointError: For tensors that are not a weight in the layout.
+        """
+        return self._ask(self.layout.dense)
+
+    def _ask(self, question: Callable[[str, Mapping[str, Tensor]], Any]) -> Any:
+        try:
+            return question(self.name, {part: info.read() for part, info in self.parts.items()})
+        except FormatError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+
+    def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
+        yield from self.read().split(max(1, max_elements * self.shape[0] // math.prod(self.shape)))
+
+
+_MAX_SHAPE_BYTES = 16  # two numbers
+
+
+def as_dense(tensors: Mapping[str, TensorInfo], path: Path) -> dict[str, TensorInfo]:
+    """Puts dense weights in the place of tensors that other tools keep for them.
+
+    Args:
+        tensors: The entries of all tensors of a checkpoint.
+        path: Where they are, for error messages.
+
+    Raises:
+        CheckpointError: For tensors that are no whole weight.
+    """
+    try:
+        found = find_foreign(tensors)
+    except FormatError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    weight_of: dict[str, TensorInfo] = {}
+    for name, (layout, parts) in found.items():
+        infos = {part: tensors[each] for part, each in parts.items()}
+        weight_of |= dict.fromkeys(parts.values(), ForeignTensorInfo.find(name, layout, infos))
+    dense: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        shown = weight_of.get(name, info)
+        dense[shown.name] = shown
+    return dense
 
 
 def _open(path: Path) -> safe_open:
@@ -218,8 +316,9 @@ class ModelDirectory:
 
     Attributes:
         path: The directory.
-        config: The content of config.json.
-        tensors: Header entries by tensor name, in file order and natural order of names.
+        config: The content of config.json, less what tells of nothing but zeros.
+        tensors: Header entries by tensor name, in file order and natural order of names. Weights
+            that are kept in another tool's layout are entries of the dense ones.
         shards: The safetensors files.
 
     Args:
@@ -233,18 +332,18 @@ class ModelDirectory:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         refuse_no_model(self.path)
-        self.config = _read_json(self.locate(CONFIG), MAX_CONFIG_BYTES)
+        self.config = without_sparsity(_read_json(self.locate(CONFIG), MAX_CONFIG_BYTES))
         weight_map = self._weight_map()
         self.shards = tuple(self.locate(name) for name in sorted(set(weight_map.values())))
-        self.tensors = self._check_headers(weight_map)
+        self.tensors = as_dense(self._check_headers(weight_map), self.path)
         self._check_layer_counts(self.config)
         refuse_unmarked(self.tensors, self.quantization, self.path)
         self._refuse_masks()
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
+        """Total bytes of all tensors as they are in the files."""
+        return sum(info.bytes_stored for info in self.tensors.values())
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:

@@ -23,6 +23,7 @@ class LayerReport:
         scheme: Format and options that the layer was packed by, or would be.
         bytes_alike: Bytes of the dense weight in the dtype of the packed values, with which those
             of the packed weight are compared.
+        others: Other formats that hold the weight as it is and need options for it, with these.
     """
 
     name: str
@@ -34,6 +35,7 @@ class LayerReport:
     reason: str | None = None
     scheme: str | None = None
     bytes_alike: int = 0
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def is_packed(self) -> bool:

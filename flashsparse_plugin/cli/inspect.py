@@ -97,8 +97,8 @@ def _sum(group: Sequence[LayerInspection], name: str) -> int | None:
     """Bytes of some layers by an attribute, or converted; None where a format refuses one."""
     if hasattr(group[0], name):
         return sum(getattr(layer, name) for layer in group)
-    refused = any(layer.bytes_in[name] is None for layer in group)
-    return None if refused else sum(layer.bytes_after[name] for layer in group)
+    after = [layer.bytes_after[name] for layer in group]
+    return None if None in after else sum(nbytes for nbytes in after if nbytes is not None)
 
 
 def _numbers(group: Sequence[LayerInspection], names: Sequence[str]) -> list[str | Text]:
@@ -140,7 +140,15 @@ def _show_model(found: Inspection, formats: Sequence[str]) -> None:
         linears = _sum(found.layers, name)
         if linears is not None:
             after = f"{size(rest + linears)}, {(rest + linears) / found.bytes_stored:.0%}"
-            out.print(f"Converted to {name}, the whole model takes {after} of what it takes now")
+            how = f"{name}{_options(found, name)}"
+            out.print(f"Converted to {how}, the whole model takes {after} of what it takes now")
+
+
+def _options(found: Inspection, name: str) -> str:
+    """The options of a format that needs some, as `convert` takes them."""
+    values = next((x.options_in[name] for x in found.layers if x.options_in.get(name)), {})
+    given = " ".join(f"--option {key}={value}" for key, value in values.items())
+    return f" ({given})" if given else ""
 
 
 def _show_attention(directory: Path) -> None:

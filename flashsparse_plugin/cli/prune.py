@@ -24,7 +24,7 @@ from .models import (
 )
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.pruning import PruneReport
+    from flashsparse_plugin.pruning import PruneReport, Retained
 
 
 class Method(StrEnum):
@@ -48,8 +48,11 @@ def prune(
         typer.Option(help="Share of zeros.", show_default="0.5, or what --pattern implies"),
     ] = None,
     method: Annotated[
-        Method, typer.Option(help="wanda needs --calibration and gives far better models.")
-    ] = Method.wanda,
+        Method | None,
+        typer.Option(
+            help="wanda needs --calibration and gives far better models.", show_default="wanda"
+        ),
+    ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(help="N:M keeps N of every M consecutive inputs.", metavar="N:M"),
@@ -67,6 +70,16 @@ def prune(
     calibration: Annotated[
         Path | None,
         typer.Option(help="Text file for wanda.", exists=True, dir_okay=False, readable=True),
+    ] = None,
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            help="Zeros that MaskLLM has chosen, instead of a method.",
+            metavar="FILE.npz",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
@@ -96,8 +109,18 @@ def prune(
       flashsparse prune MODEL OUT --method magnitude --scope global
       flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4
       flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'
+      flashsparse prune MODEL OUT --mask mask_compressed.npz
     """
     source = model_directory(model)
+    if mask is not None:
+        chosen_too: dict[str, object] = {"--method": method, "--sparsity": sparsity}
+        chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
+        chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
+        for name, value in chosen_too.items():
+            if value is not None:
+                raise usage(f"a mask has chosen the zeros already: leave {name} out", "--mask")
+    elif method is None:
+        method = Method.wanda
     if method is Method.wanda and calibration is None:
         raise usage(
             "wanda needs the model's activations on a text: give one with --calibration "
@@ -133,17 +156,22 @@ def prune(
             windows = pruning.calibration_windows(
                 load_tokenizer(source), text, samples, length, seed
             )
-    report = pruning.prune(
-        loaded,
-        method.value,
-        sparsity,
-        scope.value if scope else None,
-        rule,
-        vector_length,
-        windows,
-        [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()],
-        progress=err.is_terminal,
-    )
+    dense = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
+    if mask is not None:
+        report = pruning.apply_masks(loaded, mask, dense, progress=err.is_terminal)
+    else:
+        assert method is not None
+        report = pruning.prune(
+            loaded,
+            method.value,
+            sparsity,
+            scope.value if scope else None,
+            rule,
+            vector_length,
+            windows,
+            dense,
+            progress=err.is_terminal,
+        )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
         layers = [layer.name for layer in report.layers]
@@ -166,19 +194,39 @@ def _pattern(text: str) -> tuple[int, int]:
     return int(kept), int(window)
 
 
+def _kept(retained: Retained | None) -> list[str]:
+    """Cells for what of the scores is left, and would be without a pattern."""
+    shares = [] if retained is None else [retained.share, retained.unstructured]
+    return [f"{share:.1%}" for share in shares if share is not None]
+
+
 def _show(report: PruneReport, destination: Path, seconds: float) -> None:
+    from flashsparse_plugin.pruning.layers import mean_retained
+
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
         kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
-    made = table("Kind", "layers", "weights", "zeros", "sparsity", "least", "most")
+    titles = []
+    if report.retained is not None:
+        titles = ["score kept"]
+        if report.retained.unstructured is not None:
+            titles.append("without pattern")
+    made = table("Kind", "layers", "weights", "zeros", "sparsity", "least", "most", *titles)
     for kind, layers in kinds.items():
         shares = [layer.sparsity for layer in layers]
         elements, zeros = (sum(getattr(x, name) for x in layers) for name in ("elements", "zeros"))
-        row = (f"{len(layers)}", f"{elements:,}", f"{zeros:,}", f"{zeros / elements:.1%}")
-        made.add_row(Text(kind), *row, f"{min(shares):.1%}", f"{max(shares):.1%}")
+        made.add_row(
+            Text(kind),
+            *(f"{len(layers)}", f"{elements:,}", f"{zeros:,}", f"{zeros / elements:.1%}"),
+            *(f"{min(shares):.1%}", f"{max(shares):.1%}", *_kept(mean_retained(layers))),
+        )
     made.add_section()
-    total = (f"{len(report.layers)}", f"{report.elements:,}", f"{report.zeros:,}")
-    made.add_row("all", *total, f"{report.sparsity:.1%}", style="bold")
+    made.add_row(
+        "all",
+        *(f"{len(report.layers)}", f"{report.elements:,}", f"{report.zeros:,}"),
+        *(f"{report.sparsity:.1%}", "", "", *_kept(report.retained)),
+        style="bold",
+    )
     out.print(made)
     out.print()
     out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)

@@ -81,6 +81,18 @@ class PatternOptions(Options):
         rows_kept = kept.view(groups, 1, -1).expand(-1, length, -1).reshape(groups * length, -1)
         return weight.where(rows_kept[:rows, :columns], torch.zeros_like(weight))
 
+    def is_followed_by(self, weight: Tensor) -> bool:
+        """Whether a weight [out_features, in_features] has no value that it cannot keep."""
+        m, length = self.m, self.vector_length
+
+        def used(rows: Tensor) -> Tensor:
+            missing = self.groups(len(rows)) * length - len(rows)
+            padded = F.pad(rows != 0, (0, -rows.shape[1] % m, 0, missing))
+            return padded.view(-1, length, padded.shape[1] // m, m).any(1).sum(2)
+
+        step = max(1, (1 << 22) // (weight.shape[1] * length)) * length
+        return all(bool((used(rows) <= self.n).all()) for rows in weight.split(step))
+
     @property
     def title(self) -> str:
         """ "2:4", or "8:32, L=32"."""

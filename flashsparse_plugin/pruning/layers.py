@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,27 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
+class Retained:
+    """How much of the sum of its scores a pruned weight has kept.
+
+    Attributes:
+        share: Of the sum over all its elements.
+        unstructured: The share that the best elements have, as many of them, where a pattern kept
+            others; None where none did.
+    """
+
+    share: float
+    unstructured: float | None = None
+
+
+@dataclass(frozen=True)
 class LayerReport:
-    """The zeros of one weight."""
+    """The zeros of one weight, and what of its scores is left where a score chose them."""
 
     name: str
     shape: tuple[int, int]
     zeros: int
+    retained: Retained | None = None
 
     @property
     def elements(self) -> int:
@@ -59,9 +74,15 @@ class PruneReport:
     def sparsity(self) -> float:
         return self.zeros / self.elements if self.elements else 0.0
 
+    @property
+    def retained(self) -> Retained | None:
+        """The mean of the layers, by their elements; None where no score chose the zeros."""
+        return mean_retained(self.layers)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values for JSON."""
         return {
+            "retained": self.retained and asdict(self.retained),
             "method": self.method,
             "elements": self.elements,
             "zeros": self.zeros,
@@ -70,13 +91,37 @@ class PruneReport:
         }
 
 
-def report(method: str, linears: dict[str, nn.Module]) -> PruneReport:
-    """Count the zeros of pruned layers."""
+def mean_retained(layers: Iterable[LayerReport]) -> Retained | None:
+    """The mean of some layers, by their elements; None where no score chose their zeros."""
+    known = [(x.elements, x.retained) for x in layers if x.retained is not None]
+    elements = sum(count for count, _ in known)
+    if not elements:
+        return None
+    share = sum(count * each.share for count, each in known) / elements
+    free = [(count, each.unstructured) for count, each in known if each.unstructured is not None]
+    if not free:
+        return Retained(share)
+    return Retained(share, sum(count * each for count, each in free) / elements)
+
+
+def report(
+    method: str,
+    linears: Mapping[str, nn.Module],
+    retained: Mapping[str, Retained] | None = None,
+) -> PruneReport:
+    """Count the zeros of pruned layers.
+
+    Args:
+        method: What chose them.
+        linears: The layers, by name.
+        retained: What of their scores is left, by name.
+    """
     layers = []
     for name, linear in linears.items():
         weight = weight_of(linear).detach()
         zeros = weight.numel() - int(weight.count_nonzero())
-        layers.append(LayerReport(name, shape_of(linear), zeros))
+        own = (retained or {}).get(name)
+        layers.append(LayerReport(name, shape_of(linear), zeros, own))
     return PruneReport(method, tuple(layers))
 
 

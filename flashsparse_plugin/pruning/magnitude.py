@@ -10,9 +10,9 @@ from torch import nn
 from tqdm import tqdm
 
 from ..modules import weight_of
-from .layers import apply_mask_, check_weight
+from .layers import Retained, apply_mask_, check_weight
 from .masks import below, kth_lowest, zero_count
-from .rule import PruningRule
+from .rule import PruningRule, share_kept
 
 
 def magnitude_scores(weight: torch.Tensor) -> torch.Tensor:
@@ -51,24 +51,35 @@ def prune_weight(
     return pruned
 
 
-def prune_magnitude(linears: Mapping[str, nn.Module], rule: PruningRule, progress: bool) -> None:
-    """Prune layers in place by the magnitude of their weights, one layer at a time."""
+def prune_magnitude(
+    linears: Mapping[str, nn.Module], rule: PruningRule, progress: bool
+) -> dict[str, Retained]:
+    """Prune layers in place by the magnitude of their weights, one layer at a time.
+
+    Returns:
+        How much of the magnitudes is left, by layer.
+    """
     if rule.scope == "global":
         assert rule.sparsity is not None  # every rule with a scope has one
-        _prune_global(linears, zero_count(_elements(linears), rule.sparsity), progress)
-        return
-    for linear in tqdm(linears.values(), "magnitude", unit="layer", disable=not progress):
-        apply_mask_(weight_of(linear), rule.keep_mask(magnitude_scores(weight_of(linear))))
+        return _prune_global(linears, zero_count(_elements(linears), rule.sparsity), progress)
+    bar = tqdm(linears.items(), "magnitude", unit="layer", disable=not progress)
+    return {
+        name: rule.prune_(weight_of(linear), magnitude_scores(weight_of(linear)), "layer")
+        for name, linear in bar
+    }
 
 
 def _elements(linears: Mapping[str, nn.Module]) -> int:
     return sum(weight_of(linear).numel() for linear in linears.values())
 
 
-def _prune_global(linears: Mapping[str, nn.Module], drop: int, progress: bool) -> None:
+def _prune_global(
+    linears: Mapping[str, nn.Module], drop: int, progress: bool
+) -> dict[str, Retained]:
     """Drop the smallest weights of all layers together; only one layer's scores are in memory."""
     if drop == 0:
-        return
+        return dict.fromkeys(linears, Retained(1.0))
+    retained = {}
     with tqdm(total=3 * len(linears), desc="magnitude", unit="layer", disable=not progress) as bar:
 
         def scores() -> Iterator[torch.Tensor]:
@@ -77,7 +88,9 @@ def _prune_global(linears: Mapping[str, nn.Module], drop: int, progress: bool) -
                 bar.update()
 
         threshold, ties = kth_lowest(scores, drop)
-        for linear, score in zip(linears.values(), scores(), strict=True):
+        for (name, linear), score in zip(linears.items(), scores(), strict=True):
             lowest = below(score, threshold, ties)
             ties -= int((score[lowest] == threshold).sum())
             apply_mask_(weight_of(linear), ~lowest)
+            retained[name] = Retained(share_kept(score, ~lowest))
+    return retained

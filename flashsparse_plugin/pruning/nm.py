@@ -25,9 +25,9 @@ def check_pattern(n: int, m: int, vector_length: int = 1) -> None:
 def nm_keep_mask(scores: torch.Tensor, n: int, m: int, vector_length: int = 1) -> torch.Tensor:
     """Choose what to keep: the n best of every m consecutive columns.
 
-    The score of a vector of several rows is the Euclidean norm of their scores. Windows at the
-    edges are shorter: the last window keeps min(n, its columns), and the last group of rows shares
-    its choice among the rows that it has.
+    The score of a vector of several rows is the sum of their scores, so that no other choice keeps
+    a larger sum. Windows at the edges are shorter: the last window keeps min(n, its columns), and
+    the last group of rows shares its choice among the rows that it has.
 
     Args:
         scores: float32 [out_features, in_features], not negative.
@@ -50,8 +50,7 @@ def nm_keep_mask(scores: torch.Tensor, n: int, m: int, vector_length: int = 1) -
         padded = scores.new_zeros(groups * vector_length, columns)
         padded[:rows] = scores
         padded = padded.view(groups, vector_length, columns)
-        # double: the square of a small float32 is zero, and that of a large one infinite.
-        vectors = torch.linalg.vector_norm(padded, dim=1, dtype=torch.float64)
+        vectors = padded.sum(1, dtype=torch.float64)  # of large float32 it may be infinite
     # Columns beyond the edge are worse than any score, so that they are dropped first.
     padded = vectors.new_full((groups, windows * m), -math.inf)
     padded[:, :columns] = vectors

@@ -64,7 +64,7 @@ def prune(
         progress: Show a progress bar.
 
     Returns:
-        The sparsity reached, layer by layer.
+        The sparsity reached and the share of the scores that is left, layer by layer.
 
     Raises:
         ValueError: For an invalid rule, layer or calibration, before any weight is changed; and,
@@ -92,7 +92,7 @@ def prune(
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
     if calibration is None:
-        prune_magnitude(linears, rule, progress)
+        retained = prune_magnitude(linears, rule, progress)
     else:
-        prune_wanda(model, linears, rule, calibration, batch_size, progress)
-    return report(method, linears)
+        retained = prune_wanda(model, linears, rule, calibration, batch_size, progress)
+    return report(method, linears, retained)

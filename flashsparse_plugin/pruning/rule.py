@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .layers import Retained, apply_mask_
 from .masks import keep_mask, zero_count
 from .nm import check_pattern, nm_keep_mask
 
@@ -64,3 +65,30 @@ class PruningRule:
             return nm_keep_mask(scores, *self.pattern, self.vector_length)
         assert self.sparsity is not None and self.scope is not None  # __post_init__ saw to it
         return keep_mask(scores, self.sparsity, self.scope)
+
+    def prune_(self, weight: torch.Tensor, scores: torch.Tensor, free_scope: str) -> Retained:
+        """Prune one weight in place.
+
+        Args:
+            weight: [out_features, in_features].
+            scores: float32, of its shape.
+            free_scope: The scope, "layer" or "row", of the unstructured choice that a pattern is
+                compared with.
+
+        Returns:
+            How much of the scores is left.
+        """
+        keep = self.keep_mask(scores)
+        apply_mask_(weight, keep)
+        share = share_kept(scores, keep)
+        if self.pattern is None:
+            return Retained(share)
+        zeros = 1 - int(keep.sum()) / max(1, keep.numel())
+        return Retained(share, share_kept(scores, keep_mask(scores, zeros, free_scope)))
+
+
+def share_kept(scores: torch.Tensor, keep: torch.Tensor) -> float:
+    """Return the share of the sum of all scores that the kept ones have; 1 where all are zero."""
+    finite = scores.clamp(max=torch.finfo(scores.dtype).max)
+    kept, total = (float(each.sum(dtype=torch.float64)) for each in (finite * keep, finite))
+    return kept / total if total else 1.0

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ..modules import is_linear, weight_of
 from ..text import check_window
-from .layers import apply_mask_
+from .layers import Retained
 from .magnitude import magnitude_scores
 from .rule import PruningRule
 
@@ -205,7 +205,7 @@ def prune_wanda(
     calibration: torch.Tensor,
     batch_size: int,
     progress: bool,
-) -> None:
+) -> dict[str, Retained]:
     """Prune layers in place by Wanda, decoder layer by decoder layer.
 
     Linears outside of the decoder layers are pruned at their place in the model: before them (OPT's
@@ -219,6 +219,9 @@ def prune_wanda(
         batch_size: Samples a forward pass.
         progress: Show a progress bar.
 
+    Returns:
+        How much of the scores is left, by layer.
+
     Raises:
         ValueError: For calibration tokens the model cannot take, or a layer that saw no finite
             activation.
@@ -227,6 +230,8 @@ def prune_wanda(
     relay = _Relay(model, layers, _batches(model, calibration, batch_size))
     inside = {id(module) for module in layers.modules()}
     outside = {name: linear for name, linear in linears.items() if id(linear) not in inside}
+
+    retained: dict[str, Retained] = {}
 
     def prune_at(index: int, here: Mapping[str, nn.Module]) -> set[str]:
         """Prune the linears that run on the way to `index`; return the names of those that ran."""
@@ -245,7 +250,7 @@ def prune_wanda(
             if name in ran or index >= 0:  # before the decoder layers others may still run
                 weight = weight_of(linear)
                 scores = wanda_scores(weight, seen.pop(name).norms())
-                apply_mask_(weight, rule.keep_mask(scores))
+                retained[name] = rule.prune_(weight, scores, "row")
         return ran
 
     was_training = model.training
@@ -265,6 +270,7 @@ def prune_wanda(
             prune_at(len(layers), outside)
     finally:
         model.train(was_training)
+    return retained
 
 
 def _batches(

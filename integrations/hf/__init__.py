@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers: `from_pretrained` on packed and on dense checkpoints."""
 
+from collections.abc import Callable
 from typing import Any
+
+from .wrapping import wrap_once
 
 
 def register() -> None:
     """Registers the quantization method `flashsparse`; calling it again changes nothing.
+
+    A configuration that says of a checkpoint that it is sparse, and nothing else, is no method.
 
     FlashSparseConfig itself goes into transformers' table. Its function
     `register_quantization_config` would ask for a subclass of its own mixin, which would either
@@ -22,6 +27,7 @@ def register() -> None:
     loading = getattr(auto, "LOADING_ATTRIBUTES_CONFIG_TYPES", None)
     if loading is not None and FlashSparseConfig not in loading:
         auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*loading, FlashSparseConfig)
+    wrap_once(auto.AutoHfQuantizer, "supports_quant_method", _no_method_of_zeros_alone)
 
 
 def _quantizer(*args: Any, **kwargs: Any) -> Any:
@@ -29,3 +35,12 @@ def _quantizer(*args: Any, **kwargs: Any) -> Any:
     from .quantizer import FlashSparseQuantizer
 
     return FlashSparseQuantizer(*args, **kwargs)
+
+
+def _no_method_of_zeros_alone(inner: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def supports_quant_method(quantization_config_dict: Any) -> bool:
+        from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
+
+        return not is_sparse_alone(quantization_config_dict) and inner(quantization_config_dict)
+
+    return supports_quant_method

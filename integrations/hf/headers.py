@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashsparse_plugin.checkpoint.reader import TensorInfo, require_inside, shards_in
+from flashsparse_plugin.checkpoint.reader import (
+    TensorInfo,
+    as_dense,
+    require_inside,
+    shards_in,
+)
 from flashsparse_plugin.checkpoint.reader import read_headers as read
 
 if TYPE_CHECKING:
@@ -15,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def read_headers(model: PreTrainedModel, files: Iterable[str]) -> dict[str, TensorInfo]:
-    """The entries of all tensors of the files that a model is loaded from.
+    """The entries of all tensors of the files that a model is loaded from, weights as dense ones.
 
     Raises:
-        CheckpointError: For a file outside of the model's directory, or one that is no whole
-            safetensors file.
+        CheckpointError: For a file outside of the model's directory, one that is no whole
+            safetensors file, and tensors of another tool's layout that are no whole weight.
     """
     paths = [Path(file) for file in files]
     home = _home(model, paths)
     for path in paths:
         require_inside(path, home)
-    return read(paths)
+    return as_dense(read(paths), home)
 
 
 def refuse_odd_files(name_or_path: str | None) -> None:

@@ -3,7 +3,8 @@
 
 transformers asks a quantization method only where config.json names it and where it knows it.
 Otherwise our tensors are unexpected to it, the layers' weights are missing, and the model runs on
-random numbers.
+random numbers. The same goes for tensors that other tools keep for a weight: these become the
+weight here.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
                 "kept from knowing. Remedy: unset FLASHSPARSE_AUTOLOAD, or call "
                 "flashsparse_plugin.integrations.hf.register()"
             )
+        if state_dict is None:
+            from .foreign import dense_state_dict
+
+            state_dict = dense_state_dict(model, checkpoint_files)
         return inner(model, state_dict, checkpoint_files, *args, **kwargs)
 
     return load

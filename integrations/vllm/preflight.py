@@ -18,6 +18,7 @@ from typing import Any
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
 from flashsparse_plugin.checkpoint.checksums import verify
 from flashsparse_plugin.checkpoint.linears import Linear, StoredModel
+from flashsparse_plugin.checkpoint.reader import ForeignTensorInfo
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
@@ -39,17 +40,23 @@ class DamagedCheckpointError(PrintableMessage, RuntimeError):
 
 
 def check_files(vllm_config: Any) -> None:
-    """Refuses a damaged packed checkpoint before any other process is started.
+    """Refuses a damaged checkpoint before any other process is started.
 
     Raises:
         DamagedCheckpointError: For the first thing that is wrong.
     """
     stored = getattr(vllm_config.quant_config, "stored", None)
-    in_front_end = multiprocessing.parent_process() is None
-    if isinstance(stored, FlashSparseConfig) and in_front_end:
-        folder = folder_of(vllm_config.model_config, vllm_config.load_config)
-        if folder is not None:
-            check_checkpoint(folder, stored)
+    packed = isinstance(stored, FlashSparseConfig)
+    foreign = bool(getattr(vllm_config.quant_config, "foreign", False))
+    if multiprocessing.parent_process() is not None or not (packed or foreign):
+        return
+    folder = folder_of(vllm_config.model_config, vllm_config.load_config)
+    if folder is None:
+        return
+    if isinstance(stored, FlashSparseConfig):
+        check_checkpoint(folder, stored)
+    else:
+        check_foreign(folder)
 
 
 def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
@@ -77,6 +84,23 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
     logger.info(
         "checked %d packed layers of %s in %.1f s", len(packed), path, time.perf_counter() - start
     )
+
+
+def check_foreign(path: str | Path) -> None:
+    """Proves that the tensors of another tool's layout are weights.
+
+    Args:
+        path: The model directory.
+
+    Raises:
+        DamagedCheckpointError: For the first thing that is wrong.
+    """
+    try:
+        for info in ModelDirectory(path).tensors.values():
+            if isinstance(info, ForeignTensorInfo):
+                info.check()
+    except CheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from None
 
 
 @cache

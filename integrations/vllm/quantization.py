@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from vllm.model_executor.layers.quantization.base_config import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.packed import FormatError, Scheme
@@ -29,9 +29,7 @@ from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import packed_layers
 from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
-from .summary import Summary
-
-logger = logging.getLogger(__name__)
+from .summary import Summary, logger
 
 
 class FlashSparseQuantization(QuantizationConfig):
@@ -40,11 +38,12 @@ class FlashSparseQuantization(QuantizationConfig):
     Args:
         stored: `quantization_config` of the checkpoint, or of `hf_overrides`. vLLM gives none for
             a dense checkpoint, which is then packed while it loads.
+        foreign: Whether it is a sparse checkpoint of another tool, which counts as dense.
     """
 
-    def __init__(self, stored: FlashSparseConfig | None = None):
+    def __init__(self, stored: FlashSparseConfig | None = None, foreign: bool = False):
         super().__init__()
-        self.stored = stored
+        self.stored, self.foreign = stored, foreign
         self.config: FlashSparseConfig | None = None  # once the user's settings are merged in
         self.auto = False
         self.summary = Summary()
@@ -72,16 +71,20 @@ class FlashSparseQuantization(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FlashSparseQuantization:
-        if "sparsity_config" in config:
-            raise SettingsError(
-                "quantization_config has a sparsity_config, a scheme of compressed-tensors "
-                "that vLLM no longer reads. Save the model dense, with its zeros, and convert it "
-                "with `flashsparse convert`"
-            )
+        if is_sparse_alone(config):
+            return cls(foreign=True)
         try:
             return cls(FlashSparseConfig(**config))
         except ValueError as error:
             raise SettingsError(f"config.json: {first_line(error)}") from None
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: Any, user_quant: str | None, *args: Any, **kwargs: Any
+    ) -> str | None:
+        """Takes sparse checkpoints of other tools, which vLLM refuses: to us they are dense."""
+        ours = user_quant in (None, QUANT_METHOD) and is_sparse_alone(hf_quant_cfg)
+        return QUANT_METHOD if ours else None
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Renames what the configuration names, where vLLM's modules are called otherwise."""
@@ -123,6 +126,9 @@ class FlashSparseQuantization(QuantizationConfig):
         """Merges in the user's settings, which are known once vLLM's configuration is."""
         if self.config is None:
             settings = settings_of(get_current_vllm_config().additional_config)
+            if self.foreign and METHOD not in settings:
+                settings[METHOD] = AUTO
+                logger.info("this sparse checkpoint is packed while it loads: --sparse-method auto")
             self.auto = settings.get(METHOD) == AUTO
             self.config = merge(self.stored, settings)
             allow_matrix_registers()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed layers that vLLM's model keeps in layers of its own are unpacked on their way there.
+"""What vLLM reads is made dense where its model, or its loaders, can take nothing else.
 
 vLLM asks a quantization method about most layers of most models. Some it creates without asking:
 those of a mamba mixer, a plain nn.Linear in the pooler of BERT. Packed tensors have no place in
-these, so the model is given the dense weight instead.
+these, so the model is given the dense weight instead. The same goes for weights that other tools
+keep in layouts of theirs, which vLLM's loaders do not know.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from flashsparse_plugin.checkpoint import ModelDirectory
+from flashsparse_plugin.checkpoint.foreign import dense_weights
+from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
 from flashsparse_plugin.checkpoint.linears import find_linears
 from flashsparse_plugin.checkpoint.reader import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
@@ -53,11 +56,21 @@ def install() -> None:
                 "(reload_weights): start it anew with the other checkpoint"
             )
         loaded.add(model)
+        weights = _foreign_as_dense(weights, model_config.hf_config)
         folder = folder_of(model_config, self.load_config)
         unasked = _unasked(packed_layers(folder), _methods(model))
         return _unpacked(weights, model_config, folder, unasked) if unasked else weights
 
     DefaultModelLoader.get_all_weights = get_all_weights
+
+
+def _foreign_as_dense(weights: Iterable[tuple[str, Tensor]], hf_config: Any) -> Iterable[Any]:
+    for key in KEYS:
+        found = getattr(hf_config, key, None)
+        layout = layout_of(found) if is_sparse_alone(found) else None
+        if layout is not None:
+            return dense_weights(weights, layout)
+    return weights
 
 
 def _methods(model: nn.Module) -> list[SparseLinearMethod]:

@@ -387,6 +387,7 @@ def test_report_is_json(llama, tmp_path):
         "sparsity": pytest.approx(float((weight == 0).float().mean())),
         "bytes_dense": 128 * 128 * 2,
         "bytes_packed": fs.pack(weight).nbytes,
+        "others": {},
         "reason": None,
         "scheme": "tiled_csl",
         "bytes_alike": 128 * 128 * 2,

@@ -51,6 +51,7 @@ def test_the_table_counts_by_kind(model_dir, tmp_path):
     assert rows["down_proj"][1:5] == ["3", "4,608", "3,456", "75.0%"]
     assert rows["all"][4] == "75.0%"
     assert "lm_head" not in rows
+    assert "score kept" in result.stdout and "without pattern" not in result.stdout
     assert "flashsparse convert" in result.stdout
 
 
@@ -74,7 +75,8 @@ def test_a_gpu_that_is_not_used_is_told(model_dir, text_file, tmp_path, monkeypa
 def test_a_pattern_holds(model_dir, text_file, tmp_path):
     out = tmp_path / "out"
     options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]
-    assert prune(model_dir, out, *options).exit_code == 0
+    result = prune(model_dir, out, *options)
+    assert result.exit_code == 0 and "without pattern" in result.stdout
     for weight in linears(out).values():
         kept = weight != 0
         assert kept.view(-1, 4).sum(1).eq(1).all()

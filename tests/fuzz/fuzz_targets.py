@@ -16,14 +16,17 @@ from random import Random
 from typing import Any
 
 import fuzz_mutations as mutations
+import numpy as np
 import torch
 from checkpoints import save_llama
+from foreign_checkpoints import LAYOUTS, rewrite, tensors_of
 from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.attention import CalibrationError, unified_max_of
 from flashsparse_plugin.attention.calibration import text_config
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
+from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
 from flashsparse_plugin.checkpoint.staging import STATE
 from flashsparse_plugin.dataflow.table import SHIPPED, TableError, read_table
 from flashsparse_plugin.formats import all_formats
@@ -119,6 +122,28 @@ class Tensors(Target):
             assert (off <= 0.02 * size[judged] + 1e-6).all(), "linear"
 
 
+class Foreign(Target):
+    """Tensors that other tools keep for a weight: refused, or the weight that numpy makes."""
+
+    def round(self, random: Random) -> bool:
+        name = random.choice(LAYOUTS)
+        generator = torch.Generator().manual_seed(random.getrandbits(32))
+        shape = random.randrange(1, 20), 4 * random.randrange(1, 12)
+        weight = torch.randn(shape, generator=generator).bfloat16()
+        weight[torch.rand(shape, generator=generator) < random.random()] = 0
+        tensors = tensors_of(weight, name)
+        damaged = random.choice([part for part in tensors if part != "compressed"])
+        tensors[damaged] = mutations.of_tensor(random, tensors[damaged])
+        return accepted(lambda: self._read(name, tensors), FormatError)
+
+    def _read(self, name: str, tensors: dict[str, Tensor]) -> None:
+        weight, mask = KNOWN[name].dense("layer", tensors), tensors["bitmask"].numpy()
+        kept = np.unpackbits(mask, axis=-1, count=weight.shape[-1], bitorder="little").astype(bool)
+        expected = torch.zeros_like(weight)
+        expected[torch.from_numpy(kept)] = tensors["compressed"].flatten()
+        assert same(weight, expected), "dense"
+
+
 def same(one: Tensor, other: Tensor) -> bool:
     """Whether two weights have the same bits, +0 and -0 taken as one."""
     a, b = one.contiguous().view(torch.int16), other.contiguous().view(torch.int16)
@@ -136,6 +161,8 @@ class Checkpoints(Target):
         self.models = [make_model(folder / "dense"), folder / "packed", folder / "sharded"]
         convert_checkpoint(folder / "dense", folder / "packed")
         convert_checkpoint(folder / "dense", folder / "sharded", max_shard_size="20kB")
+        for layout in LAYOUTS:
+            self.models.append(rewrite(shutil.copytree(folder / "dense", folder / layout), layout))
 
     def round(self, random: Random) -> bool:
         copy = self.folder / "copy"
@@ -272,6 +299,7 @@ def contents(path: Path) -> dict[str, bytes]:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "packed tensors": lambda folder: Tensors(folder, runtime=False),
     "runtime forms": lambda folder: Tensors(folder, runtime=True),
+    "foreign layouts": Foreign,
     "checkpoints": Checkpoints,
     "configs": Configs,
     "tables": Tables,

@@ -112,6 +112,30 @@ def test_patterns():
         assert (groups[:, 0].reshape(-1, 8).sum(1) == 2).all()
 
 
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_the_report_says_what_of_the_scores_is_left(scope):
+    model = tiny_model("llama")
+    before = {name: weight.detach().abs().double() for name, weight in weights(model).items()}
+    report = quiet(model, sparsity=0.6, scope=scope)
+    for layer in report.layers:
+        kept = before[layer.name][weights(model)[layer.name] != 0].sum() / before[layer.name].sum()
+        assert layer.retained.share == pytest.approx(float(kept))
+        assert layer.retained.unstructured is None
+    shares = [(layer.elements, layer.retained.share) for layer in report.layers]
+    mean = sum(count * share for count, share in shares) / report.elements
+    assert report.to_dict()["retained"] == {"share": pytest.approx(mean), "unstructured": None}
+
+
+def test_the_report_compares_a_pattern_with_none():
+    patterns = {"free": {"sparsity": 0.5}, "4:8": {"pattern": (4, 8)}, "2:4": {"pattern": (2, 4)}}
+    patterns |= {"2:4, L=4": {"pattern": (2, 4), "vector_length": 4}}
+    found = {name: quiet(tiny_model("llama"), **rule).retained for name, rule in patterns.items()}
+    shares = [each.share for each in found.values()]
+    assert shares == sorted(shares, reverse=True) and len(set(shares)) == 4
+    assert found["2:4"].unstructured == found["2:4, L=4"].unstructured
+    assert found["2:4"].unstructured == pytest.approx(found["free"].share)
+
+
 def test_ignore_takes_names_and_patterns(caplog):
     model = tiny_model("llama")
     ignore = ["lm_head", "down_proj", "re:model\\.layers\\.1\\.", "no.such.layer"]
@@ -247,4 +271,5 @@ def test_the_report_as_plain_values():
         "shape": (32, 32),
         "zeros": 512,
         "sparsity": 0.5,
+        "retained": {"share": report.layers[0].retained.share, "unstructured": None},
     }

@@ -6,8 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flashsparse_plugin as fs
+from flashsparse_plugin.pruning import prune_weight
 from flashsparse_plugin.pruning.masks import keep_mask, kth_lowest, lowest_of_row, zero_count
 from flashsparse_plugin.pruning.nm import nm_keep_mask
+from flashsparse_plugin.pruning.rule import share_kept
 
 # Few different values make many ties; infinity is a legal score.
 values = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.0000001, 3e38, math.inf]) | st.floats(
@@ -15,7 +18,7 @@ values = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.0000001, 3e38, math.inf]) | st
 )
 
 
-# Their squares add up without rounding, in whatever order.
+# They add up without rounding, in whatever order.
 exact_values = st.integers(0, 20).map(lambda i: i / 4)
 
 
@@ -69,7 +72,7 @@ def check_windows(scores, n, m, length):
     for top in range(0, scores.shape[0], length):
         group, kept = scores[top : top + length], keep[top : top + length]
         assert (kept == kept[0]).all()  # the choice is shared
-        vectors = group[0] if length == 1 else group.double().square().sum(0)
+        vectors = group[0] if length == 1 else group.double().sum(0)
         for left in range(0, scores.shape[1], m):
             window = vectors[left : left + m].tolist()
             count = max(0, len(window) - n)
@@ -80,6 +83,39 @@ def test_vectors_of_extreme_scores_keep_their_order():
     for least, more in ((0.0, 1e-45), (1e38, 2e38)):
         scores = torch.tensor([[more, least], [more, least]])
         assert nm_keep_mask(scores, 1, 2, vector_length=2).int().tolist() == [[1, 0]] * 2
+
+
+def share(scores, n, m, length=1):
+    return share_kept(scores, nm_keep_mask(scores, n, m, length))
+
+
+@given(score_matrices(24, exact_values), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]))
+def test_what_a_larger_window_or_a_shorter_vector_keeps_is_not_less(scores, n, length):
+    own = share(scores, n, 4, length)
+    assert share(scores, 2 * n, 8, length) >= own  # two windows' choice is one of the larger's
+    assert share(scores, n, 4, 2 * length) <= own
+    keep = nm_keep_mask(scores, n, 4, length)
+    free = keep_mask(scores, 1 - int(keep.sum()) / keep.numel(), "layer")
+    assert int(free.sum()) == int(keep.sum())
+    assert own <= share_kept(scores, free) <= 1
+
+
+def test_shares_of_extreme_scores():
+    assert share_kept(torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.bool)) == 1
+    scores = torch.tensor([[math.inf, math.inf, 1.0, 0.0]])
+    assert share_kept(scores, torch.tensor([[True, False, False, True]])) == 0.5
+
+
+@given(
+    st.integers(1, 20), st.integers(1, 40), st.integers(1, 12), st.integers(0, 11),
+    st.sampled_from([1, 2, 4, 8, 128]), st.integers(0, 100),
+)  # fmt: skip
+def test_what_is_pruned_to_a_pattern_packs_to_it(rows, columns, m, less, length, seed):
+    n = max(1, m - less)
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    pruned = prune_weight(weight, pattern=(n, m), vector_length=length)
+    packed = fs.pack(pruned, "nm_vector", n=n, m=m, vector_length=length)
+    assert torch.equal(packed.unpack(), pruned)
 
 
 @given(st.lists(score_matrices(5), min_size=1, max_size=4), st.data())
@@ -108,6 +144,9 @@ def test_edges_of_windows_and_groups():
 
 
 def test_a_vector_counts_as_a_whole():
+    # By its sum: its largest element alone would choose the first column.
+    scores = torch.tensor([[5.0, 0.0, 3.0, 0.0], [0.0, 0.0, 3.0, 0.0]])
+    assert nm_keep_mask(scores, 1, 4, vector_length=2).int().tolist() == [[0, 0, 1, 0]] * 2
     scores = torch.tensor([[5.0, 0.0, 4.0, 0.0], [0.0, 0.0, 4.0, 0.0]])
     assert nm_keep_mask(scores, 1, 4, vector_length=2).int().tolist() == [[0, 0, 1, 0]] * 2
     assert nm_keep_mask(scores, 1, 4).int().tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import vllm_checkpoints as checkpoints
+from checkpoints import edit_weights
+from foreign_checkpoints import rewrite
 from safetensors.torch import load_file, save_file
 from vllm_checkpoints import MAX_TOKENS, PROMPTS
+
+from flashsparse_plugin.pruning import prune_weight
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
 ARCHITECTURES += ["bloom", "gpt2", "mixtral"]
@@ -66,6 +70,30 @@ def partly_dense(packed, dense, target) -> str:
     return str(target)
 
 
+def two_of_four(dense, target) -> Path:
+    """The same model, every linear layer of it pruned further to 2:4."""
+    shutil.copytree(dense, target)
+
+    def drop(tensors):
+        for name in tensors:
+            if name.endswith("_proj.weight"):
+                tensors[name] = prune_weight(tensors[name], pattern=(2, 4))
+
+    edit_weights(target, drop)
+    return target
+
+
+def hostile(foreign, target) -> str:
+    """A sparse checkpoint of another tool whose mask has a bit more than there are values."""
+    shutil.copytree(foreign, target)
+
+    def flip(tensors):
+        tensors["model.layers.1.mlp.up_proj.bitmask"][7, 3] ^= 16
+
+    edit_weights(target, flip)
+    return str(target)
+
+
 def adapter(folder, model) -> str:
     """A LoRA adapter that changes the output, in peft's format."""
     generator = torch.Generator().manual_seed(1)
@@ -96,6 +124,7 @@ def models(tmp_path_factory):
     made["uneven anew"] = anew, None
     made["classifier"] = checkpoints.make_classifier(folder / "classifier")
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
+    made["2:4"] = two_of_four(made["unpruned"][0], folder / "2of4"), None
     return made
 
 
@@ -124,6 +153,9 @@ def jobs(models, tmp_path_factory):
     place, pieces = folder / "place", {"piecewise": True}
     compiled = {"enforce_eager": False, "sparse_method": "tiled_csl"}
     (tied, _), (unpruned, _) = models["llama-tied"], models["unpruned"]
+    bitmask = rewrite(shutil.copytree(dense, folder / "bitmask"), "sparse-bitmask")
+    bitmask_24 = shutil.copytree(models["2:4"][0], folder / "bitmask-24")
+    pattern = {"method": "nm_vector", "options": {"n": 2, "m": 4}}
     todo |= {
         # Ways to ask.
         "sparse_method": job(dense, sparse_method="tiled_csl"),
@@ -169,6 +201,14 @@ def jobs(models, tmp_path_factory):
         "dummy of unknown sparsity": job(dense, **made_up),
         "sharded": job(packed, load_format="sharded_state"),
         "unmarked": job(without_method(packed, folder / "unmarked")),
+        # Sparse checkpoints of compressed-tensors.
+        "bitmask": job(bitmask, sparse_method="tiled_csl"),
+        "bitmask unasked": job(bitmask),
+        "bitmask none": job(bitmask, sparse_method="none"),
+        "bitmask 2:4": job(
+            rewrite(bitmask_24, "sparse-24-bitmask"), additional_config={"flashsparse": pattern}
+        ),
+        "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
         # Contradictions.
         "other method": job(packed, additional_config={"flashsparse": {"method": "nm"}}),
         "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
@@ -177,7 +217,6 @@ def jobs(models, tmp_path_factory):
         "older": job(with_config(packed, folder / "older", format_version=0)),
         "newer": job(with_config(packed, folder / "newer", format_version=9)),
         "mixed": job(partly_dense(packed, dense, folder / "mixed")),
-        "compressed": job(with_config(packed, folder / "compressed", sparsity_config={})),
     }
     return todo
 
@@ -233,6 +272,22 @@ def test_the_documentation_lists_what_was_served(results):
 def test_every_way_to_ask(results, expected, name):
     assert kinds(results[name], "qkv_proj", "gate_up_proj", "o_proj", "down_proj") == {SPARSE}
     assert results[name]["tokens"] == expected["llama"]
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "kind"),
+    [
+        ("bitmask", "llama", SPARSE),
+        ("bitmask unasked", "llama", SPARSE),
+        ("bitmask none", "llama", "_DenseAfterAll"),
+        ("bitmask 2:4", "2:4", SPARSE),
+    ],
+)
+def test_sparse_checkpoints_of_other_tools(results, expected, name, same, kind):
+    assert kinds(results[name], "qkv_proj", "gate_up_proj", "o_proj", "down_proj") == {kind}
+    assert results[name]["tokens"] == expected[same]
+    unasked = [line for line in results[name]["log"] if "--sparse-method auto" in line]
+    assert bool(unasked) == (name == "bitmask unasked")
 
 
 def test_pruning_while_loading(results, models, tmp_path):
@@ -341,7 +396,7 @@ def test_lora_works_on_sparse_layers(results, expected):
         ("sharded", ["--load-format sharded_state", "packed checkpoint itself"]),
         ("unmarked", ["model.layers.", "packed by flashsparse", "no quantization_config"]),
         ("newer", ["version 9", "version 1", "pip install -U"]),
-        ("compressed", ["sparsity_config", "flashsparse convert"]),
+        ("bitmask hostile", ["layers.1.mlp.up_proj.weight", "its bitmask keeps", "fetch it again"]),
     ],
 )
 def test_what_cannot_be_meant_is_refused(results, name, words):

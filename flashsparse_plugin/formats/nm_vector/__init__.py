@@ -51,6 +51,10 @@ class NMVector(Format):
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
         return options_of(scheme).keep_largest(weight)
 
+    def options_for(self, weight: Tensor) -> Mapping[str, int] | None:
+        """2:4 for a weight that follows it: other patterns are not looked for."""
+        return {"n": 2, "m": 4} if PatternOptions(n=2, m=4).is_followed_by(weight) else None
+
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)
         index = (options.groups(shape[0]), options.index_bytes(shape[1]))
