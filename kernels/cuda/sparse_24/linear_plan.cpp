@@ -14,54 +14,58 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of an H200, in bytes and turns of shared memory a microsecond: what its memory gives one
-// multiprocessor, what the L2 gives it, and its clock. Of other GPUs the ratios are much the same.
-constexpr double kMemory = 33e3, kL2 = 60e3, kClock = 1.9e3;
-constexpr double kMmaClocks = 9.4;  // of mma.sp, one sub-core, measured
-constexpr double kSharing = 2.5;    // microseconds that sums between blocks take
-constexpr double kBegin = 2.0;      // microseconds until a block that had to wait has begun
-constexpr double kX = 0.2;          // share of the time of x that nothing hides
-constexpr double kRing = 96 << 10;  // bytes in flight beyond which nothing is gained
+// Fitted to 1,200 launches on an H200 (benchmarks/gpu/nm.py --launches): its choices are on average
+// 2.4% slower than the fastest of those. Bytes of the weight and of x, and turns of shared memory,
+// a microsecond and multiprocessor; of other GPUs the ratios are much the same.
+constexpr double kMemory = 26e3, kL2 = 29e3, kTurns = 860, kMma = 1.9e3;
+constexpr double kMmaClocks = 6.2;  // of mma.sp, one sub-core
+constexpr double kXTurns = 5.9;     // of shared memory, for x of a token, by the units a warp takes
+constexpr double kX = 0.35;         // share of the time of x that nothing hides
+constexpr double kTwoStages = 1.1;  // how much longer it takes where x has two stages and not three
+constexpr double kSharing = 2.4;    // microseconds that sums between blocks take, and how much more
+constexpr double kRagged = 15;      // where the blocks of a set begin and end anywhere
+constexpr double kSharedToken = 34e-3 * 16 / 128;  // beside that, for a unit of rows and token
+constexpr double kBegin = 2.0;  // microseconds until a block that had to wait has begun
+constexpr double kRing = 37e3;  // bytes in flight beyond which nothing is gained,
+constexpr double kIdle = 3.3;   // and microseconds that are lost without any
+constexpr double kFew = 0.5;    // microseconds for each warp below 8
 
 // Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
   const ShapeInfo& info = plan.info();
-  const double units = static_cast<double>(plan.row_warps) * info.row_units * plan.column_warps;
-  const int64_t steps = plan.sets(rows) * plan.set_steps(cols);
+  const double row_units = static_cast<double>(plan.row_warps) * info.row_units;
+  const double units = row_units * plan.column_warps;
+  const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
   const double mine = static_cast<double>(ceil_div(steps, plan.blocks));
   const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
   const double weight = mine * turns * units * kUnitBytes;
-  const double x = mine * turns * plan.column_warps * kUnitCols * 2.0 * tokens;
-  const double shared = units * (72 + 4.0 * info.tokens / info.row_units);
+  const double x = mine * turns * plan.column_warps * kUnitCols * 2.0 * info.tokens;
+  const double shared = units * (72 + kXTurns * info.tokens / info.row_units);
   const double sub_core = static_cast<double>(ceil_div(plan.warps(), 4)) / plan.warps();
   const double mma = units * sub_core * info.tokens * kMmaClocks;
-  const double busy = std::max({weight / kMemory, (weight + x) / kL2,
-                                mine * turns * shared / kClock, mine * turns * mma / kClock});
+  const double busy = std::max({weight / kMemory, (weight + 1.2 * x) / kL2,
+                                mine * turns * shared / kTurns, mine * turns * mma / kMma});
   const double ring =
       static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * kUnitBytes;
   const double first_x =
-      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * tokens) / kL2;
-  const double idle = 4.0 * std::max(0.0, 1 - ring / kRing);  // while too little is in flight
-  const double shares = plan.shares_sets(rows) ? kSharing + 0.02 * tokens : 0;
-  const double waits = kBegin * (turns - 1);
-  return busy + kX * x / kL2 + first_x + idle + shares + waits +
-         0.1 * std::max(0, 8 - plan.warps());
+      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * info.tokens) / kL2;
+  const double idle = kIdle * std::max(0.0, 1 - ring / kRing);
+  const bool even = plan.blocks % sets == 0;
+  const double shares = plan.shares_sets(rows)
+                            ? kSharing * (even ? 1 : kRagged) + kSharedToken * tokens * row_units
+                            : 0;
+  return busy * (plan.x_stages == 2 ? kTwoStages : 1) + kX * x / kL2 + first_x + idle + shares +
+         kBegin * (turns - 1) + kFew * std::max(0, 8 - plan.warps());
 }
 
-// Gives the rings what room there is; false where there is too little.
+// Gives x three stages where there is room, else two, and the weight the rest; false where there is
+// too little for two of each.
 bool give_stages(LinearPlan& plan, const Gpu& gpu) {
   constexpr int kMostStages = 8;
-  const int64_t steps_bytes = int64_t{plan.warps()} * plan.info().row_units * kUnitBytes;
-  for (plan.x_stages = 4; plan.x_stages >= 2; --plan.x_stages) {
-    plan.weight_stages = 0;
-    while (plan.weight_stages < kMostStages) {
-      ++plan.weight_stages;
-      if (plan.shared_bytes() <= gpu.shared_bytes) continue;
-      --plan.weight_stages;
-      break;
+  for (plan.x_stages = 3; plan.x_stages >= 2; --plan.x_stages) {
+    for (plan.weight_stages = kMostStages; plan.weight_stages >= 2; --plan.weight_stages) {
+      if (plan.shared_bytes() <= gpu.shared_bytes) return true;
     }
-    const bool deep = plan.weight_stages * steps_bytes >= static_cast<int64_t>(kRing);
-    if (plan.weight_stages >= 2 && (deep || plan.x_stages == 2)) return true;
   }
   return false;
 }
