@@ -99,8 +99,7 @@ class XRing {
       if (column >= a_.cols) return;
       const bool there = from < a_.cols;
       const uint16_t* const source = a_.x + (there ? from + size_t{token} * stride : 0);
-      const uint32_t to =
-          place + unit * Shape::kXUnitBytes + token * 128 + (lane % 8 ^ token) * 16;
+      const uint32_t to = place + unit * Shape::kXUnitBytes + token * 128 + (lane % 8 ^ token) * 16;
       FS_UNROLL
       for (int n = 0; n < Shape::kTokens / 8; ++n) {
         if (token + n * 8 >= tokens) break;
@@ -113,7 +112,7 @@ class XRing {
   const Cut& cut_;
   const uint32_t stage_bytes_, x_;
   const uint32_t full_, empty_, first_;  // barriers
-  int read_ = 0, turn_ = 0;  // the stage to read next, and how often all have been read
+  int read_ = 0, turn_ = 0;              // the stage to read next, and how often all have been read
 };
 
 }  // namespace flashsparse::sparse_24
