@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -30,6 +31,7 @@ DOCUMENTS = (
     "docs/dense.md",
     "docs/kernels.md",
     "docs/models.md",
+    "docs/nm.md",
     "docs/pruning.md",
     "docs/vllm.md",
 )
@@ -148,6 +150,44 @@ def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
     layers = len({row["shape"] for row in rows})
     header = [f"{layers} layers, tokens:", "bound", "goal", *map(str, tokens)]
     return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+NM_SIZES = {
+    "over 100 M weights": (100e6, math.inf),
+    "40 to 100 M weights": (40e6, 100e6),
+    "smaller layers": (0, 40e6),
+}
+
+
+def nm(result: Result) -> str:
+    """Dense time / time of N:M patterns: size of layer and pattern down, tokens across."""
+    rows = result["rows"]
+    tokens = sorted({row["tokens"] for row in rows})
+    text = ""
+    for size, (least, most) in NM_SIZES.items():
+        own = [row for row in rows if least <= math.prod(map(int, row["shape"].split("x"))) < most]
+        cells = []
+        for pattern in dict.fromkeys(row["pattern"] for row in own):
+            lines = {f"**{pattern}**": "us"}
+            if any("cusparselt_us" in row for row in own if row["pattern"] == pattern):
+                lines[f"{pattern}, cuSPARSELt"] = "cusparselt_us"
+            for name, figure in lines.items():
+                cells.append([name, *nm_means(own, pattern, tokens, figure)])
+        cells.append(["fp8, dense", *nm_means(own, own[0]["pattern"], tokens, "fp8_us")])
+        shapes = ", ".join(dict.fromkeys(row["shape"] for row in own))
+        header = [f"{size}, tokens:", *map(str, tokens)]
+        text += f"\n{shapes}:\n\n" + markdown(header, cells)
+    return text + gpu_conditions(result["about"]) + "\n"
+
+
+def nm_means(rows: Sequence[Result], pattern: str, tokens: Sequence[int], figure: str) -> list[str]:
+    """Geometric means of dense time / another time, by tokens."""
+    found = [
+        {"tokens": row["tokens"], "ratio": row["dense_us"] / row[figure]}
+        for row in rows
+        if row["pattern"] == pattern and row.get(figure)
+    ]
+    return [mean_of([r for r in found if r["tokens"] == count], "ratio") for count in tokens]
 
 
 def shares(result: Result) -> str:
@@ -379,6 +419,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "pack": pack,
     "spmm_opt": lambda result: spmm(result, OPT, OPT_GOALS),
     "spmm_llama": lambda result: spmm(result, LLAMA, {}),
+    "nm": nm,
     "spmm_shares": shares,
     "spmm_goals": missed,
     "spmm_cycles": cycles,

@@ -29,6 +29,8 @@ SERVER = (
 )
 INSTALL = "installs for minutes; tests/test_packaging.py builds the wheel"
 
+FOREIGN = "wants a checkpoint of another tool: tests/checkpoint/test_foreign.py has some"
+
 NOT_RUN = {
     "flashsparse doctor": "takes long, and judges the machine: tests/cli/test_doctor.py",
     "flashsparse tune MODEL --sparsity 0.7": f"{GPU}: tests/cli/test_tune.py pretends one",
@@ -66,6 +68,13 @@ NOT_RUN = {
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 4": SERVER,
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 8 --pipeline-parallel-size 2 "
     "--distributed-executor-backend ray": SERVER,
+    "vllm serve MODEL --sparse-method tiled_csl": SERVER,
+    "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
+    '\'{"flashsparse": {"options": {"n": 2, "m": 4}}}\'': SERVER,
+    "flashsparse convert MODEL OUT": FOREIGN,
+    "flashsparse convert MODEL OUT --format nm_vector --option n=2 --option m=4": FOREIGN,
+    "flashsparse prune MODEL OUT --mask mask_compressed.npz": "wants masks: "
+    "tests/pruning/test_maskllm.py",
     "ray start --head": "starts a cluster of machines",
     "ray start --address FIRST:6379": "starts a cluster of machines",
 }

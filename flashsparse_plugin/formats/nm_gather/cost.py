@@ -8,10 +8,12 @@ import math
 from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
 
 LAUNCH_TOKENS = 64  # of one launch at most
-# Share of the bandwidth that the weight's stream reaches, and seconds for what neither overlaps it
-# nor is the launch: the first x, the sums of the warps, y. Estimates, until they are measured.
-STREAM, ENDS, ENDS_TOKEN = 0.94, 2.0e-6, 0.05e-6
-X_ROWS = 128  # rows of a block where a weight has few: its depth is cut among blocks, and x with it
+# Fitted to benchmarks/results/nvidia-h200/nm.csv: the share of the bandwidth that the weight's
+# stream reaches; seconds for what neither overlaps it nor is the launch (the first x, the sums of
+# the warps, y), and for each token of a launch; bytes of x that a block transposes in a clock, and
+# the rows at which each block has to take all of its columns.
+STREAM, ENDS, ENDS_TOKEN = 0.96, 1.2e-6, 0.1e-6
+X_BYTES, X_ROWS = 11.0, 128 * 132
 UNPACK_MEMORY = 0.6  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
@@ -20,10 +22,10 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
     total = 0.0
     for begin in range(0, tokens, LAUNCH_TOKENS):
         taken = min(LAUNCH_TOKENS, tokens - begin)
-        readers = min(gpu.multiprocessors, shape[0] / X_ROWS)
-        x_bytes = readers * taken * shape[1] * ITEMSIZE
-        stream = max(nbytes / (STREAM * gpu.memory), (nbytes + x_bytes) / gpu.l2)
-        total += LAUNCH + BEGIN + ENDS + ENDS_TOKEN * taken + stream
+        share = min(1.0, shape[0] / X_ROWS)
+        x = ITEMSIZE * taken * shape[1] * share / (X_BYTES * gpu.clock)
+        stream = nbytes / (STREAM * gpu.memory)
+        total += LAUNCH + BEGIN + ENDS + ENDS_TOKEN * taken + max(stream, x) + 0.2 * min(stream, x)
     return total
 
 
