@@ -181,7 +181,7 @@ def test_compiles_to_one_graph(dynamic):
     [
         ((torch.ones(2, IN + 2), *RUNNING, OUT, torch.bfloat16), "masks"),
         ((torch.ones(2, IN), *RUNNING, OUT + 16, torch.bfloat16), "masks"),
-        ((torch.ones(2, IN), *RUNNING, OUT, torch.float32), "float16 or bfloat16"),
+        ((torch.ones(2, IN), *RUNNING, OUT, torch.float32), "values has the wrong dtype"),
         ((torch.ones(2, IN).double(), *RUNNING, OUT, torch.bfloat16), "x must be float32"),
         ((torch.ones(2, IN), RUNNING[0][:-1], *RUNNING[1:], OUT, torch.bfloat16), "values"),
         ((torch.ones(2, IN), *RUNNING, OUT, torch.bfloat16, torch.ones(3)), "bias"),
