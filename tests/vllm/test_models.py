@@ -16,6 +16,7 @@ from foreign_checkpoints import rewrite
 from safetensors.torch import load_file, save_file
 from vllm_checkpoints import MAX_TOKENS, PROMPTS
 
+from flashsparse_plugin.checkpoint import convert_checkpoint
 from flashsparse_plugin.pruning import prune_weight
 
 ARCHITECTURES = ["llama", "llama-tied", "mistral", "qwen3", "phi3", "glm4", "opt", "gpt_neox"]
@@ -156,6 +157,8 @@ def jobs(models, tmp_path_factory):
     bitmask = rewrite(shutil.copytree(dense, folder / "bitmask"), "sparse-bitmask")
     bitmask_24 = shutil.copytree(models["2:4"][0], folder / "bitmask-24")
     pattern = {"method": "nm_vector", "options": {"n": 2, "m": 4}}
+    regular = folder / "2of4-packed"
+    convert_checkpoint(models["2:4"][0], regular, format="nm_vector", options=pattern["options"])
     todo |= {
         # Ways to ask.
         "sparse_method": job(dense, sparse_method="tiled_csl"),
@@ -209,6 +212,7 @@ def jobs(models, tmp_path_factory):
             rewrite(bitmask_24, "sparse-24-bitmask"), additional_config={"flashsparse": pattern}
         ),
         "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
+        "packed 2:4": job(regular),
         # Contradictions.
         "other method": job(packed, additional_config={"flashsparse": {"method": "nm"}}),
         "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
@@ -288,6 +292,11 @@ def test_sparse_checkpoints_of_other_tools(results, expected, name, same, kind):
     assert results[name]["tokens"] == expected[same]
     unasked = [line for line in results[name]["log"] if "--sparse-method auto" in line]
     assert bool(unasked) == (name == "bitmask unasked")
+
+
+def test_a_pattern_is_served_as_it_is_packed(results, expected):
+    assert kinds(results["packed 2:4"], "qkv_proj", "gate_up_proj", "down_proj") == {SPARSE}
+    assert results["packed 2:4"]["tokens"] == expected["2:4"]
 
 
 def test_pruning_while_loading(results, models, tmp_path):
