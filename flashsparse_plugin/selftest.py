@@ -9,6 +9,7 @@ name promises nothing known is reported as "no self-test" rather than left out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -132,9 +133,15 @@ def _weight(dtype: torch.dtype) -> Tensor:
 
 def _example(scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight]:
     """A weight that a scheme can hold, and what the reference makes of it, on a device."""
+    weight, packed = _stored(scheme)
+    return weight, packed.to(device)
+
+
+@functools.cache
+def _stored(scheme: Scheme) -> tuple[Tensor, PackedWeight]:
+    """Made once: references are slow."""
     weight = scheme.format.conform(_weight(scheme.dtype), scheme)
-    tensors = scheme.format.reference.pack(weight, scheme)
-    return weight, PackedWeight(scheme, _SHAPE, tensors).to(device)
+    return weight, PackedWeight(scheme, _SHAPE, scheme.format.reference.pack(weight, scheme))
 
 
 def _op(name: str) -> Any:

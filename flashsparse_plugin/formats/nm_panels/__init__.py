@@ -105,6 +105,16 @@ class NMPanels(Format):
             raise FormatError("columns has one outside of its window")
         if bool((columns > cols).any()):
             raise FormatError(f"columns has one beyond the weight's {cols} columns")
+        inside = columns.view(len(columns), -1, options.n)
+        if bool(((inside[..., 1:] <= inside[..., :-1]) & (inside[..., 1:] < cols)).any()):
+            raise FormatError("the columns of a window do not rise")
+        # An entry beyond the edge meets a zero, which an infinity would make NaN of.
+        values = packed.tensors["values"].cpu()[:, -options.n :]
+        beyond = (columns[:, -options.n :] == cols).repeat_interleave(
+            options.vector_length // ROWS, 0
+        )[: len(values)]
+        if bool((values[beyond] != 0).any()):
+            raise FormatError("values has a nonzero beyond the weight's edge")
 
     def nonzeros(self, packed: PackedWeight) -> int:
         return int(self.unpack(packed).count_nonzero())

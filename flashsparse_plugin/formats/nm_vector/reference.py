@@ -20,14 +20,15 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     integer = torch.int32 if weight.dtype == torch.float32 else torch.int16
     values, index = [], []
     for rows in weight.split(length):
+        nonzero = (rows != 0).any(0).tolist()
         columns: list[int] = []
         positions: list[int] = []
-        for window in rows.split(m, dim=1):
-            used = [p for p in range(window.shape[1]) if bool((window[:, p] != 0).any())]
+        for first in range(0, weight.shape[1], m):
+            used = [p for p, here in enumerate(nonzero[first : first + m]) if here]
             assert len(used) <= n, "the weight does not follow the pattern"
             spare = [p for p in range(m) if p not in used][: n - len(used)]
             positions += sorted(used + spare)
-            columns += [len(columns) // n * m + p for p in sorted(used + spare)]
+            columns += [first + p for p in sorted(used + spare)]
         padded = torch.zeros(len(rows), weight.shape[1] + m, dtype=weight.dtype)
         padded[:, : weight.shape[1]] = torch.where(rows == 0, 0.0, rows)
         values.append(padded[:, columns])
@@ -48,9 +49,10 @@ def unpack(packed: PackedWeight) -> Tensor:
     weight = torch.zeros(out_features, in_features, dtype=packed.dtype)
     for group, stored in enumerate(packed.tensors["weight_index"].tolist()):
         stream = int.from_bytes(bytes(stored), "little")
+        taken = {}  # by column, the entry
         for j in range(values.shape[1]):
-            column = j // n * m + (stream >> (j * bits) & ((1 << bits) - 1))
-            if column < in_features:
-                rows = slice(group * length, (group + 1) * length)
-                weight[rows, column] = values[rows, j]
+            taken[j // n * m + (stream >> (j * bits) & ((1 << bits) - 1))] = j
+        inside = {column: j for column, j in taken.items() if column < in_features}
+        rows = slice(group * length, (group + 1) * length)
+        weight[rows, list(inside)] = values[rows, list(inside.values())]
     return weight
