@@ -3,6 +3,8 @@ import pytest
 import torch
 from tiny_causal_lms import character_tokenizer, tiny_model
 
+from flashsparse_plugin.cli import console
+
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant:"
 
 
@@ -27,8 +29,13 @@ def text_file(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
-    """No message is wrapped, so that a test can look for it."""
+    """No message is wrapped, so that a test can look for it.
+
+    A console that was made while COLUMNS was set, as xdist sets it, keeps that width.
+    """
     monkeypatch.setenv("COLUMNS", "400")
+    for each in (console.out, console.err):
+        monkeypatch.setattr(each, "_width", None)
 
 
 @pytest.fixture(scope="module", autouse=True)
