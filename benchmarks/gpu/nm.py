@@ -58,8 +58,7 @@ LAYERS = [
 ]
 TOKENS = (1, 8, 16, 32, 64)
 OWN_TOKENS = 64  # up to which no library multiplies
-# Goals of dense time / time; docs/nm.md. By pattern, size of layer in millions of weights, tokens.
-LARGE, MEDIUM = 100e6, 40e6
+LARGE, MEDIUM = 100e6, 40e6  # weights of a layer, above which it is shown with its like
 
 
 # ---- right? -------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ class PatternOptions(Options):
         return -(-self.kept(in_features) * self.index_bits // 8)
 
     @property
+    def numbers(self) -> tuple[int, int, int]:
+        """n, m and vector_length, as ops take them."""
+        return self.n, self.m, self.vector_length
+
+    @property
     def embeds_in_24(self) -> bool:
         """Whether of each 4 aligned columns at most 2 are kept, as sparse tensor cores want it."""
         return (self.m % 4 == 0 and self.n <= 2) or (self.n, self.m) == (1, 2)
@@ -143,4 +148,4 @@ def pack_vectors(weight: Tensor, options: PatternOptions) -> tuple[Tensor, Tenso
     Raises:
         RuntimeError: Where the weight does not follow the pattern, naming the first place.
     """
-    return ops.nm_vector_pack(weight, options.n, options.m, options.vector_length)
+    return ops.nm_vector_pack(weight, *options.numbers)

@@ -74,7 +74,7 @@ class NMGather(Format):
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         values, index = (packed.tensors[name] for name in self.tensor_names)
-        pattern = _pattern(packed.scheme)
+        pattern = options_of(packed.scheme).numbers
         return ops.nm_gather_unpack(values, index, *packed.shape, *pattern, packed.dtype)
 
     def linear(
@@ -89,7 +89,14 @@ class NMGather(Format):
         values, index = (tensors[name] for name in self.tensor_names)
         sparse_tokens = None if plan is None else plan.most("sparse")
         return ops.nm_gather_linear(
-            x, values, index, shape[0], *_pattern(scheme), scheme.dtype, bias, sparse_tokens
+            x,
+            values,
+            index,
+            shape[0],
+            *options_of(scheme).numbers,
+            scheme.dtype,
+            bias,
+            sparse_tokens,
         )
 
     def check(self, packed: PackedWeight) -> None:
@@ -122,11 +129,6 @@ class NMGather(Format):
     ) -> float:
         of = cost.sparse_seconds if implementation == "sparse" else cost.unpacked_seconds
         return of(shape, nbytes, tokens, gpu)
-
-
-def _pattern(scheme: Scheme) -> tuple[int, int, int]:
-    options = options_of(scheme)
-    return options.n, options.m, options.vector_length
 
 
 def _layout(scheme: Scheme, shape: tuple[int, int]) -> Layout:

@@ -73,7 +73,7 @@ class NMVector(Format):
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         values, index = (packed.tensors[name].cpu() for name in self.tensor_names)
-        pattern = _pattern(packed.scheme)
+        pattern = options_of(packed.scheme).numbers
         weight = ops.nm_vector_unpack(values, index, *packed.shape, *pattern, packed.dtype)
         return weight.to(packed.device)
 
@@ -87,7 +87,7 @@ class NMVector(Format):
         plan: Plan | None = None,  # there is one implementation
     ) -> Tensor:
         values, index = (tensors[name] for name in self.tensor_names)
-        pattern = _pattern(scheme)
+        pattern = options_of(scheme).numbers
         return ops.nm_vector_linear(x, values, index, shape[0], *pattern, scheme.dtype, bias)
 
     def check(self, packed: PackedWeight) -> None:
@@ -160,9 +160,6 @@ class NMVector(Format):
 
     def _validate(self, packed: PackedWeight) -> Tensor:
         values, index = (packed.tensors[name].detach().cpu() for name in self.tensor_names)
-        return ops.nm_vector_validate(values, index, *packed.shape, *_pattern(packed.scheme))
-
-
-def _pattern(scheme: Scheme) -> tuple[int, int, int]:
-    options = options_of(scheme)
-    return options.n, options.m, options.vector_length
+        return ops.nm_vector_validate(
+            values, index, *packed.shape, *options_of(packed.scheme).numbers
+        )
