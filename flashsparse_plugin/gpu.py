@@ -67,3 +67,25 @@ def library_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
     memory = max(nbytes / (LIBRARY_MEMORY * gpu.memory), (nbytes + x_bytes) / gpu.l2)
     arithmetic = 2.0 * padded * in_features * out_features / gpu.arithmetic
     return LIBRARY_FIXED + max(memory, arithmetic)
+
+
+def unpacked_seconds(
+    shape: tuple[int, int],
+    nbytes: int,
+    tokens: int,
+    gpu: Gpu,
+    reach: float,
+    itemsize: int = ITEMSIZE,
+) -> float:
+    """Estimated time of unpacking a weight for the library's product, and of that product.
+
+    Args:
+        shape: (out_features, in_features).
+        nbytes: Bytes of the packed weight.
+        tokens: At least 1.
+        gpu: What the estimate knows of the device.
+        reach: Share of the bandwidth that unpacking reaches, over what it reads and writes.
+        itemsize: Bytes of an unpacked value.
+    """
+    moved = nbytes + shape[0] * shape[1] * itemsize
+    return moved / (reach * gpu.memory) + LAUNCH + library_seconds(shape, tokens, gpu)

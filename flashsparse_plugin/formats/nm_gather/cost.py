@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
+from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu
 
 LAUNCH_TOKENS = 64  # of one launch at most
 # Fitted to benchmarks/results/nvidia-h200/nm.csv: the share of the bandwidth that the weight's
@@ -27,9 +25,3 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
         stream = nbytes / (STREAM * gpu.memory)
         total += LAUNCH + BEGIN + ENDS + ENDS_TOKEN * taken + max(stream, x) + 0.2 * min(stream, x)
     return total
-
-
-def unpacked_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """Unpacking, and the library's product."""
-    moved = nbytes + math.prod(shape) * ITEMSIZE
-    return moved / (UNPACK_MEMORY * gpu.memory) + LAUNCH + library_seconds(shape, tokens, gpu)

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu
+from ...gpu import Gpu, unpacked_seconds
 from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
@@ -22,8 +22,10 @@ from ..nm_pattern import PatternOptions, options_of, pack_vectors
 from ..sparse_24 import Sparse24
 from ..tiled_csl import TiledCSL
 from ..values import value_bits
-from . import cost, reference
+from . import reference
 from .ops import ops
+
+UNPACK_MEMORY = 0.6  # share of the bandwidth that unpacking reaches: scattered writes
 
 _FORMS: Mapping[str, tuple[NMPanels | NMGather | Sparse24, ...]] = {
     "cpu": (NMPanels(),),
@@ -150,7 +152,7 @@ class NMVector(Format):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        return cost.unpacked_seconds(shape, scheme.dtype.itemsize, nbytes, tokens, gpu)
+        return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, scheme.dtype.itemsize)
 
     def _named(
         self, tensors: Sequence[Tensor], scheme: Scheme, shape: Sequence[int]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu
+from ...gpu import Gpu, unpacked_seconds
 from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
 from ..nm_pattern import PatternOptions, options_of, pack_vectors
@@ -128,5 +128,6 @@ class Sparse24(Format):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        of = cost.sparse_seconds if implementation == "sparse" else cost.unpacked_seconds
-        return of(shape, nbytes, tokens, gpu)
+        if implementation == "sparse":
+            return cost.sparse_seconds(shape, nbytes, tokens, gpu)
+        return unpacked_seconds(shape, nbytes, tokens, gpu, cost.UNPACK_MEMORY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
+from ...gpu import BEGIN, LAUNCH, Gpu
 
 # Fitted to benchmarks/results/nvidia-h200/nm.csv: the share of the bandwidth that it reaches;
 # seconds beside the bytes (the first x, the last sums), and for each token of a launch; turns of
@@ -27,10 +27,3 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
         total += LAUNCH + BEGIN + FIXED + TOKEN * taken
         total += max(nbytes / (MEMORY * gpu.memory), shared)
     return total
-
-
-def unpacked_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """Unpacking, and the library's product."""
-    moved = nbytes + math.prod(shape) * ITEMSIZE
-    unpack = moved / (UNPACK_MEMORY * gpu.memory) + LAUNCH
-    return unpack + library_seconds(shape, tokens, gpu)

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu
+from ...gpu import Gpu, unpacked_seconds
 from ...ops import STATUS
 from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Implementation, Plan
@@ -132,8 +132,9 @@ class TiledCSL(Format):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        of = cost.sparse_seconds if implementation == "sparse" else cost.unpacked_seconds
-        return of(shape, nbytes, tokens, gpu)
+        if implementation == "sparse":
+            return cost.sparse_seconds(shape, nbytes, tokens, gpu)
+        return unpacked_seconds(shape, nbytes, tokens, gpu, cost.UNPACK_MEMORY)
 
     def _named(
         self, tensors: Sequence[Tensor], scheme: Scheme, shape: Sequence[int]

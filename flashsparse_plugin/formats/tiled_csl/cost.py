@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
+from ...gpu import BEGIN, LAUNCH, Gpu
 
 # Clocks of a multiprocessor for a tile of 128x64 of a "load as sparse" kernel, up to 8 tokens, and
 # the share that each further token of a launch adds; seconds for the joining of sums between
@@ -28,10 +28,3 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
         join = JOIN + JOIN_TOKEN * taken
         total += LAUNCH + BEGIN + join + max(nbytes / gpu.memory, busy)
     return total
-
-
-def unpacked_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """Unpacking, and the library's product."""
-    moved = nbytes + math.prod(shape) * ITEMSIZE
-    unpack = moved / (UNPACK_MEMORY * gpu.memory) + LAUNCH
-    return unpack + library_seconds(shape, tokens, gpu)
