@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the linear ops of all packed formats share: the shape of the result, and the gradient."""
+"""What linear ops of packed formats share: the shape of y, the gradient, a product on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import register_autograd
+from torch.library import impl, register_autograd
+from torch.nn import functional as F
 
 from .library import ops
 
@@ -24,8 +26,7 @@ def register_linear_autograd(name: str, unpack: str) -> None:
         unpack: The name of the op that unpacks. It takes arguments of the linear op by their
             names, besides in_features, and dtype, which is weight_dtype.
     """
-    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
-    wanted = [argument.name for argument in getattr(ops, unpack).default._schema.arguments]
+    names, wanted = _arguments(name), _arguments(unpack)
     unpacked: Callable[..., Tensor] = getattr(ops, unpack)
 
     def setup(ctx, inputs, output):
@@ -48,6 +49,42 @@ def register_linear_autograd(name: str, unpack: str) -> None:
         return tuple(gradients.values())
 
     register_autograd(f"flashsparse::{name}", backward, setup_context=setup)
+
+
+def register_unpacked_linear(name: str, unpack: str) -> None:
+    """Gives a linear op whose kernels are for GPUs its meaning on a CPU: unpack, then multiply.
+
+    For tests and the shapes of a model; no layer runs in such a form on a CPU. The product is
+    float32.
+
+    Args:
+        name: The name of an op with arguments x, weight_dtype, bias and sparse_tokens among others.
+        unpack: The name of the op that unpacks, with arguments as for `register_linear_autograd`.
+
+    Raises:
+        RuntimeError: By the op, where sparse_tokens is negative.
+    """
+    names, wanted = _arguments(name), _arguments(unpack)
+    unpacked: Callable[..., Tensor] = getattr(ops, unpack)
+
+    def linear(*inputs):
+        given: dict[str, Any] = dict.fromkeys(names)
+        given |= zip(names, inputs, strict=False)
+        x, bias, most = given["x"], given["bias"], given["sparse_tokens"]
+        if most is not None and most < 0:
+            raise RuntimeError(
+                f"sparse_tokens must be 0 (unpack for any number of tokens) or more, not {most}"
+            )
+        given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
+        weight = unpacked(**{each: given[each] for each in wanted})
+        y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return y.to(x.dtype)
+
+    impl(f"flashsparse::{name}", "CPU", linear)
+
+
+def _arguments(op: str) -> list[str]:
+    return [argument.name for argument in getattr(ops, op).default._schema.arguments]
 
 
 def linear_result(x: Tensor, out_features: int, bias: Tensor | None = None) -> Tensor:

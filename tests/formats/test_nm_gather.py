@@ -72,7 +72,7 @@ def test_slabs_change_nothing(monkeypatch):
 
 def test_what_fits():
     def of(n, m, length):
-        return NMGather.fits(PatternOptions(n=n, m=m, vector_length=length))
+        return NMGather().fits(PatternOptions(n=n, m=m, vector_length=length))
 
     assert all(of(n, m, 8) for n, m in PATTERNS)
     assert not of(2, 4, 4) and not of(1, 32, 32) and not of(8, 256, 32) and not of(16, 250, 32)

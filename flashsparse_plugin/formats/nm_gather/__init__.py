@@ -13,26 +13,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu, unpacked_seconds
-from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
-from ...plan import Implementation, Plan
-from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ...gpu import Gpu
+from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
+from ...plan import Plan
+from ..nm_pattern import PatternOptions, options_of
+from ..pattern_form import CudaPatternForm
 from . import cost, reference
 from .layout import PAIR, Layout, panel_columns
 from .ops import ops
 
 
-class NMGather(Format):
+class NMGather(CudaPatternForm):
     name = "nm_gather"
-    version = 1
-    on_disk = False
-    Options = PatternOptions
+    holds = (
+        "vectors of 8 rows or more, in windows of which the fewest with a multiple of 16 kept "
+        "columns are not wider than 256 columns"
+    )
+    sparse = "kernels that gather x by ldmatrix"
     tensor_names = ("gather_values", "gather_index")
     reference: ClassVar[Reference] = reference
 
-    @staticmethod
-    def fits(options: PatternOptions) -> bool:
-        """Whether the form can hold a pattern: vectors of 8 rows, and windows not too wide."""
+    def fits(self, options: PatternOptions) -> bool:
         return options.vector_length >= 8 and panel_columns(options) > 0
 
     def examples(self) -> tuple[Scheme, ...]:
@@ -43,33 +44,18 @@ class NMGather(Format):
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
-    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return options_of(scheme).keep_largest(weight)
-
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        layout = _layout(scheme, shape)
+        layout = self._layout(scheme, shape)
         values = (layout.units, layout.pairs, layout.unit_rows * PAIR)
         return {
             "gather_values": TensorSpec(torch.int16, values),
             "gather_index": TensorSpec(torch.uint8, (layout.groups, layout.pairs, PAIR)),
         }
 
-    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.require_weight(weight, scheme)
-        with rules():
-            stored = pack_vectors(weight.detach().cpu(), options_of(scheme))
-        values, index = (tensor.to(weight.device) for tensor in stored)
-        return self.arrange(values, index, scheme, (weight.shape[0], weight.shape[1]))
-
     def arrange(
         self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        """Makes this form of the storage tensors of nm_vector, valid ones, where they are.
-
-        Raises:
-            FormatError: For a pattern that the form cannot hold.
-        """
-        made = _layout(scheme, shape).arrange(weight_packed, weight_index)
+        made = self._layout(scheme, shape).arrange(weight_packed, weight_index)
         return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
 
     def unpack(self, packed: PackedWeight) -> Tensor:
@@ -101,7 +87,7 @@ class NMGather(Format):
 
     def check(self, packed: PackedWeight) -> None:
         values, index = (packed.tensors[name].detach() for name in self.tensor_names)
-        complaint = _layout(packed.scheme, packed.shape).complaint(values, index)
+        complaint = self._layout(packed.scheme, packed.shape).complaint(values, index)
         if complaint:
             raise FormatError(complaint)
 
@@ -109,40 +95,10 @@ class NMGather(Format):
         values = packed.tensors["gather_values"]
         return sum(int((unit & 0x7FFF).count_nonzero()) for unit in values.split(1 << 10))
 
-    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).vector_length, options_of(scheme).m
-
-    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        return {
-            "sparse": Implementation(None, "the sparse kernel of nm_gather"),
-            "library": Implementation(None, "torch's own linear on the unpacked weight"),
-        }
-
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
+    def sparse_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        if implementation == "sparse":
-            return cost.sparse_seconds(shape, nbytes, tokens, gpu)
-        return unpacked_seconds(shape, nbytes, tokens, gpu, cost.UNPACK_MEMORY)
+        return cost.sparse_seconds(shape, nbytes, tokens, gpu)
 
-
-def _layout(scheme: Scheme, shape: tuple[int, int]) -> Layout:
-    """The layout of a weight.
-
-    Raises:
-        FormatError: For a pattern that the form cannot hold.
-    """
-    options = options_of(scheme)
-    if not NMGather.fits(options):
-        raise FormatError(
-            f"nm_gather cannot hold a weight of shape {list(shape)} with {options.title}: it needs "
-            "vectors of 8 rows or more, and windows of which the fewest with a multiple of 16 "
-            "kept columns are not wider than 256 columns. Pack to nm_vector, which holds it"
-        )
-    return Layout(options, shape)
+    def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
+        return Layout(self.require_fit(scheme, shape), shape)

@@ -12,7 +12,6 @@ LAUNCH_TOKENS = 64  # of one launch at most
 # the rows at which each block has to take all of its columns.
 STREAM, ENDS, ENDS_TOKEN = 0.96, 1.2e-6, 0.1e-6
 X_BYTES, X_ROWS = 11.0, 128 * 132
-UNPACK_MEMORY = 0.6  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:

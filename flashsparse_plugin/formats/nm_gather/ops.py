@@ -7,12 +7,10 @@ imports `ops` from here has them complete.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
 from torch.library import impl, register_fake
 
 from ...ops import ops
-from ...ops.packed_linear import linear_result, register_linear_autograd
+from ...ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
 from ..nm_pattern import PatternOptions
 from .layout import Layout
 
@@ -57,26 +55,6 @@ def _(
     return linear_result(x, out_features, bias)
 
 
-@impl("flashsparse::nm_gather_linear", "CPU")
-def _(
-    x: Tensor,
-    gather_values: Tensor,
-    gather_index: Tensor,
-    out_features: int,
-    n: int,
-    m: int,
-    vector_length: int,
-    weight_dtype: torch.dtype,
-    bias: Tensor | None = None,
-    sparse_tokens: int | None = None,
-) -> Tensor:
-    weight = ops.nm_gather_unpack(
-        gather_values, gather_index, out_features, x.shape[-1], n, m, vector_length, weight_dtype
-    )
-    y = x.float() @ weight.float().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
-
-
 @register_fake("flashsparse::nm_gather_linear_planned")
 def _(
     x,
@@ -102,3 +80,4 @@ def _(
 
 
 register_linear_autograd("nm_gather_linear", unpack="nm_gather_unpack")
+register_unpacked_linear("nm_gather_linear", unpack="nm_gather_unpack")

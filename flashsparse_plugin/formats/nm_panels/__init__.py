@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
+from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..nm_pattern import PatternOptions, options_of, pack_vectors, unpack_positions
+from ..nm_pattern import PatternOptions, options_of, unpack_positions
+from ..pattern_form import PatternForm
 from ..values import value_bits
 from . import reference
 from .ops import ops
@@ -24,26 +25,19 @@ from .ops import ops
 ROWS = 16  # of a panel
 
 
-class NMPanels(Format):
+class NMPanels(PatternForm):
     name = "nm_panels"
-    version = 1
-    on_disk = False
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    Options = PatternOptions
+    holds = f"vectors of a multiple of {ROWS} rows"
     tensor_names = ("values", "columns")
     reference: ClassVar[Reference] = reference
 
-    @staticmethod
-    def fits(options: PatternOptions) -> bool:
-        """Whether the rows of a panel share their columns."""
+    def fits(self, options: PatternOptions) -> bool:
         return options.vector_length % ROWS == 0
 
     def examples(self) -> tuple[Scheme, ...]:
         options = {"n": 3, "m": 8, "vector_length": 32}
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes)
-
-    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return options_of(scheme).keep_largest(weight)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)
@@ -53,22 +47,17 @@ class NMPanels(Format):
             "columns": TensorSpec(torch.int32, (options.groups(shape[0]), kept)),
         }
 
-    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.require_weight(weight, scheme)
-        with rules():
-            values, index = pack_vectors(weight.detach().cpu(), options_of(scheme))
-        shape = (weight.shape[0], weight.shape[1])
-        return self.arrange(values, index, scheme, shape).to(weight.device)
-
     def arrange(
-        self, values: Tensor, index: Tensor, scheme: Scheme, shape: tuple[int, int]
+        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        """Makes the panels of the tensors of nm_vector."""
-        options, (rows, cols) = options_of(scheme), shape
+        options, (rows, cols) = self.require_fit(scheme, shape), shape
         kept = options.kept(cols)
-        padded = F.pad(values, (0, 0, 0, -rows % ROWS))
-        positions = unpack_positions(index, kept, options.index_bits)
-        windows = torch.arange(kept // options.n, dtype=torch.int32) * options.m
+        padded = F.pad(weight_packed, (0, 0, 0, -rows % ROWS))
+        positions = unpack_positions(weight_index, kept, options.index_bits)
+        windows = (
+            torch.arange(kept // options.n, dtype=torch.int32, device=weight_index.device)
+            * options.m
+        )
         columns = positions.to(torch.int32) + windows.repeat_interleave(options.n)
         tensors = {
             "values": padded.view(-1, ROWS, kept).transpose(1, 2).contiguous(),

@@ -19,15 +19,14 @@ from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ..pattern_form import UNPACK_MEMORY, PatternForm
 from ..sparse_24 import Sparse24
 from ..tiled_csl import TiledCSL
 from ..values import value_bits
 from . import reference
 from .ops import ops
 
-UNPACK_MEMORY = 0.6  # share of the bandwidth that unpacking reaches: scattered writes
-
-_FORMS: Mapping[str, tuple[NMPanels | NMGather | Sparse24, ...]] = {
+_FORMS: Mapping[str, tuple[PatternForm, ...]] = {
     "cpu": (NMPanels(),),
     "cuda": (NMGather(), Sparse24()),
 }

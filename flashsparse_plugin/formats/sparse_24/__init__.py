@@ -14,25 +14,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu, unpacked_seconds
-from ...packed import Format, FormatError, PackedWeight, Reference, Scheme, TensorSpec, rules
-from ...plan import Implementation, Plan
-from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ...gpu import Gpu
+from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
+from ...plan import Plan
+from ..nm_pattern import PatternOptions
+from ..pattern_form import CudaPatternForm
 from . import cost, layout, reference
 from .ops import ops
 
 
-class Sparse24(Format):
+class Sparse24(CudaPatternForm):
     name = "sparse_24"
-    version = 1
-    on_disk = False
-    Options = PatternOptions
+    holds = "patterns that keep at most two of every four aligned columns"
+    sparse = "sparse tensor cores"
     tensor_names = ("units",)
     reference: ClassVar[Reference] = reference
 
-    @staticmethod
-    def fits(options: PatternOptions) -> bool:
-        """Whether the form can hold a pattern: at most two of every four aligned columns."""
+    def fits(self, options: PatternOptions) -> bool:
         return options.embeds_in_24
 
     def examples(self) -> tuple[Scheme, ...]:
@@ -43,33 +41,13 @@ class Sparse24(Format):
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
-    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return options_of(scheme).keep_largest(weight)
-
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         return {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), layout.UNIT_WORDS))}
-
-    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.require_weight(weight, scheme)
-        with rules():
-            stored = pack_vectors(weight.detach().cpu(), options_of(scheme))
-        values, index = (tensor.to(weight.device) for tensor in stored)
-        return self.arrange(values, index, scheme, (weight.shape[0], weight.shape[1]))
 
     def arrange(
         self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        """Makes this form of the storage tensors of nm_vector, where they are.
-
-        Raises:
-            FormatError: For a pattern that may keep more than two of four columns.
-        """
-        options = options_of(scheme)
-        if not options.embeds_in_24:
-            raise FormatError(
-                f"{self.name} holds patterns that keep at most two of every four columns, and "
-                f"{options.title} may keep more: leave the layer in another form"
-            )
+        options = self.require_fit(scheme, shape)
         units = layout.arrange(weight_packed, weight_index, shape, options)
         return PackedWeight(scheme, shape, {"units": units})
 
@@ -110,24 +88,7 @@ class Sparse24(Format):
             found += int((words & 0x7FFF).count_nonzero() + (words >> 16 & 0x7FFF).count_nonzero())
         return found
 
-    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).vector_length, options_of(scheme).m
-
-    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        return {
-            "sparse": Implementation(None, "sparse tensor cores"),
-            "library": Implementation(None, "torch's own linear on the unpacked weight"),
-        }
-
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
+    def sparse_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        if implementation == "sparse":
-            return cost.sparse_seconds(shape, nbytes, tokens, gpu)
-        return unpacked_seconds(shape, nbytes, tokens, gpu, cost.UNPACK_MEMORY)
+        return cost.sparse_seconds(shape, nbytes, tokens, gpu)

@@ -12,7 +12,6 @@ from ...gpu import BEGIN, LAUNCH, Gpu
 # shared memory for a unit of 16 rows x 256 columns, for each token of it, and a second.
 MEMORY, FIXED, TOKEN = 0.93, 2.2e-6, 0.07e-6
 UNIT, UNIT_TURNS, TOKEN_TURNS, TURNS = 16 * 256, 72, 3, 1.23e9
-UNPACK_MEMORY = 0.6  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import impl, register_fake
 
 from ...ops import ops
-from ...ops.packed_linear import linear_result, register_linear_autograd
+from ...ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
 from .layout import UNIT_WORDS, spread, unit_grid
 
 __all__ = ["ops"]
@@ -69,24 +69,5 @@ def _unpack(units: Tensor, out_features: int, in_features: int, dtype: torch.dty
     return spread(units, (out_features, in_features), dtype)
 
 
-@impl("flashsparse::sparse_24_linear", "CPU")
-def _linear(
-    x: Tensor,
-    units: Tensor,
-    out_features: int,
-    weight_dtype: torch.dtype,
-    bias: Tensor | None = None,
-    sparse_tokens: int | None = None,
-) -> Tensor:
-    if sparse_tokens is not None and sparse_tokens < 0:
-        raise RuntimeError(
-            "sparse_tokens must be 0 (unpack for any number of tokens) or more, "
-            f"not {sparse_tokens}"
-        )
-    _check_units(units, out_features, x.shape[-1])
-    weight = spread(units, (out_features, x.shape[-1]), weight_dtype).float()
-    y = torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float())
-    return y.to(x.dtype)
-
-
 register_linear_autograd("sparse_24_linear", unpack="sparse_24_unpack")
+register_unpacked_linear("sparse_24_linear", unpack="sparse_24_unpack")
