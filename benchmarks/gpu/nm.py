@@ -5,6 +5,7 @@
     python benchmarks/gpu/nm.py --check      every way to call it, against float64
     python benchmarks/gpu/nm.py --speed      layers x patterns x tokens, beside cuBLAS, fp8, and
                                              cuSPARSELt for 2:4
+    python benchmarks/gpu/nm.py --prompts    the same for prompts, and for vectors of 64 and 128
     python benchmarks/gpu/nm.py --launches   every launch of the kernels, for some layers
     python benchmarks/gpu/nm.py --device cpu --check     shows that this program works
 
@@ -50,6 +51,9 @@ from flashsparse_plugin.formats.nm_pattern import PatternOptions
 Row = dict[str, Any]
 TWO_FOUR = PatternOptions(n=2, m=4)
 VECTORS = tuple(PatternOptions(n=n, m=32, vector_length=32) for n in (16, 12, 8, 4))
+LONG_VECTORS = tuple(
+    PatternOptions(n=n, m=32, vector_length=length) for length in (64, 128) for n in (16, 12, 8, 4)
+)
 LAYERS = [
     *model_layers("Llama-3-70B", gate_up=(57344, 8192), down=(8192, 28672), o=(8192, 8192)),
     *model_layers("OPT-30B", fc1=(28672, 7168), fc2=(7168, 28672)),
@@ -57,7 +61,9 @@ LAYERS = [
     *model_layers("Llama-3-8B", up=(14336, 4096), qkv=(6144, 4096)),
 ]
 TOKENS = (1, 8, 16, 32, 64)
-OWN_TOKENS = 64  # up to which no library multiplies
+PROMPTS = (96, 128, 192, 256, 512, 1024, 2048, 4096)  # tokens
+PROMPT_LAYERS = [LAYERS[0], LAYERS[3], *LAYERS[5:8]]
+OWN_TOKENS = 64  # up to which no library multiplies by default
 LARGE, MEDIUM = 100e6, 40e6  # weights of a layer, above which it is shown with its like
 
 
@@ -92,6 +98,9 @@ def cases() -> Iterator[Case]:
     for dtype, options in itertools.product(CHECKED, patterns[:5]):
         for shape in ((4096, 4096), (14336, 4096), (6144, 4096)):
             yield Case(shape, options, dtype, (1, 8, 16, 17, 32, 64, 100, 300))
+    for dtype, options in itertools.product(CHECKED, (*patterns[:5], *LONG_VECTORS)):
+        for shape in ((4096, 4096), (1000, 1100), (300, 4100)):
+            yield Case(shape, options, dtype, (65, 128, 200, 513, 1024))
     for dtype, options in itertools.product(CHECKED, patterns):
         for shape in ((1024, 1024), (640, 2304), (384, 896)):
             yield Case(shape, options, dtype, (1, 8, 13, 16, 32, 61), planned=True)
@@ -120,13 +129,18 @@ class NMChecker(Checker):
             x = x[number % 2 : number % 2 + tokens * case.shape[1]].view(tokens, -1)
             bias = self._random(case.shape[:1], case.dtype) if (number + index) % 2 else None
             where = f"{case}, {form}, {tokens} tokens"
-            op = partial(_formats.multiply, packed, bias=bias)
+            own = tokens <= OWN_TOKENS
+            plan = None if own else _formats.IMPLEMENTATIONS["sparse"]
+            op = partial(_formats.multiply, packed, bias=bias, plan=plan)
             y = op(x)
             norm, element = errors_of(y, x, exact, bias, self._reference)
-            # More tokens may be the library's: an element may be as far off as it always was, and
-            # its choice of an algorithm depends on the stream.
-            own = tokens <= OWN_TOKENS
+            own |= self._device.type == "cuda" and case.dtype != torch.float32
             self._judge(float(norm), float(element), where, 1.0 if own else float("inf"))
+            if tokens > OWN_TOKENS:
+                # By the library an element may be as far off as the library always is.
+                y_library = op(x, plan=_formats.IMPLEMENTATIONS["unpacked"])
+                norm, element = errors_of(y_library, x, exact, bias, self._reference)
+                self._judge(float(norm), float(element), f"{where}, unpacked", float("inf"))
             self.tally.add("the same again", all(torch.equal(y, op(x)) for _ in range(2)), where)
             if own and self._device.type == "cuda" and index == number % len(case.tokens):
                 self._check_stream(op, x, y, where)
@@ -178,7 +192,7 @@ class Speed:
     def run(self, budget: Budget) -> Iterator[Layer]:
         """Yields after each layer; ends when the time is over."""
         arguments = self._arguments
-        for each in arguments.layers or LAYERS:
+        for each in arguments.layers or (PROMPT_LAYERS if arguments.prompts else LAYERS):
             if budget.left < 0:
                 return
             dense = Dense(each, self._dtype, self._device)
@@ -204,13 +218,19 @@ class Speed:
                 return self._stopwatch(lambda: multiply(copies(), x), len(copies)).microseconds
 
             row = self._row(each, options, packed, tokens, dense[tokens])
-            self.rows.append(row | self._compared(timed(_formats.multiply), row, x))
+            if self._arguments.prompts:
+                unpacked = partial(_formats.multiply, plan=_formats.IMPLEMENTATIONS["unpacked"])
+                row["unpacked_us"] = round(timed(unpacked), 2)
+                sparse = partial(_formats.multiply, plan=_formats.IMPLEMENTATIONS["sparse"])
+                self.rows.append(row | self._compared(timed(sparse), row, x))
+            else:
+                self.rows.append(row | self._compared(timed(_formats.multiply), row, x))
             if not self._arguments.launches:
                 continue
             for launch in launches_of(packed, tokens, self._device):
                 made = row | {"launch": str(launch)}
                 self.rows.append(made | self._compared(timed(launch.linear), row, x))
-        if options == TWO_FOUR and not self._arguments.launches:
+        if options == TWO_FOUR and not self._arguments.launches and self._device.type == "cuda":
             self._add_library(each, weight)
 
     def _row(
@@ -348,25 +368,29 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     about, bandwidth = conditions(arguments, device, stopwatch)
     measured = Speed(arguments, device, stopwatch, bandwidth)
     shown = show_launches if arguments.launches else show
-    path = arguments.out / ("nm_launches.csv" if arguments.launches else "nm.csv")
+    name = "nm_prompts" if arguments.prompts else "nm"
+    path = arguments.out / f"{name}{'_launches' if arguments.launches else ''}.csv"
     save_each(measured.run(budget), measured.rows, about, path, budget, shown)
     return bool(measured.rows)
 
 
 def main() -> None:
     options = parser(__doc__, minutes=9.0, dtype="bfloat16")
-    for name in ("check", "speed", "launches", "small"):
+    for name in ("check", "speed", "prompts", "launches", "small"):
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--layers", type=lambda text: [layer(each) for each in text.split(",")])
-    options.add_argument("--tokens", type=numbers, default=TOKENS)
+    options.add_argument("--tokens", type=numbers)
     options.add_argument(
         "--patterns",
         type=lambda text: [pattern(each) for each in text.split(",")],
-        default=(TWO_FOUR, *VECTORS),
     )
     arguments = options.parse_args()
     device = device_of(arguments)
-    arguments.speed |= arguments.launches
+    arguments.speed |= arguments.launches or arguments.prompts
+    arguments.tokens = arguments.tokens or (PROMPTS if arguments.prompts else TOKENS)
+    arguments.patterns = arguments.patterns or (
+        (TWO_FOUR, *VECTORS, *LONG_VECTORS) if arguments.prompts else (TWO_FOUR, *VECTORS)
+    )
     asked = [arguments.check, arguments.speed]
     if not any(asked):
         asked = [True, True]
