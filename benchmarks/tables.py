@@ -345,43 +345,50 @@ def sparse_until(result: Result) -> str:
 
 
 # What serve.py calls its methods; any other is a format's name.
-COMPARED = {"none": "dense", "default": "vLLM's attention", "unified_max": "ours"}
+COMPARED = {
+    "none": "dense",
+    "fp8": "fp8",
+    "2of4": "2:4",
+    "8of32": "8:32, L=32",
+    "default": "vLLM's attention",
+    "unified_max": "ours",
+}
 
 
 def serve(result: Result) -> str:
     """Tokens per GPU-second in vLLM of the two methods that were compared, by batch."""
     about = result["about"]
-    first, second = about["runs"].values()
-    one, other = (COMPARED.get(name, "sparse") for name in about["runs"])
+    names = {name: COMPARED.get(name, "sparse") for name in about["runs"]}
+    one, *others = names.values()
     by_batch = [
-        {row["batch"]: row for row in result["rows"] if row["weights"] == name}
-        for name in about["runs"]
+        {row["batch"]: row for row in result["rows"] if row["weights"] == name} for name in names
     ]
     cells = []
-    for batch in sorted(by_batch[0].keys() & by_batch[1].keys()):
-        a, b = (rows[batch] for rows in by_batch)
-        speeds = [each["tokens_per_gpu_s"] for each in (a, b)]
-        times = [f"{each['ms_per_token']:.2f}" for each in (a, b)]
-        cells.append(
-            [str(batch), *(f"{s:,.0f}" for s in speeds), f"{speeds[1] / speeds[0]:.2f}", *times]
-        )
-    header = ["batch", f"tokens/s {one}", other, "ratio", f"ms a token {one}", other]
-    text = markdown(header, cells)
-    weights = [
-        f"{each['weight_bytes'] / 1e9:.1f} GB {n}" for each, n in ((first, one), (second, other))
-    ]
-    if first["weight_bytes"] == second["weight_bytes"]:
-        weights = [f"{first['weight_bytes'] / 1e9:.1f} GB"]
+    for batch in sorted(set.intersection(*(set(rows) for rows in by_batch))):
+        found = [rows[batch] for rows in by_batch]
+        first = found[0]["tokens_per_gpu_s"]
+        speeds = [f"{first:,.0f}"]
+        for row in found[1:]:
+            speed = row["tokens_per_gpu_s"]
+            speeds += [f"{speed:,.0f}", f"{speed / first:.2f}"]
+        times = [f"{row['ms_per_token']:.2f}" for row in found]
+        cells.append([str(batch), *speeds, *times])
+    speeds = [text for other in others for text in (other, "ratio")]
+    text = markdown(["batch", f"tokens/s {one}", *speeds, f"ms a token {one}", *others], cells)
+    sizes = {names[run]: each["weight_bytes"] for run, each in about["runs"].items()}
+    weights = [f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items()]
+    if len(set(sizes.values())) == 1:
+        weights = [f"{sizes[one] / 1e9:.1f} GB"]
     versions = ", ".join(f"{name} {about[name]}" for name in ("vllm", "torch"))
     text += f"\nWeights {', '.join(weights)}. {about['gpu']}, {versions}.\n"
-    agreement = about["agreement"]
-    if agreement:
+    for run, agreement in about["agreements"].items():
+        which = f", {names[run]}" if len(names) > 2 else ""
         same, compared = agreement["same_tokens"], agreement["compared_tokens"]
         alone = agreement["same_tokens_dense_one_by_one"]
         rounding = "is" if agreement["explained_by_rounding"] else "is NOT"
         text += (
-            f"Greedy tokens equal before the first difference: {same} of {compared} ({one} against "
-            f"itself, batched and one by one: {alone}); what parts them {rounding} within "
+            f"Greedy tokens{which} equal before the first difference: {same} of {compared} ({one} "
+            f"against itself, batched and one by one: {alone}); what parts them {rounding} within "
             "rounding.\n"
         )
     return text

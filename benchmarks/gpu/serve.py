@@ -2,6 +2,7 @@
 """What do sparse weights gain in vLLM? Tokens per GPU-second, dense and sparse, as in Flash-LLM.
 
     python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--format NAME]
+    python benchmarks/gpu/serve.py --compare patterns
     python benchmarks/gpu/serve.py --compare attention --prompt 1024
 
 Makes a checkpoint of random weights with 80% zeros, runs it through vLLM twice, dense and packed
@@ -9,6 +10,9 @@ while loading, with CUDA graphs, and prints a table: throughput and time per out
 batches of 8, 16, 32 and 64 with 64 tokens in and 512 out (Flash-LLM, section 6.3), memory and
 start-up. Random weights suffice for the speed, which depends on the shapes and the zeros. The exit
 code is 1 if the greedy tokens of the two differ by more than rounding.
+
+--compare patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows (75% zeros), packed
+as either, beside dense ones in 16 bits and in vLLM's fp8.
 
 --compare attention runs dense weights twice, with vLLM's own attention and with ours
 (--decode-attention unified_max); --prompt makes contexts longer.
@@ -30,9 +34,11 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
@@ -81,11 +87,12 @@ SPARSITY = 0.8
 PROMPT, OUTPUT = 64, 512  # tokens, unless --prompt says otherwise
 BATCHES = (8, 16, 32, 64)
 COMPARED = (8, 64)  # prompts, and tokens of each, for the comparison of greedy tokens
-COMPARISONS = ("weights", "attention")
+COMPARISONS = ("weights", "patterns", "attention")
+EXACT = ("sparse", "ours", "2:4", "8:32, L=32")  # what has to generate the baseline's tokens
 STARTED = time.monotonic()
 
 
-def methods_of(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, str]]]:
+def methods_of(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
     """What is compared, the baseline first: how tables call it, and vLLM's options."""
     if arguments.compare == "weights":
         format = arguments.format
@@ -93,13 +100,40 @@ def methods_of(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, 
             "none": ("dense", {"sparse_method": "none"}),
             format: ("sparse", {"sparse_method": format}),
         }
+    if arguments.compare == "patterns":
+        methods: dict[str, tuple[str, dict[str, Any]]] = {
+            "none": ("dense", {"sparse_method": "none"}),
+            "fp8": ("fp8", {"sparse_method": "none", "quantization": "fp8"}),
+        }
+        for name, pattern in {"2:4": (2, 4, 1), "8:32, L=32": (8, 32, 32)}.items():
+            options = dict(zip(("n", "m", "vector_length"), pattern, strict=True))
+            config = {"flashsparse": {"options": options}}
+            methods["{}of{}".format(*pattern)] = (
+                name,
+                {"sparse_method": "nm_vector", "additional_config": config},
+            )
+        return methods
     return {
         "default": ("vLLM", {"sparse_method": "none", "decode_attention": "default"}),
         "unified_max": ("ours", {"sparse_method": "none", "decode_attention": "unified_max"}),
     }
 
 
-def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
+def kept_of(size: tuple[int, int], patterns: bool, generator: torch.Generator) -> Tensor:
+    """What is kept of a random weight: a share of all elements, or what any of our patterns keeps.
+
+    One of every 4 columns, the same for 32 rows, follows 2:4 and 8:32 with vectors of 32 rows.
+    """
+    device = generator.device
+    if not patterns:
+        return torch.rand(size, generator=generator, device=device) >= SPARSITY
+    groups, fours = -(-size[0] // 32), size[1] // 4
+    choice = torch.randint(4, (groups, fours, 1), generator=generator, device=device)
+    kept = choice == torch.arange(4, device=device)
+    return kept.view(groups, 1, -1).expand(-1, 32, -1).reshape(groups * 32, -1)[: size[0]]
+
+
+def make_checkpoint(shape: dict, folder: Path, device: str, patterns: bool) -> None:
     """Writes random weights, the linear layers of the decoder pruned, one file a layer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -122,8 +156,8 @@ def make_checkpoint(shape: dict, folder: Path, device: str) -> None:
             size = shapes[name]
             if name in linears and ".layers." in name:
                 weight = torch.randn(size, generator=generator, device=device) * size[1] ** -0.5
-                weight[torch.rand(size, generator=generator, device=device) < SPARSITY] = 0
-                weight *= (1 - SPARSITY) ** -0.5  # keeps the scale of activations
+                kept = kept_of(size, patterns, generator)
+                weight *= kept * kept.float().mean() ** -0.5  # keeps the scale of activations
             elif len(size) == 2:
                 weight = torch.randn(size, generator=generator, device=device) * 0.5
             else:
@@ -319,10 +353,8 @@ def run_apart(
     return result
 
 
-def write(
-    name: str, about: dict, results: dict[str, dict], agreement: dict | None, out: Path
-) -> None:
-    """Writes one result: a row a method and batch; runs and agreement are conditions.
+def write(name: str, about: dict, results: dict[str, dict], agreements: dict, out: Path) -> None:
+    """Writes one result: a row a method and batch; runs and agreements are conditions.
 
     The generated tokens, which only the comparison needs, and what the rows hold are left out.
     """
@@ -339,30 +371,36 @@ def write(
         for method, result in results.items()
         for row in result["rows"]
     ]
-    about = about | versions | {"runs": runs, "agreement": agreement}
+    about = about | versions | {"runs": runs, "agreements": agreements}
     _results.write(out / f"serve-{name}.csv", about, rows)
 
 
 def show(
-    name: str, results: dict[str, dict], agreement: dict | None, arguments: argparse.Namespace
+    name: str, results: dict[str, dict], agreements: dict, arguments: argparse.Namespace
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     methods = methods_of(arguments)
-    dense, sparse = ({row["batch"]: row for row in results[m]["rows"]} for m in methods)
-    title = f"{name}, {SPARSITY:.0%} zeros, {arguments.prompt} tokens in, {OUTPUT} out"
+    baseline = next(iter(methods))
+    dense = {row["batch"]: row for row in results[baseline]["rows"]}
+    zeros = 0.75 if arguments.compare == "patterns" else SPARSITY
+    title = f"{name}, {zeros:.0%} zeros, {arguments.prompt} tokens in, {OUTPUT} out"
     table = Table(title=title, title_justify="left", box=None)
-    (one, _), (two, _) = methods.values()
-    for column in ("batch", f"tokens/GPU-s {one}", two, "ratio", f"ms/token {one}", two):
+    for column in ("batch", "", "tokens/GPU-s", "ratio", "ms/token", "first token, ms"):
         table.add_column(column, justify="right")
-    for batch in sorted(dense | sparse):
-        a, b = dense.get(batch), sparse.get(batch)
-        cells = [f"{row['tokens_per_gpu_s']:,.0f}" if row else "-" for row in (a, b)]
-        cells += [f"{b['tokens_per_gpu_s'] / a['tokens_per_gpu_s']:.2f}x" if a and b else "-"]
-        cells += [f"{row['ms_per_token']:.2f}" if row else "-" for row in (a, b)]
-        table.add_row(str(batch), *cells)
+    for batch in arguments.batches:
+        for method, (label, _) in methods.items():
+            row = next((row for row in results[method]["rows"] if row["batch"] == batch), None)
+            if not row:
+                continue
+            first = dense.get(batch)
+            ratio = f"{row['tokens_per_gpu_s'] / first['tokens_per_gpu_s']:.2f}x" if first else "-"
+            speed, time, prompt = (
+                row[key] for key in ("tokens_per_gpu_s", "ms_per_token", "first_token_ms")
+            )
+            table.add_row(str(batch), label, f"{speed:,.0f}", ratio, f"{time:.2f}", f"{prompt:.1f}")
     console.print(table)
     for method, result in results.items():
         parts = []
@@ -374,17 +412,18 @@ def show(
         if "failed" in result:
             parts.append(result["failed"])
         console.print(f"{method}: {', '.join(parts)}")
-    for line in results[list(methods)[1]]["log"]:
+    for line in results[list(methods)[-1]]["log"]:
         console.print(line.rpartition("] ")[2], markup=False, soft_wrap=True)
-    if agreement is None:
+    if not agreements:
         console.print("greedy tokens: not compared")
-    else:
+    for method, agreement in agreements.items():
         gaps = agreement["gaps_where_parted"]
         verdict = "" if agreement["explained_by_rounding"] else "NOT "
         console.print(
-            f"greedy tokens: {agreement['same_tokens']} of {agreement['compared_tokens']} equal "
-            f"before the first difference ({one} one by one: "
-            f"{agreement['same_tokens_dense_one_by_one']}); {len(gaps)} of {COMPARED[0]} texts part"
+            f"greedy tokens, {methods[method][0]}: {agreement['same_tokens']} of "
+            f"{agreement['compared_tokens']} equal before the first difference "
+            f"({methods[baseline][0]} one by one: {agreement['same_tokens_dense_one_by_one']}); "
+            f"{len(gaps)} of {COMPARED[0]} texts part"
             + (
                 f", at gaps of up to {max(gaps):.3f} logits, {verdict}explained by rounding, which "
                 f"moves gaps by up to {agreement['tolerance']:.3f}"
@@ -392,8 +431,7 @@ def show(
                 else ""
             )
         )
-    first, second = results.values()
-    known = first | second
+    known = next(iter(results.values()))
     console.print(known.get("device", "CPU"), known.get("versions", ""))
 
 
@@ -432,11 +470,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         about = machine(torch.device(device))
-        make_checkpoint(shape, Path(work), device)
+        make_checkpoint(shape, Path(work), device, arguments.compare == "patterns")
         print(f"{time.monotonic() - STARTED:.0f} s: checkpoint written", flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
-        results, agreement = {}, None
+        results: dict[str, dict] = {}
+        agreements: dict[str, dict] = {}
         methods = methods_of(arguments)
         for done, method in enumerate(methods):
             log = arguments.out / f"serve-{name}-{method}.log"
@@ -445,14 +484,17 @@ def main() -> int:
                 left = arguments.limit - (time.monotonic() - STARTED)
                 seconds = max(0.0, left) / (len(methods) - done)
             results[method] = run_apart(Path(work), method, log, seconds, arguments)
-            write(name, about, results, agreement, arguments.out)
+            write(name, about, results, agreements, arguments.out)
             print(f"{time.monotonic() - STARTED:.0f} s: {method} measured", flush=True)
-    if all("texts_one_by_one" in result for result in results.values()):
-        agreement = compare(*results.values())
-    write(name, about, results, agreement, arguments.out)
-    show(name, results, agreement, arguments)
+    dense = next(iter(results.values()))
+    for method, result in results.items():
+        if methods[method][0] in EXACT and "texts_one_by_one" in dense.keys() & result.keys():
+            agreements[method] = compare(dense, result)
+    write(name, about, results, agreements, arguments.out)
+    show(name, results, agreements, arguments)
     complete = not any("failed" in result for result in results.values())
-    return 0 if complete and agreement and agreement["explained_by_rounding"] else 1
+    explained = [agreement["explained_by_rounding"] for agreement in agreements.values()]
+    return 0 if complete and explained and all(explained) else 1
 
 
 if __name__ == "__main__":
