@@ -4,12 +4,16 @@
 // what these headers give it, each inline-PTX primitive once with its emulated twin beside it:
 //   memory.cuh   loads, stores, asynchronous copies, arrival
 //   mbarrier.cuh  barriers in shared memory, at which copies arrive too
+//   bulk_copy.cuh  copies of whole runs that arrive there
+//   cluster.cuh  what blocks of a cluster do together
 //   mma.cuh      tensor cores and their operands
 //   mma_sparse.cuh  tensor cores that skip half of the columns
 //   wgmma.cuh    tensor cores of Hopper, fed from shared memory
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products
 //   float32.cuh  exponential and reciprocal
+//   wgmma_sparse.cuh  the same, skipping half of the columns of an A in registers
+//   tensor_map.cuh  copies of tiles of a matrix to the blocks of a cluster
 //   registers.cuh  what the compiler should keep
 #pragma once
 #include <cstdint>

@@ -16,6 +16,17 @@ __device__ __forceinline__ uint32_t dp2a_lo(uint32_t a, uint32_t b, uint32_t c) 
 #endif
 }
 
+// c + a.low16 * b.byte2 + a.high16 * b.byte3.
+__device__ __forceinline__ uint32_t dp2a_hi(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+  uint32_t d;
+  asm("dp2a.hi.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#else
+  return dp2a_lo(a, b >> 16, c);
+#endif
+}
+
 // Byte i of the result is the byte of b:a (a the lower four) that the low 3 bits of nibble i of the
 // selector name; where the nibble's highest bit is set, the sign of that byte in all its bits.
 // PTX prmt in its default mode: __byte_perm knows no signs.

@@ -19,6 +19,14 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// Who has made barriers that bulk copies or other blocks of a cluster arrive at calls this before
+// that barrier of the threads.
+__device__ __forceinline__ void mbarrier_init_done() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
 // Arrives, once.
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile(
@@ -64,16 +72,22 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 
 namespace detail {
 
-// The barrier at an address, for an operation on it.
-inline simt::Mbarrier& mbarrier_at(uint32_t address, const char* operation, simt::Place place) {
-  if (address % kMbarrierBytes != 0 || !simt::current->block->shared.at(address, kMbarrierBytes))
+// The barrier at an address in a block's memory, for an operation on it.
+inline simt::Mbarrier& mbarrier_at(simt::Block& block, uint32_t address, const char* operation,
+                                   simt::Place place) {
+  if (!block.running)
+    simt::fail("%s in a block that has ended (%s:%d)", operation, place.file_name(), place.line);
+  if (address % kMbarrierBytes != 0 || !block.shared.at(address, kMbarrierBytes))
     simt::fail("%s at shared address %#x, which is misaligned or out of bounds (%s:%d)", operation,
                address, place.file_name(), place.line);
-  const auto found = simt::current->block->mbarriers.find(address);
-  if (found == simt::current->block->mbarriers.end())
+  const auto found = block.mbarriers.find(address);
+  if (found == block.mbarriers.end())
     simt::fail("%s at shared address %#x, where there is no barrier (%s:%d)", operation, address,
                place.file_name(), place.line);
   return found->second;
+}
+inline simt::Mbarrier& mbarrier_at(uint32_t address, const char* operation, simt::Place place) {
+  return mbarrier_at(*simt::current->block, address, operation, place);
 }
 
 }  // namespace detail
@@ -86,6 +100,8 @@ inline void mbarrier_init(uint32_t barrier, int arrivals, simt::Place place = si
   made.expected = made.missing = arrivals;
   detail::mbarrier_at(barrier, "mbarrier_init", place);
 }
+
+inline void mbarrier_init_done() {}
 
 inline void mbarrier_arrive(uint32_t barrier, simt::Place place = simt::Place::here()) {
   const simt::sanitizers::Unwatched unwatched;

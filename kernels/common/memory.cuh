@@ -196,11 +196,28 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
   }
 }
 
-// How the L2 treats what is read once: it goes first when room is needed. For copy_async_once.
+// How the L2 treats what is read once: it goes first when room is needed. For copy_async_once and
+// load_hinted.
 __device__ __forceinline__ uint64_t once_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
+}
+
+// As it treats everything else. For load_hinted.
+__device__ __forceinline__ uint64_t kept_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// load_streaming, with what the L2 should do.
+__device__ __forceinline__ uint4 load_hinted(const uint4* place, uint64_t policy) {
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(place), "l"(policy));
+  return value;
 }
 
 // Starts a copy of 16 bytes to shared memory, past the L1, as copy_async<16>.
@@ -234,7 +251,25 @@ __device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
   return before;
 }
 
+// The next kernel in the stream may begin, if it was launched to: what this one writes it may read
+// after wait_for_last_kernel.
+__device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits for the end of the kernel that this one was launched to begin before the end of.
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #else
+
+// A launch begins when the one before has ended.
+inline void allow_next_kernel() {}
+inline void wait_for_last_kernel() {}
 
 namespace detail {
 
@@ -366,6 +401,11 @@ void copy_async(uint32_t shared, const void* global, bool valid,
 }
 
 inline uint64_t once_policy() { return 0; }
+inline uint64_t kept_policy() { return 1; }
+
+inline uint4 load_hinted(const uint4* pointer, uint64_t, simt::Place place = simt::Place::here()) {
+  return load_streaming(pointer, place);
+}
 
 inline void copy_async_once(uint32_t shared, const void* global, uint64_t,
                             simt::Place place = simt::Place::here()) {

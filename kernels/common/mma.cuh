@@ -44,6 +44,17 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) 
   }
 }
 
+// Stores four such matrices, transposed: lane i gives the address of column i % 8 of matrix i / 8,
+// where its 8 elements go. Hopper and later.
+__device__ __forceinline__ void store_transposed_x4(uint32_t address, const uint32_t (&r)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+#endif
+}
+
 // Transposes an 8x8 matrix of 16-bit elements that the warp's registers hold.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t matrix) {
   uint32_t transposed;
@@ -175,6 +186,26 @@ struct MmaArgument {
 template <bool transposed = false>
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, simt::Place place = simt::Place::here()) {
   detail::ldmatrix<4, transposed>(r, address, place);
+}
+
+inline void store_transposed_x4(uint32_t address, const uint32_t (&r)[4],
+                                simt::Place place = simt::Place::here()) {
+  struct Argument {
+    uint32_t r[4];
+    uint4 column;  // that goes to this lane's address
+  } argument{{r[0], r[1], r[2], r[3]}, {}};
+  simt::collective(~uint32_t{0}, "store_transposed_x4", simt::Lines::kSame, simt::Order::kNone,
+                   place, argument, [](auto lanes, uint32_t) SIMT_UNWATCHED {
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const int matrix = lane / 8, column = lane % 8;
+                       uint16_t elements[8];
+                       for (int row = 0; row < 8; ++row)
+                         elements[row] = static_cast<uint16_t>(
+                             lanes[row * 4 + column / 2]->r[matrix] >> column % 2 * 16);
+                       __builtin_memcpy(&lanes[lane]->column, elements, sizeof elements);
+                     }
+                   });
+  detail::shared_to_store<uint4>(address, place) = argument.column;
 }
 
 inline uint32_t transpose_8x8(uint32_t matrix, simt::Place place = simt::Place::here()) {

@@ -20,4 +20,20 @@ __device__ __forceinline__ T keep(T value) {
   return value;
 }
 
+// Hands registers over between the warpgroups of a block, so that each of their threads has `count`
+// from here on, a multiple of 8. All warps of a warpgroup come here; who takes waits until others
+// have released enough. sm_90a only.
+template <int count>
+__device__ __forceinline__ void release_registers() {
+#ifdef __CUDACC__
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+#endif
+}
+template <int count>
+__device__ __forceinline__ void take_registers() {
+#ifdef __CUDACC__
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+#endif
+}
+
 }  // namespace flashsparse

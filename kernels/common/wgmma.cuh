@@ -13,6 +13,7 @@
 #ifndef __CUDACC__
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #endif
 
 namespace flashsparse {
@@ -57,6 +58,13 @@ template <int count>
 __device__ __forceinline__ void wgmma_wait(float (&d)[count]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   wgmma_hold(d);
+}
+
+// Waits until every batch of this warp but the latest `batches` is done: its operands may be
+// overwritten. No register that a later batch has may be touched.
+template <int batches>
+__device__ __forceinline__ void wgmma_wait_but() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(batches) : "memory");
 }
 
 // d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Of the 64 rows warp w of the
@@ -132,7 +140,7 @@ inline void wgmma_commit() {
   const simt::sanitizers::Unwatched unwatched;
   simt::Products& products = simt::current->products;
   products.begun = false;
-  std::move(products.open.begin(), products.open.end(), std::back_inserter(products.committed));
+  products.committed.push_back(std::move(products.open));
   products.open.clear();
 }
 
@@ -165,19 +173,21 @@ inline uint32_t check_wgmma_operand(uint64_t operand, int rows, const char* name
   return address;
 }
 
-// That every store to an operand is one that wgmma sees.
-inline void check_wgmma_fences(uint32_t operand, int rows, simt::Place place) {
+// That the latest store to a shared address is one that wgmma sees.
+inline void check_wgmma_fence(uint32_t address, simt::Place place) {
   simt::Block& block = *simt::current->block;
-  for (int i = 0; i < rows * kWgmmaDepth; ++i) {
-    const uint32_t address = wgmma_address(operand, i / kWgmmaDepth, i % kWgmmaDepth);
-    const simt::Stores::Store& store = block.shared.stores.latest(address);
-    if (store.time <= block.thread(store.thread / 32, store.thread % 32).visible) continue;
-    const simt::Place from{store.file, store.line};
-    simt::fail(
-        "wgmma reads shared address %#x, to which thread %u has stored (%s:%d) with no "
-        "fence_for_wgmma and barrier after it (%s:%d)",
-        address, store.thread, from.file_name(), from.line, place.file_name(), place.line);
-  }
+  const simt::Stores::Store& store = block.shared.stores.latest(address);
+  if (store.time <= block.thread(store.thread / 32, store.thread % 32).visible) return;
+  const simt::Place from{store.file, store.line};
+  simt::fail(
+      "wgmma reads shared address %#x, to which thread %u has stored (%s:%d) with no "
+      "fence_for_wgmma and barrier after it (%s:%d)",
+      address, store.thread, from.file_name(), from.line, place.file_name(), place.line);
+}
+
+inline void check_wgmma_fences(uint32_t operand, int rows, simt::Place place) {
+  for (int i = 0; i < rows * kWgmmaDepth; ++i)
+    check_wgmma_fence(wgmma_address(operand, i / kWgmmaDepth, i % kWgmmaDepth), place);
 }
 
 // The rows that the sums of this thread need: 2 of A, then tokens / 4 of B. Read in its name, so
@@ -212,37 +222,46 @@ inline simt::Products::Sums* find_wgmma_sums(const float* d, size_t count, simt:
   return nullptr;
 }
 
-// Checks, and reads as the hardware may do from now on.
+inline void check_wgmma_begun(simt::Place place) {
+  if (!simt::current->products.begun)
+    simt::fail("wgmma without the wgmma_begin of its batch (%s:%d)", place.file_name(), place.line);
+}
+
+inline void check_same_wgmma(const simt::Product& one, const simt::Product& other) {
+  if (other.a != one.a || other.b != one.b || other.slab != one.slab ||
+      other.tokens != one.tokens || other.floats != one.floats)
+    simt::fail("the threads of a warpgroup give wgmma different operands (%s:%d)",
+               one.place.file_name(), one.place.line);
+}
+
+// Reads as the hardware may do from now on, and takes the sums out of the thread's reach.
+inline void start_wgmma(simt::Product& product) {
+  product.operands = product.read(product);
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Products& products = simt::current->products;
+  float* const d = product.d;
+  const size_t count = product.tokens / 2;
+  if (!find_wgmma_sums(d, count, product.place)) products.sums.push_back({d, {d, d + count}});
+  std::memset(d, simt::kPoison, count * sizeof(float));
+  products.open.push_back(std::move(product));
+}
+
 inline void issue_wgmma(float* d, int tokens, const float* floats, uint64_t a, uint64_t b,
                         simt::Place place) {
-  simt::Product product{0, 0, tokens, floats, d, place, {}};
+  simt::Product product{read_wgmma_operands, tokens, floats, d, place};
   {
     const simt::sanitizers::Unwatched unwatched;
-    if (!simt::current->products.begun)
-      simt::fail("wgmma without the wgmma_begin of its batch (%s:%d)", place.file_name(),
-                 place.line);
+    check_wgmma_begun(place);
     product.a = check_wgmma_operand(a, kWgmmaRows, "A", place);
     product.b = check_wgmma_operand(b, tokens, "B", place);
     simt::warpgroup_collective("wgmma", place, product, [&](simt::Product* const* all) {
-      for (unsigned i = 0; i < simt::kWarpgroup * simt::kWarpSize; ++i) {
-        const simt::Product& other = *all[i];
-        if (other.a != product.a || other.b != product.b || other.tokens != tokens ||
-            other.floats != floats)
-          simt::fail("the threads of a warpgroup give wgmma different operands (%s:%d)",
-                     place.file_name(), place.line);
-      }
+      for (unsigned i = 0; i < simt::kWarpgroup * simt::kWarpSize; ++i)
+        check_same_wgmma(product, *all[i]);
       check_wgmma_fences(product.a, kWgmmaRows, place);
       check_wgmma_fences(product.b, tokens, place);
     });
   }
-  product.operands = read_wgmma_operands(product);
-
-  const simt::sanitizers::Unwatched unwatched;
-  simt::Products& products = simt::current->products;
-  const size_t count = tokens / 2;
-  if (!find_wgmma_sums(d, count, place)) products.sums.push_back({d, {d, d + count}});
-  std::memset(d, simt::kPoison, count * sizeof(float));
-  products.open.push_back(std::move(product));
+  start_wgmma(product);
 }
 
 // Sums exactly (to fp64) and rounds once, as mma_m16n8k16.
@@ -258,9 +277,9 @@ inline void add_wgmma(const simt::Product& product, float* sums) {
   }
 }
 
-// Reads the operands again, as the hardware may do until now, and brings the sums.
-inline void wait_wgmma(float* d, size_t count, simt::Place place) {
-  std::vector<simt::Product> landing;
+// Reads the operands of all batches but the latest again, as the hardware may do until now.
+inline void land_wgmma(size_t batches, simt::Place place) {
+  std::vector<std::vector<simt::Product> > landing;
   {
     const simt::sanitizers::Unwatched unwatched;
     simt::Products& products = simt::current->products;
@@ -270,18 +289,29 @@ inline void wait_wgmma(float* d, size_t count, simt::Place place) {
     int nothing = 0;
     simt::collective(~uint32_t{0}, "wgmma_wait", simt::Lines::kSame, simt::Order::kNone, place,
                      nothing, [](auto, uint32_t) {});
-    landing.swap(products.committed);
+    auto& all = products.committed;
+    const auto end = all.end() - std::min(batches, all.size());
+    landing.assign(std::make_move_iterator(all.begin()), std::make_move_iterator(end));
+    all.erase(all.begin(), end);
   }
-  for (const simt::Product& product : landing) {
-    const std::vector<uint16_t> operands = read_wgmma_operands(product);
-    const simt::sanitizers::Unwatched unwatched;
-    if (operands != product.operands)
-      simt::fail("the operands of a wgmma (%s:%d) were overwritten before its wgmma_wait (%s:%d)",
-                 product.place.file_name(), product.place.line, place.file_name(), place.line);
-    for (simt::Products::Sums& sums : simt::current->products.sums) {
-      if (sums.d == product.d) add_wgmma(product, sums.values.data());
+  for (const std::vector<simt::Product>& batch : landing) {
+    for (const simt::Product& product : batch) {
+      const std::vector<uint16_t> operands = product.read(product);
+      const simt::sanitizers::Unwatched unwatched;
+      if (operands != product.operands)
+        simt::fail("the operands of a wgmma (%s:%d) were overwritten before its wgmma_wait (%s:%d)",
+                   product.place.file_name(), product.place.line, place.file_name(), place.line);
+      for (simt::Products::Sums& sums : simt::current->products.sums) {
+        if (sums.d == product.d)
+          (product.add ? product.add : add_wgmma)(product, sums.values.data());
+      }
     }
   }
+}
+
+// Brings the sums.
+inline void wait_wgmma(float* d, size_t count, simt::Place place) {
+  land_wgmma(0, place);
   const simt::sanitizers::Unwatched unwatched;
   std::vector<simt::Products::Sums>& all = simt::current->products.sums;
   if (simt::Products::Sums* const sums = find_wgmma_sums(d, count, place)) {
@@ -295,6 +325,11 @@ inline void wait_wgmma(float* d, size_t count, simt::Place place) {
 template <int count>
 void wgmma_wait(float (&d)[count], simt::Place place = simt::Place::here()) {
   detail::wait_wgmma(d, count, place);
+}
+
+template <int batches>
+void wgmma_wait_but(simt::Place place = simt::Place::here()) {
+  detail::land_wgmma(batches, place);
 }
 
 template <class Type, int tokens>

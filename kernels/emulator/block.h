@@ -62,6 +62,7 @@ struct Mbarrier {
   unsigned expected = 0, missing = 0;  // arrivals of a phase; those that the present one misses
   unsigned phases = 0;                 // that have ended
   AsyncCopies copies;                  // that arrived, and have not landed yet
+  int64_t bytes = 0;                   // of copy_bulk that the present phase misses
   std::vector<Thread*> waiting;
   Place place = {};  // where one of them waits
 
@@ -141,6 +142,8 @@ struct Block {
   std::array<Barrier, kBarriers> barriers;
   SharedMemory shared;
   std::map<uint32_t, Mbarrier> mbarriers;  // by their addresses
+  std::vector<Block*> cluster;             // the blocks that see each other's shared memory
+  Barrier cluster_barrier;                 // of the first of them
   dim3 index;
   bool running = false;
   unsigned alive = 0;  // threads that have not ended

@@ -10,11 +10,12 @@
 
 namespace simt {
 
-// Waits until `threads` threads of the block have come to the barrier of this number.
-inline void barrier(int number, unsigned threads, const char* name, Place place) {
+enum class Lines { kAny, kSame };  // whether all must come from the same line
+
+// Waits until `threads` threads have come to the barrier, all from the same line if need be.
+inline void barrier(Barrier& meeting, unsigned threads, Lines lines, const char* name,
+                    Place place) {
   const sanitizers::Unwatched unwatched;
-  Block& block = *current->block;
-  Barrier& meeting = block.barriers[number];
   if (meeting.arrived == 0) {
     meeting.name = name;
     meeting.place = place;
@@ -25,8 +26,8 @@ inline void barrier(int number, unsigned threads, const char* name, Place place)
          place.file_name(), place.line, meeting.expected, meeting.place.file_name(),
          meeting.place.line);
   }
-  if (number == 0 && meeting.place != place) {
-    fail("some threads wait at __syncthreads on line %d, others on line %d", meeting.place.line,
+  if (lines == Lines::kSame && meeting.place != place) {
+    fail("some threads wait at %s on line %d, others on line %d", name, meeting.place.line,
          place.line);
   }
   void* const order = meeting.order();
@@ -35,7 +36,7 @@ inline void barrier(int number, unsigned threads, const char* name, Place place)
   meeting.waiting.push_back(current);
   if (++meeting.arrived == threads) {
     for (const Thread* thread : meeting.waiting)
-      block.warps[thread->warp].ready |= uint32_t{1} << thread->lane;
+      thread->block->warps[thread->warp].ready |= uint32_t{1} << thread->lane;
     meeting.waiting.clear();
     meeting.pass();
   } else {
@@ -46,25 +47,43 @@ inline void barrier(int number, unsigned threads, const char* name, Place place)
 
 inline void sync_threads(Place place) {
   const sanitizers::Unwatched unwatched;
-  barrier(0, current->block->threads.size(), "__syncthreads", place);
+  Block& block = *current->block;
+  barrier(block.barriers[0], block.threads.size(), Lines::kSame, "__syncthreads", place);
+}
+
+// All threads of the cluster.
+inline void sync_cluster(Place place) {
+  const sanitizers::Unwatched unwatched;
+  const Block& block = *current->block;
+  barrier(block.cluster[0]->cluster_barrier, block.cluster.size() * block.threads.size(),
+          Lines::kSame, "sync_cluster", place);
 }
 
 inline void sync_threads_of(int number, unsigned threads, Place place) {
   if (number < 1 || number >= Block::kBarriers || threads == 0 || threads % kWarpSize != 0)
     fail("sync_threads_of(%d, %u): barriers are 1 to 15, threads whole warps (%s:%d)", number,
          threads, place.file_name(), place.line);
-  barrier(number, threads, "sync_threads_of", place);
+  barrier(current->block->barriers[number], threads, Lines::kAny, "sync_threads_of", place);
 }
 
-// Arrives at a barrier in shared memory, once. Call it unwatched, as the next.
-inline void mbarrier_arrive(Mbarrier& barrier) {
-  sanitizers::release(barrier.order(barrier.phases));
-  if (--barrier.missing > 0) return;
+// Ends the phase of a barrier in shared memory if nothing is missing any more. Call it unwatched,
+// as the next two.
+inline void mbarrier_end_phase(Mbarrier& barrier) {
+  if (barrier.missing > 0 || barrier.bytes != 0) return;
   barrier.missing = barrier.expected;
   ++barrier.phases;
   for (const Thread* thread : barrier.waiting)
-    current->block->warps[thread->warp].ready |= uint32_t{1} << thread->lane;
+    thread->block->warps[thread->warp].ready |= uint32_t{1} << thread->lane;
   barrier.waiting.clear();
+}
+
+// Arrives at such a barrier, once.
+inline void mbarrier_arrive(Mbarrier& barrier) {
+  current->visible = current->fenced;
+  sanitizers::release(barrier.order(barrier.phases));
+  if (barrier.missing == 0) fail("more arrivals than a barrier was made for");
+  --barrier.missing;
+  mbarrier_end_phase(barrier);
 }
 
 // Waits until the phase of this parity has ended.
@@ -78,7 +97,6 @@ inline void mbarrier_wait(Mbarrier& barrier, uint32_t parity, Place place) {
 }
 
 enum class Order { kNone, kMemory };
-enum class Lines { kAny, kSame };  // whether all lanes must come from the same line
 
 // Brings the lanes of `mask` together: each gives its `argument`, and when the last one has come,
 // meet(lanes, mask) reads and writes the arguments of all, lanes[i] being a pointer to that of lane

@@ -7,11 +7,11 @@
 #include "common/device.cuh"
 #include "common/float32.cuh"
 #include "common/integer.cuh"
-#include "common/mbarrier.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "common/mma_sparse.cuh"
 #include "common/warp.cuh"
+#include "emulator/copy_primitives.cuh"
 
 namespace flashsparse::primitives {
 
@@ -45,33 +45,6 @@ __global__ void mma_sparse(const uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
 }
 
-// in: 4 words for each of 32 lanes, three times; out: the same with the lanes turned around. One
-// warp copies to shared memory, the other reads, in turns of one place.
-inline constexpr int kTurns = 3;
-__global__ void mbarriers(const uint32_t* in, uint32_t* out) {
-  FS_DYNAMIC_SHARED(shared);
-  const uint32_t place = shared_address(shared), full = place + 512, empty = full + kMbarrierBytes;
-  const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    mbarrier_init(full, 32);
-    mbarrier_init(empty, 1);
-  }
-  __syncthreads();
-  for (int turn = 0; turn < kTurns; ++turn) {
-    if (threadIdx.x < 32) {
-      if (turn > 0) mbarrier_wait(empty, (turn - 1) % 2);
-      copy_async_once(place + lane * 16, in + (turn * 32 + lane) * 4, once_policy());
-      mbarrier_arrive_after_copies(full);
-    } else {
-      mbarrier_wait(full, turn % 2);
-      const uint4 words = load_shared<uint4>(place + (31 - lane) * 16);
-      store_global(reinterpret_cast<uint4*>(out + (turn * 32 + lane) * 4), words);
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty);
-    }
-  }
-}
-
 // in: 256 words of shared memory, then the 32 addresses; out: 4 registers.
 template <bool transposed>
 __global__ void ldmatrix(const uint32_t* in, uint32_t* out) {
@@ -84,6 +57,16 @@ __global__ void ldmatrix(const uint32_t* in, uint32_t* out) {
   ldmatrix_x4<transposed>(r, address);
   FS_UNROLL
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = r[i];
+}
+
+// in: 4 registers; out: 128 words of shared memory, lane i's column at 16 * (31 - i).
+__global__ void store_transposed(const uint32_t* in, uint32_t* out) {
+  FS_DYNAMIC_SHARED(shared);
+  const uint32_t base = shared_address(shared);
+  const uint32_t* const mine = in + threadIdx.x * 4;
+  store_transposed_x4(base + 16 * (31 - threadIdx.x), {mine[0], mine[1], mine[2], mine[3]});
+  __syncwarp();
+  for (int i = threadIdx.x; i < 128; i += 32) out[i] = load_shared<uint32_t>(base + 4 * i);
 }
 
 // in: one register of an 8x8 matrix; out: the same of its transpose.
@@ -141,9 +124,10 @@ inline constexpr int kItems = 1 << 16;  // of the next three, which one block go
 __global__ void integers(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
     const uint32_t a = in[i * 3], b = in[i * 3 + 1], c = in[i * 3 + 2];
-    uint32_t* const to = out + i * 2;
+    uint32_t* const to = out + i * 3;
     to[0] = dp2a_lo(a, b, c);
     to[1] = prmt(a, b, c);
+    to[2] = dp2a_hi(a, b, c);
   }
 }
 
@@ -269,6 +253,7 @@ struct Case {
   const char* name;
   void (*kernel)(const uint32_t* in, uint32_t* out);
   int threads, outputs, shared_bytes;
+  int cluster = 1;  // blocks
 };
 
 constexpr Case kCases[] = {
@@ -279,13 +264,16 @@ constexpr Case kCases[] = {
     {"mma_sparse_bfloat16_0", mma_sparse<BFloat16, 0>, 32, 32 * 4, 0},
     {"mma_sparse_bfloat16_1", mma_sparse<BFloat16, 1>, 32, 32 * 4, 0},
     {"mbarriers", mbarriers, 64, kTurns * 32 * 4, 512 + 2 * kMbarrierBytes},
+    {"runs", runs, 64, kTurns * 32 * 4, 512 + 2 * kMbarrierBytes},
+    {"clusters", clusters, 32, 2 * 2 * 32 * 4, 1024 + 2 * kMbarrierBytes, 2},
     {"ldmatrix_x4", ldmatrix<false>, 32, 32 * 4, 1024},
     {"ldmatrix_x4_transposed", ldmatrix<true>, 32, 32 * 4, 1024},
+    {"store_transposed_x4", store_transposed, 32, 32 * 4, 512},
     {"transpose", transpose, 32, 32, 0},
     {"shuffles", shuffles, 64, 64 * 9, 0},
     {"votes", votes, 64, 64 * 5, 0},
     {"bits", bits, 64, 64 * 4, 0},
-    {"integers", integers, 64, kItems * 2, 0},
+    {"integers", integers, 64, kItems * 3, 0},
     {"conversions", conversions, 64, kItems * 6, 0},
     {"approximations", approximations, 64, kItems * 2, 0},
     {"named_barriers", named_barriers, 128, 128, 0},

@@ -29,15 +29,25 @@ void run(const Case& chosen, const std::vector<uint32_t>& in, std::vector<uint32
   check(cudaMalloc(&device_in, in_bytes));
   check(cudaMalloc(&device_out, out_bytes));
   check(cudaMemcpy(device_in, in.data(), in_bytes, cudaMemcpyHostToDevice));
-  chosen.kernel<<<1, chosen.threads, chosen.shared_bytes>>>(device_in, device_out);
-  check(cudaGetLastError());
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = chosen.cluster;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = chosen.cluster;
+  config.blockDim = chosen.threads;
+  config.dynamicSmemBytes = chosen.shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = chosen.cluster > 1;
+  const uint32_t* const given = device_in;
+  check(cudaLaunchKernelEx(&config, chosen.kernel, given, device_out));
   check(cudaMemcpy(out.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
 }
 #else
 void run(const Case& chosen, const std::vector<uint32_t>& in, std::vector<uint32_t>& out,
          unsigned seed) {
-  simt::launch(1, chosen.threads, chosen.shared_bytes, seed,
-               [&] { chosen.kernel(in.data(), out.data()); });
+  simt::launch_clusters(chosen.cluster, chosen.cluster, chosen.threads, chosen.shared_bytes, seed,
+                        [&] { chosen.kernel(in.data(), out.data()); });
 }
 #endif
 

@@ -14,12 +14,22 @@ namespace simt {
 
 // A wgmma, as one thread of the warpgroup sees it.
 struct Product {
-  uint32_t a, b;  // shared addresses
+  // Reads what the thread's sums need, in its name: 2 rows of A, then those of B, 16 elements each.
+  std::vector<uint16_t> (*read)(const Product&);
   int tokens;
   const float* floats;  // the value of every 16-bit operand
   float* d;
   Place place;
-  std::vector<uint16_t> operands;  // that the thread's sums need, as they were at the issue
+  uint32_t b = 0, slab = 0;  // shared address; bytes of a slab, where B has them
+  uint32_t a = 0;            // shared address, or else
+  const uint32_t* registers = nullptr;
+  uint32_t given[4] = {};               // what was in the registers
+  std::vector<uint16_t> rows = {};      // that the thread needs of those of the warp
+  std::vector<uint16_t> operands = {};  // what `read` gave at the issue
+  // Adds the product to the thread's sums, where that is not what wgmma.cuh does.
+  void (*add)(const Product&, float* sums) = nullptr;
+  const uint32_t* metadata = nullptr;  // register of a sparse A, and what was in it
+  uint32_t given_metadata = 0;
 };
 
 // The wgmmas of one thread that it has not waited for.
@@ -30,8 +40,10 @@ struct Products {
     std::vector<float> values;
   };
 
-  bool begun = false;                    // a wgmma_begin since the last commit
-  std::vector<Product> open, committed;  // oldest first
+  bool begun = false;  // a wgmma_begin since the last commit
+  // Oldest first; those that are committed by batches.
+  std::vector<Product> open;
+  std::vector<std::vector<Product>> committed;
   std::vector<Sums> sums;
 
   bool in_flight() const { return !open.empty() || !committed.empty() || !sums.empty(); }

@@ -20,8 +20,13 @@ namespace simt {
 
 class Grid {
  public:
-  Grid(dim3 grid, dim3 block, size_t shared_bytes, unsigned seed, std::function<void()> kernel)
-      : kernel_(std::move(kernel)), shared_bytes_(shared_bytes), seed_(seed), random_(seed) {
+  Grid(dim3 grid, dim3 block, size_t shared_bytes, unsigned cluster, unsigned seed,
+       std::function<void()> kernel)
+      : kernel_(std::move(kernel)),
+        shared_bytes_(shared_bytes),
+        cluster_(cluster),
+        seed_(seed),
+        random_(seed) {
     constexpr size_t kMaxThreads = 1024;
     current = nullptr;
     gridDim = grid;
@@ -32,17 +37,26 @@ class Grid {
     if (threads == 0 || threads > kMaxThreads) fail("%zu threads a block", threads);
     if (shared_bytes > kMaxSharedBytes) fail("%zu bytes of dynamic shared memory", shared_bytes);
 
-    waiting_.resize(blocks);  // the next to run is the last
+    if (cluster == 0 || grid.x % cluster != 0) fail("%u blocks in clusters of %u", grid.x, cluster);
+
+    waiting_.resize(blocks / cluster);  // the next to run is the last
     std::iota(waiting_.rbegin(), waiting_.rend(), 0);
     if (seed == 1) std::reverse(waiting_.begin(), waiting_.end());
     if (seed > 1) std::shuffle(waiting_.begin(), waiting_.end(), random_);
 
-    size_t resident = 1;
-    if (seed > 1) resident = std::min({kResidentBlocks, kResidentThreads / threads, blocks});
+    size_t resident = cluster;
+    if (seed > 1) {
+      const size_t most = std::min({kResidentBlocks, kResidentThreads / threads, blocks});
+      resident = std::max(most / cluster, size_t{1}) * cluster;
+    }
     while (fibers_.size() < resident * threads)
       fibers_.push_back(std::make_unique<Fiber>(&Grid::fiber_main));
     for (size_t i = 0; i < resident; ++i)
       blocks_.push_back(std::make_unique<Block>(threads, &fibers_[i * threads]));
+    for (size_t i = 0; i < resident; ++i) {
+      for (size_t peer = 0; peer < cluster; ++peer)
+        blocks_[i]->cluster.push_back(blocks_[i / cluster * cluster + peer].get());
+    }
   }
 
   Grid(const Grid&) = delete;
@@ -106,17 +120,22 @@ class Grid {
     wait();
   }
 
-  // Puts waiting blocks where there is room; false when all have run.
+  // Puts waiting clusters where there is room; false when all have run.
   bool begin_blocks() {
     bool any = false;
-    for (const auto& block : blocks_) {
-      if (!block->running && !waiting_.empty()) {
-        const uint64_t i = waiting_.back();
+    for (size_t first = 0; first < blocks_.size(); first += cluster_) {
+      const std::vector<Block*>& blocks = blocks_[first]->cluster;
+      const auto running = [](const Block* block) { return block->running; };
+      if (std::none_of(blocks.begin(), blocks.end(), running) && !waiting_.empty()) {
+        uint64_t i = waiting_.back() * cluster_;
         waiting_.pop_back();
-        block->begin(dim3(i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y),
-                     shared_bytes_);
+        for (Block* const block : blocks) {
+          block->begin(dim3(i % gridDim.x, i / gridDim.x % gridDim.y, i / gridDim.x / gridDim.y),
+                       shared_bytes_);
+          ++i;
+        }
       }
-      any = any || block->running;
+      any = any || std::any_of(blocks.begin(), blocks.end(), running);
     }
     return any;
   }
@@ -187,11 +206,13 @@ class Grid {
       for (const Meeting& barrier : block->barriers) {
         if (barrier.arrived) say(describe(barrier, "threads"));
       }
+      if (block->cluster_barrier.arrived) say(describe(block->cluster_barrier, "threads"));
       for (const auto& [address, barrier] : block->mbarriers) {
         if (!barrier.waiting.empty())
           say(std::to_string(barrier.waiting.size()) + " threads wait at mbarrier_wait (" +
               barrier.place.file_name() + ":" + std::to_string(barrier.place.line) + "), which " +
-              std::to_string(barrier.missing) + " arrivals are missing for");
+              std::to_string(barrier.missing) + " arrivals and " + std::to_string(barrier.bytes) +
+              " bytes are missing for");
       }
       for (unsigned group = 0; group < block->warpgroups.size(); ++group) {
         const WarpgroupMeeting& meeting = block->warpgroups[group];
@@ -248,7 +269,7 @@ class Grid {
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<uint64_t> waiting_;
 
-  const unsigned seed_;
+  const unsigned cluster_, seed_;
   std::mt19937 random_;
 
   char grid_starts_, grid_ends_;  // only their addresses matter
@@ -261,7 +282,12 @@ class Grid {
 // blocks only where these run at once.
 inline void launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned seed,
                    std::function<void()> kernel) {
-  Grid(grid, block, shared_bytes, seed, std::move(kernel)).run();
+  Grid(grid, block, shared_bytes, 1, seed, std::move(kernel)).run();
+}
+// The same in clusters of so many blocks beside each other along x, which run at once.
+inline void launch_clusters(unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
+                            unsigned seed, std::function<void()> kernel) {
+  Grid(grid, block, shared_bytes, cluster, seed, std::move(kernel)).run();
 }
 inline void launch(dim3 grid, dim3 block, unsigned seed, std::function<void()> kernel) {
   launch(grid, block, 0, seed, std::move(kernel));

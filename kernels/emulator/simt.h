@@ -33,6 +33,7 @@
 #include "emulator/scheduler.h"
 
 #define __global__
+#define __grid_constant__
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -134,6 +135,7 @@ inline void __syncthreads(simt::Place place = simt::Place::here()) { simt::sync_
 // The only warp function that orders the memory of its lanes.
 inline void __syncwarp(uint32_t mask = ~uint32_t{0}, simt::Place place = simt::Place::here()) {
   int nothing = 0;
+  simt::current->visible = simt::current->fenced;
   simt::collective(mask, "__syncwarp", simt::Lines::kAny, simt::Order::kMemory, place, nothing,
                    [](auto, uint32_t) {});
 }

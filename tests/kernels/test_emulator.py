@@ -342,6 +342,16 @@ def test_mbarriers(primitive):
     assert np.array_equal(primitive("mbarriers", words).reshape(3, 32, 4), words[:, ::-1])
 
 
+def test_runs(primitive):
+    words = random_words(3, 32, 4, seed=22)
+    assert np.array_equal(primitive("runs", words).reshape(3, 32, 4), words[:, ::-1])
+
+
+def test_clusters(primitive):
+    words = random_words(256, seed=23)
+    assert np.array_equal(primitive("clusters", words), np.tile(words, 2))
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix(primitive, transposed):
     words = random_words(256, seed=3)
@@ -355,6 +365,14 @@ def test_ldmatrix(primitive, transposed):
         matrix = loaded[i].astype(np.uint32)
         wanted = matrix[GROUP, PAIR] | matrix[GROUP, PAIR + 1] << 16
         assert np.array_equal(answer[:, i], wanted)
+
+
+def test_store_transposed(primitive):
+    """Lane i's address, here the (31 - i)th, gets column i % 8 of matrix i / 8."""
+    words = random_words(32, 4, seed=9)
+    matrices = halves(words.T.copy()).reshape(4, 8, 8)  # register, row, column
+    wanted = matrices.transpose(0, 2, 1).reshape(32, 8)[::-1]
+    assert np.array_equal(halves(primitive("store_transposed_x4", words)).reshape(32, 8), wanted)
 
 
 def test_transpose(primitive):
@@ -421,8 +439,9 @@ def test_integers(primitive):
     wanted = [
         c + low * b_bytes[:, 0] + high * b_bytes[:, 1],
         (picked.astype(np.uint64) << (8 * np.arange(4, dtype=np.uint64))).sum(axis=1),
+        c + low * b_bytes[:, 2] + high * b_bytes[:, 3],
     ]
-    answer = primitive("integers", words).reshape(-1, 2)
+    answer = primitive("integers", words).reshape(-1, 3)
     for i, column in enumerate(wanted):
         assert np.array_equal(answer[:, i], column.astype(np.uint32))
 
@@ -517,6 +536,16 @@ def test_atomics(driver, sanitizer):
 # ---- under nvcc ---------------------------------------------------------------------------------
 
 
+HOPPER_ONLY = (
+    "mbarrier.arrive.expect_tx.shared.b64", "fence.mbarrier_init.release.cluster",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
+    "mapa.shared::cluster.u32", "mbarrier.arrive.release.cluster.shared::cluster.b64",
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64", "ld.shared::cluster.v4.f32",
+    "barrier.cluster.arrive.release.aligned", "barrier.cluster.wait.acquire.aligned",
+)  # fmt: skip
+
+
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
@@ -529,7 +558,7 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
         "cp.async.cg.shared.global", "cp.async.ca.shared.global", "cp.async.commit_group",
         "cp.async.wait_group", "ld.global.L1::no_allocate.v4.u32", "ld.global.nc.v4.u32",
         "ld.global.cg.v4.f32", "ld.shared.v4.u32", "st.shared.v4.f32", "st.shared.u16",
-        "dp2a.lo.u32.u32", "prmt.b32",
+        "dp2a.lo.u32.u32", "dp2a.hi.u32.u32", "prmt.b32",
         "cvt.rn.f16.f32", "cvt.rn.bf16.f32", "cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32",
         "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32",
         "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32",
@@ -538,6 +567,6 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
         "cp.async.cg.shared.global.L2::cache_hint",
         f"mbarrier.{'try' if architecture == 'sm_90a' else 'test'}_wait.parity.shared.b64",
         "movmatrix.sync.aligned.m8n8.trans.b16", "ex2.approx.ftz.f32", "rcp.approx.ftz.f32",
-        "bar.sync",
+        "bar.sync", *(HOPPER_ONLY if architecture == "sm_90a" else ()),
     ):  # fmt: skip
         assert instruction in text, instruction

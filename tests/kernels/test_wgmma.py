@@ -140,6 +140,68 @@ def test_operands_are_read_until_the_wait(wgmma, mistake):
         assert b"data race" in ran.stderr and b"wgmma_driver.cpp" in ran.stderr
 
 
+# ---- A in registers, B as it was gathered -------------------------------------------------------
+
+GATHERED = 64  # rows of A, and depth
+
+
+def gathered_problem(dtype: str, columns: int):
+    """The driver's input, and A, B and D of d + a b, B transposed."""
+    generator = np.random.default_rng(columns)
+    a_bits, a = operand((GATHERED, GATHERED), dtype, generator)
+    b_bits, b = operand((GATHERED, columns), dtype, generator)
+    d = generator.normal(size=(GATHERED, columns)).astype(np.float32)
+    return a_bits.tobytes() + b_bits.tobytes() + d.tobytes(), a, b.T, d
+
+
+@pytest.fixture
+def gathered(driver):
+    """gathered(sanitizer, dtype, columns, mistake, seeds) runs the driver of wgmma_gathered."""
+
+    def run(sanitizer: str, dtype: str, columns: int, mistake: str, *seeds: int):
+        binary = driver("wgmma_gathered_driver", sanitizer)
+        fed = gathered_problem(dtype, columns)[0]
+        command = [str(binary), dtype, str(columns), mistake, *map(str, seeds)]
+        return subprocess.run(command, input=fed, capture_output=True, timeout=60)
+
+    return run
+
+
+@pytest.mark.parametrize("sanitizer", EACH_BUILD)
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [("float16", 64), ("bfloat16", 128), ("float16", 256), ("bfloat16", 256)]
+)
+def test_gathered_products(gathered, dtype, columns, sanitizer):
+    ran = gathered(sanitizer, dtype, columns, "none", *SEEDS)
+    assert ran.returncode == 0, ran.stderr.decode()
+    wanted = product(*gathered_problem(dtype, columns)[1:])
+    answers = np.frombuffer(ran.stdout, dtype=np.float32).reshape(len(SEEDS), GATHERED, columns)
+    for answer in answers:
+        assert np.array_equal(answer, wanted)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("no_fence", r"to which thread \d+ has stored .* with no fence_for_wgmma and barrier"),
+        ("no_begin", r"wgmma without the wgmma_begin of its batch"),
+        ("registers_overwritten", r"the registers of a wgmma .* were overwritten before its wgmma"),
+        ("overwritten", r"the operands of a wgmma .* were overwritten before its wgmma_wait"),
+        ("wait_for_too_few", r"a thread ends with a wgmma that it has not waited for"),
+        ("misaligned", r"B of wgmma_gathered, 128 columns, .*: not on 1024 bytes"),
+        ("out_of_bounds", r"B of wgmma_gathered, 128 columns, .* address 0x4000: out of bounds"),
+        ("short_slabs", r"B of wgmma_gathered, 128 columns, .*: slabs of fewer than 16 rows"),
+        ("wrong_flags", r"B of wgmma_gathered, .*: no operand that gathered_operand describes"),
+    ],
+)
+def test_gathered_mistakes(gathered, mistake, message):
+    """Each is an error, where a GPU would give wrong numbers."""
+    for seed in SEEDS:
+        ran = gathered("plain", "bfloat16", 128, mistake, seed)
+        assert ran.returncode == EMULATOR_EXIT_CODE, ran.stderr.decode()
+        assert re.search(message, ran.stderr.decode()), ran.stderr.decode()
+
+
 # ---- under nvcc ---------------------------------------------------------------------------------
 
 
@@ -158,8 +220,20 @@ def test_compiles_to_the_meant_instructions(tmp_path):
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
+def test_gathered_compiles_to_the_meant_instructions(tmp_path):
+    source = KERNELS / "emulator" / "wgmma_gathered_driver.cpp"
+    text, said = compile_cuda(source, "sm_90a", tmp_path)
+    assert "serialized" not in said and "injected" not in said
+    for columns in (64, 128, 256):
+        # A in four registers, B transposed: the last number.
+        shape = rf"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
+        registers = r"\{%r\d+, %r\d+, %r\d+, %r\d+\}"
+        assert re.search(shape + r"\{[^}]*\}, " + registers + r", %rd\d+, 1, 1, 1, 1;", text)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="this machine has no nvcc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_header_compiles_where_it_cannot_be_used(tmp_path, architecture):
     source = tmp_path / "source.cu"
-    source.write_text('#include "common/wgmma.cuh"\n__global__ void nothing() {}\n')
+    source.write_text('#include "common/wgmma_gathered.cuh"\n__global__ void nothing() {}\n')
     assert "wgmma" not in compile_cuda(source, architecture, tmp_path)[0]

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of whole runs of memory to shared memory that arrive at a barrier there (mbarrier.cuh):
+// one instruction a run on Hopper and later, 16 bytes a lane elsewhere.
+//
+// The warp that copies calls, all lanes together: expect_runs, copy_runs and whatever copy_async it
+// likes, arrive_after_runs. Such a barrier is made for kRunArrivals arrivals a phase.
+#pragma once
+#include "common/device.cuh"
+#include "common/mbarrier.cuh"
+#include "common/memory.cuh"
+
+namespace flashsparse {
+
+#if !defined(__CUDACC__) || __CUDA_ARCH__ >= 900
+inline constexpr bool kBulkCopies = true;
+#else
+inline constexpr bool kBulkCopies = false;
+#endif
+
+// Of the lanes, for copy_async; and of the one that says how many bytes come in bulk.
+inline constexpr int kRunArrivals = 32 + kBulkCopies;
+
+struct Run {
+  uint32_t shared;
+  const void* global;
+};
+
+namespace detail {
+
+#ifdef __CUDACC__
+
+// Arrives, once; the phase does not end before `bytes` more have come by copy_bulk.
+__device__ __forceinline__ void mbarrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .b64 state;\n"
+      "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n"
+      "}" ::"r"(barrier),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+// Starts a copy of `bytes`, a multiple of 16 on 16, by the hardware; the barrier counts them.
+__device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
+                                          uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+
+#else
+
+inline void mbarrier_arrive_expecting(uint32_t barrier, uint32_t bytes,
+                                      simt::Place place = simt::Place::here()) {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Mbarrier& at = mbarrier_at(barrier, "mbarrier_arrive_expecting", place);
+  at.bytes += bytes;
+  simt::mbarrier_arrive(at);
+}
+
+// To the memory of a block of the cluster. The copy lands when somebody waits for it, at the last
+// moment that a GPU allows.
+inline void copy_bulk(simt::Block& block, uint32_t shared, const void* global, uint32_t bytes,
+                      uint32_t barrier, simt::Place place) {
+  simt::AsyncCopies copy;
+  unsigned char* to = nullptr;
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    to = block.shared.at(shared, bytes);
+    if (!to || shared % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0)
+      simt::fail("copy_bulk of %u bytes from %p to shared address %#x, which is %s (%s:%d)", bytes,
+                 global, shared, to ? "misaligned" : "out of bounds", place.file_name(),
+                 place.line);
+  }
+  copy.start(to, static_cast<const unsigned char*>(global), bytes, place);
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Mbarrier& at = mbarrier_at(block, barrier, "copy_bulk", place);
+  at.bytes -= bytes;
+  at.copies.take_over(copy);
+  simt::sanitizers::release(at.order(at.phases));
+  simt::mbarrier_end_phase(at);
+}
+inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                      simt::Place place = simt::Place::here()) {
+  copy_bulk(*simt::current->block, shared, global, bytes, barrier, place);
+}
+
+#endif
+
+}  // namespace detail
+
+// All runs of this phase have so many bytes together.
+__device__ __forceinline__ void expect_runs(uint32_t barrier, uint32_t bytes) {
+  if (kBulkCopies && threadIdx.x % 32 == 0) detail::mbarrier_arrive_expecting(barrier, bytes);
+}
+
+// Starts to copy `count` runs of `bytes` each, a multiple of 16: run(i) says which Run is number i,
+// on 16 bytes.
+template <class RunOf>
+__device__ __forceinline__ void copy_runs(int count, uint32_t bytes, uint32_t barrier, RunOf run) {
+  const uint32_t lane = threadIdx.x % 32;
+  if constexpr (kBulkCopies) {
+    FS_NO_UNROLL
+    for (int i = lane; i < count; i += 32) {
+      const Run own = run(i);
+      detail::copy_bulk(own.shared, own.global, bytes, barrier);
+    }
+  } else {
+    FS_NO_UNROLL
+    for (int i = 0; i < count; ++i) {
+      const Run own = run(i);
+      FS_UNROLL_BY(4)
+      for (uint32_t at = lane * 16; at < bytes; at += 32 * 16) {
+        copy_async<16>(own.shared + at, static_cast<const unsigned char*>(own.global) + at, true);
+      }
+    }
+  }
+}
+
+// The phase ends when all that the warp has copied for it is there.
+__device__ __forceinline__ void arrive_after_runs(uint32_t barrier) {
+  mbarrier_arrive_after_copies(barrier);
+}
+
+}  // namespace flashsparse

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// What blocks of a cluster do together, on Hopper (sm_90a): they run at the same time, and write to
+// each other's shared memory. Blocks beside each other along x are a cluster, numbered in order.
+// Elsewhere none of these is called.
+#pragma once
+#include "common/bulk_copy.cuh"
+#include "common/device.cuh"
+#include "common/mbarrier.cuh"
+
+namespace flashsparse {
+
+#ifdef __CUDACC__
+
+// Waits for all threads of the cluster; orders their memory. No block may write to another one
+// before this has been passed once, or after the other one may have ended.
+__device__ __forceinline__ void sync_cluster() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// The same for lanes that need not come together, and without an order of memory, which would wait
+// for all that has been written: for barriers that mbarrier_init_done has published, and before the
+// end.
+__device__ __forceinline__ void meet_cluster() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// Arrives, once, at the barrier that lies at this address in block `rank` of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_in(uint32_t rank, uint32_t barrier) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+#endif
+}
+
+// The same for a warp that has only read before: nothing that it wrote is ordered, which would take
+// as long as a round trip to the L2.
+__device__ __forceinline__ void mbarrier_release_in(uint32_t rank, uint32_t barrier) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+#endif
+}
+
+// Stores at this address in block `rank` of the cluster.
+__device__ __forceinline__ void store_shared_in(uint32_t rank, uint32_t address,
+                                                const float4& value) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n"
+      "}" ::"r"(address),
+      "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+      : "memory");
+#endif
+}
+
+// mbarrier_wait, where blocks of the cluster arrive.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
+      "@!ended bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// What lies at this address in block `rank` of the cluster.
+__device__ __forceinline__ float4 load_shared_in(uint32_t rank, uint32_t address) {
+  float4 value = {};
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}"
+      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+#endif
+  return value;
+}
+
+// Starts a copy of `bytes`, a multiple of 16 on 16, to the same address in each of the first
+// `blocks` blocks of the cluster; the barrier at the same address in each counts the bytes.
+__device__ __forceinline__ void copy_bulk_to_all(uint32_t shared, const void* global,
+                                                 uint32_t bytes, uint32_t barrier, int blocks) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier),
+      "h"(static_cast<uint16_t>((1u << blocks) - 1))
+      : "memory");
+#endif
+}
+
+#else
+
+inline void sync_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
+inline void meet_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
+
+inline void mbarrier_arrive_in(uint32_t rank, uint32_t barrier,
+                               simt::Place place = simt::Place::here()) {
+  const simt::sanitizers::Unwatched unwatched;
+  simt::Block& block = *simt::current->block->cluster.at(rank);
+  simt::mbarrier_arrive(detail::mbarrier_at(block, barrier, "mbarrier_arrive_in", place));
+}
+
+inline void mbarrier_release_in(uint32_t rank, uint32_t barrier,
+                                simt::Place place = simt::Place::here()) {
+  mbarrier_arrive_in(rank, barrier, place);
+}
+
+inline void store_shared_in(uint32_t rank, uint32_t address, const float4& value,
+                            simt::Place place = simt::Place::here()) {
+  float4* to = nullptr;
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    simt::Block& block = *simt::current->block->cluster.at(rank);
+    to =
+        block.running ? reinterpret_cast<float4*>(block.shared.at(address, sizeof value)) : nullptr;
+    if (!to || address % sizeof value != 0)
+      simt::fail(
+          "store_shared_in at shared address %#x of block %u of the cluster, which is %s (%s:%d)",
+          address, rank, to ? "misaligned" : "out of bounds", place.file_name(), place.line);
+    block.shared.stores.note(address, sizeof value,
+                             simt::current->warp * simt::kWarpSize + simt::current->lane, place);
+  }
+  *to = value;
+}
+
+inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity,
+                                  simt::Place place = simt::Place::here()) {
+  mbarrier_wait(barrier, parity, place);
+}
+
+inline float4 load_shared_in(uint32_t rank, uint32_t address,
+                             simt::Place place = simt::Place::here()) {
+  const unsigned char* from = nullptr;
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    const simt::Block& block = *simt::current->block->cluster.at(rank);
+    from = block.running ? block.shared.at(address, sizeof(float4)) : nullptr;
+    if (!from || address % sizeof(float4) != 0)
+      simt::fail(
+          "load_shared_in at shared address %#x of block %u of the cluster, which is %s (%s:%d)",
+          address, rank, from ? "misaligned" : "out of bounds", place.file_name(), place.line);
+  }
+  return *reinterpret_cast<const float4*>(from);
+}
+
+inline void copy_bulk_to_all(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                             int blocks, simt::Place place = simt::Place::here()) {
+  for (int rank = 0; rank < blocks; ++rank)
+    detail::copy_bulk(*simt::current->block->cluster.at(rank), shared, global, bytes, barrier,
+                      place);
+}
+
+#endif
+
+}  // namespace flashsparse

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// wgmma whose A keeps two of every four columns and comes from registers: four warps, a warpgroup,
+// multiply 64 rows x 32 columns by B, which the hardware reads from shared memory.
+//
+// Each warp gives 16 of the rows, as it gives them to mma.sp m16n8k32 (mma_sparse.cuh): the same
+// values in the same lanes, and the same metadata from the same two of every four lanes, which the
+// sparsity selector names: 0 for the first two, 1 for the others. PTX ISA, "Matrix Fragments for
+// sparse wgmma.mma_async.sp .m64nNk32". B is an operand of wgmma.cuh, of which an instruction takes
+// 32 columns: the half of a row of 128 bytes.
+#pragma once
+#include "common/device.cuh"
+#include "common/wgmma.cuh"
+
+namespace flashsparse {
+
+#ifdef __CUDACC__
+
+// d [64, tokens] += a [64, 32] times b [tokens, 32] transposed, d as wgmma has it. `a` and
+// `metadata` must stay as they are until the batch is done. tokens is 64, 128, 192
+// or 256.
+template <class Type, int tokens, int half>
+__device__ __forceinline__ void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4],
+                                             uint64_t b, const uint32_t& metadata);
+
+#define FS_WGMMA(Type, name, tokens, half, list, a0, a1, a2, a3, right, sparse, ...)               \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_sparse<Type, tokens, half>(                                \
+      float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) {      \
+    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k32.f32." name "." name " {" list \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", %" #sparse ", " #half  \
+                 ", 1, 1, 1, 0;"                                                                   \
+                 : __VA_ARGS__                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));             \
+  }
+#define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
+#define FS_D32(i) FS_D16(i), FS_D16(i + 16)
+#define FS_L32                                                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, "                                                                                      \
+  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FS_L64                                                                                   \
+  FS_L32                                                                                         \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FS_L96                                                                         \
+  FS_L64                                                                               \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FS_L128                                                                                  \
+  FS_L64                                                                                         \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
+  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, "   \
+  "%100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, "   \
+  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FS_WGMMA_TYPE(Type, name, half)                                                         \
+  FS_WGMMA(Type, name, 64, half, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32(0))                     \
+  FS_WGMMA(Type, name, 128, half, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32(0), FS_D32(32))        \
+  FS_WGMMA(Type, name, 192, half, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32(0), FS_D32(32),      \
+           FS_D32(64))                                                                          \
+  FS_WGMMA(Type, name, 256, half, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32(0), FS_D32(32), \
+           FS_D32(64), FS_D32(96))
+FS_WGMMA_TYPE(Float16, "f16", 0)
+FS_WGMMA_TYPE(Float16, "f16", 1)
+FS_WGMMA_TYPE(BFloat16, "bf16", 0)
+FS_WGMMA_TYPE(BFloat16, "bf16", 1)
+#undef FS_WGMMA_TYPE
+#undef FS_L128
+#undef FS_L96
+#undef FS_L64
+#undef FS_L32
+#undef FS_D32
+#undef FS_D16
+#undef FS_D4
+#undef FS_WGMMA
+
+#else
+
+namespace detail {
+
+inline constexpr int kSparseDepth = 32;  // columns of B; of A half as many are kept
+
+// Where B is, of the descriptor, of which hardware would make something else than an error if it
+// were wrong.
+inline uint32_t check_sparse_operand(uint64_t operand, int tokens, simt::Place place) {
+  const uint32_t address = check_wgmma_operand(operand, tokens, "B", place);
+  if (address % (kSparseDepth * sizeof(uint16_t)) != 0)
+    simt::fail(
+        "B of wgmma_sparse at shared address %#x: neither on 1024 bytes nor 64 after (%s:%d)",
+        address, place.file_name(), place.line);
+  return address;
+}
+
+// Of A what the warp's registers held, which must still be there; B from shared memory.
+inline std::vector<uint16_t> read_sparse_operands(const simt::Product& product) {
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    if (std::memcmp(product.registers, product.given, sizeof product.given) != 0 ||
+        *product.metadata != product.given_metadata)
+      simt::fail("the registers of a wgmma (%s:%d) were overwritten before its wgmma_wait",
+                 product.place.file_name(), product.place.line);
+  }
+  constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
+  const unsigned lane = simt::current->lane;
+  const unsigned char* const shared = simt::dynamic_shared();
+  std::vector<uint16_t> columns(product.tokens / 4 * kSparseDepth);
+  for (size_t i = 0; i < columns.size(); i += kChunk) {
+    const int token = i / kSparseDepth, k = i % kSparseDepth;
+    const uint4 chunk = *reinterpret_cast<const uint4*>(
+        shared + wgmma_address(product.b, token / 2 * 8 + lane % 4 * 2 + token % 2, k));
+    std::memcpy(&columns[i], &chunk, sizeof chunk);
+  }
+  return columns;
+}
+
+// Sums exactly (to fp64) and rounds once. `rows` holds, of the two rows of the thread, 16 values
+// and then the 16 columns where they belong.
+inline void add_sparse_wgmma(const simt::Product& product, float* sums) {
+  constexpr int kKept = kSparseDepth / 2;
+  for (int i = 0; i < product.tokens / 2; ++i) {
+    const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
+    const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
+    double sum = sums[i];
+    for (int k = 0; k < kKept; ++k)
+      sum += double{product.floats[row[k]]} * product.floats[column[row[kKept + k]]];
+    // Which NaN a sum gives would be up to the host's compiler.
+    sums[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
+  }
+}
+
+// The two rows of A that the sums of a thread need, from the lanes of its warp.
+inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thread, int half) {
+  constexpr int kKept = kSparseDepth / 2;
+  std::vector<uint16_t> rows(4 * kKept);
+  simt::Product* const* const four = all + thread / 4 * 4;
+  for (int row = 0; row < 2; ++row) {
+    for (int k = 0; k < kKept; ++k) {
+      const int lane = k / 2 % 4, part = k / 8;
+      uint16_t* const kept = &rows[row * 2 * kKept + k];
+      kept[0] = four[lane]->given[2 * part + row] >> k % 2 * 16;
+      const uint32_t word = four[2 * half + part]->given_metadata;
+      kept[kKept] = k / 2 * 4 + (word >> (16 * row + 4 * lane + k % 2 * 2) & 3);
+      if (k % 2 == 1 && kept[kKept - 1] >= kept[kKept])
+        simt::fail("the metadata of a wgmma are not in rising order (%s:%d)",
+                   all[thread]->place.file_name(), all[thread]->place.line);
+    }
+  }
+  return rows;
+}
+
+inline void issue_sparse(float* d, int tokens, const float* floats, const uint32_t* a, uint64_t b,
+                         const uint32_t* metadata, int half, simt::Place place) {
+  simt::Product product{read_sparse_operands, tokens, floats, d, place};
+  {
+    const simt::sanitizers::Unwatched unwatched;
+    check_wgmma_begun(place);
+    product.add = add_sparse_wgmma;
+    product.b = check_sparse_operand(b, tokens, place);
+    product.registers = a;
+    std::memcpy(product.given, a, sizeof product.given);
+    product.metadata = metadata;
+    product.given_metadata = *metadata;
+    simt::warpgroup_collective("wgmma_sparse", place, product, [&](simt::Product* const* all) {
+      for (unsigned i = 0; i < simt::kWarpgroup * simt::kWarpSize; ++i) {
+        check_same_wgmma(product, *all[i]);
+        all[i]->rows = sparse_rows(all, i, half);
+      }
+      for (int i = 0; i < tokens * kSparseDepth; i += 8)
+        check_wgmma_fence(wgmma_address(product.b, i / kSparseDepth, i % kSparseDepth), place);
+    });
+  }
+  start_wgmma(product);
+}
+
+}  // namespace detail
+
+template <class Type, int tokens, int half>
+void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
+                  const uint32_t& metadata, simt::Place place = simt::Place::here()) {
+  static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
+  static_assert(half == 0 || half == 1, "as for the GPU");
+  static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
+  detail::issue_sparse(d, tokens, detail::kFloats<Type>.data(), a, b, &metadata, half, place);
+}
+
+#endif
+
+}  // namespace flashsparse
