@@ -50,12 +50,16 @@ class Case:
             scheme = NMGather().scheme(self.weight.dtype, self.options)
             self.packed = tuple(NMGather().pack(self.weight, scheme).tensors.values())
 
+    def launch(self) -> tuple[int, ...]:
+        """What the driver must know of the GPU and the plan."""
+        return *self.gpu, *self.plan
+
     def encode(self) -> bytes:
         (rows, cols), tokens = self.weight.shape, len(self.x)
         bfloat16, has_bias = self.weight.dtype == torch.bfloat16, self.bias is not None
         header = [
             *(rows, cols, tokens, *self.options.values(), bfloat16, has_bias, self.seed),
-            *(*self.gpu, *self.plan),
+            *self.launch(),
         ]
         tensors = [*self.packed, F.pad(self.x, (0, -cols % 64)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launches of nm_gather's kernel that are worth measuring."""
+"""The launches of nm_gather's kernels that are worth measuring."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from flashsparse_plugin.formats.nm_gather.layout import Layout
 from flashsparse_plugin.formats.nm_pattern import options_of
 from flashsparse_plugin.ops import ops
 
+from .packed import PackedLaunch, find_packed
+from .tiles import TilesLaunch, find_tiles
+
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d+)\)", re.M)
+FEW_TOKENS = 16  # for more, the kernel for many may be faster
 CHUNKS = (16 << 10, 32 << 10, 64 << 10)  # bytes of x
 
 
@@ -71,21 +75,27 @@ def compiled_shapes() -> list[Shape]:
     return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
-def launches(packed: PackedWeight, tokens: int, device: torch.device) -> Iterator[Launch]:
-    """The launches that leave little of this GPU idle, by the smallest shape that will do."""
+def launches(
+    packed: PackedWeight, tokens: int, device: torch.device
+) -> Iterator[Launch | TilesLaunch | PackedLaunch]:
+    """The launches that leave little of this GPU idle: for few tokens and for many."""
     if device.type != "cuda":
         return
-    properties = torch.cuda.get_device_properties(device)
+    gpu = torch.cuda.get_device_properties(device)
     layout = Layout(options_of(packed.scheme), packed.shape)
-    yield from find_launches(
-        layout, tokens, properties.multi_processor_count, properties.shared_memory_per_block_optin
-    )
+    processors, shared = gpu.multi_processor_count, gpu.shared_memory_per_block_optin
+    yield from find_launches(layout, tokens, processors, shared)
+    if tokens > FEW_TOKENS:
+        hopper = (gpu.major, gpu.minor) == (9, 0)
+        yield from find_tiles(layout, tokens, processors, shared, hopper)
+        if hopper:
+            yield from find_packed(layout, tokens)
 
 
 def find_launches(
     layout: Layout, tokens: int, multiprocessors: int, shared_bytes: int
 ) -> Iterator[Launch]:
-    """The same for a GPU of so many multiprocessors and bytes of shared memory a block."""
+    """Launches for few tokens, by the smallest shape that will do."""
     shape = next(
         s
         for s in compiled_shapes()

@@ -18,6 +18,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "nm_gather_linear_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
       "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
       "int shape, int row_warps, int depth_warps, int splits, int chunk_sections) -> Tensor");
+  m.def(
+      "nm_gather_linear_tiles_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
+      "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
+      "int shape, int row_warps, int splits, int x_stages, int weight_stages, int band, "
+      "int cluster) -> Tensor");
+  m.def(
+      "nm_gather_linear_packed(Tensor x, Tensor gather_values, Tensor gather_index, "
+      "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, "
+      "Tensor? bias=None, int? shape=None, int? band=None) -> Tensor");
 }
 
 }  // namespace

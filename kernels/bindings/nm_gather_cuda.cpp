@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of nm_gather on CUDA: argument checks, allocation, launches on the current stream. None
 // waits for the device.
+#include "bindings/nm_gather_cuda.h"
+
 #include <algorithm>
 #include <optional>
 
@@ -15,20 +17,16 @@ namespace {
 
 using nm_gather::Layout;
 using nm_gather::Plan;
+using nm_gather::TilesPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 // Holds where the caller does not say better (flashsparse_plugin/dataflow).
 constexpr int64_t kMaxSparseTokens = 128;
-
-void check_readable(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
-                    const Layout& layout) {
-  check_on_cuda(values, "gather_values");
-  check_nm_gather(values, index, out, in, layout);
-  FS_CHECK(reinterpret_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0 &&
-               reinterpret_cast<uintptr_t>(index.const_data_ptr()) % 4 == 0,
-           "gather_values must start on 16 bytes and gather_index on 4: pass tensors of their own ",
-           "and not slices, e.g. gather_values.clone()");
-}
+// Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
+constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
+constexpr double kDense = 0.4;  // share of columns that are kept
+// For more than these, x is packed where the packed kernel takes the weight.
+constexpr int64_t kTilesTokens = 256;
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
 // share an index.
@@ -83,6 +81,27 @@ void sparse_product(const LinearInputs& inputs, const Tensor& values, const Tens
   }
 }
 
+// A transposed copy of x and a launch that reads it, for as many tokens at a time as the workspace
+// has room for; by `given` or by the tokens' own plan.
+void tiles_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
+                   const Layout& layout, const Gpu& gpu, std::optional<TilesPlan> given,
+                   Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features;
+  const bool bfloat16 = inputs.x.scalar_type() == ScalarType::BFloat16;
+  for_each_x_tiles(inputs, layout, [&](const Tensor& x_tiles, int64_t begin, int64_t tokens) {
+    const cudaStream_t stream = current_stream(x_tiles);
+    const TilesPlan plan = given ? *given : nm_gather::plan_tiles(layout, rows, cols, tokens, gpu);
+    Tensor partials =
+        allocate_like(x_tiles, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+    cuda::NmGatherTiles product = product_of(inputs, values, index, x_tiles, begin, tokens, y);
+    product.partials = partials.mutable_data_ptr<float>();
+    if (plan.arrivals(rows, tokens) > 0) {
+      STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &product.arrivals));
+    }
+    STD_CUDA_CHECK(cuda::nm_gather_tiles(layout, product, plan, bfloat16, gpu.hopper, stream));
+  });
+}
+
 Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t rows,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens) {
@@ -99,7 +118,17 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   if (inputs.tokens == 0) return y;
   if (x.scalar_type() == weight_dtype &&
       inputs.tokens <= sparse_tokens.value_or(kMaxSparseTokens)) {
-    sparse_product(inputs, values, index, layout, gpu_of(values), std::nullopt, y);
+    const Gpu gpu = gpu_of(values);
+    const bool dense = layout.panel_steps * nm_gather::kStep > kDense * layout.panel_columns;
+    const bool few = inputs.tokens <= std::min<int64_t>(dense ? kFewTokensDense : kFewTokens,
+                                                        nm_gather::max_tokens(gpu));
+    if (few || !nm_gather::tiles_fit(layout, gpu)) {
+      sparse_product(inputs, values, index, layout, gpu, std::nullopt, y);
+    } else if (inputs.tokens > kTilesTokens && !nm_gather::packed_complaint(layout, cols, gpu)) {
+      packed_product(inputs, values, index, layout, gpu, std::nullopt, y);
+    } else {
+      tiles_product(inputs, values, index, layout, gpu, std::nullopt, y);
+    }
   } else {
     unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
       return unpack_rows(values, index, layout, first, count, cols, weight_dtype);
@@ -133,10 +162,38 @@ Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Ten
   return y;
 }
 
+// For benchmarks: the kernel for many tokens by a plan of the caller's choice.
+Tensor nm_gather_linear_tiles_planned(const Tensor& x, const Tensor& values, const Tensor& index,
+                                      int64_t rows, int64_t n, int64_t m, int64_t vector_length,
+                                      ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                                      int64_t shape, int64_t row_warps, int64_t splits,
+                                      int64_t x_stages, int64_t weight_stages, int64_t band,
+                                      int64_t cluster) {
+  check_weight_dtype(weight_dtype);
+  const Layout layout = check_gather_pattern(n, m, vector_length);
+  const LinearInputs inputs(x, rows, bias, values, "gather_values");
+  const int64_t cols = inputs.in_features;
+  check_readable(values, index, rows, cols, layout);
+  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
+  const Gpu gpu = gpu_of(values);
+  const TilesPlan plan{static_cast<int>(shape),         static_cast<int>(row_warps),
+                       static_cast<int>(splits),        static_cast<int>(x_stages),
+                       static_cast<int>(weight_stages), static_cast<int>(band),
+                       static_cast<int>(cluster)};
+  const char* const complaint = plan.complaint(layout, rows, cols, inputs.tokens, gpu);
+  FS_CHECK(complaint == nullptr && inputs.tokens >= 1,
+           "no plan for this product: ", complaint ? complaint : "there are no tokens");
+  const DeviceGuard guard(values.get_device_index());
+  Tensor y = inputs.new_y();
+  tiles_product(inputs, values, index, layout, gpu, plan, y);
+  return y;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("nm_gather_unpack", TORCH_BOX(&nm_gather_unpack));
   m.impl("nm_gather_linear", TORCH_BOX(&nm_gather_linear));
   m.impl("nm_gather_linear_planned", TORCH_BOX(&nm_gather_linear_planned));
+  m.impl("nm_gather_linear_tiles_planned", TORCH_BOX(&nm_gather_linear_tiles_planned));
 }
 
 }  // namespace

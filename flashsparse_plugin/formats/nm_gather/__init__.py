@@ -98,7 +98,8 @@ class NMGather(CudaPatternForm):
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        return cost.sparse_seconds(shape, nbytes, tokens, gpu)
+        length = options_of(scheme).vector_length
+        return cost.sparse_seconds(shape, length, nbytes, tokens, gpu)
 
     def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
         return Layout(self.require_fit(scheme, shape), shape)

@@ -5,17 +5,29 @@ from __future__ import annotations
 
 from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu
 
-LAUNCH_TOKENS = 64  # of one launch at most
+LAUNCH_TOKENS = 64  # of one launch of the kernel for few tokens
+FEW_TOKENS = 32  # above which that for many is used, if vectors have so many rows:
+MANY_ROWS = 16
 # Fitted to benchmarks/results/nvidia-h200/nm.csv: the share of the bandwidth that the weight's
 # stream reaches; seconds for what neither overlaps it nor is the launch (the first x, the sums of
 # the warps, y), and for each token of a launch; bytes of x that a block transposes in a clock, and
 # the rows at which each block has to take all of its columns.
 STREAM, ENDS, ENDS_TOKEN = 0.96, 1.2e-6, 0.1e-6
 X_BYTES, X_ROWS = 11.0, 128 * 132
+# Of the kernel for many tokens, fitted to launches with 32 rows an index on an H200, to 14%: rows
+# and tokens of a tile; of a multiprocessor and clock multiplications, and bytes of shared memory;
+# turns that bank conflicts make of one of a gather; the share of all that it reaches; seconds of
+# what nothing overlaps.
+TILE_ROWS, TILE_TOKENS, MMA, SHARED, CONFLICTS = 256, 128, 1000, 128, 1.7
+REACH, ENDS_MANY = 0.8, 7.2e-6
 
 
-def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """The sparse kernel, in as many launches as it needs; blocks read x from the L2."""
+def sparse_seconds(
+    shape: tuple[int, int], vector_length: int, nbytes: int, tokens: int, gpu: Gpu
+) -> float:
+    """The sparse kernels, in as many launches as they need; blocks read x from the L2."""
+    if tokens > FEW_TOKENS and vector_length >= MANY_ROWS:
+        return _many_seconds(shape, vector_length, nbytes, tokens, gpu)
     total = 0.0
     for begin in range(0, tokens, LAUNCH_TOKENS):
         taken = min(LAUNCH_TOKENS, tokens - begin)
@@ -24,3 +36,24 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
         stream = nbytes / (STREAM * gpu.memory)
         total += LAUNCH + BEGIN + ENDS + ENDS_TOKEN * taken + max(stream, x) + 0.2 * min(stream, x)
     return total
+
+
+def _many_seconds(
+    shape: tuple[int, int], vector_length: int, nbytes: int, tokens: int, gpu: Gpu
+) -> float:
+    """Transposing x, and the longest of arithmetic, shared memory and the weight's streams."""
+    out_features, in_features = shape
+    x_bytes = ITEMSIZE * tokens * in_features
+    transposing = LAUNCH / 2 + 2 * x_bytes / gpu.l2
+    padded = -(-tokens // 64) * 64
+    products = nbytes / ITEMSIZE * padded
+    gathered = ITEMSIZE * CONFLICTS * products / min(vector_length, 64)
+    weights = nbytes * padded / min(padded, TILE_TOKENS)
+    x_tiles = ITEMSIZE * padded * in_features * max(out_features / TILE_ROWS, 1.0)
+    clocks = max(products / MMA, (gathered + 2 * weights + x_tiles) / SHARED)
+    longest = max(
+        clocks / (gpu.multiprocessors * gpu.clock),
+        weights / gpu.l2,
+        nbytes / gpu.memory,
+    )
+    return LAUNCH + BEGIN + ENDS_MANY + transposing + longest / REACH

@@ -46,9 +46,11 @@ def _(
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
 
-    On CUDA up to sparse_tokens tokens are multiplied by the sparse kernel, 64 a launch; for more
-    the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always unpacked. A
-    weight whose dtype x has not is always unpacked. On a CPU it always is.
+    On CUDA up to sparse_tokens tokens are multiplied by the sparse kernels: 16 by one that reads x
+    as it is (32 where more than 0.4 of the columns are kept), more by one that reads a transposed
+    copy of x, or by the first in several launches where vectors have 8 rows. For more tokens the
+    weight is unpacked, and torch's own linear multiplies. None: 128; 0: always unpacked. A weight
+    whose dtype x has not is always unpacked. On a CPU it always is.
 
     Source: NM-SpMM, section III (the gather of activations).
     """
@@ -75,6 +77,57 @@ def _(
     """nm_gather_linear by one launch of the sparse CUDA kernel, planned by the caller.
 
     For benchmarks. The integers are those of kernels/cuda/nm_gather/linear_plan.h.
+    """
+    return linear_result(x, out_features, bias)
+
+
+@register_fake("flashsparse::nm_gather_linear_tiles_planned")
+def _(
+    x,
+    gather_values,
+    gather_index,
+    out_features,
+    n,
+    m,
+    vector_length,
+    weight_dtype,
+    bias,
+    shape,
+    row_warps,
+    splits,
+    x_stages,
+    weight_stages,
+    band,
+    cluster,
+):
+    """nm_gather_linear by the CUDA kernel for many tokens, planned by the caller; for benchmarks.
+
+    The integers are those of kernels/cuda/nm_gather/tiles_plan.h. The transposed copy of x that it
+    reads is made in each call.
+    """
+    return linear_result(x, out_features, bias)
+
+
+@register_fake("flashsparse::nm_gather_linear_packed")
+def _(
+    x,
+    gather_values,
+    gather_index,
+    out_features,
+    n,
+    m,
+    vector_length,
+    weight_dtype,
+    bias=None,
+    shape=None,
+    band=None,
+):
+    """nm_gather_linear for many tokens on Hopper: kept columns of x are packed for its tensor core.
+
+    For vectors of 64 or 128 rows, and x in the dtype of the weight. The integers are those of
+    kernels/cuda/nm_gather/packed_plan.h; without them the launch is planned from the sizes.
+
+    Source: NM-SpMM, section III (packing).
     """
     return linear_result(x, out_features, bias)
 

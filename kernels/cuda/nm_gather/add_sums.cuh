@@ -2,6 +2,7 @@
 // The end of a block: its warps' sums are added up in shared memory, those of blocks that share
 // rows in the workspace, each time in one order.
 #pragma once
+#include "common/cluster.cuh"
 #include "common/memory.cuh"
 #include "cuda/linear_y.cuh"
 #include "cuda/nm_gather/linear_shape.h"
@@ -28,37 +29,71 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Shape::kTiles][Sh
   }
 }
 
+// What a block knows of its part of y, and of the blocks that share it.
+struct SumsOfBlock {
+  uint16_t* y;           // of its first token
+  const uint16_t* bias;  // or null
+  float* partials;       // of all blocks of rows, for its tokens
+  uint32_t* arrivals;    // the same
+  int rows, tokens;      // of the weight; of the block
+  int row_warps, depth_warps;
+  int row_block, row_blocks;
+  int split, splits;
+  uint32_t flag;  // a word of shared memory
+};
+
 // All warps have stored. Sums are numbered by quads, four rows of a token, over the rows of the
 // block.
 template <class Type, class Shape>
 class AddSums {
  public:
-  __device__ __forceinline__ AddSums(const Arguments& a, uint32_t shared)
+  __device__ __forceinline__ AddSums(const SumsOfBlock& a, uint32_t shared)
       : a_(a), shared_(shared), across_(a.row_warps * kUnitQuads), count_(a.tokens * across_) {}
 
   __device__ __forceinline__ void run() const {
-    const bool whole = gridDim.y == 1;
+    const bool whole = a_.splits == 1;
     FS_NO_UNROLL
     for (int quad = threadIdx.x; quad < count_; quad += blockDim.x) {
       const float4 sum = sum_of_warps(quad);
       if (whole) {
         store(quad, sum);
       } else {
-        store_global(partials(blockIdx.y) + quad, sum);
+        store_global(partials(a_.split) + quad, sum);
       }
     }
     if (!whole) add_blocks();
+  }
+
+  // Where the splits are a cluster, which has come to a barrier: each adds up its share from the
+  // memory of all. None may end before all have.
+  __device__ __forceinline__ void run_in_cluster() const {
+    FS_NO_UNROLL
+    for (int quad = a_.split * blockDim.x + threadIdx.x; quad < count_;
+         quad += a_.splits * blockDim.x) {
+      const uint32_t from = address(quad);
+      float4 sum = load_shared_in(0, from);
+      FS_UNROLL_BY(4)
+      for (int split = 1; split < a_.splits; ++split) {
+        sum = add(sum, load_shared_in(split, from));
+      }
+      store(quad, sum);
+    }
   }
 
  private:
   static constexpr int kUnitQuads = Shape::kUnitRows / 4;
   static constexpr uint32_t kPartBytes = Shape::kTokens * Shape::kSumStride * sizeof(float);
 
-  __device__ __forceinline__ float4 sum_of_warps(int quad) const {
+  // Where the first warp's sums lie.
+  __device__ __forceinline__ uint32_t address(int quad) const {
     const int token = quad / across_, place = quad - token * across_;
     const int unit = place / kUnitQuads, row = place % kUnitQuads * 4;
-    uint32_t from =
-        shared_ + unit * kPartBytes + (token * Shape::kSumStride + row) * uint32_t{sizeof(float)};
+    return shared_ + unit * kPartBytes +
+           (token * Shape::kSumStride + row) * uint32_t{sizeof(float)};
+  }
+
+  __device__ __forceinline__ float4 sum_of_warps(int quad) const {
+    uint32_t from = address(quad);
     float4 sum = load_shared<float4>(from);
     FS_NO_UNROLL
     for (int i = 1; i < a_.depth_warps; ++i) {
@@ -72,17 +107,18 @@ class AddSums {
   __device__ __forceinline__ void add_blocks() const {
     __syncthreads();
     if (threadIdx.x == 0) {
-      const uint32_t before = arrive(a_.arrivals + blockIdx.x);
-      if (before == gridDim.y - 1) a_.arrivals[blockIdx.x] = 0;
-      store_shared(shared_ + a_.flag, before);
+      uint32_t* const arrivals = a_.arrivals + a_.row_block;
+      const uint32_t last = a_.splits - 1, before = arrive(arrivals);
+      if (before == last) *arrivals = 0;
+      store_shared(a_.flag, uint32_t{before == last});
     }
     __syncthreads();
-    if (load_shared<uint32_t>(shared_ + a_.flag) != gridDim.y - 1) return;
+    if (!load_shared<uint32_t>(a_.flag)) return;
     FS_NO_UNROLL
     for (int quad = threadIdx.x; quad < count_; quad += blockDim.x) {
       float4 sum = load_l2(partials(0) + quad);
       FS_UNROLL_BY(4)
-      for (uint32_t split = 1; split < gridDim.y; ++split) {
+      for (int split = 1; split < a_.splits; ++split) {
         sum = add(sum, load_l2(partials(split) + quad));
       }
       store(quad, sum);
@@ -90,18 +126,18 @@ class AddSums {
   }
 
   // partials[splits][blocks of rows][tokens][rows of the block]
-  __device__ __forceinline__ float4* partials(uint32_t split) const {
+  __device__ __forceinline__ float4* partials(int split) const {
     return reinterpret_cast<float4*>(a_.partials) +
-           (int64_t{split} * gridDim.x + blockIdx.x) * count_;
+           (int64_t{split} * a_.row_blocks + a_.row_block) * count_;
   }
 
   __device__ __forceinline__ void store(int quad, const float4& sum) const {
     const int token = quad / across_;
-    const int row = (blockIdx.x * across_ + (quad - token * across_)) * 4;
+    const int row = (a_.row_block * across_ + (quad - token * across_)) * 4;
     store_y<Type>(a_.y, a_.bias, a_.rows, token, row, sum);
   }
 
-  const Arguments& a_;
+  const SumsOfBlock& a_;
   const uint32_t shared_;
   const int across_, count_;
 };

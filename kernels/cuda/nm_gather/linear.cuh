@@ -105,7 +105,12 @@ class Block {
       bring_x(threadIdx.x - multiplying * 32);
     }
     __syncthreads();
-    AddSums<Type, Shape>(a_, shared_).run();
+    const int row_block = blockIdx.x, row_blocks = gridDim.x;
+    const int split = blockIdx.y, splits = gridDim.y;
+    const SumsOfBlock sums{a_.y,      a_.bias,      a_.partials,      a_.arrivals, a_.rows,
+                           a_.tokens, a_.row_warps, a_.depth_warps,   row_block,   row_blocks,
+                           split,     splits,       shared_ + a_.flag};
+    AddSums<Type, Shape>(sums, shared_).run();
   }
 
  private:

@@ -6,6 +6,9 @@
 #include <cstdint>
 
 #include "cuda/nm_gather/linear_plan.h"
+#include "cuda/nm_gather/packed_plan.h"
+#include "cuda/nm_gather/tiles_plan.h"
+#include "cuda/nm_gather/transpose_x.h"
 #include "formats/nm_gather.h"
 
 namespace flashsparse::cuda {
@@ -25,6 +28,33 @@ struct NmGatherProduct {
 
 cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProduct& product,
                              const nm_gather::Plan& plan, bool bfloat16, cudaStream_t stream);
+
+// Writes x_tiles [ceil(tokens / 64), columns, 64] of x [tokens, x_stride] (transpose_x.cuh);
+// `columns` are x_tile_columns(), x is as nm_gather_linear takes it, x_tiles on 16 bytes.
+cudaError_t nm_gather_transpose_x(const uint16_t* x, int x_stride, int tokens, int64_t columns,
+                                  uint16_t* x_tiles, cudaStream_t stream);
+
+struct NmGatherTiles {
+  const void* values;       // on 16 bytes; the layout's pairs of its units
+  const void* index;        // on 16 bytes
+  const uint16_t* x_tiles;  // on 16 bytes
+  const uint16_t* bias;     // or null
+  uint16_t* y;              // on 8 bytes
+  float* partials;          // plan.partial_floats(), on 16 bytes
+  uint32_t* arrivals;       // plan.arrivals() of cuda::arrivals where that is not 0
+  int64_t rows, cols, tokens;
+};
+
+// For many tokens, from x_tiles (tiles.cuh): follows nm_gather_transpose_x on the stream.
+cudaError_t nm_gather_tiles(const nm_gather::Layout& layout, const NmGatherTiles& product,
+                            const nm_gather::TilesPlan& plan, bool bfloat16, bool hopper,
+                            cudaStream_t stream);
+
+// The same by wgmma and packed x, on a GPU that nm_gather::packed_complaint has no word against; y
+// is on 16 bytes, and nothing is shared by blocks.
+cudaError_t nm_gather_packed(const nm_gather::Layout& layout, const NmGatherTiles& product,
+                             const nm_gather::PackedPlan& plan, int multiprocessors, bool bfloat16,
+                             cudaStream_t stream);
 
 // Unpacks the units from first_row on, a multiple of the rows that share an index, to
 // weight[rows, cols], zeros included. `values` and `index` begin with those of first_row.

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA ops of nm_gather ask of a weight, and how those for many tokens bring x.
+#pragma once
+#include <algorithm>
+#include <optional>
+
+#include "bindings/cuda.h"
+#include "bindings/linear_cuda.h"
+#include "bindings/nm_gather.h"
+#include "cuda/nm_gather/nm_gather.h"
+
+namespace flashsparse {
+
+inline void check_readable(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
+                           const nm_gather::Layout& layout) {
+  check_on_cuda(values, "gather_values");
+  check_nm_gather(values, index, out, in, layout);
+  FS_CHECK(
+      reinterpret_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0 &&
+          reinterpret_cast<uintptr_t>(index.const_data_ptr()) % 16 == 0,
+      "gather_values must start on 16 bytes and gather_index on 16: pass tensors of their own ",
+      "and not slices, e.g. gather_values.clone()");
+}
+
+// Calls body(x_tiles, begin, tokens) for each slab of tokens, transposed (transpose_x.cuh), on the
+// current stream: as many tokens as a bounded workspace holds, whole blocks of any kernel.
+template <class Body>
+void for_each_x_tiles(const LinearInputs& inputs, const nm_gather::Layout& layout,
+                      const Body& body) {
+  constexpr int64_t kWorkspaceBytes = 256 << 20, kBlockTiles = 512 / nm_gather::kTileTokens;
+  const int64_t cols = inputs.in_features, columns = nm_gather::x_tile_columns(layout, cols);
+  const int64_t block_bytes = kBlockTiles * columns * nm_gather::kTileTokens * sizeof(uint16_t);
+  const int64_t most =
+      std::max<int64_t>(kWorkspaceBytes / block_bytes, 1) * kBlockTiles * nm_gather::kTileTokens;
+  const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
+  for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
+    const int64_t tokens = std::min(most, inputs.tokens - begin);
+    Tensor x_tiles =
+        allocate_like(x, {nm_gather::x_tile_count(tokens), columns, nm_gather::kTileTokens});
+    STD_CUDA_CHECK(cuda::nm_gather_transpose_x(
+        bits(x) + begin * x.size(1), static_cast<int>(x.size(1)), static_cast<int>(tokens), columns,
+        mutable_bits(x_tiles), current_stream(x)));
+    body(x_tiles, begin, tokens);
+  }
+}
+
+// What a kernel for many tokens is given of a slab.
+inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const Tensor& values,
+                                      const Tensor& index, const Tensor& x_tiles, int64_t begin,
+                                      int64_t tokens, Tensor& y) {
+  cuda::NmGatherTiles product{};
+  product.values = values.const_data_ptr();
+  product.index = index.const_data_ptr();
+  product.x_tiles = bits(x_tiles);
+  product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+  product.y = mutable_bits(y) + begin * inputs.out_features;
+  product.rows = inputs.out_features;
+  product.cols = inputs.in_features;
+  product.tokens = tokens;
+  return product;
+}
+
+// By wgmma and packed x (nm_gather_packed_cuda.cpp): where nm_gather::packed_complaint has no word
+// against, by `given` or by the tokens' own plan.
+void packed_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
+                    const nm_gather::Layout& layout, const Gpu& gpu,
+                    std::optional<nm_gather::PackedPlan> given, Tensor& y);
+
+}  // namespace flashsparse

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T for a vector-wise N:M weight of which 64 or 128 rows share an index, and many tokens,
+// on Hopper: x is packed, so that the tensor core multiplies kept columns only and does not know of
+// the others.
+//
+//   memory    x_tiles --a warpgroup packs-->  a ring in shared memory: B, kept columns x tokens
+//                                                  |  full, empty
+//             values  --3 pairs on their way-->  two warpgroups, 64 rows each: A in registers
+//                                                  |
+//             y       <--through shared memory--  accumulators, 64 x 256 tokens a warpgroup
+//
+// Blocks stay and take one tile of y after the other, so that the next one's x is packed and its
+// weights come while the last one is written. Source: NM-SpMM, section III (packing), with the
+// stages of a pipeline as warps of their own.
+#pragma once
+#include "common/registers.cuh"
+#include "cuda/nm_gather/pack_x.cuh"
+#include "cuda/nm_gather/packed_y.cuh"
+
+namespace flashsparse::nm_gather {
+
+// What a warp multiplies: 16 rows of a unit, a vector of 16 bytes each lane and step.
+template <class Shape>
+class WeightRows {
+ public:
+  __device__ __forceinline__ WeightRows(const Weight& weight, int units, const PackedTile& tile,
+                                        int group) {
+    constexpr int kVectors = 4;  // of a unit, pair and lane
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int row = tile.row * Shape::kRows + Shape::first_row(group) + warp * 16;
+    const int unit = min(row / 32, units - 1);
+    next_ = weight.values + int64_t{unit} * weight.pairs * (kVectors * 32) + warp % 2 * 32 + lane;
+    left_ = weight.pairs;
+  }
+
+  // Starts to load the next pair, if there is one.
+  __device__ __forceinline__ void load(uint32_t (&a)[2][4]) {
+    if (left_-- <= 0) return;
+    FS_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      // Where both warpgroups have the same rows, the second to come finds them in the L1.
+      const uint4* const from = next_ + step * 64;
+      const uint4 v = Shape::kRows == 64 ? load_readonly(from) : load_streaming(from);
+      a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
+    }
+    next_ += 128;
+  }
+
+ private:
+  const uint4* next_;
+  int left_;
+};
+
+template <class Type, class Shape>
+class Multiply {
+ public:
+  __device__ __forceinline__ Multiply(const Weight& weight, const PackedArguments& a,
+                                      uint32_t shared, int group)
+      : weight_(weight),
+        a_(a),
+        group_(group),
+        store_(a, shared, group),
+        full_(shared),
+        emptied_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    const int tiles = a_.row_tiles * a_.token_tiles, step = gridDim.x;
+    PackedTile tile(a_, blockIdx.x);
+    WeightRows<Shape> rows = begin(tile);
+    FS_NO_UNROLL
+    for (int number = blockIdx.x; number < tiles; number += step) {
+      multiply(rows);
+      const PackedTile done = tile;
+      if (number + step < tiles) {
+        tile = PackedTile(a_, number + step);
+        rows = begin(tile);
+      }
+      store_.run(sums_, done);
+    }
+  }
+
+ private:
+  static constexpr int kSlots = Shape::kAhead + 1;
+
+  // The first weights of a tile set off.
+  __device__ __forceinline__ WeightRows<Shape> begin(const PackedTile& tile) {
+    WeightRows<Shape> rows(weight_, a_.units, tile, group_);
+    FS_UNROLL
+    for (int i = 0; i < Shape::kAhead; ++i) rows.load(values_[i]);
+    return rows;
+  }
+
+  __device__ __forceinline__ void multiply(WeightRows<Shape>& rows) {
+    FS_UNROLL
+    for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
+    wgmma_hold(sums_);
+    FS_NO_UNROLL
+    for (int pair = 0; pair < weight_.pairs; pair += kSlots) {
+      FS_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        if (pair + slot < weight_.pairs) {
+          multiply_pair(values_[slot]);
+          wgmma_wait_but<1>();
+          if (pair + slot > 0) empty();
+          rows.load(values_[(slot + Shape::kAhead) % kSlots]);
+        }
+      }
+    }
+    wgmma_wait(sums_);
+    empty();
+  }
+
+  __device__ __forceinline__ void multiply_pair(const uint32_t (&a)[2][4]) {
+    mbarrier_wait(full_.full(), full_.parity());
+    const uint64_t b = gathered_operand<kPair>(full_.begin() + Shape::first_slab(group_));
+    wgmma_begin();
+    wgmma_gathered<Type, Shape::kTokens>(sums_, a[0], b);
+    wgmma_gathered<Type, Shape::kTokens>(sums_, a[1], wgmma_moved(b, kStep * kSlabRowBytes));
+    wgmma_commit();
+    full_.move();
+  }
+
+  // The warp's products with the oldest stage are done.
+  __device__ __forceinline__ void empty() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(emptied_.empty());
+    emptied_.move();
+  }
+
+  const Weight& weight_;
+  const PackedArguments& a_;
+  const int group_;
+  const StoreY<Type, Shape> store_;
+  RingPlace<Shape> full_, emptied_;
+  uint32_t values_[kSlots][2][4];
+  float sums_[Shape::kTokens / 2];
+};
+
+// Launch with gridDim.x = the multiprocessors, or the tiles if they are fewer, Shape::kThreads
+// threads and Shape::kSharedBytes of dynamic shared memory. Empty but on sm_90a.
+template <class Type, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    packed_kernel(const Weight weight, const PackedArguments arguments) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  FS_DYNAMIC_SHARED(dynamic);
+  const uint32_t shared = shared_address(dynamic);
+  if (threadIdx.x == 0) init_ring<Shape>(shared);
+  __syncthreads();
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    release_registers<Shape::kPackRegisters>();
+    PackX<Shape>(weight, arguments, shared).run();
+  } else {
+    take_registers<Shape::kMultiplyRegisters>();
+    Multiply<Type, Shape>(weight, arguments, shared, warpgroup - 1).run();
+  }
+#endif
+}
+
+struct PackedCompiled {
+  void (*float16)(Weight, PackedArguments);
+  void (*bfloat16)(Weight, PackedArguments);
+  int threads;
+  uint32_t shared_bytes;
+};
+
+#define FS_NM_PACKED_COMPILED(...)                                                        \
+  {packed_kernel<Float16, PackedShape<__VA_ARGS__>>,                                      \
+   packed_kernel<BFloat16, PackedShape<__VA_ARGS__>>, PackedShape<__VA_ARGS__>::kThreads, \
+   PackedShape<__VA_ARGS__>::kSharedBytes},
+// By the index of kPackedShapes.
+inline const PackedCompiled kPackedCompiled[] = {FS_NM_PACKED_SHAPES(FS_NM_PACKED_COMPILED)};
+#undef FS_NM_PACKED_COMPILED
+
+}  // namespace flashsparse::nm_gather

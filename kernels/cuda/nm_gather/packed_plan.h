@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the product of an nm_gather weight and many tokens is cut, where Hopper's wgmma multiplies
+// packed x: decided on the host from sizes alone, so that a CUDA graph can hold the decision.
+//
+// One block makes a tile of y from the first kept column to the last. The rows of a tile share an
+// index: they are 128, 64 for each of two warpgroups, or 64, of which each warpgroup takes other
+// tokens. Tiles are taken in bands of `band` columns of tiles, so that those which are made at the
+// same time read the same weights and the same x from the L2.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "formats/nm_gather.h"
+
+namespace flashsparse::nm_gather {
+
+// The compiled shapes: X(tokens, rows, stages). packed_shape.h explains each.
+#define FS_NM_PACKED_SHAPES(X) \
+  X(128, 128, 16)              \
+  X(256, 128, 10)              \
+  X(128, 64, 10)               \
+  X(256, 64, 5)
+
+struct PackedShapeInfo {
+  int tokens, rows, stages;
+
+  constexpr int tile_tokens() const { return tokens * 128 / rows; }
+};
+
+#define FS_NM_PACKED_INFO(tokens, rows, stages) {tokens, rows, stages},
+inline constexpr PackedShapeInfo kPackedShapes[] = {FS_NM_PACKED_SHAPES(FS_NM_PACKED_INFO)};
+#undef FS_NM_PACKED_INFO
+inline constexpr int kPackedShapeCount = sizeof kPackedShapes / sizeof kPackedShapes[0];
+
+inline constexpr int kPackedRows = 128;  // of a tile: 64 for each of two warpgroups
+
+struct PackedPlan {
+  int shape;  // index into kPackedShapes
+  int band;   // columns of tiles
+
+  const PackedShapeInfo& info() const { return kPackedShapes[shape]; }
+  int64_t row_tiles(int64_t rows) const { return ceil_div(rows, info().rows); }
+  int64_t token_tiles(int64_t tokens) const { return ceil_div(tokens, info().tile_tokens()); }
+  int64_t tiles(int64_t rows, int64_t tokens) const {
+    return row_tiles(rows) * token_tiles(tokens);
+  }
+  // Why the kernel could not run by this plan; null where it can.
+  const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                        const Gpu& gpu) const;
+};
+
+// Why the kernel cannot have such weights on such a GPU, and what to do; null where it can.
+const char* packed_complaint(const Layout& layout, int64_t cols, const Gpu& gpu);
+
+// tokens >= 1; of a layout and GPU without complaint.
+PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                       const Gpu& gpu);
+
+}  // namespace flashsparse::nm_gather

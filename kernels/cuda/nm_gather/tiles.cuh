@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T for a vector-wise N:M weight and many tokens, work done for kept columns only.
+//
+//   memory          shared memory                          registers
+//   x_tiles         a ring of sections, 128 bytes a    --ldmatrix, a lane an address-->  B of mma
+//                   column and 64 tokens                        |
+//   values, index   a ring of pairs of steps           -->  A of mma, and row addresses
+//
+// ldmatrix takes the address of each of its rows from a lane: that *is* the gather, and one serves
+// all rows that share an index. Two warps copy, one for each ring; the others multiply, and wait
+// for nothing else.
+#pragma once
+#include "common/mma.cuh"
+#include "common/warp.cuh"
+#include "cuda/nm_gather/add_sums.cuh"
+#include "cuda/nm_gather/tiles_rings.cuh"
+#include "cuda/nm_gather/tiles_shape.h"
+#include "cuda/nm_gather/tiles_walk.cuh"
+#include "cuda/nm_gather/tiles_y.cuh"
+
+namespace flashsparse::nm_gather {
+
+// The sums of a warp: kRows x kWarpTokens, in accumulators of mma.
+template <class Type, class Shape>
+class TileMultiplier {
+ public:
+  // Of the warps that share `x` and weights, this one is number `row_warp` along the rows.
+  __device__ __forceinline__ TileMultiplier(const TileArguments& a, int row_warp, int token_warp)
+      : x_tile_bytes_(a.x_tile_bytes),
+        x_at_(token_warp * Shape::kWarpTokens / kTileTokens * a.x_tile_bytes),
+        values_at_(row_warp * Shape::kUnits * Shape::kUnitBytes + threadIdx.x % 32 * 16),
+        index_at_(a.row_warps * Shape::kUnits * Shape::kUnitBytes + row_warp * kPair +
+                  threadIdx.x % 16 / 4 * 4) {}
+
+  // Adds the product of step 0 or 1 of a pair. The first row of x of the step's panel is at
+  // `panel`; `stage` is where the stage of weights begins.
+  __device__ __forceinline__ void multiply(int step, uint32_t panel, uint32_t stage) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t byte =
+        load_shared<uint32_t>(stage + index_at_ + step * kStep) >> lane % 4 * 8 & 0xff;
+    uint4 values[Shape::kTiles];
+    FS_UNROLL
+    for (int tile = 0; tile < Shape::kTiles; ++tile) {
+      const int unit = tile / Shape::kUnitTiles, in_unit = tile % Shape::kUnitTiles;
+      values[tile] = load_shared<uint4>(stage + values_at_ + unit * Shape::kUnitBytes +
+                                        (step * Shape::kUnitTiles + in_unit) * 512);
+    }
+    // The lane names a row for two 8x8 matrices, planes of x beside each other by halves of the
+    // warp. Chunk i of row r lies at i ^ r % 8.
+    const uint32_t row = panel + x_at_ + byte * 128 + (byte % 8 ^ lane / 16) * 16;
+    uint32_t x[2][4];
+    ldmatrix_x4<true>(x[0], row);
+    FS_UNROLL
+    for (int two = 0; two < Shape::kPlanes / 2; ++two) {
+      if (two + 1 < Shape::kPlanes / 2) {
+        const int next = two + 1;
+        ldmatrix_x4<true>(x[next % 2], (row ^ next % 4 * 32) + next / 4 * x_tile_bytes_);
+      }
+      FS_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        FS_UNROLL
+        for (int tile = 0; tile < Shape::kTiles; ++tile) {
+          const uint4 v = values[tile];
+          const uint32_t a[4] = {v.x, v.y, v.z, v.w};
+          mma_m16n8k16<Type>(sums[tile][two * 2 + half], a, x[two % 2][half * 2],
+                             x[two % 2][half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+    FS_UNROLL
+    for (int i = 0; i < Shape::kTiles * Shape::kPlanes * 4; ++i) {
+      sums[i / 4 / Shape::kPlanes][i / 4 % Shape::kPlanes][i % 4] = 0;
+    }
+  }
+
+  float sums[Shape::kTiles][Shape::kPlanes][4];
+
+ private:
+  const uint32_t x_tile_bytes_, x_at_, values_at_, index_at_;
+};
+
+template <class Type, class Shape>
+class TileBlock {
+ public:
+  __device__ __forceinline__ TileBlock(const Weight& weight, const TileArguments& a,
+                                       uint32_t shared)
+      : weight_(weight),
+        a_(a),
+        shared_(shared),
+        split_(blockIdx.x % a.splits),
+        begin_(weight.sections * static_cast<int64_t>(split_) / a.splits),
+        end_(weight.sections * static_cast<int64_t>(split_ + 1) / a.splits) {}
+
+  __device__ __forceinline__ void run() const {
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+    const int multiplying = a_.row_warps * Shape::kTokenWarps;
+    const uint32_t x_stage_bytes = Shape::kTokenTiles * a_.x_tile_bytes;
+    const uint32_t stages = sums() + multiplying * Shape::kYBytes;
+    RingPlace x(shared_, stages, x_stage_bytes, a_.x_stages);
+    RingPlace weights(shared_ + 2 * a_.x_stages * kMbarrierBytes,
+                      stages + a_.x_stages * x_stage_bytes, a_.weight_stage_bytes,
+                      a_.weight_stages);
+    if (threadIdx.x == 0) {
+      x.init(multiplying);
+      weights.init(multiplying);
+      mbarrier_init_done();
+    }
+    wait_all();
+    const TileWalk walk(a_);
+    if (warp < multiplying) {
+      multiply(x, weights, walk, warp);
+    } else {
+      if (warp == multiplying) {
+        fill_weights<Shape>(weight_, a_, weights, walk, begin_ * weight_.section_pairs,
+                            end_ * weight_.section_pairs);
+      } else {
+        fill_x<Shape>(weight_, a_, x, walk, begin_, end_);
+      }
+      if (a_.splits > 1) wait_read();
+    }
+    if (a_.splits > 1) {
+      wait_all();
+      add_sums(walk);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kPartBytes = Shape::kTokens * Shape::kSumStride * sizeof(float);
+
+  __device__ __forceinline__ void multiply(RingPlace x, RingPlace weights, TileWalk walk,
+                                           int warp) const {
+    const int row_warp = warp / Shape::kTokenWarps;
+    const int token_warp = warp - row_warp * Shape::kTokenWarps;
+    TileMultiplier<Type, Shape> multiplier(a_, row_warp, token_warp);
+    FS_NO_UNROLL
+    for (; !walk.ended(); walk.advance()) {
+      multiplier.clear();
+      FS_NO_UNROLL
+      for (int section = begin_; section < end_; ++section) {
+        const int column = section * weight_.section_columns;
+        const uint32_t second_panel =
+            (block_begin(column + weight_.panel_columns) - block_begin(column)) * 128;
+        x.wait_full();
+        FS_NO_UNROLL
+        for (int pair = 0; pair < weight_.section_pairs; ++pair) {
+          weights.wait_full();
+          FS_UNROLL
+          for (int step = 0; step < 2; ++step) {
+            const bool first = pair * 2 + step < weight_.panel_steps;
+            multiplier.multiply(step, x.memory() + (first ? 0 : second_panel), weights.memory());
+          }
+          __syncwarp();
+          weights.release();
+          weights.advance();
+        }
+        x.release();
+        x.advance();
+      }
+      if (a_.splits == 1) {
+        store_tile<Type, Shape>(multiplier.sums, a_,
+                                (walk.row_block * a_.row_warps + row_warp) * Shape::kUnitRows,
+                                walk.token_block * Shape::kTokens + token_warp * Shape::kWarpTokens,
+                                sums() + warp * Shape::kYBytes);
+      }
+    }
+    if (a_.splits == 1) return;
+    wait_read();  // the sums take the place of both rings
+    store_sums<Shape>(
+        multiplier.sums,
+        sums() + row_warp * kPartBytes + token_warp * (Shape::kWarpTokens * Shape::kSumStride * 4),
+        threadIdx.x % 32);
+  }
+
+  // All threads of the splits that are a cluster, or else of the block.
+  __device__ __forceinline__ void wait_all() const {
+    if (a_.split_cluster) {
+      sync_cluster();
+    } else {
+      __syncthreads();
+    }
+  }
+  // All threads of the block, which come from several loops.
+  __device__ __forceinline__ void wait_read() const { sync_threads_of(1, blockDim.x); }
+
+  __device__ __forceinline__ void add_sums(const TileWalk& walk) const {
+    const int token = walk.token_block * Shape::kTokens;
+    const int64_t blocks_before = int64_t{walk.token_block} * a_.row_blocks;
+    const SumsOfBlock own{a_.y + int64_t{token} * a_.rows,
+                          a_.bias,
+                          a_.partials + blocks_before * a_.splits *
+                                            (a_.row_warps * Shape::kUnitRows * Shape::kTokens),
+                          a_.arrivals + blocks_before,
+                          a_.rows,
+                          min(Shape::kTokens, a_.tokens - token),
+                          a_.row_warps,
+                          1,
+                          walk.row_block,
+                          a_.row_blocks,
+                          split_,
+                          a_.splits,
+                          shared_ + static_cast<uint32_t>(kTileBarrierBytes - kFlagBytes)};
+    const AddSums<Type, Shape> adding(own, sums());
+    if (a_.split_cluster) {
+      adding.run_in_cluster();
+      sync_cluster();  // none ends while others read its sums
+    } else {
+      adding.run();
+    }
+  }
+
+  // Behind the barriers: a place for each warp's part of y, then the rings; or the sums of a split.
+  __device__ __forceinline__ uint32_t sums() const {
+    return shared_ + static_cast<uint32_t>(kTileBarrierBytes);
+  }
+
+  const Weight& weight_;
+  const TileArguments& a_;
+  const uint32_t shared_;
+  const int split_, begin_, end_;  // sections
+};
+
+// Launch TilesPlan::blocks() blocks in the plan's clusters, or, where there are no splits, as many
+// of them as run at once, with TilesPlan::threads() threads and TilesPlan::shared_bytes() of
+// dynamic shared memory.
+template <class Type, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    tiles_kernel(const Weight weight, const TileArguments arguments) {
+  FS_DYNAMIC_SHARED(shared);
+  TileBlock<Type, Shape>(weight, arguments, shared_address(shared)).run();
+}
+
+struct CompiledTiles {
+  void (*float16)(Weight, TileArguments);
+  void (*bfloat16)(Weight, TileArguments);
+};
+
+#define FS_NM_TILES_COMPILED(...) \
+  {tiles_kernel<Float16, TileShape<__VA_ARGS__>>, tiles_kernel<BFloat16, TileShape<__VA_ARGS__>>},
+// By the index of kTileShapes.
+inline const CompiledTiles kCompiledTiles[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_COMPILED)};
+#undef FS_NM_TILES_COMPILED
+
+// What the kernel is given of a plan.
+inline void fill(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                 const TilesPlan& plan, TileArguments& arguments) {
+  arguments.x_columns = static_cast<int>(x_tile_columns(layout, cols));
+  arguments.rows = static_cast<int>(rows);
+  arguments.tokens = static_cast<int>(tokens);
+  arguments.units = static_cast<int>(layout.units(rows));
+  arguments.row_warps = plan.row_warps;
+  arguments.x_stages = plan.x_stages;
+  arguments.weight_stages = plan.weight_stages;
+  arguments.band = plan.band;
+  arguments.splits = plan.splits;
+  arguments.split_cluster = plan.cluster > 1;
+  arguments.row_blocks = static_cast<int>(plan.row_blocks(rows));
+  arguments.token_blocks = static_cast<int>(plan.token_blocks(tokens));
+  arguments.x_tile_bytes = static_cast<uint32_t>(TilesPlan::stage_rows(layout) * kTileTokens * 2);
+  arguments.weight_stage_bytes = static_cast<uint32_t>(plan.weight_stage_bytes(layout));
+}
+
+}  // namespace flashsparse::nm_gather

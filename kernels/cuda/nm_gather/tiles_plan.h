@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the product of an nm_gather weight and many tokens is cut into tiles: decided on the host
+// from sizes alone, so that a CUDA graph can hold the decision.
+//
+// A block multiplies the rows of `row_warps` sets of warps by the tokens of its shape. Blocks walk
+// through `band` blocks of rows for one block of tokens after the other, so that those which run at
+// once share weights and x in the L2. Where there are fewer blocks than multiprocessors the depth
+// is cut into `splits`: on Hopper a cluster of them adds up through each other's shared memory;
+// elsewhere the last to arrive adds up what all have left in memory.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "cuda/nm_gather/transpose_x.h"
+#include "formats/nm_gather.h"
+
+namespace flashsparse::nm_gather {
+
+// The compiled shapes: X(rows and tokens of a warp, warps beside each other along the tokens, sets
+// of warps along the rows at most). A warp's rows share an index. tiles_shape.h explains each.
+// Those for 32 tokens read half of a tile of x: they are for products of no more tokens.
+#define FS_NM_TILES_SHAPES(X) \
+  X(64, 64, 2, 4)             \
+  X(64, 64, 1, 8)             \
+  X(64, 32, 1, 8)             \
+  X(32, 128, 1, 8)            \
+  X(32, 64, 2, 7)             \
+  X(32, 64, 1, 16)            \
+  X(32, 32, 1, 16)            \
+  X(16, 128, 1, 14)           \
+  X(16, 64, 1, 16)            \
+  X(16, 32, 1, 16)
+
+struct TileShapeInfo {
+  int warp_rows, warp_tokens, token_warps, row_warps;
+
+  constexpr int tokens() const { return warp_tokens * token_warps; }
+  constexpr int x_tokens() const { return tokens() < kTileTokens ? kTileTokens : tokens(); }
+  // Whether a warp's rows share an index in a layout.
+  constexpr bool fits(const Layout& layout) const {
+    const int shared = layout.unit_rows * layout.group_units;
+    return layout.unit_rows == (warp_rows < 32 ? warp_rows : 32) && shared % warp_rows == 0;
+  }
+};
+
+#define FS_NM_TILES_INFO(...) {__VA_ARGS__},
+inline constexpr TileShapeInfo kTileShapes[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_INFO)};
+#undef FS_NM_TILES_INFO
+inline constexpr int kTileShapeCount = sizeof kTileShapes / sizeof kTileShapes[0];
+
+inline constexpr int kCopyingWarps = 2;             // one for weights, one for x
+inline constexpr int64_t kTileBarrierBytes = 1024;  // of shared memory: barriers and a flag
+inline constexpr int kMaxTileStages = 63;           // of x and of weights together
+
+struct TilesPlan {
+  int shape;          // index into kTileShapes
+  int row_warps;      // sets of warps along the rows
+  int splits;         // of the depth
+  int x_stages;       // sections of x, and
+  int weight_stages;  // pairs of steps that a block has on their way
+  int band;           // blocks of rows
+  int cluster;        // blocks: the splits, up to 8, or 1
+
+  const TileShapeInfo& info() const { return kTileShapes[shape]; }
+  int warps() const { return row_warps * info().token_warps; }
+  int threads() const { return (warps() + kCopyingWarps) * 32; }
+  int block_rows() const { return row_warps * info().warp_rows; }
+  int64_t row_blocks(int64_t rows) const { return ceil_div(rows, block_rows()); }
+  int64_t token_blocks(int64_t tokens) const { return ceil_div(tokens, info().tokens()); }
+  int64_t blocks(int64_t rows, int64_t tokens) const {
+    return row_blocks(rows) * token_blocks(tokens) * splits;
+  }
+  // Rows of a tile of x that a stage has room for.
+  static int64_t stage_rows(const Layout& layout);
+  int64_t x_stage_bytes(const Layout& layout) const;
+  int64_t weight_stage_bytes(const Layout& layout) const;
+  int64_t y_bytes() const { return int64_t{warps()} * 8 * (info().warp_rows + 4) * sizeof(float); }
+  int64_t shared_bytes(const Layout& layout) const;
+  // Of the workspace for the sums of splits that are no cluster, and the arrival counters.
+  int64_t partial_floats(int64_t rows, int64_t tokens) const;
+  int64_t arrivals(int64_t rows, int64_t tokens) const;
+  // Why a kernel could not run by this plan; null where it can.
+  const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                        const Gpu& gpu) const;
+};
+
+// Whether there is a shape for a layout.
+bool tiles_fit(const Layout& layout, const Gpu& gpu);
+
+// tiles_fit(layout, gpu).
+TilesPlan plan_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                     const Gpu& gpu);
+
+}  // namespace flashsparse::nm_gather

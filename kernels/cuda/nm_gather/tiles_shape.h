@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel for many tokens is compiled for, and what it is given.
+#pragma once
+#include <cstdint>
+
+#include "common/device.cuh"
+#include "cuda/nm_gather/linear_shape.h"
+#include "cuda/nm_gather/tiles_plan.h"
+
+namespace flashsparse::nm_gather {
+
+template <int kRows,         // of a warp: they share an index, so one gather serves them
+          int kWarpTokens_,  // of a warp: 32, 64 or 128
+          int kTokenWarps_,  // that share rows, and the weights in shared memory
+          int kRowWarps>     // sets of warps at most
+struct TileShape {
+  static constexpr int kWarpTokens = kWarpTokens_, kTokenWarps = kTokenWarps_;
+  static constexpr int kTokens = kWarpTokens * kTokenWarps;                      // of a block
+  static constexpr int kTokenTiles = (kTokens + kTileTokens - 1) / kTileTokens;  // of x_tiles
+  static constexpr int kThreads = (kRowWarps * kTokenWarps + kCopyingWarps) * 32;
+  static constexpr int kPlanes = kWarpTokens / 8;  // of x: 8 tokens each
+  static constexpr int kTiles = kRows / 16;        // of mma
+  static constexpr int kUnitTiles = kTiles < 2 ? 1 : 2;
+  static constexpr int kUnits = kTiles / kUnitTiles;                   // of the layout, of a warp
+  static constexpr uint32_t kUnitBytes = kUnitTiles * 16 * kPair * 2;  // a pair of steps
+  // For sums in shared memory (add_sums.cuh).
+  static constexpr int kUnitRows = kRows;
+  static constexpr int kSumStride = kUnitRows + 4;
+  static constexpr uint32_t kYBytes = 8 * kSumStride * sizeof(float);  // of a warp (tiles_y.cuh)
+};
+
+// y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
+// of one 16-bit dtype, accumulated in fp32.
+struct TileArguments {
+  const uint16_t* x_tiles;  // of transpose_x
+  int x_columns;            // of x_tiles
+  const uint16_t* bias;     // or null
+  uint16_t* y;              // on 8 bytes
+  float* partials;          // workspace: TilesPlan::partial_floats() of any content, on 16 bytes
+  uint32_t* arrivals;       // TilesPlan::arrivals() counters, all zero before and after
+  int rows, tokens;
+  int units;                                             // of rows
+  int row_warps, splits, x_stages, weight_stages, band;  // of the plan
+  bool split_cluster;  // whether splits are a cluster, and add up in shared memory
+  int row_blocks, token_blocks;
+  uint32_t x_tile_bytes;  // of a stage, for 64 tokens
+  uint32_t weight_stage_bytes;
+};
+
+}  // namespace flashsparse::nm_gather

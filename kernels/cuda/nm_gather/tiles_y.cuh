@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp's part of a tile of y, from accumulators to memory through a place of its own in shared
+// memory, 8 tokens at a time: no other warp waits, and copies of the next tile go on.
+#pragma once
+#include "common/memory.cuh"
+#include "cuda/linear_y.cuh"
+#include "cuda/nm_gather/tiles_shape.h"
+
+namespace flashsparse::nm_gather {
+
+// sums[mma tile][8 tokens][4], of which the first row is `first_row` of y and the first token
+// `first_token`. `place` is Shape::kYBytes of shared memory, on 16.
+template <class Type, class Shape>
+__device__ __forceinline__ void store_tile(const float (&sums)[Shape::kTiles][Shape::kPlanes][4],
+                                           const TileArguments& a, int first_row, int first_token,
+                                           uint32_t place) {
+  constexpr int kQuads = Shape::kUnitRows / 4, kTogether = 32 / kQuads;  // tokens
+  constexpr uint32_t kFloat = sizeof(float);
+  const int lane = threadIdx.x % 32, quad = lane % kQuads, row = first_row + quad * 4;
+  float bias[4];
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    bias[i] = a.bias && row + i < a.rows ? to_float<Type>(a.bias[row + i]) : 0.0f;
+  }
+  FS_UNROLL
+  for (int plane = 0; plane < Shape::kPlanes; ++plane) {
+    FS_UNROLL
+    for (int tile = 0; tile < Shape::kTiles; ++tile) {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int token = lane % 4 * 2 + i % 2, in_tile = i / 2 * 8 + lane / 4;
+        store_shared(place + (token * Shape::kSumStride + tile * 16 + in_tile) * kFloat,
+                     sums[tile][plane][i]);
+      }
+    }
+    __syncwarp();
+    FS_UNROLL
+    for (int first = 0; first < 8; first += kTogether) {
+      const int in_plane = first + lane / kQuads, token = first_token + plane * 8 + in_plane;
+      const float4 sum =
+          load_shared<float4>(place + (in_plane * Shape::kSumStride + quad * 4) * kFloat);
+      if (token < a.tokens) {
+        store_y<Type>(
+            a.y, nullptr, a.rows, token, row,
+            make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]));
+      }
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace flashsparse::nm_gather

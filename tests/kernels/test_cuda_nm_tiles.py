@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels of nm_gather for many tokens, run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from emulated_gather import HOPPER, SMALL, Case, answers, random_case, require_exact, run, split
+from emulation import (
+    KERNELS,
+    SANITIZED,
+    SEEDS,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
+from kernel_weights import every_bit_pattern
+from torch import Tensor
+
+from flashsparse_plugin.formats.nm_gather.layout import column_of
+
+PLAN = "cuda/nm_gather/tiles_plan.h"
+SHAPES = [  # rows and tokens of a warp, warps along the tokens, sets of warps along the rows
+    tuple(map(int, found))
+    for found in re.findall(
+        r"^  X\((\d+), (\d+), (\d+), (\d+)\)", (KERNELS / PLAN).read_text(), re.M
+    )
+]
+PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 8), (3, 12), (2, 32), (16, 200), (1, 1)]
+DRIVER = "nm_gather/tiles_driver"
+A100 = (3, 163 << 10)
+
+
+# ---- x in tiles ---------------------------------------------------------------------------------
+
+
+def tiles_of(x: Tensor, columns: int) -> Tensor:
+    """x_tiles by its definition in transpose_x.cuh."""
+    tokens, cols = x.shape
+    tiles = -(-tokens // 64)
+    padded = x.new_zeros(tiles * 64, columns)
+    padded[:tokens, : min(cols, columns)] = x[:, :columns]
+    row, chunk = torch.arange(columns)[:, None], torch.arange(8)
+    by_row = padded[:, column_of(row.flatten())].view(tiles, 8, 8, columns)
+    stored = by_row.permute(0, 3, 1, 2)  # tile, row, chunk of 8 tokens, token
+    return stored[:, row, chunk ^ row % 8].reshape(tiles, columns, 64)
+
+
+@pytest.mark.parametrize("build", ["plain", *SANITIZED])
+def test_x_is_transposed_into_tiles_of_64_tokens(driver, build):
+    # tokens, x_stride, columns, blocks that share the tiles; fewer columns than x has, and more
+    sizes = [
+        (1, 4, 32, 1),
+        (64, 64, 256, 1),
+        (65, 300, 320, 2),
+        (200, 512, 512, 3),
+        (130, 68, 224, 1),
+    ]
+    inputs, fed = [], b""
+    for number, (tokens, stride, columns, blocks) in enumerate(sizes):
+        x = torch.randint(-(2**15), 2**15, (tokens, stride)).to(torch.int16)
+        header = [tokens, stride, columns, blocks, SEEDS[number % 3]]
+        fed += np.array(header, dtype=np.int64).tobytes() + x.numpy().tobytes()
+        inputs.append((x, columns))
+    binary = driver("nm_gather/transpose_x_driver", build)
+    ran = subprocess.run([binary], input=fed, capture_output=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr.decode()[-4000:]
+    written = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
+    expected = [tiles_of(*each) for each in inputs]
+    for found, tiles in zip(written.split([t.numel() for t in expected]), expected, strict=True):
+        assert torch.equal(found.view(tiles.shape), tiles), tiles.shape
+
+
+# ---- the product --------------------------------------------------------------------------------
+
+
+def planned_cases() -> list[Case]:
+    """What the host plans for GPUs of few and many multiprocessors, of little and much memory."""
+    sizes = [(1, 1), (33, 64), (130, 257), (70, 600), (40, 2100)]
+    tokens, lengths = cycle((1, 65, 33, 64, 130, 200)), cycle((16, 32, 64, 128))
+    patterns, gpus = cycle(PATTERNS), cycle((HOPPER, (2, HOPPER[1]), SMALL, A100))
+    return [
+        random_case(
+            *(rows, cols, next(tokens), *next(patterns), next(lengths), number),
+            gpu=next(gpus), plan=(-1, 0, 0, 0, 0, 0, 0),
+        )
+        for number, (rows, cols) in enumerate(2 * sizes)
+    ]  # fmt: skip
+
+
+def compiled_cases(turns: int = 2) -> list[Case]:
+    """Every compiled shape: few and many stages, blocks that share rows and tokens, or sums."""
+    cuts = [  # row_warps, splits, x_stages, weight_stages, band, cluster
+        (1, 2, 1, 1, 2, 1),
+        (1, 4, 2, 3, 4, 4),
+        (2, 3, 2, 2, 1, 3),
+        (1, 1, 2, 2, 2, 1),
+        (2, 1, 1, 3, 1, 1),
+    ]
+    cases = []
+    for shape, (warp_rows, warp_tokens, token_warps, _) in enumerate(SHAPES):
+        for turn in range(turns):
+            number = shape + turn
+            row_warps, *cut = cuts[number % len(cuts)]
+            n, m = PATTERNS[number % (len(PATTERNS) - 2)]
+            length = warp_rows * (2 if warp_rows >= 32 and turn else 1)
+            rows, tokens = warp_rows * row_warps + 5, warp_tokens * token_warps
+            more = number % 3 == 0 and tokens >= 64
+            cols, used = 1040, tokens + 3 if more else tokens - 3
+            plan = (shape, row_warps, *cut)
+            cases.append(random_case(rows, cols, used, n, m, length, number, plan=plan))
+    return cases
+
+
+def assert_exact(binary, cases: list[Case]) -> None:
+    """Every case is right, and has the same bits on every schedule."""
+    expected = answers(binary, [replace(case, seed=SEEDS[0]) for case in cases])
+    for case, y in zip(cases, expected, strict=True):
+        require_exact(case, y)
+    for seed in SEEDS[1:]:
+        again = answers(binary, [replace(case, seed=seed) for case in cases])
+        for case, y, same in zip(cases, again, expected, strict=True):
+            assert torch.equal(y.view(torch.int16), same.view(torch.int16)), f"{case}, not {seed}"
+
+
+def test_planned_products(driver):
+    assert_exact(driver(DRIVER, "plain"), planned_cases())
+
+
+def test_products_of_every_compiled_shape(driver):
+    assert_exact(driver(DRIVER, "plain"), compiled_cases())
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_products_under_sanitizers(driver, sanitizer):
+    cases = [replace(case, seed=7) for case in (*compiled_cases(1), *planned_cases()[:4])]
+    for case, y in zip(cases, answers(driver(DRIVER, sanitizer), cases), strict=True):
+        require_exact(case, y)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_stays_with_its_token_and_meets_kept_columns_only(driver, value):
+    cases = compiled_cases(1)
+    clean = answers(driver(DRIVER, "plain"), cases)
+    dirty = [replace(case, x=case.x.clone()) for case in cases]
+    for number, case in enumerate(dirty):
+        case.x[number % len(case.x), 7 * number % case.x.shape[1]] = value
+    found = answers(driver(DRIVER, "plain"), dirty)
+    for number, (case, y, before) in enumerate(zip(dirty, found, clean, strict=True)):
+        token, column = number % len(case.x), 7 * number % case.x.shape[1]
+        others = torch.arange(len(y)) != token
+        assert torch.equal(y[others], before[others]), case
+        kept = case.weight[:, column] != 0
+        assert not y[token, kept].isfinite().any(), case
+        if value == float("inf"):  # no padding met it, which would have made a NaN
+            assert not y[token, kept].isnan().any(), case
+
+
+def test_weights_of_every_bit_pattern(driver):
+    """NaN and infinities in a row of the weight stay in that feature; the rest is a product."""
+    cases = []
+    for shape, (warp_rows, warp_tokens, *_) in enumerate(SHAPES):
+        plan = (shape, 1, 1, 1, 2, 1, 1)
+        case = random_case(
+            warp_rows, 200, warp_tokens - 8, 1, 1, min(warp_rows, 64), shape, plan=plan
+        )
+        weight = case.weight.clone()
+        weight[5::9] = every_bit_pattern(tuple(weight[5::9].shape), weight.dtype, shape)
+        cases.append(replace(case, weight=weight, packed=()))
+    for case, y in zip(cases, answers(driver(DRIVER, "plain"), cases), strict=True):
+        rows = torch.arange(len(case.weight)) % 9 != 5
+        bias = None if case.bias is None else case.bias[rows]
+        require_exact(replace(case, weight=case.weight[rows], bias=bias), y[:, rows])
+        assert not y[:, ~case.weight.isfinite().all(1)].isfinite().any()
+
+
+# ---- every barrier is needed, and either way to copy works --------------------------------------
+
+ORDER = (
+    r"\b(?:\w+\.)?(?:__syncthreads|__syncwarp|sync_threads_of|wait_full|wait_empty|release|"
+    r"expect_runs|arrive_after_runs|sync_cluster)\([^;{}]*\);"
+)
+PARTS = ("tiles.cuh", "tiles_rings.cuh", "tiles_y.cuh", "add_sums.cuh")
+
+
+def small_shapes() -> dict[str, str]:
+    """The plan's header with another shape: a driver that is soon compiled."""
+    text, replaced = re.subn(
+        r"(#define FS_NM_TILES_SHAPES\(X\))(?: *\\\n +X\(.*?\))+",
+        r"\1 X(16, 64, 2, 1)",
+        (KERNELS / PLAN).read_text(),
+    )
+    assert replaced == 1
+    return {PLAN: text}
+
+
+def small_cases(splits: int, cluster: int) -> list[Case]:
+    """Three blocks of rows and two of tokens, more than run at once."""
+    plan, gpu = (0, 1, splits, 1, 2, 2, cluster), (2, HOPPER[1])
+    return [
+        random_case(40, 700, 140, 4, 8, 16, seed, plan=plan, gpu=gpu, seed=seed) for seed in SEEDS
+    ]
+
+
+@pytest.mark.slow
+def test_every_barrier_is_needed():
+    headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
+    assert len(places) >= 15
+    binary = compile_driver(DRIVER, "thread", headers | small_shapes())
+    cuts = ((1, 1), (2, 1), (2, 2))
+    cases = [case for cut in cuts for case in small_cases(*cut)]
+
+    def require_all_exact(written: bytes) -> None:
+        for case, y in zip(cases, split(written, cases), strict=True):
+            require_exact(case, y)
+
+    def caught(without: int) -> bool:
+        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        return is_caught(ran, require_all_exact)
+
+    assert not caught(-1)
+    assert [place for number, place in enumerate(places) if not caught(number)] == []
+
+
+@pytest.mark.slow
+def test_copies_by_lanes_where_there_are_no_bulk_copies():
+    copies = (KERNELS / "common" / "bulk_copy.cuh").read_text()
+    assert "#if !defined(__CUDACC__) ||" in copies
+    headers = {"common/bulk_copy.cuh": copies.replace("!defined(__CUDACC__) ||", "0 &&")}
+    binary = compile_driver(DRIVER, "thread", headers | small_shapes())
+    for case, y in zip(small_cases(2, 1), answers(binary, small_cases(2, 1)), strict=True):
+        require_exact(case, y)
