@@ -16,10 +16,14 @@ from torch import Tensor
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
 
+from . import wgmma_launches
+from .wgmma_launches import WgmmaLaunch
+
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
 UNIT_ROWS, UNIT_COLS, UNIT_BYTES = 16, 256, 4608
 SHARED_BYTES, MOST_ARRIVALS = 227 << 10, 4096
+MOST_TOKENS, LEAST_WGMMA_TOKENS = 64, 9  # of the one kernel; from where the other may be better
 # Bytes a microsecond of one multiprocessor of an H200, from memory and from the L2; its clock.
 MEMORY, L2, CLOCK = 33e3, 60e3, 1.9e3
 
@@ -81,7 +85,7 @@ def _candidates(
     """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
     down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
     fitting = [each for each in compiled_shapes() if each.tokens >= tokens]
-    narrowest = min(each.tokens for each in fitting)
+    narrowest = min((each.tokens for each in fitting), default=0)
     for own in fitting:
         if own.tokens != narrowest:
             continue
@@ -147,11 +151,16 @@ def plans(
     return taken
 
 
-def launches(packed: PackedWeight, tokens: int, device: torch.device) -> list[Launch]:
-    """The launches worth trying for a weight on this GPU."""
+def launches(packed: PackedWeight, tokens: int, device: torch.device) -> list[Launch | WgmmaLaunch]:
+    """The launches worth trying for a weight on this GPU, of both kernels."""
     if device.type != "cuda":
         return []
     properties = torch.cuda.get_device_properties(device)
     if properties.shared_memory_per_block_optin < SHARED_BYTES:
         return []
-    return plans(packed.shape, tokens, properties.multi_processor_count)
+    found: list[Launch | WgmmaLaunch] = []
+    if tokens <= MOST_TOKENS:
+        found += plans(packed.shape, tokens, properties.multi_processor_count)
+    if tokens >= LEAST_WGMMA_TOKENS and (properties.major, properties.minor) == (9, 0):
+        found += wgmma_launches.plans(packed.shape, tokens, properties.multi_processor_count)
+    return found

@@ -16,6 +16,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "sparse_24_linear_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
       "Tensor? bias, int[] plan) -> Tensor");
+  m.def(
+      "sparse_24_wgmma_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
+      "Tensor? bias, int[] plan) -> Tensor");
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace flashsparse {
 namespace {
 
 using sparse_24::LinearPlan;
+using sparse_24::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kUnitRows.
@@ -43,9 +44,9 @@ Tensor aligned_x(const LinearInputs& inputs) {
   return x;
 }
 
-// Fills y, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
-void sparse_product(const LinearInputs& inputs, const Tensor& units, const Gpu& gpu,
-                    const std::optional<LinearPlan>& given, Tensor& y) {
+// Fills y by mma.sp, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
+void mma_product(const LinearInputs& inputs, const Tensor& units, const Gpu& gpu,
+                 const std::optional<LinearPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_x(inputs);
   const cudaStream_t stream = current_stream(x);
@@ -76,8 +77,39 @@ void sparse_product(const LinearInputs& inputs, const Tensor& units, const Gpu& 
   }
 }
 
-// Sparse tensor cores for few tokens, unpacking and the library's dense product for many. How many
-// is the caller's to say: known on the host, so that a CUDA graph can hold the decision.
+// Fills y by wgmma.sp in one launch: by `given`, or by a plan of its own.
+void wgmma_product(const LinearInputs& inputs, const Tensor& units, const Gpu& gpu,
+                   const std::optional<WgmmaPlan>& given, Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  const Tensor x = aligned_x(inputs);
+  const cudaStream_t stream = current_stream(x);
+  const WgmmaPlan plan = given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu);
+  const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
+  FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
+           ". Remedy: sparse_tokens=0, which unpacks it");
+  Tensor partials = allocate_like(x, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+  sparse_24::WgmmaArguments arguments;
+  arguments.units = words_of(units);
+  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+  arguments.y = mutable_bits(y);
+  arguments.partials = partials.mutable_data_ptr<float>();
+  arguments.arrivals = nullptr;
+  arguments.rows = static_cast<int>(rows);
+  arguments.cols = static_cast<int>(cols);
+  arguments.tokens = static_cast<int>(tokens);
+  arguments.down = plan.down;
+  arguments.depth = plan.depth;
+  arguments.stages = plan.stages;
+  if (plan.shares_tiles(rows, tokens)) {
+    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
+  }
+  const TiledMatrix map{bits(x), tokens, cols, x.size(1), plan.copied_tokens()};
+  const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
+  STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, map, plan, bfloat16, stream));
+}
+
+// Sparse tensor cores as far as the caller says, then unpacking and the library's dense product:
+// known on the host, so that a CUDA graph can hold the decision.
 Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens) {
   check_sparse_tokens(sparse_tokens);
@@ -89,9 +121,14 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
   const DeviceGuard guard(units.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
-  const int64_t most = sparse_tokens.value_or(sparse_24::kMaxSparseTokens);
+  const Gpu gpu = gpu_of(units);
+  const int64_t most = sparse_tokens.value_or(sparse_24::max_sparse_tokens(gpu));
   if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    sparse_product(inputs, units, gpu_of(units), std::nullopt, y);
+    if (sparse_24::prefers_wgmma(rows, cols, inputs.tokens, gpu)) {
+      wgmma_product(inputs, units, gpu, std::nullopt, y);
+    } else {
+      mma_product(inputs, units, gpu, std::nullopt, y);
+    }
   } else {
     unpacked_product(inputs, weight_dtype, sparse_24::kUnitRows, y,
                      [&](int64_t first, int64_t count) {
@@ -101,35 +138,55 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
   return y;
 }
 
-// For benchmarks: the sparse kernel by a plan of the caller's choice.
-Tensor sparse_24_linear_planned(const Tensor& x, const Tensor& units, int64_t rows,
-                                ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                                const std::vector<int64_t>& numbers) {
+// For benchmarks: a sparse kernel by a plan of the caller's choice, which make_plan makes of that
+// many numbers, and `product` obeys.
+template <class MakePlan, class Product>
+Tensor planned(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
+               const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers, size_t count,
+               const MakePlan& make_plan, const Product& product) {
   check_weight_dtype(weight_dtype);
   check_on_cuda(units, "units");
   const LinearInputs inputs(x, rows, bias, units, "units");
   check_sparse_24(units, rows, inputs.in_features);
   FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  FS_CHECK(numbers.size() == 6, "a plan has 6 numbers, not ", numbers.size());
+  FS_CHECK(numbers.size() == count, "a plan has ", count, " numbers, not ", numbers.size());
   for (const int64_t number : numbers) {
     FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
   }
-  const auto number = [&](int i) { return static_cast<int>(numbers[i]); };
-  const LinearPlan plan{number(0), number(1), number(2), number(3), number(4), number(5)};
+  const auto plan = make_plan([&](int i) { return static_cast<int>(numbers[i]); });
   const DeviceGuard guard(units.get_device_index());
   const Gpu gpu = gpu_of(units);
   const char* const rule = plan.broken_rule(rows, inputs.in_features, inputs.tokens, gpu);
   FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ",
            inputs.in_features, "] weight: ", rule);
   Tensor y = inputs.new_y();
-  sparse_product(inputs, units, gpu, plan, y);
+  product(inputs, units, gpu, plan, y);
   return y;
+}
+
+Tensor sparse_24_linear_planned(const Tensor& x, const Tensor& units, int64_t rows,
+                                ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                                const std::vector<int64_t>& numbers) {
+  const auto make_plan = [](const auto& number) {
+    return LinearPlan{number(0), number(1), number(2), number(3), number(4), number(5)};
+  };
+  return planned(x, units, rows, weight_dtype, bias, numbers, 6, make_plan, mma_product);
+}
+
+Tensor sparse_24_wgmma_planned(const Tensor& x, const Tensor& units, int64_t rows,
+                               ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                               const std::vector<int64_t>& numbers) {
+  const auto make_plan = [](const auto& number) {
+    return WgmmaPlan{number(0), number(1), number(2), number(3), number(4)};
+  };
+  return planned(x, units, rows, weight_dtype, bias, numbers, 5, make_plan, wgmma_product);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("sparse_24_unpack", TORCH_BOX(&sparse_24_unpack));
   m.impl("sparse_24_linear", TORCH_BOX(&sparse_24_linear));
   m.impl("sparse_24_linear_planned", TORCH_BOX(&sparse_24_linear_planned));
+  m.impl("sparse_24_wgmma_planned", TORCH_BOX(&sparse_24_wgmma_planned));
 }
 
 }  // namespace

@@ -143,11 +143,15 @@ def test_ops_keep_their_promises():
             ops.sparse_24_linear(*bad)
 
 
-def test_the_planned_op_has_a_shape_without_a_gpu():
+def test_the_planned_ops_have_a_shape_without_a_gpu():
     units = torch.empty(4, 1, 1152, dtype=torch.int32, device="meta")
     x = torch.empty(2, 3, 70, dtype=torch.bfloat16, device="meta")
-    y = ops.sparse_24_linear_planned(x, units, 50, torch.bfloat16, None, [0, 1, 1, 2, 2, 1])
-    assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
+    for op, plan in (
+        (ops.sparse_24_linear_planned, [0, 1, 1, 2, 2, 1]),
+        (ops.sparse_24_wgmma_planned, [0, 1, 1, 2, 1]),
+    ):
+        y = op(x, units, 50, torch.bfloat16, None, plan)
+        assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
 
 
 def test_options_are_those_of_the_storage_form():

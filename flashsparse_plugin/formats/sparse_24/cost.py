@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from ...gpu import BEGIN, LAUNCH, Gpu
@@ -14,8 +15,42 @@ MEMORY, FIXED, TOKEN = 0.93, 2.2e-6, 0.07e-6
 UNIT, UNIT_TURNS, TOKEN_TURNS, TURNS = 16 * 256, 72, 3, 1.23e9
 
 
+# Of the wgmma kernel, fitted to 110 points on an H200, which it meets within 6% on average: the
+# share of the bandwidth, and of the clock under load; bytes a clock from the L2; seconds beside.
+# Tiles that it is compiled for: tokens, and warpgroups of 64 rows each.
+WGMMA_MEMORY, WGMMA_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.92, 28, 4.9e-6
+TILE_TOKENS, GROUPS, GROUP_ROWS, SMALL = (64, 128, 192, 256), (2, 3, 4), 64, 32 << 20
+
+
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """The sparse kernel, in as many launches as it needs."""
+    """The sparse kernels, by the one that runs, in as many launches as it needs."""
+    small = math.prod(shape) <= SMALL  # as prefers_wgmma in kernels/cuda/sparse_24/wgmma_plan.h
+    if gpu.capability == (9, 0) and tokens > (16 if small else 32):
+        return wgmma_seconds(shape, nbytes, tokens, gpu)
+    return mma_seconds(shape, nbytes, tokens, gpu)
+
+
+def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """The wgmma kernel, by the best of its tiles (budget: kernels/cuda/sparse_24/wgmma.cuh)."""
+    found = []
+    for width, groups in itertools.product(TILE_TOKENS, GROUPS):
+        if width * groups > 512:
+            continue
+        # Of a panel of 64 columns: clocks of shared memory for B, x and the weight, and of the L2
+        # for the weight and for x, which two blocks share.
+        weight, x = groups * GROUP_ROWS * 64 * 9 / 8, min(width, tokens) * 128
+        clocks = max((groups + 1) * width + weight / 128, (weight + x / 2) / L2_CLOCK)
+        blocks = -(-shape[0] // (groups * GROUP_ROWS)) * -(-tokens // width)
+        turns = blocks / gpu.multiprocessors
+        # Whole tiles to each block where there are many, else blocks share them.
+        turns = math.ceil(turns) if turns > 1.8 else 1.05 * max(turns, 0.3)
+        found.append(turns * clocks * shape[1] / 64)
+    product = min(found) / (WGMMA_CLOCK * gpu.clock)
+    return LAUNCH + BEGIN + WGMMA_FIXED + max(nbytes / (WGMMA_MEMORY * gpu.memory), product)
+
+
+def mma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """The mma kernel."""
     total = 0.0
     # Blocks of 99 KB of shared memory have room for x of 32 tokens.
     launch_tokens = 64 if gpu.capability in ((8, 0), (9, 0), (10, 0)) else 32

@@ -43,9 +43,10 @@ def _(x, units, out_features, weight_dtype, bias=None, sparse_tokens=None):
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
 
     On CUDA up to sparse_tokens tokens are multiplied by sparse tensor cores, from the units as they
-    lie; for more the weight is unpacked, and torch's own linear multiplies. None: 192; 0: always
-    unpacked; a negative number raises. The choice is made in each call, from sizes alone: a graph
-    of torch.compile holds any number of tokens. Always unpacked is a weight whose dtype x has not.
+    lie; for more the weight is unpacked, and torch's own linear multiplies. None: 192, or any
+    number on compute capability 9.0; 0: always unpacked; a negative number raises. The choice is
+    made in each call, from sizes alone: a graph of torch.compile holds any number of tokens. Always
+    unpacked is a weight whose dtype x has not.
 
     Source: sparse tensor cores (Mishra et al., 2021), for the 2:4 case of NM-SpMM's pattern.
     """
@@ -58,6 +59,16 @@ def _(x, units, out_features, weight_dtype, bias, plan):
     """sparse_24_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
 
     plan is the numbers of LinearPlan in kernels/cuda/sparse_24/linear_plan.h, in their order.
+    """
+    _check_units(units, out_features, x.shape[-1])
+    return linear_result(x, out_features, bias)
+
+
+@register_fake("flashsparse::sparse_24_wgmma_planned")
+def _(x, units, out_features, weight_dtype, bias, plan):
+    """sparse_24_linear by one wgmma kernel, planned by the caller; for benchmarks.
+
+    plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
     """
     _check_units(units, out_features, x.shape[-1])
     return linear_result(x, out_features, bias)

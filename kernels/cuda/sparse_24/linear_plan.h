@@ -38,9 +38,9 @@ inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 // Tokens of one launch at most: x of more leaves no room where a block has 99 KB.
 constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ? 64 : 32; }
 
-// Up to this many tokens the launches of this kernel are mostly faster than unpacking the weight
-// once. Holds where the caller does not say better (flashsparse_plugin/dataflow).
-inline constexpr int kMaxSparseTokens = 192;
+// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
+// where the caller does not say better (flashsparse_plugin/dataflow).
+constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? INT32_MAX : 192; }
 
 struct LinearPlan {
   int shape;                    // index into kShapes

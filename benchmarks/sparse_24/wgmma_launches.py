@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes that sparse_24's wgmma kernel is compiled in, and launches worth measuring."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.ops import ops
+
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "wgmma_plan.h"
+SHAPE = re.compile(r"^  X\((\d+), (\d+)\)", re.M)
+GROUP_ROWS, PANEL_COLS, UNIT_COLS = 64, 64, 256
+SHARED_BYTES, BARRIER_BYTES, MOST_STAGES, MOST_ARRIVALS = 227 << 10, 1024, 16, 4096
+# Bytes a microsecond of one multiprocessor of an H200, from memory and from the L2; its clock.
+MEMORY, L2, CLOCK = 33e3, 55e3, 1.75e3
+
+
+class WgmmaShape(NamedTuple):
+    """One X(...) of FS_SPARSE_24_WGMMA_SHAPES; its index is what a plan takes."""
+
+    index: int
+    tokens: int
+    groups: int
+
+
+class WgmmaLaunch(NamedTuple):
+    """A launch: the numbers of WgmmaPlan, in the order in which the op takes them."""
+
+    shape: int
+    down: int
+    depth: int
+    stages: int
+    clusters: int
+
+    def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies by this launch."""
+        units = packed.tensors["units"]
+        return ops.sparse_24_wgmma_planned(
+            x, units, packed.shape[0], packed.dtype, bias, list(self)
+        )
+
+    def __str__(self) -> str:
+        own = compiled_shapes()[self.shape]
+        return (
+            f"wgmma, {own.groups * GROUP_ROWS} rows x {own.tokens} tokens, {self.clusters} "
+            f"clusters of {self.down}x{self.depth}, {self.stages} stages {list(self)}"
+        )
+
+
+def compiled_shapes() -> list[WgmmaShape]:
+    """Reads the list of the header that the kernel is compiled from."""
+    found = SHAPE.findall(HEADER.read_text())
+    return [WgmmaShape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+
+
+def most_stages(own: WgmmaShape, depth: int = 1) -> int:
+    """As many panels of x as fit into shared memory, beside sums of blocks behind each other."""
+    sums = own.tokens * own.groups * GROUP_ROWS * 4 if depth > 1 else 0
+    return min((SHARED_BYTES - BARRIER_BYTES - sums) // (own.tokens * PANEL_COLS * 2), MOST_STAGES)
+
+
+def _candidates(
+    shape: tuple[int, int], tokens: int, multiprocessors: int
+) -> Iterator[tuple[float, WgmmaShape, WgmmaLaunch]]:
+    """Launches of every shape and cluster, and microseconds to compare by."""
+    columns = -(-shape[1] // UNIT_COLS)
+    for own in compiled_shapes():
+        if own.tokens >= 4 * max(tokens, 32):
+            continue
+        for down, depth in product((1, 2, 4, 8), repeat=2):
+            cluster, stages = down * depth, most_stages(own, depth)
+            if cluster > min(8, multiprocessors) or depth > columns or stages < 2:
+                continue
+            slots = multiprocessors // cluster
+            rows = GROUP_ROWS * own.groups * down
+            tiles, steps = -(-shape[0] // rows) * -(-tokens // own.tokens), -(-columns // depth)
+            whole = -(-tiles // -(-tiles // slots))
+            several = {slots, whole, tiles, tiles * max(slots // tiles, 1)}
+            for clusters in several if depth == 1 else {tiles}:
+                shares = tiles % clusters != 0
+                too_many = shares and tiles * rows // 16 > MOST_ARRIVALS
+                if clusters > tiles * steps or too_many:
+                    continue
+                rounds = -(-clusters // slots)
+                panels = -(-tiles * steps // clusters) * rounds * (UNIT_COLS // PANEL_COLS)
+                weight = own.groups * GROUP_ROWS * PANEL_COLS * 9 / 8
+                x = own.tokens * PANEL_COLS * 2
+                shared = (own.groups + 1) * own.tokens + weight / 128
+                busy = max(weight / MEMORY / -(-tokens // own.tokens), shared / CLOCK)
+                busy = panels * max(busy, (weight + x / down) / L2)
+                y = own.groups * GROUP_ROWS * min(own.tokens, tokens) * 2
+                busy += (2.5 + 6 * y / L2) * shares + y / L2 * max(tiles / clusters, 1) * rounds
+                busy += (0.8 + 4 * y / L2) * (depth > 1) * rounds
+                yield busy, own, WgmmaLaunch(own.index, down, depth, stages, clusters)
+
+
+def plans(
+    shape: tuple[int, int], tokens: int, multiprocessors: int, most: int = 24
+) -> list[WgmmaLaunch]:
+    """The launches that should be best: some of every shape, with and without depth.
+
+    Args:
+        shape: (out_features, in_features).
+        tokens: At least 1.
+        multiprocessors: Of the GPU.
+        most: How many launches.
+
+    Returns:
+        The most promising first.
+    """
+    taken: list[WgmmaLaunch] = []
+    seen: Counter[tuple[int, bool]] = Counter()
+    for _, own, plan in sorted(_candidates(shape, tokens, multiprocessors)):
+        kind = own.index, plan.depth > 1
+        seen[kind] += 1
+        if seen[kind] <= 4 and len(taken) < most:
+            taken.append(plan)
+    return taken

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the wgmma kernel of sparse_24 is cut: decided on the host from sizes alone, so that a CUDA
+// graph can hold the decision.
+//
+// A block multiplies 64 rows by each of its warpgroups. Of the blocks of a cluster some stand below
+// each other: they multiply different rows by the same tokens, of which each copies its share to
+// all. Others stand behind each other, along the columns, and add up their sums in shared memory. A
+// tile is what a cluster multiplies at once; a block's steps of it are units of 256 columns. The
+// steps of all tiles, those of the same rows one after the other, are one line, of which every
+// cluster takes an equal range: one tile where blocks stand behind each other.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "formats/sparse_24.h"
+
+namespace flashsparse::sparse_24 {
+
+// The compiled shapes: X(tokens of a tile, warpgroups that multiply).
+#define FS_SPARSE_24_WGMMA_SHAPES(X) \
+  X(64, 2)                           \
+  X(64, 3)                           \
+  X(64, 4)                           \
+  X(128, 2)                          \
+  X(128, 3)                          \
+  X(256, 2)                          \
+  X(192, 2)
+
+struct WgmmaShapeInfo {
+  int tokens, groups;
+};
+
+#define FS_SPARSE_24_WGMMA_INFO(tokens, groups) {tokens, groups},
+inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
+    FS_SPARSE_24_WGMMA_SHAPES(FS_SPARSE_24_WGMMA_INFO)};
+#undef FS_SPARSE_24_WGMMA_INFO
+inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
+
+inline constexpr int kGroupRows = 64;   // of a warpgroup
+inline constexpr int kPanelCols = 64;   // a stage of x
+inline constexpr int kMostCluster = 8;  // blocks
+inline constexpr int kMostXStages = 16;
+
+// Dynamic shared memory of a block: barriers, the stages of x, and where there are blocks behind
+// each other what they all give to this one of their sums.
+inline constexpr int64_t kWgmmaBarriers = 1024;
+constexpr int64_t wgmma_stage_bytes(int tokens) { return int64_t{tokens} * kPanelCols * 2; }
+constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
+  return depth > 1 ? int64_t{tokens} * groups * kGroupRows * 4 : 0;
+}
+
+struct WgmmaPlan {
+  int shape;        // index into kWgmmaShapes
+  int down, depth;  // blocks of a cluster, below each other and behind each other: 1, 2, 4 or 8
+  int stages;       // of x, in shared memory
+  int clusters;     // that are launched
+
+  const WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
+  int threads() const { return (info().groups + 1) * 128; }
+  int cluster() const { return down * depth; }  // blocks
+  int blocks() const { return cluster() * clusters; }
+  int copied_tokens() const { return info().tokens / down; }  // of x, by a block
+  int64_t shared_bytes() const {
+    return kWgmmaBarriers + stages * wgmma_stage_bytes(info().tokens) +
+           wgmma_sums_bytes(info().tokens, info().groups, depth);
+  }
+
+  int64_t tile_rows() const { return int64_t{down} * info().groups * kGroupRows; }
+  // Of a tile, for the first of the blocks behind each other.
+  int64_t tile_steps(int64_t cols) const { return (unit_cols(cols) + depth - 1) / depth; }
+  int64_t tiles(int64_t rows, int64_t tokens) const {
+    const int64_t down = (rows + tile_rows() - 1) / tile_rows();
+    return down * ((tokens + info().tokens - 1) / info().tokens);
+  }
+  // Whether a tile is cut, so that clusters have to add up their sums.
+  bool shares_tiles(int64_t rows, int64_t tokens) const {
+    return tiles(rows, tokens) % clusters != 0;
+  }
+  // What a launch needs beside its tensors: arrival counters and floats of the workspace.
+  int64_t arrivals(int64_t rows, int64_t tokens) const {
+    return shares_tiles(rows, tokens) ? tiles(rows, tokens) * tile_rows() / kUnitRows : 0;
+  }
+  int64_t partial_floats(int64_t rows, int64_t tokens) const {
+    return shares_tiles(rows, tokens) ? 2 * clusters * tile_rows() * info().tokens : 0;
+  }
+
+  // The rule that the plan breaks for a product of this size, or null. A launch needs null.
+  const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
+};
+
+// Whether this kernel is faster than that of linear_plan.h, by measurements on an H200: small
+// layers of more than 16 tokens gain by sums in shared memory.
+constexpr bool prefers_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  constexpr int64_t kSmall = 32 << 20;  // elements
+  return gpu.hopper && (tokens > 32 || (tokens > 16 && rows * cols <= kSmall));
+}
+
+// tokens >= 1, on a GPU with wgmma.
+WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+
+// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
+                  const Gpu& gpu);
+
+}  // namespace flashsparse::sparse_24

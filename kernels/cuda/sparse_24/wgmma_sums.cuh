@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a warp's sums when a tile ends, or the cluster's part of one. Blocks behind each
+// other in a cluster give each other shares of theirs through shared memory. Clusters that share a
+// tile add theirs up in the workspace, where each warp leaves its sums and counts itself in; the
+// last to arrive adds all of them up in the order of clusters. One launch, and the same bits every
+// time.
+#pragma once
+#include "common/cluster.cuh"
+#include "common/memory.cuh"
+#include "cuda/linear_y.cuh"
+#include "cuda/sparse_24/wgmma_tiles.cuh"
+#include "cuda/sparse_24/wgmma_y.cuh"
+#include "formats/sparse_24.h"
+
+namespace flashsparse::sparse_24 {
+
+template <class Type, class Shape>
+class WgmmaSums {
+ public:
+  static constexpr int kTokenBlocks = Shape::kTokens / 8;
+
+  // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`; `buffer` and
+  // `arrived` are where it gets sums from blocks behind each other, and their barrier.
+  __device__ __forceinline__ WgmmaSums(const WgmmaArguments& a, int unit, int tile_units,
+                                       uint32_t buffer, uint32_t arrived)
+      : a_(a),
+        unit_(unit),
+        tile_units_(tile_units),
+        buffer_(buffer + threadIdx.x % 32 * uint32_t{sizeof(float4)}),
+        arrived_(arrived) {}
+
+  // `tile` is one of the cluster's range.
+  __device__ __forceinline__ void leave(float (&sums)[Shape::kTokens / 2], const WgmmaTiles& tiles,
+                                        int tile) const {
+    const int unit = tiles.row_tile(tile) * tile_units_ + unit_;
+    if (unit >= unit_rows(a_.rows)) return;
+    const WgmmaY<Type> y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
+    if (a_.depth > 1) {
+      give(sums, y.tokens());
+      take(y);
+      return;
+    }
+    const int first = tiles.first_cluster(tile), last = tiles.last_cluster(tile);
+    if (first < last && !add_clusters(sums, tiles, tile, first, last, y.tokens())) return;
+    FS_UNROLL
+    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, four(sums, n));
+  }
+
+ private:
+  // True for the last of the clusters that share the tile: it has the sums of all, as far as there
+  // are tokens: `tokens` of them from here on.
+  __device__ __forceinline__ bool add_clusters(float (&sums)[Shape::kTokens / 2],
+                                               const WgmmaTiles& tiles, int tile, int first,
+                                               int last, int tokens) const {
+    const int own = blockIdx.x / a_.cluster();
+    float4* const mine = partials(own, tiles.is_first(own, tile));
+    FS_UNROLL
+    for (int i = 0; i < kTokenBlocks; ++i) {
+      if (i * 8 < tokens) store_global(mine + i * 32, four(sums, i));
+    }
+    uint32_t* const counter = a_.arrivals + (int64_t{tile} * tile_units_ + unit_);
+    __syncwarp();
+    uint32_t arrived = 0;
+    if (threadIdx.x % 32 == 0) arrived = arrive(counter);
+    arrived = __shfl_sync(~0u, arrived, 0);
+    __syncwarp();
+    if (arrived != static_cast<uint32_t>(last - first)) return false;
+    if (threadIdx.x % 32 == 0) *counter = 0;
+    constexpr int kAtOnce = 4;  // loads, as far as there are registers
+    FS_UNROLL
+    for (int begin = 0; begin < kTokenBlocks; begin += kAtOnce) {
+      if (begin * 8 >= tokens) break;
+      float4 added[kAtOnce] = {};
+      FS_NO_UNROLL
+      for (int cluster = first; cluster <= last; ++cluster) {
+        const float4* const left = partials(cluster, tiles.is_first(cluster, tile)) + begin * 32;
+        FS_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) added[i] = add(added[i], load_l2(left + i * 32));
+      }
+      FS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        float* const s = sums + (begin + i) * 4;
+        s[0] = added[i].x, s[1] = added[i].y, s[2] = added[i].z, s[3] = added[i].w;
+      }
+    }
+    return true;
+  }
+
+  static __device__ __forceinline__ float4 four(const float (&sums)[Shape::kTokens / 2], int i) {
+    return make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  }
+
+  // A cluster has slots for the first tile of its range, and for the last.
+  __device__ __forceinline__ float4* partials(int cluster, bool is_first) const {
+    const int64_t slot = (int64_t{cluster} * 2 + !is_first) * tile_units_ + unit_;
+    return reinterpret_cast<float4*>(a_.partials) + slot * (kTokenBlocks * 32) + threadIdx.x % 32;
+  }
+
+  // To each of the blocks behind each other its share of the tokens, 8 at a time.
+  __device__ __forceinline__ void give(const float (&sums)[Shape::kTokens / 2], int tokens) const {
+    const int share = kTokenBlocks / a_.depth, part = WgmmaTiles::part(a_);
+    const int first = static_cast<int>(blockIdx.x) % a_.cluster() - part;
+    FS_UNROLL
+    for (int n = 0; n < kTokenBlocks; ++n) {
+      if (n * 8 >= tokens) break;
+      store_shared_in(first + n / share, given(part, n % share), four(sums, n));
+    }
+    __syncwarp();
+    const int lane = threadIdx.x % 32;
+    if (lane < a_.depth) mbarrier_arrive_in(first + lane, arrived_);
+  }
+
+  // Adds up what all of them gave, in their order.
+  __device__ __forceinline__ void take(const WgmmaY<Type>& y) const {
+    const int share = kTokenBlocks / a_.depth, begin = WgmmaTiles::part(a_) * share;
+    mbarrier_wait_cluster(arrived_, 0);
+    FS_NO_UNROLL
+    for (int n = 0; n < share; ++n) {
+      if ((begin + n) * 8 >= y.tokens()) break;
+      float4 sum = load_shared<float4>(given(0, n));
+      FS_NO_UNROLL
+      for (int part = 1; part < a_.depth; ++part) {
+        sum = add(sum, load_shared<float4>(given(part, n)));
+      }
+      y.store(begin + n, sum);
+    }
+  }
+
+  // Where the sums of 8 tokens lie that a block gave.
+  __device__ __forceinline__ uint32_t given(int part, int n) const {
+    return buffer_ + (part * (kTokenBlocks / a_.depth) + n) * (32 * uint32_t{sizeof(float4)});
+  }
+
+  const WgmmaArguments& a_;
+  const int unit_, tile_units_;
+  const uint32_t buffer_, arrived_;
+};
+
+}  // namespace flashsparse::sparse_24

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// x of a cluster's steps: in each of its blocks a ring of panels in shared memory, of 64 columns
+// and all tokens of the tile. One thread of each block copies its share of a panel to all blocks,
+// when the warps of all have multiplied by what was there before.
+#pragma once
+#include "common/bulk_copy.cuh"
+#include "common/cluster.cuh"
+#include "common/tensor_map.cuh"
+#include "cuda/sparse_24/wgmma_plan.h"
+#include "cuda/sparse_24/wgmma_tiles.cuh"
+
+namespace flashsparse::sparse_24 {
+
+inline constexpr int kPanels = kUnitCols / kPanelCols;  // of a step
+
+// A place in the ring, and the parity of the phase in which its barriers are.
+template <class Shape>
+class WgmmaX {
+ public:
+  __device__ __forceinline__ WgmmaX(const WgmmaArguments& a, uint32_t shared)
+      : shared_(shared), stages_(a.stages) {}
+
+  // One thread's part; a barrier of the cluster follows.
+  __device__ __forceinline__ void init(const WgmmaArguments& a) const {
+    FS_NO_UNROLL
+    for (int i = 0; i < a.stages; ++i) {
+      mbarrier_init(shared_ + i * kMbarrierBytes, 1);
+      mbarrier_init(shared_ + (kMostXStages + i) * kMbarrierBytes, Shape::kUnits * a.down);
+    }
+    FS_NO_UNROLL
+    for (int i = 0; i < Shape::kUnits; ++i) mbarrier_init(sums(i), a.depth);
+    mbarrier_init_done();
+  }
+
+  __device__ __forceinline__ uint32_t full() const { return shared_ + stage_ * kMbarrierBytes; }
+  __device__ __forceinline__ uint32_t empty() const {
+    return shared_ + (kMostXStages + stage_) * kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t panel() const {
+    return shared_ + kBarrierBytes + stage_ * Shape::kPanelBytes;
+  }
+  // The barrier at which the sums of a warp arrive from blocks behind each other.
+  __device__ __forceinline__ uint32_t sums(int warp) const {
+    return shared_ + (2 * kMostXStages + warp) * kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t end() const {  // of all stages
+    return shared_ + kBarrierBytes + stages_ * Shape::kPanelBytes;
+  }
+  __device__ __forceinline__ uint32_t parity() const { return parity_; }
+  __device__ __forceinline__ void advance() {
+    if (++stage_ < stages_) return;
+    stage_ = 0;
+    parity_ ^= 1;
+  }
+
+ private:
+  static constexpr uint32_t kBarrierBytes = kWgmmaBarriers;
+  static_assert((2 * kMostXStages + Shape::kUnits) * kMbarrierBytes <= kBarrierBytes,
+                "a barrier has its place");
+
+  const uint32_t shared_;
+  const int stages_;
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+};
+
+// All that the one thread does.
+template <class Shape>
+__device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap& map,
+                                       WgmmaX<Shape> x) {
+  WgmmaTiles tiles(a, Shape::kTokens, a.down * Shape::kUnits * kUnitRows);
+  const int place = WgmmaTiles::place_down(a), share = Shape::kTokens / a.down;
+  uint32_t all = 0;  // the blocks that need the same x
+  FS_NO_UNROLL
+  for (int i = 0; i < a.down; ++i) all |= 1u << (i * a.depth + WgmmaTiles::part(a));
+  if (a.down == 1) all = kThisBlock;
+  int unused = a.stages;  // stages that nothing has been copied to
+  FS_NO_UNROLL
+  for (; !tiles.ended(); tiles.advance()) {
+    const int token = tiles.token_tile(tiles.tile()) * Shape::kTokens + place * share;
+    FS_NO_UNROLL
+    for (int panel = 0; panel < kPanels; ++panel) {
+      if (unused > 0) {
+        --unused;
+      } else {
+        mbarrier_wait(x.empty(), x.parity() ^ 1);
+      }
+      detail::mbarrier_arrive_expecting(x.full(), Shape::kPanelBytes);
+      copy_tile(x.panel() + place * share * 128, map, token,
+                tiles.column() * kUnitCols + panel * kPanelCols, x.full(),
+                static_cast<uint16_t>(all));
+      x.advance();
+    }
+  }
+}
+
+}  // namespace flashsparse::sparse_24

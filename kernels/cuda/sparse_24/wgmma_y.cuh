@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a warp stores 16 rows of y, of the tokens of a tile.
+//
+// Of 8 tokens a lane has the sums of two, of the rows lane / 4 and 8 below. Turned around, and
+// after an exchange between neighbours, it has four rows of one token, so that four lanes fill a
+// sector of 32 bytes: odd lanes the rows 8 to 15, even ones 0 to 7, the lower half of them in lanes
+// 0 and 1 of four.
+#pragma once
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "cuda/sparse_24/wgmma_arguments.h"
+
+namespace flashsparse::sparse_24 {
+
+template <class Type>
+class WgmmaY {
+ public:
+  __device__ __forceinline__ WgmmaY(const WgmmaArguments& a, int first_row, int first_token)
+      : tokens_(a.tokens - first_token),
+        stride_(a.rows),
+        rows_(a.rows - first_row - place()),
+        upper_(bias(a, first_row + group())),
+        lower_(bias(a, first_row + group() + 8)),
+        y_(a.y + ((int64_t{first_token} + group()) * a.rows + first_row + place())) {}
+
+  // From the tile's first on.
+  __device__ __forceinline__ int tokens() const { return tokens_; }
+
+  // Adds bias, rounds and stores the sums of the tokens from 8 n on: two of each row.
+  __device__ __forceinline__ void store(int n, const float4& sums) const {
+    const bool odd = threadIdx.x % 2 != 0;
+    const uint32_t upper = transpose_8x8(from_floats<Type>(sums.x + upper_, sums.y + upper_));
+    const uint32_t lower = transpose_8x8(from_floats<Type>(sums.z + lower_, sums.w + lower_));
+    const uint32_t other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
+    if (n * 8 + group() < tokens_) {
+      store_four(y_ + int64_t{8 * n} * stride_,
+                 odd ? make_uint2(other, lower) : make_uint2(upper, other));
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int group() { return threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int place() {
+    return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
+  }
+  static __device__ __forceinline__ float bias(const WgmmaArguments& a, int row) {
+    return a.bias && row < a.rows ? to_float<Type>(a.bias[row]) : 0.0f;
+  }
+
+  __device__ __forceinline__ void store_four(uint16_t* place, const uint2& four) const {
+    if (stride_ % 4 == 0) {
+      if (rows_ > 0) store_global(reinterpret_cast<uint2*>(place), four);
+    } else {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t two = i < 2 ? four.x : four.y;
+        if (i < rows_) store_global(place + i, static_cast<uint16_t>(two >> i % 2 * 16));
+      }
+    }
+  }
+
+  const int tokens_, stride_, rows_;  // rows_ from the lane's first on
+  const float upper_, lower_;         // bias of the rows that the lane has sums of
+  uint16_t* const y_;
+};
+
+}  // namespace flashsparse::sparse_24

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wgmma kernel of sparse_24, its own source, run on the CPU by the emulator."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from emulated_linear import require_exact
+from emulated_sparse_24 import Case, random_case, require_all, run, split
+from emulation import (
+    EMULATOR_EXIT_CODE,
+    KERNELS,
+    ROOT,
+    SANITIZED,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
+
+DRIVER = "sparse_24/wgmma_driver"
+HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
+SHAPES = [  # tokens of a tile, warpgroups
+    tuple(map(int, found))
+    for found in re.findall(r"^  X\((\d+), (\d+)\)", HEADER.read_text(), re.M)
+]
+
+
+class Plan(NamedTuple):
+    """The numbers of WgmmaPlan; a shape of -1 lets the host plan."""
+
+    shape: int = -1
+    down: int = 1
+    depth: int = 1
+    stages: int = 3
+    clusters: int = 1
+
+
+def planned(number: int, shape: int, down: int, clusters: int, stages: int = 3) -> Case:
+    """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
+    tokens, groups = SHAPES[shape]
+    rows = 64 * groups * down + (17 if clusters > 1 else -21)
+    plan = Plan(shape, down, 1, stages, clusters)
+    return random_case(rows, 300, tokens // 2 + 3 * number, number, plan=plan)
+
+
+def test_every_compiled_shape_is_right(driver):
+    """Alone, in clusters of each size; tiles that clusters share, own, or own two of."""
+    cases = []
+    for shape, (_, groups) in enumerate(SHAPES):
+        for down in (1, 2) if groups == 2 else (1,):
+            number = len(cases)
+            cases.append(planned(number, shape, down, 1 + number % 3, 2 + number % 2))
+    cases.append(planned(1, 0, 4, 1))
+    require_all(driver(DRIVER, "plain"), cases)
+
+
+def test_many_tokens_take_several_tiles(driver):
+    case = random_case(130, 270, 64 * 2 + 5, 4, plan=Plan(0, 1, 1, 2, 2))
+    require_all(driver(DRIVER, "plain"), [case, replace(case, plan=Plan(0, 2, 1, 2, 1))])
+
+
+def test_blocks_behind_each_other_add_up_their_sums(driver):
+    """Also where the last of them has less to do, and where rows and tokens end inside a tile."""
+    cases = [
+        random_case(70, 513, 39, 1, plan=Plan(0, 1, 2, 2, 1)),
+        random_case(130, 1100, 70, 2, plan=Plan(0, 1, 4, 2, 4)),
+        random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 3, 1)),
+        random_case(60, 300, 97, 5, plan=Plan(3, 1, 2, 2, 1)),
+    ]
+    require_all(driver(DRIVER, "plain"), cases)
+
+
+def test_every_product_as_it_is_planned(driver):
+    sizes = [(1, 1, 1), (33, 100, 40), (200, 513, 70)]
+    cases = [random_case(*size, n, plan=Plan()) for n, size in enumerate(sizes)]
+    require_all(driver(DRIVER, "plain"), cases)
+
+
+def test_schedules_give_the_same_bits(driver):
+    """Also sums between clusters, whichever comes last."""
+    case = random_case(140, 800, 9, 1, plan=Plan(0, 2, 1, 2, 3))
+    for each in (case, replace(case, plan=Plan(0, 1, 2, 2, 2))):
+        found = require_all(driver(DRIVER, "plain"), each.with_seeds())
+        assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
+    """Of weights that are kept; and what lies beyond the edges of a weight makes no NaN."""
+    case = random_case(40, 300, 6, 2, plan=Plan(0, 1, 1, 2, 1))
+    weight, x = case.weight.clone(), case.x.clone()
+    row, column = (weight[:, 290:] != 0).nonzero()[-1].tolist()
+    weight[row, 290 + column] = torch.inf
+    for token, value in ((1, torch.inf), (2, torch.nan), (3, 0)):
+        x[token, 290 + column] = value
+    ran = run(driver(DRIVER, "plain"), [replace(case, weight=weight, x=x)])
+    (y,) = split(ran.stdout, [case])
+    assert torch.isinf(y[[0, 1, 4, 5], row]).all() and torch.isnan(y[[2, 3], row]).all()
+    others = torch.arange(40) != row
+    assert torch.isfinite(y[0][others]).all()
+    kept = weight[:, 290 + column] != 0
+    assert not torch.isfinite(y[1][kept]).any() and not torch.isfinite(y[2][kept]).any()
+    full = (weight.view(40, -1, 4) != 0).sum(-1)[:, (290 + column) // 4] == 2
+    assert torch.isfinite(y[1][others & full & ~kept]).all()
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_sanitizers_find_nothing(driver, sanitizer):
+    cases = [planned(3, 0, 2, 2, 2), planned(2, 2, 1, 1), random_case(17, 257, 70, 4, plan=Plan())]
+    cases.append(random_case(100, 700, 11, 3, plan=Plan(0, 1, 2, 2, 1)))
+    require_all(driver(DRIVER, sanitizer), [replace(case, seed=7) for case in cases])
+
+
+@pytest.mark.slow
+def test_no_barrier_can_be_spared():
+    """Without any one of them a race is found, a deadlock, misuse of wgmma, or a wrong result."""
+    parts = [f"cuda/sparse_24/wgmma{part}.cuh" for part in ("", "_x", "_sums")]
+    waits = "__syncwarp|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z]*"
+    pattern = rf"(?:detail::)?(?:{waits})\([^;]*\);"
+    headers, places = with_switched_barriers(parts, pattern)
+    binary = compile_driver(DRIVER, "thread", headers)
+    # Tiles that clusters share, and stages of x that are used again; clusters that run at once.
+    case = random_case(140, 600, 9, 1, plan=Plan(0, 2, 1, 2, 3))
+    cases = [case, replace(case, plan=Plan(0, 1, 1, 2, 3), seed=7)]
+    cases.append(replace(case, plan=Plan(0, 1, 2, 2, 2)))
+    spared = []
+    for number, place in enumerate(places):
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
+
+        def judge(written: bytes) -> None:
+            for case, y in zip(cases, split(written, cases), strict=True):
+                require_exact(case, y)
+
+        if not is_caught(ran, judge):
+            spared.append(place)
+    assert places and spared == []
+
+
+@pytest.mark.slow
+def test_loads_into_registers_of_a_product_are_caught():
+    """A unit's registers are the tensor core's until the product is waited for."""
+    header = "cuda/sparse_24/wgmma.cuh"
+    text = (KERNELS / header).read_text()
+    early = text.replace("wgmma_commit();", "wgmma_commit();\n      weights.load(unit_);")
+    assert early != text
+    binary = compile_driver(DRIVER, "plain", {header: early})
+    ran = run(binary, [random_case(64, 600, 9, 1, plan=Plan(0, 1, 1, 2, 1))])
+    assert ran.returncode == EMULATOR_EXIT_CODE
+    assert "registers of a wgmma" in ran.stderr.decode()
+
+
+def test_a_plan_that_cannot_be_is_refused(driver):
+    case = random_case(40, 300, 6, 2)
+    for plan, told in (
+        (Plan(99), "no such shape"),
+        (Plan(0, 3), "1, 2, 4 or 8 blocks"),
+        (Plan(0, 4, 4), "1, 2, 4 or 8 blocks"),
+        (Plan(0, 1, 1, 17), "2 to 16 stages"),
+        (Plan(len(SHAPES) - 1, 1, 1, 16), "too little shared memory"),
+        (Plan(0, 1, 1, 2, 3), "at least one step"),
+        (Plan(0, 1, 4), "fewer units of columns"),
+        (Plan(0, 1, 2, 2, 2), "as many clusters as tiles"),
+    ):
+        ran = run(driver(DRIVER, "plain"), [replace(case, plan=plan)])
+        assert ran.returncode == 1 and told in ran.stderr.decode()
+
+
+def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
+    """And its table of shapes is the header's."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    own = importlib.import_module("sparse_24.wgmma_launches")
+    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
+    case = random_case(100, 600, 33, 2)
+    found = own.plans(case.weight.shape, 33, 4, most=3)
+    assert len(found) == 3
+    require_all(driver(DRIVER, "plain"), [replace(case, plan=Plan(*launch)) for launch in found])
