@@ -31,6 +31,16 @@ class Gpu:
     multiprocessors: int
     capability: tuple[int, int]
 
+    @property
+    def fma_units(self) -> int:
+        """Of a multiprocessor, for float32."""
+        return 64 if self.capability == (8, 0) else 128
+
+    @property
+    def float32_peak(self) -> float:
+        """Operations a second that the FMA units could do."""
+        return 2.0 * self.fma_units * self.multiprocessors * self.clock
+
 
 # Of the H200 memory, L2, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all
 # other constants are estimates from data sheets.

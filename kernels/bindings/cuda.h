@@ -16,12 +16,13 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
 
 inline Gpu gpu_of(const Tensor& tensor) {
   const int device = tensor.get_device_index();
-  int multiprocessors = 0, shared_bytes = 0, major = 0;
+  int multiprocessors = 0, shared_bytes = 0, major = 0, minor = 0;
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   STD_CUDA_CHECK(
       cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return {multiprocessors, shared_bytes, major == 9};
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128};
 }
 
 // Waits for the device.

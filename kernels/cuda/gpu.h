@@ -9,6 +9,7 @@ struct Gpu {
   int multiprocessors;
   int64_t shared_bytes;  // of shared memory, that one block may have
   bool hopper = false;   // compute capability 9.0, which has wgmma
+  int fma_units = 128;   // of a multiprocessor, for float32
 
   // Blocks with `bytes` of shared memory that a multiprocessor holds: it has little more than one
   // block may have, and keeps 1 KB for each.

@@ -19,6 +19,7 @@ from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm
 from ..sparse_24 import Sparse24
 from ..tiled_csl import TiledCSL
@@ -28,7 +29,7 @@ from .ops import ops
 
 _FORMS: Mapping[str, tuple[PatternForm, ...]] = {
     "cpu": (NMPanels(),),
-    "cuda": (NMGather(), Sparse24()),
+    "cuda": (NMGather(), Sparse24(), NMSpmm()),
 }
 """By device, the forms in which kernels read patterns, the fastest first."""
 

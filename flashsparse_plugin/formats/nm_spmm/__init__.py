@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form in which float32 nm_vector runs on CUDA where 4 rows or more share their columns.
+
+The kernel and its offline step are NM-SpMM's (Ma et al., 2025, section III). Never on disk. The
+layout is drawn in kernels/formats/nm_spmm.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...gpu import Gpu
+from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
+from ...plan import Plan
+from ..nm_pattern import PatternOptions, options_of
+from ..pattern_form import CudaPatternForm
+from . import cost, reference
+from .layout import BLOCK, UNIT, Layout, panel_windows
+from .ops import ops
+
+
+class NMSpmm(CudaPatternForm):
+    name = "nm_spmm"
+    dtypes = (torch.float32,)
+    holds = (
+        "vectors of 4 rows or more, in windows of which the fewest with a multiple of 4 kept "
+        "columns are not wider than 256 columns and keep 128 or fewer"
+    )
+    sparse = "NM-SpMM's kernel on CUDA cores"
+    tensor_names = ("spmm_values", "spmm_index", "spmm_columns", "spmm_packed")
+    reference: ClassVar[Reference] = reference
+
+    def fits(self, options: PatternOptions) -> bool:
+        return panel_windows(options) > 0
+
+    def examples(self) -> tuple[Scheme, ...]:
+        patterns: tuple[Mapping[str, int], ...] = (
+            {"n": 8, "m": 32, "vector_length": 32},
+            {"n": 3, "m": 5, "vector_length": 4},
+        )
+        return tuple(self.scheme(torch.float32, options) for options in patterns)
+
+    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        layout = self._layout(scheme, shape)
+        panels = (layout.blocks, layout.panels)
+        index = TensorSpec(torch.uint8, (*panels, layout.groups, layout.entries))
+        values = (*panels, BLOCK // UNIT, layout.entries, UNIT)
+        return {
+            "spmm_values": TensorSpec(torch.int32, values),
+            "spmm_index": index,
+            "spmm_columns": TensorSpec(torch.uint8, (*panels, layout.capacity)),
+            "spmm_packed": index,
+        }
+
+    def arrange(
+        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
+    ) -> PackedWeight:
+        made = self._layout(scheme, shape).arrange(weight_packed, weight_index)
+        return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
+
+    def unpack(self, packed: PackedWeight) -> Tensor:
+        pattern = options_of(packed.scheme).numbers
+        tensors = (packed.tensors[name] for name in self.tensor_names)
+        return ops.nm_spmm_unpack(*tensors, *packed.shape, *pattern, packed.dtype)
+
+    def linear(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        return ops.nm_spmm_linear(
+            x,
+            *(tensors[name] for name in self.tensor_names),
+            shape[0],
+            *options_of(scheme).numbers,
+            scheme.dtype,
+            bias,
+            None if plan is None else plan.most("sparse"),
+        )
+
+    def check(self, packed: PackedWeight) -> None:
+        tensors = (packed.tensors[name].detach() for name in self.tensor_names)
+        complaint = self._layout(packed.scheme, packed.shape).complaint(*tensors)
+        if complaint:
+            raise FormatError(complaint)
+
+    def nonzeros(self, packed: PackedWeight) -> int:
+        values = packed.tensors["spmm_values"]
+        return sum(int((block & 0x7FFFFFFF).count_nonzero()) for block in values)
+
+    def sparse_seconds(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> float:
+        return cost.sparse_seconds(options_of(scheme), shape, nbytes, tokens, gpu)
+
+    def seconds(
+        self,
+        implementation: str,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        nbytes: int,
+        tokens: int,
+        gpu: Gpu,
+    ) -> float:
+        if implementation == "sparse":
+            return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
+        return cost.library_seconds(shape, nbytes, tokens, gpu)
+
+    def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
+        return Layout(self.require_fit(scheme, shape), shape)
