@@ -14,6 +14,7 @@ from rich.text import Text
 
 from .console import err, out, print_json, table, usage
 from .models import model_directory, parse_option
+from .tune_plot import draw_times, packed_as
 
 if TYPE_CHECKING:
     from flashsparse_plugin.dataflow import Weight
@@ -76,6 +77,10 @@ def tune(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the times to this file, such as times.png.")
     ] = None,
+    roofline: Annotated[
+        Path | None,
+        typer.Option(help="Draw float32 N:M products on the roofline to this file; tune nothing."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries as JSON.")] = False,
 ) -> None:
     """Measure which kernel is fastest for each layer and number of tokens.
@@ -90,8 +95,16 @@ def tune(
       flashsparse tune MODEL --sparsity 0.7 --sparsity 0.8
       flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png
       flashsparse tune MODEL --estimate H200
+      flashsparse tune 4096x4096 --roofline roofline.png --estimate H200
     """
     shapes = _shapes(target)
+    if roofline is not None:
+        from .roofline import roofline as draw_roofline
+
+        options = dict(parse_option(text) for text in option or [])
+        name = None if estimate is None else estimate.value
+        draw_roofline(shapes[0], options, name, roofline, as_json)
+        return
     with err.status("Starting"):
         from flashsparse_plugin import formats
 
@@ -108,7 +121,7 @@ def tune(
     else:
         entries, device, path = _measured(weights, dtype.value)
     if plot is not None:
-        _draw(entries, device, plot)
+        draw_times(entries, device, plot)
     if as_json:
         about = {"device": device, "dtype": dtype.value, "measured": estimate is None}
         print_json(about | {"entries": [entry.model_dump(mode="json") for entry in entries]})
@@ -249,7 +262,7 @@ def _show(entries: Sequence[Entry], device: str, path: Path | None) -> None:
     made = table("Layer", "", header, "changes at", left=3)
     for entry in entries:
         shape = f"{entry.shape[0]}x{entry.shape[1]}"
-        packed = _packed_as(entry)
+        packed = packed_as(entry)
         fastest = _cells(_style(_implementation(entry, tokens)) for tokens in _SHOWN)
         changes = ", ".join(str((each.max_tokens or 0) + 1) for each in entry.ranges[:-1])
         made.add_row(shape, Text(packed or "dense"), fastest, changes)
@@ -282,54 +295,5 @@ def _implementation(entry: Entry, tokens: int) -> str:
     return entry.plan().implementation(tokens)
 
 
-def _packed_as(entry: Entry) -> str:
-    scheme = entry.scheme()
-    return "" if scheme is None else f"{scheme.title} {1 - entry.density:.0%}"
-
-
 def _style(implementation: str) -> tuple[str, str]:
     return _STYLES.get(implementation, (implementation[0].upper(), "black on magenta"))
-
-
-def _draw(entries: Sequence[Entry], device: str, path: Path) -> None:
-    """Microseconds against tokens, a plot a layer."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ImportError(
-            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
-        ) from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    columns = min(len(entries), 4)
-    rows = -(-len(entries) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.6 * columns, 3 * rows), squeeze=False)
-    for axis, entry in zip(axes.flat, entries, strict=False):
-        _draw_entry(axis, entry)
-    for axis in axes.flat[len(entries) :]:
-        axis.set_visible(False)
-    figure.suptitle(device)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    err.print(Text(f"Drawn to {path}"), soft_wrap=True)
-
-
-def _draw_entry(axis: Any, entry: Entry) -> None:
-    colours = {"gemv": "tab:cyan", "flat_gemm": "tab:green", "sparse": "tab:green"}
-    found = [each for each in entry.measurements if each.tokens <= 256]
-    for name in dict.fromkeys(name for each in found for name in each.microseconds):
-        points = [(m.tokens, m.microseconds[name]) for m in found if name in m.microseconds]
-        axis.plot(*zip(*points, strict=True), marker=".", label=name,
-                  color=colours.get(name, "tab:orange"))  # fmt: skip
-    for each in entry.ranges[:-1]:
-        axis.axvline((each.max_tokens or 0) + 0.5, color="0.5", linestyle="--", linewidth=1)
-    packed = _packed_as(entry)
-    zeros = f", {packed} zeros" if packed else ""
-    axis.set_title(f"{entry.shape[0]}x{entry.shape[1]}{zeros}", fontsize=9)
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:.0f}")
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("tokens")
-    axis.set_ylabel("µs")
-    axis.legend(fontsize=7)

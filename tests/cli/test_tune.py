@@ -119,6 +119,30 @@ def test_a_plot_without_matplotlib_tells_the_remedy(monkeypatch, tmp_path):
     assert result.exit_code == 1 and "flashsparse-plugin[plot]" in result.stderr
 
 
+def test_a_roofline(tmp_path):
+    """NM-SpMM, Figure 10: the paper's four patterns, each with x whole and packed."""
+    path = tmp_path / "roofline.png"
+    arguments = ("4096x4096", "--estimate", "H200", "--roofline", path)
+    shown = tune(*arguments)
+    assert shown.exit_code == 0 and path.read_bytes()[:4] == b"\x89PNG"
+    assert "Peak 66.9 TFLOP/s" in shown.stdout and shown.stdout.count(" packed ") == 4
+    points = json.loads(tune(*arguments, "--json").stdout)["points"]
+    intensities = {(each["zeros"], each["packing"]): each["operations_per_byte"] for each in points}
+    assert len(points) == 8 and intensities[0.875, True] > 1.5 * intensities[0.875, False]
+
+
+def test_a_roofline_with_measured_points(pretended_gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr(tuner, "graph_timer", lambda call, copies: 1e-3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    pattern = [f"--option={each}" for each in ("n=8", "m=32", "vector_length=32")]
+    path = tmp_path / "roofline.png"
+    result = tune("128x256", *pattern, "--roofline", path, "--json")
+    assert result.exit_code == 0, result.stderr
+    points = json.loads(result.stdout)["points"]
+    assert [each["measured_tflops"] for each in points] == [None, 0.07]  # 2 x 4096 x 128 x 64
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -128,6 +152,10 @@ def test_a_plot_without_matplotlib_tells_the_remedy(monkeypatch, tmp_path):
         (["4096x4096", "--format", "zip"], "unknown format 'zip'"),
         (["4096x4096", "--sparsity", "1.5"], "--sparsity"),
         (["4096x4096", "--estimate", "TPU"], "--estimate"),
+        (
+            ["8x8", "--estimate", "H200", "--roofline", "x", "--option", "n=2", "--option", "m=4"],
+            "vectors of 4 rows",
+        ),
     ],
 )
 def test_wrong_usage(arguments, message):
