@@ -34,7 +34,11 @@ EACH_BUILD = ["plain", *SANITIZED]
 HOST_SOURCES = {
     "tiled_csl/linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
     "nm_gather/linear_driver": ["cuda/nm_gather/linear_plan.cpp"],
+    "nm_gather/packed_driver": ["cuda/nm_gather/packed_plan.cpp"],
+    "nm_gather/tiles_driver": ["cuda/nm_gather/tiles_plan.cpp"],
+    "nm_spmm/linear_driver": ["cuda/nm_spmm/linear_plan.cpp"],
     "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
+    "sparse_24/wgmma_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],
     "decode_driver": ["cuda/unified_max_plan.cpp"],
 }

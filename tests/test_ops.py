@@ -12,6 +12,7 @@ from weights import sparse_weight
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats.nm_gather import NMGather
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.nm_spmm import NMSpmm
 from flashsparse_plugin.ops import ops
 
 OUT, IN = 150, 70
@@ -25,6 +26,8 @@ VECTORS_STORED = fs.pack(REGULAR, "nm_vector", VECTORS.model_dump())
 PANELS = tuple(VECTORS_STORED.prepare("cpu").tensors.values())
 VECTORS_STORED = tuple(VECTORS_STORED.tensors.values())
 GATHER_SCHEME = NMGather().scheme(torch.bfloat16, VECTORS.model_dump())
+SPMM_SCHEME = NMSpmm().scheme(torch.float32, VECTORS.model_dump())
+SPMM = tuple(NMSpmm().pack(REGULAR.float(), SPMM_SCHEME).tensors.values())
 GATHER = tuple(NMGather().pack(REGULAR, GATHER_SCHEME).tensors.values())
 
 
@@ -79,12 +82,21 @@ SAMPLES = {
     "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_planned": [],  # CUDA only
+    "sparse_24_wgmma_planned": [],  # CUDA only
     "nm_gather_unpack": [(*GATHER, OUT, IN, *PATTERN, torch.bfloat16)],
     "nm_gather_linear": [
         (x(), *GATHER, OUT, *PATTERN, torch.bfloat16),
         (x(torch.float16), *GATHER, OUT, *PATTERN, torch.bfloat16, bias(), 4),
     ],
-    "nm_gather_linear_planned": [],  # CUDA only
+    "nm_gather_linear_planned": [],  # CUDA only, as are the next two
+    "nm_gather_linear_tiles_planned": [],
+    "nm_gather_linear_packed": [],
+    "nm_spmm_unpack": [(*SPMM, OUT, IN, *PATTERN, torch.float32)],
+    "nm_spmm_linear": [
+        (x(), *SPMM, OUT, *PATTERN, torch.float32),
+        (x(torch.float16), *SPMM, OUT, *PATTERN, torch.float32, bias(), 4),
+    ],
+    "nm_spmm_linear_planned": [],  # CUDA only
     "flat_gemm": [],  # in test_flat_gemm.py, as is the next
     "gemv": [],
     "dense_linear": [],  # in dataflow/test_linear.py
@@ -136,12 +148,13 @@ def test_the_planned_linear_is_fake_without_a_gpu():
 @pytest.mark.parametrize(
     ("op", "weight", "packed", "more"),
     [
-        ("tiled_csl_linear", WEIGHT, (*STORED, OUT), ()),
-        ("tiled_csl_linear", WEIGHT, (*STORED, OUT), (4,)),
-        ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT), ()),
-        ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN), ()),
-        ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16), ()),
-        ("nm_gather_linear", REGULAR, (*GATHER, OUT, *PATTERN), (4,)),
+        ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), ()),
+        ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), (4,)),
+        ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT, torch.bfloat16), ()),
+        ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN, torch.bfloat16), ()),
+        ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16, torch.bfloat16), ()),
+        ("nm_gather_linear", REGULAR, (*GATHER, OUT, *PATTERN, torch.bfloat16), (4,)),
+        ("nm_spmm_linear", REGULAR, (*SPMM, OUT, *PATTERN, torch.float32), (4,)),
     ],
 )
 def test_gradients_are_those_of_a_dense_linear(op, weight, packed, more):
@@ -150,7 +163,7 @@ def test_gradients_are_those_of_a_dense_linear(op, weight, packed, more):
     theirs = ours.detach().clone().requires_grad_()
     their_bias = own_bias.detach().clone().requires_grad_()
     dy = torch.randn(2, 3, OUT)
-    getattr(ops, op)(ours, *packed, torch.bfloat16, own_bias, *more).backward(dy)
+    getattr(ops, op)(ours, *packed, own_bias, *more).backward(dy)
     torch.nn.functional.linear(theirs, weight.float(), their_bias).backward(dy)
     torch.testing.assert_close(ours.grad, theirs.grad)
     torch.testing.assert_close(own_bias.grad, their_bias.grad)

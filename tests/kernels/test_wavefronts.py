@@ -24,6 +24,8 @@ from emulated_decode import random_decode
 from emulated_dense import Case as DenseCase
 from emulated_gather import HOPPER, random_case
 from emulated_linear import Case
+from emulated_nm_spmm import COMPILED
+from emulated_nm_spmm import random_case as random_spmm
 from emulated_sparse_24 import Plan
 from emulated_sparse_24 import random_case as random_sparse_24
 from emulation import KERNELS
@@ -145,7 +147,44 @@ def gather_rows(driver, folder: Path) -> Rows:
     return rows
 
 
-KERNEL_ROWS = (dense_rows, linear_rows, unpack_rows, decode_rows, sparse_24_rows, gather_rows)
+def tiles_rows(driver, folder: Path) -> Rows:
+    """A tile of 128 tokens and two sets of warps; the copies of bulk are not counted."""
+    rows: Rows = {}
+    for n, length, shape in ((16, 64, 0), (8, 64, 0), (4, 64, 0), (16, 32, 3)):
+        plan = (shape, 2, 1, 2, 2, 1, 1)
+        case = random_case(2 * length, 1024, 128, n, 32, length, 1, plan=plan)
+        counts = count(driver("nm_gather/tiles_driver", "plain"), case.encode(), folder)
+        for name, row in accesses(counts).items():
+            told = f"{2 * length}x1024 {n}:32, L={length}, 128 tokens"
+            rows["nm_gather::tiles_kernel", told, name] = row
+    return rows
+
+
+def spmm_rows(driver, folder: Path) -> Rows:
+    """The paper's largest tile, x whole, and the widest, x packed."""
+    rows: Rows = {}
+    for number, kernel in enumerate(COMPILED):
+        wanted = (64, 2, False), (128, 2, True)
+        if kernel.rows < 128 or (kernel.tokens, kernel.stages, kernel.packing) not in wanted:
+            continue
+        case = random_spmm(kernel.rows, 256, kernel.tokens, 8, 32, 32, 1, plan=(number, 1))
+        counts = count(driver("nm_spmm/linear_driver", "plain"), case.encode(), folder)
+        packing = ", packing" if kernel.packing else ""
+        told = f"{kernel.rows}x256 8:32, L=32, {kernel.tokens} tokens{packing}"
+        rows |= {("nm_spmm", told, name): row for name, row in accesses(counts).items()}
+    return rows
+
+
+KERNEL_ROWS = (
+    dense_rows,
+    linear_rows,
+    unpack_rows,
+    decode_rows,
+    sparse_24_rows,
+    gather_rows,
+    tiles_rows,
+    spmm_rows,
+)
 
 
 def read_committed() -> Rows:
