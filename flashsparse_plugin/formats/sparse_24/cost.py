@@ -15,7 +15,7 @@ MEMORY, FIXED, TOKEN = 0.93, 2.2e-6, 0.07e-6
 UNIT, UNIT_TURNS, TOKEN_TURNS, TURNS = 16 * 256, 72, 3, 1.23e9
 
 
-# Of the wgmma kernel, fitted to 110 points on an H200, which it meets within 6% on average: the
+# Of the wgmma kernel, fitted to 90 points on an H200, which it meets within 6% on average: the
 # share of the bandwidth, and of the clock under load; bytes a clock from the L2; seconds beside.
 # Tiles that it is compiled for: tokens, and warpgroups of 64 rows each.
 WGMMA_MEMORY, WGMMA_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.92, 28, 4.9e-6
