@@ -64,15 +64,14 @@ inline void mbarrier_arrive_expecting(uint32_t barrier, uint32_t bytes,
   simt::mbarrier_arrive(at);
 }
 
-// To the memory of a block of the cluster. The copy lands when somebody waits for it, at the last
-// moment that a GPU allows.
-inline void copy_bulk(simt::Block& block, uint32_t shared, const void* global, uint32_t bytes,
-                      uint32_t barrier, simt::Place place) {
+// The copy lands when somebody waits for it, at the last moment that a GPU allows.
+inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                      simt::Place place = simt::Place::here()) {
   simt::AsyncCopies copy;
   unsigned char* to = nullptr;
   {
     const simt::sanitizers::Unwatched unwatched;
-    to = block.shared.at(shared, bytes);
+    to = simt::current->block->shared.at(shared, bytes);
     if (!to || shared % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0)
       simt::fail("copy_bulk of %u bytes from %p to shared address %#x, which is %s (%s:%d)", bytes,
                  global, shared, to ? "misaligned" : "out of bounds", place.file_name(),
@@ -80,15 +79,11 @@ inline void copy_bulk(simt::Block& block, uint32_t shared, const void* global, u
   }
   copy.start(to, static_cast<const unsigned char*>(global), bytes, place);
   const simt::sanitizers::Unwatched unwatched;
-  simt::Mbarrier& at = mbarrier_at(block, barrier, "copy_bulk", place);
+  simt::Mbarrier& at = mbarrier_at(barrier, "copy_bulk", place);
   at.bytes -= bytes;
   at.copies.take_over(copy);
   simt::sanitizers::release(at.order(at.phases));
   simt::mbarrier_end_phase(at);
-}
-inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
-                      simt::Place place = simt::Place::here()) {
-  copy_bulk(*simt::current->block, shared, global, bytes, barrier, place);
 }
 
 #endif

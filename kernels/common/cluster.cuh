@@ -3,7 +3,6 @@
 // each other's shared memory. Blocks beside each other along x are a cluster, numbered in order.
 // Elsewhere none of these is called.
 #pragma once
-#include "common/bulk_copy.cuh"
 #include "common/device.cuh"
 #include "common/mbarrier.cuh"
 
@@ -106,20 +105,6 @@ __device__ __forceinline__ float4 load_shared_in(uint32_t rank, uint32_t address
   return value;
 }
 
-// Starts a copy of `bytes`, a multiple of 16 on 16, to the same address in each of the first
-// `blocks` blocks of the cluster; the barrier at the same address in each counts the bytes.
-__device__ __forceinline__ void copy_bulk_to_all(uint32_t shared, const void* global,
-                                                 uint32_t bytes, uint32_t barrier, int blocks) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
-      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier),
-      "h"(static_cast<uint16_t>((1u << blocks) - 1))
-      : "memory");
-#endif
-}
-
 #else
 
 inline void sync_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
@@ -173,13 +158,6 @@ inline float4 load_shared_in(uint32_t rank, uint32_t address,
           address, rank, from ? "misaligned" : "out of bounds", place.file_name(), place.line);
   }
   return *reinterpret_cast<const float4*>(from);
-}
-
-inline void copy_bulk_to_all(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
-                             int blocks, simt::Place place = simt::Place::here()) {
-  for (int rank = 0; rank < blocks; ++rank)
-    detail::copy_bulk(*simt::current->block->cluster.at(rank), shared, global, bytes, barrier,
-                      place);
 }
 
 #endif

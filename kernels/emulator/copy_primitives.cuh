@@ -77,7 +77,7 @@ __global__ void clusters(const uint32_t* in, uint32_t* out) {
   }
   sync_cluster();
   expect_runs(full, 1024);
-  if (lane == 0) copy_bulk_to_all(place + rank * 512, in + rank * 128, 512, full, 2);
+  copy_runs(2, 512, full, [&](int i) { return Run{place + i * 512, in + i * 128}; });
   arrive_after_runs(full);
   mbarrier_wait(full, 0);
   store_global(reinterpret_cast<uint4*>(out + rank * 256 + lane * 4),

@@ -539,7 +539,6 @@ def test_atomics(driver, sanitizer):
 HOPPER_ONLY = (
     "mbarrier.arrive.expect_tx.shared.b64", "fence.mbarrier_init.release.cluster",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [",
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
     "mapa.shared::cluster.u32", "mbarrier.arrive.release.cluster.shared::cluster.b64",
     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64", "ld.shared::cluster.v4.f32",
     "barrier.cluster.arrive.release.aligned", "barrier.cluster.wait.acquire.aligned",

@@ -67,25 +67,6 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
   return std::max(tiles, all) + kMixedMemory * std::min(tiles, all) + kBegin + meeting;
 }
 
-// As many blocks of rows as share the L2 with the tokens of the blocks that run beside them.
-int choose_band(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-                const TilesPlan& plan, const Gpu& gpu) {
-  const double depth = static_cast<double>(cols) * kItem;
-  const double density = static_cast<double>(layout.panel_steps * kStep) / layout.panel_columns;
-  const int64_t row_blocks = plan.row_blocks(rows), most = plan.token_blocks(tokens);
-  int64_t best = 1;
-  double least = -1;
-  for (int64_t band = 1; band <= std::min<int64_t>(row_blocks, gpu.multiprocessors); ++band) {
-    const int64_t beside = std::min(ceil_div(gpu.multiprocessors, band), most);
-    const double bytes = depth * (static_cast<double>(band * plan.block_rows()) * density +
-                                  static_cast<double>(beside * plan.info().tokens()));
-    if (least >= 0 && bytes >= least) continue;
-    best = band;
-    least = bytes;
-  }
-  return static_cast<int>(best);
-}
-
 }  // namespace
 
 int64_t TilesPlan::stage_rows(const Layout& layout) {
@@ -144,7 +125,7 @@ namespace {
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
-  constexpr int kMostSplits = 16, kMostCluster = 6, kMostStages = 16;
+  constexpr int kMostSplits = 16, kMostCluster = 6, kMostStages = 16, kBand = 16;
   const int most = static_cast<int>(std::min<int64_t>(layout.sections(cols), kMostSplits));
   for (int shape = 0; shape < kTileShapeCount; ++shape) {
     const TileShapeInfo& info = kTileShapes[shape];
@@ -156,7 +137,7 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
         for (const int cluster : {1, splits}) {
           if (cluster > kMostCluster) continue;
           for (int x_stages = 1; x_stages <= 3; ++x_stages) {
-            TilesPlan plan{shape, row_warps, splits, x_stages, 1, 1, cluster};
+            TilesPlan plan{shape, row_warps, splits, x_stages, 1, kBand, cluster};
             if (splits > 1 && plan.blocks(rows, tokens) > blocks_at_once(plan, gpu)) continue;
             const int64_t left = gpu.shared_bytes - kTileBarrierBytes - plan.y_bytes() -
                                  x_stages * plan.x_stage_bytes(layout);
@@ -183,7 +164,6 @@ TilesPlan find_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t to
     best = plan;
     least = cost;
   });
-  if (best.shape >= 0) best.band = choose_band(layout, rows, cols, tokens, best, gpu);
   return best;
 }
 
