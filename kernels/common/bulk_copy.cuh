@@ -25,6 +25,19 @@ struct Run {
   const void* global;
 };
 
+// Before a thread arrives at the barrier that lets such copies overwrite what it has read: its
+// loads are done then. To have arrived is not enough: on an H200 loads that still waited for shared
+// memory read what a copy had brought since.
+#ifdef __CUDACC__
+__device__ __forceinline__ void finish_reads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+#else
+inline void finish_reads() {}
+#endif
+
 namespace detail {
 
 #ifdef __CUDACC__

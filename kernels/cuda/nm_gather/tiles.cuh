@@ -152,7 +152,6 @@ class TileBlock {
             const bool first = pair * 2 + step < weight_.panel_steps;
             multiplier.multiply(step, x.memory() + (first ? 0 : second_panel), weights.memory());
           }
-          __syncwarp();
           weights.release();
           weights.advance();
         }

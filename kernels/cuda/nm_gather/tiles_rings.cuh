@@ -30,8 +30,10 @@ class RingPlace {
   __device__ __forceinline__ void wait_full() const { mbarrier_wait(full(), turn_); }
   // Passes at once the first time around.
   __device__ __forceinline__ void wait_empty() const { mbarrier_wait(empty(), turn_ ^ 1); }
-  // After a barrier of the warp: it has read what it waited for.
+  // The warp has read what it waited for.
   __device__ __forceinline__ void release() const {
+    finish_reads();
+    __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty());
   }
   __device__ __forceinline__ void advance() {
