@@ -152,6 +152,7 @@ def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
+PAPER_TOKENS = 256  # the least of NM-SpMM's 100 points
 NM_SIZES = {
     "over 100 M weights": (100e6, math.inf),
     "40 to 100 M weights": (40e6, 100e6),
@@ -178,6 +179,38 @@ def nm(result: Result) -> str:
         header = [f"{size}, tokens:", *map(str, tokens)]
         text += f"\n{shapes}:\n\n" + markdown(header, cells)
     return text + gpu_conditions(result["about"]) + "\n"
+
+
+def nm_fp32(result: Result) -> str:
+    """Dense time / time of float32 patterns: zeros down, tokens across, then NM-SpMM's points."""
+    rows = result["rows"]
+    tokens = sorted({row["tokens"] for row in rows})
+    cells = []
+    for zeros in sorted({row["zeros"] for row in rows}):
+        own = [row for row in rows if row["zeros"] == zeros]
+        means = [mean_of([r for r in own if r["tokens"] == count], "ratio") for count in tokens]
+        points = mean_of([r for r in own if r["tokens"] >= PAPER_TOKENS], "ratio")
+        cells.append([f"{zeros:.1%} zeros", *means, f"**{points}**"])
+    header = ["tokens:", *map(str, tokens), f"{PAPER_TOKENS} and more"]
+    return markdown(header, cells) + gpu_conditions(result["about"]) + "\n"
+
+
+def nm_steps(result: Result) -> str:
+    """TFLOP/s of kept products at 4096^3: the paper's steps down, zeros across."""
+    rows = [row for row in result["rows"] if row["part"] == "F" and row["tokens"] == 4096]
+    zeros = sorted({row["zeros"] for row in rows})
+    best: dict[str, dict[float, float]] = {}
+    for row in rows:
+        launch = row["launch"].rpartition(",")[0]  # without its splits
+        own = best.setdefault(launch, {})
+        own[row["zeros"]] = max(own.get(row["zeros"], 0.0), row["tflops"])
+    cells = [
+        [launch, *(f"{own[share]:.1f}" if share in own else "" for share in zeros)]
+        for launch, own in best.items()
+    ]
+    cells.append(["cuBLAS, dense", *[f"{rows[0]['dense_tflops']:.1f}"] * len(zeros)])
+    header = ["TFLOP/s, zeros:", *(f"{share:.1%}" for share in zeros)]
+    return markdown(header, cells) + gpu_conditions(result["about"]) + "\n"
 
 
 def nm_means(rows: Sequence[Result], pattern: str, tokens: Sequence[int], figure: str) -> list[str]:
@@ -364,14 +397,15 @@ def serve(result: Result) -> str:
         {row["batch"]: row for row in result["rows"] if row["weights"] == name} for name in names
     ]
     cells = []
-    for batch in sorted(set.intersection(*(set(rows) for rows in by_batch))):
-        found = [rows[batch] for rows in by_batch]
-        first = found[0]["tokens_per_gpu_s"]
-        speeds = [f"{first:,.0f}"]
+    for batch in sorted(set().union(*by_batch)):
+        found = [rows.get(batch) for rows in by_batch]  # a run may have ended before a batch
+        first = found[0]
+        speeds = [f"{first['tokens_per_gpu_s']:,.0f}" if first else ""]
         for row in found[1:]:
-            speed = row["tokens_per_gpu_s"]
-            speeds += [f"{speed:,.0f}", f"{speed / first:.2f}"]
-        times = [f"{row['ms_per_token']:.2f}" for row in found]
+            speed = row["tokens_per_gpu_s"] if row else 0.0
+            speeds.append(f"{speed:,.0f}" if row else "")
+            speeds.append(f"{speed / first['tokens_per_gpu_s']:.2f}" if row and first else "")
+        times = [f"{row['ms_per_token']:.2f}" if row else "" for row in found]
         cells.append([str(batch), *speeds, *times])
     speeds = [text for other in others for text in (other, "ratio")]
     text = markdown(["batch", f"tokens/s {one}", *speeds, f"ms a token {one}", *others], cells)
@@ -427,6 +461,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_opt": lambda result: spmm(result, OPT, OPT_GOALS),
     "spmm_llama": lambda result: spmm(result, LLAMA, {}),
     "nm": nm,
+    "nm_fp32": nm_fp32,
+    "nm_steps": nm_steps,
     "spmm_shares": shares,
     "spmm_goals": missed,
     "spmm_cycles": cycles,
