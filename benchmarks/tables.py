@@ -416,7 +416,7 @@ def serve(result: Result) -> str:
     versions = ", ".join(f"{name} {about[name]}" for name in ("vllm", "torch"))
     text += f"\nWeights {', '.join(weights)}. {about['gpu']}, {versions}.\n"
     for run, agreement in about["agreements"].items():
-        which = f", {names[run]}" if len(names) > 2 else ""
+        which = f" of {names[run]}" if len(names) > 2 else ""
         same, compared = agreement["same_tokens"], agreement["compared_tokens"]
         alone = agreement["same_tokens_dense_one_by_one"]
         rounding = "is" if agreement["explained_by_rounding"] else "is NOT"
