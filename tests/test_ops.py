@@ -90,7 +90,7 @@ SAMPLES = {
     ],
     "nm_gather_linear_planned": [],  # CUDA only, as are the next two
     "nm_gather_linear_tiles_planned": [],
-    "nm_gather_linear_packed": [],
+    "nm_gather_linear_packed_planned": [],
     "nm_spmm_unpack": [(*SPMM, OUT, IN, *PATTERN, torch.float32)],
     "nm_spmm_linear": [
         (x(), *SPMM, OUT, *PATTERN, torch.float32),

@@ -41,7 +41,7 @@ class PackedLaunch(NamedTuple):
 
     def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies by this launch."""
-        return ops.nm_gather_linear_packed(
+        return ops.nm_gather_linear_packed_planned(
             x, *packed.tensors.values(), packed.shape[0], *options_of(packed.scheme).numbers,
             packed.dtype, bias, self.shape.index, *self[1:],
         )  # fmt: skip

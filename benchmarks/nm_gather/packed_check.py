@@ -27,11 +27,11 @@ SHAPES = (128, 128, 64, 64)  # rows that share an index, by the number of the sh
 Linear = Callable[[PackedWeight, Tensor], Tensor]
 
 
-def packed_linear(shape: int | None = None, band: int | None = None) -> Linear:
-    """The product by the packed kernel, by a launch or as planned."""
+def packed_linear(shape: int, band: int = 1) -> Linear:
+    """The product by a launch of the packed kernel."""
 
     def linear(packed: PackedWeight, x: Tensor) -> Tensor:
-        return ops.nm_gather_linear_packed(
+        return ops.nm_gather_linear_packed_planned(
             x, *packed.tensors.values(), packed.shape[0], *options_of(packed.scheme).numbers,
             packed.dtype, None, shape, band,
         )  # fmt: skip
@@ -88,7 +88,7 @@ def worst_error(rows: int, cols: int, tokens: int, n: int, m: int, length: int) 
     scheme = form.scheme(dtype, {"n": n, "m": m, "vector_length": length})
     weight = form.conform(torch.randn(rows, cols, device="cuda").to(dtype), scheme)
     x = torch.randn(tokens, cols, device="cuda").to(dtype)
-    y = packed_linear()(form.pack(weight, scheme), x).double()
+    y = packed_linear(SHAPES.index(length))(form.pack(weight, scheme), x).double()
     exact = x.double() @ weight.double().T
     size = x.double().abs() @ weight.double().abs().T
     bound = exact.abs() * torch.finfo(dtype).eps / 2 + size * (cols + 8) * 2**-24 + 1e-30

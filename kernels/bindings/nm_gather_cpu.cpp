@@ -24,9 +24,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "int shape, int row_warps, int splits, int x_stages, int weight_stages, int band, "
       "int cluster) -> Tensor");
   m.def(
-      "nm_gather_linear_packed(Tensor x, Tensor gather_values, Tensor gather_index, "
+      "nm_gather_linear_packed_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
       "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, "
-      "Tensor? bias=None, int? shape=None, int? band=None) -> Tensor");
+      "Tensor? bias, int shape, int band) -> Tensor");
 }
 
 }  // namespace

@@ -29,10 +29,10 @@ void packed_product(const LinearInputs& inputs, const Tensor& values, const Tens
 
 namespace {
 
-Tensor nm_gather_linear_packed(const Tensor& x, const Tensor& values, const Tensor& index,
-                               int64_t rows, int64_t n, int64_t m, int64_t vector_length,
-                               ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                               std::optional<int64_t> shape, std::optional<int64_t> band) {
+Tensor nm_gather_linear_packed_planned(const Tensor& x, const Tensor& values, const Tensor& index,
+                                       int64_t rows, int64_t n, int64_t m, int64_t vector_length,
+                                       ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                                       int64_t shape, int64_t band) {
   check_weight_dtype(weight_dtype);
   const Layout layout = check_gather_pattern(n, m, vector_length);
   const LinearInputs inputs(x, rows, bias, values, "gather_values");
@@ -40,20 +40,18 @@ Tensor nm_gather_linear_packed(const Tensor& x, const Tensor& values, const Tens
   check_readable(values, index, rows, cols, layout);
   FS_CHECK(x.scalar_type() == weight_dtype,
            "the packed kernel needs x in the dtype of the weight: use nm_gather_linear");
-  FS_CHECK(shape.has_value() == band.has_value(), "shape and band are given both or neither");
   const Gpu gpu = gpu_of(values);
   const char* const unfit = nm_gather::packed_complaint(layout, cols, gpu);
   FS_CHECK(unfit == nullptr, unfit);
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
-  std::optional<PackedPlan> given;
-  if (shape) given = PackedPlan{static_cast<int>(*shape), static_cast<int>(*band)};
-  packed_product(inputs, values, index, layout, gpu, given, y);
+  const PackedPlan plan{static_cast<int>(shape), static_cast<int>(band)};
+  packed_product(inputs, values, index, layout, gpu, plan, y);
   return y;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
-  m.impl("nm_gather_linear_packed", TORCH_BOX(&nm_gather_linear_packed));
+  m.impl("nm_gather_linear_packed_planned", TORCH_BOX(&nm_gather_linear_packed_planned));
 }
 
 }  // namespace

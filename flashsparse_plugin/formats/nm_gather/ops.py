@@ -108,7 +108,7 @@ def _(
     return linear_result(x, out_features, bias)
 
 
-@register_fake("flashsparse::nm_gather_linear_packed")
+@register_fake("flashsparse::nm_gather_linear_packed_planned")
 def _(
     x,
     gather_values,
@@ -118,14 +118,14 @@ def _(
     m,
     vector_length,
     weight_dtype,
-    bias=None,
-    shape=None,
-    band=None,
+    bias,
+    shape,
+    band,
 ):
-    """nm_gather_linear for many tokens on Hopper: kept columns of x are packed for its tensor core.
+    """nm_gather_linear by the CUDA kernel that packs x, planned by the caller; for benchmarks.
 
-    For vectors of 64 or 128 rows, and x in the dtype of the weight. The integers are those of
-    kernels/cuda/nm_gather/packed_plan.h; without them the launch is planned from the sizes.
+    For vectors of 64 or 128 rows, Hopper, and x in the dtype of the weight. The integers are those
+    of kernels/cuda/nm_gather/packed_plan.h.
 
     Source: NM-SpMM, section III (packing).
     """
