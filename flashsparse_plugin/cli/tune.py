@@ -101,6 +101,8 @@ def tune(
     if roofline is not None:
         from .roofline import roofline as draw_roofline
 
+        if len(shapes) > 1:
+            raise usage(f"it draws one shape, and the target has {len(shapes)}", "--roofline")
         options = dict(parse_option(text) for text in option or [])
         name = None if estimate is None else estimate.value
         draw_roofline(shapes[0], options, name, roofline, as_json)

@@ -152,6 +152,7 @@ def test_a_roofline_with_measured_points(pretended_gpu, monkeypatch, tmp_path):
         (["4096x4096", "--format", "zip"], "unknown format 'zip'"),
         (["4096x4096", "--sparsity", "1.5"], "--sparsity"),
         (["4096x4096", "--estimate", "TPU"], "--estimate"),
+        (["8x8,16x8", "--estimate", "H200", "--roofline", "x"], "draws one shape"),
         (
             ["8x8", "--estimate", "H200", "--roofline", "x", "--option", "n=2", "--option", "m=4"],
             "vectors of 4 rows",

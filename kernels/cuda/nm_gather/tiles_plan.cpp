@@ -20,10 +20,10 @@ int64_t blocks_at_once(const TilesPlan& plan, const Gpu& gpu) {
 }
 
 // What a plan costs, in clocks of 1755 MHz. Fitted to 2,940 launches with 32 rows an index on an
-// H200 (benchmarks/gpu/nm.py --launches), of blocks that multiply one tile each: its choices are on
-// average 0.3% slower than the fastest of those. A block takes the longest of what comes from the
-// L2, of shared memory's turns and of the tensor cores; nothing hides the time to begin a tile and
-// to store it.
+// H200 (benchmarks/gpu/nm.py --launches): its choices were on average 0.3% slower than the fastest
+// of those. Measured before blocks took several tiles and before stages waited for their loads; not
+// fitted again since. A block takes the longest of what comes from the L2, of shared memory's turns
+// and of the tensor cores; nothing hides the time to begin a tile and to store it.
 double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
               const TilesPlan& plan, const Gpu& gpu) {
   // Bytes a clock and multiprocessor: x and weights from the L2, weights from memory.
