@@ -11,6 +11,7 @@
 //   wgmma.cuh    tensor cores of Hopper, fed from shared memory
 //   warp.cuh     barriers of a part of a block
 //   integer.cuh  byte permutations and dot products
+//   widen.cuh    codes of 8 and 4 bits as 16-bit floats
 //   float32.cuh  exponential and reciprocal
 //   wgmma_sparse.cuh  the same, skipping half of the columns of an A in registers
 //   tensor_map.cuh  copies of tiles of a matrix to the blocks of a cluster

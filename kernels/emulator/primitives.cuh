@@ -11,6 +11,7 @@
 #include "common/mma.cuh"
 #include "common/mma_sparse.cuh"
 #include "common/warp.cuh"
+#include "common/widen.cuh"
 #include "emulator/copy_primitives.cuh"
 
 namespace flashsparse::primitives {
@@ -147,6 +148,20 @@ __global__ void conversions(const uint32_t* in, uint32_t* out) {
   }
 }
 
+// in: a word of codes; out: two words of each type of 8 bits, then the four of 4 bits.
+template <class Dtype>
+__global__ void widened(const uint32_t* in, uint32_t* out) {
+  for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
+    uint32_t* const mine = out + i * 8;
+    uint32_t a[4];
+    widen_fp8<Dtype>(in[i], mine[0], mine[1]);
+    widen_int8<Dtype>(in[i], mine[2], mine[3]);
+    widen_int4<Dtype>(in[i], a);
+    FS_UNROLL
+    for (int e = 0; e < 4; ++e) mine[4 + e] = a[e];
+  }
+}
+
 // in: a float; out: 2 to its power and its inverse, nearly.
 __global__ void approximations(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
@@ -275,6 +290,8 @@ constexpr Case kCases[] = {
     {"bits", bits, 64, 64 * 4, 0},
     {"integers", integers, 64, kItems * 3, 0},
     {"conversions", conversions, 64, kItems * 6, 0},
+    {"widened_float16", widened<Float16>, 64, kItems * 8, 0},
+    {"widened_bfloat16", widened<BFloat16>, 64, kItems * 8, 0},
     {"approximations", approximations, 64, kItems * 2, 0},
     {"named_barriers", named_barriers, 128, 128, 0},
     {"async_copies", async_copies, 64, 64 * 12, 64 * 48},

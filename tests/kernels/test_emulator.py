@@ -473,6 +473,23 @@ def test_conversions(primitive):
             assert np.array_equal(answer[:, 4 + i], alone | np.roll(alone, -1) << 16)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_widened_codes(primitive, dtype):
+    """Every code of 8 and 4 bits, in every byte of a word, is the same number in 16 bits."""
+    bytes_ = np.stack([np.roll(np.arange(256), 67 * i) for i in range(4)], 1).astype(np.uint8)
+    words = np.resize(bytes_.view(np.uint32).ravel(), 2**16)
+    answer = primitive(f"widened_{dtype}", words).reshape(-1, 8)[:256]
+    result = to_float32(answer.view(np.uint16), dtype).reshape(256, 8, 2)
+    fp8 = torch.from_numpy(bytes_).view(torch.float8_e4m3fn).float().numpy()
+    allowed = ~np.isnan(fp8)
+    assert np.array_equal(result[:, :2].reshape(256, 4)[allowed], fp8[allowed])
+    int8 = bytes_.view(np.int8).astype(np.float32)
+    assert np.array_equal(result[:, 2:4].transpose(0, 2, 1).reshape(256, 4), int8)
+    nibbles = bytes_.view(np.uint32) >> (4 * np.arange(8, dtype=np.uint32)) & 15
+    int4 = (nibbles ^ 8).astype(np.float32) - 8
+    assert np.array_equal(result[:, 4:].transpose(0, 2, 1).reshape(256, 8), int4)
+
+
 def test_approximations(primitive):
     """Within two units in the last place; subnormals are zero on both sides."""
     words = random_words(2**16, seed=15)
