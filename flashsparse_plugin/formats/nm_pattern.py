@@ -7,13 +7,17 @@ consecutive rows, the paper's vector length.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import ops
-from ..packed import Options, Scheme
+from ..packed import Options, Scheme, rules
+from .value_types import GROUPS, VALUE_TYPES, ValueType, quantise, to_codes
 
 VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -25,11 +29,15 @@ class PatternOptions(Options):
         n: Columns kept of each window.
         m: Columns of a window.
         vector_length: Consecutive rows that share the choice (L); a power of two.
+        values: How kept values are stored: as they are, or as codes with scales.
+        group: Columns of a row that share a scale of codes; None: all of them.
     """
 
     n: int = Field(ge=1, le=256)
     m: int = Field(ge=1, le=256)
     vector_length: int = Field(default=1, ge=1, le=128)
+    values: Literal["native", "fp8_e4m3", "int8", "int4"] = "native"
+    group: int | None = None
 
     @model_validator(mode="after")
     def _be_a_pattern(self) -> PatternOptions:
@@ -39,7 +47,36 @@ class PatternOptions(Options):
             raise ValueError(
                 f"option vector_length: {self.vector_length} is not a power of two up to 128"
             )
+        if self.group is None:
+            return self
+        if self.values == "native":
+            raise ValueError("option group: native values have no scales. Remedy: values=int4")
+        if self.group not in GROUPS or self.group % self.m:
+            raise ValueError(
+                f"option group: {self.group} must be {', '.join(map(str, GROUPS[:-1]))} or "
+                f"{GROUPS[-1]}, and a multiple of m, which is {self.m}"
+            )
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_native_out(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Writes what releases without value types read, where there is none."""
+        options: dict[str, Any] = plain(self)
+        if self.group is None:
+            options.pop("group")
+        if self.values == "native":
+            options.pop("values")
+        return options
+
+    @property
+    def value_type(self) -> ValueType | None:
+        """The type of codes; None where values are stored as they are."""
+        return VALUE_TYPES.get(self.values)
+
+    @property
+    def group_entries(self) -> int | None:
+        """Kept entries of a row that share a scale; None: all of them."""
+        return self.group and self.group // self.m * self.n
 
     def kept(self, in_features: int) -> int:
         """Entries that a row has: n for each window, the last one included."""
@@ -57,6 +94,11 @@ class PatternOptions(Options):
     def index_bytes(self, in_features: int) -> int:
         """Bytes of the positions of a group."""
         return -(-self.kept(in_features) * self.index_bits // 8)
+
+    @property
+    def grain(self) -> tuple[int, int]:
+        """Rows and columns at whose multiples a weight can be cut."""
+        return self.vector_length, self.group or self.m
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -100,9 +142,11 @@ class PatternOptions(Options):
 
     @property
     def title(self) -> str:
-        """ "2:4", or "8:32, L=32"."""
+        """ "2:4", or "8:32, L=32, int4 by 128"."""
         length = f", L={self.vector_length}" if self.vector_length > 1 else ""
-        return f"{self.n}:{self.m}{length}"
+        group = f" by {self.group}" if self.group else ""
+        values = f", {self.values}{group}" if self.value_type else ""
+        return f"{self.n}:{self.m}{length}{values}"
 
 
 def unpack_positions(weight_index: Tensor, kept: int, bits: int) -> Tensor:
@@ -138,14 +182,69 @@ def options_of(scheme: Scheme) -> PatternOptions:
     return scheme.options
 
 
-def pack_vectors(weight: Tensor, options: PatternOptions) -> tuple[Tensor, Tensor]:
-    """Values and positions as nm_vector stores them, from which other forms are arranged.
+def conform_to(options: PatternOptions, weight: Tensor) -> Tensor:
+    """A weight like the given one that a scheme with these options holds exactly."""
+    kept = options.keep_largest(weight)
+    values = options.value_type
+    return kept if values is None else to_codes(kept, values, options.group)
+
+
+def store(weight: Tensor, options: PatternOptions) -> dict[str, Tensor]:
+    """The tensors of nm_vector for a weight, quantised where the options say so.
 
     Args:
-        weight: [out_features, in_features] on the CPU, float16, bfloat16 or float32.
-        options: The pattern.
+        weight: [out_features, in_features], float16, bfloat16 or float32.
+        options: The pattern, which the weight must follow, and the type of its values.
+
+    Returns:
+        By name, on the device of the weight: weight_packed, weight_index and, for codes,
+        weight_scale.
 
     Raises:
-        RuntimeError: Where the weight does not follow the pattern, naming the first place.
+        FormatError: Where the weight does not follow the pattern, naming the first place, or has
+            values that codes cannot hold.
     """
-    return ops.nm_vector_pack(weight, *options.numbers)
+    if options.value_type:
+        codes, scales = quantise(weight.detach(), options.value_type, options.group)
+        return store_codes(codes, scales, options)
+    with rules():
+        packed, index = ops.nm_vector_pack(weight.detach().cpu(), *options.numbers)
+    return {"weight_packed": packed.to(weight.device), "weight_index": index.to(weight.device)}
+
+
+def store_codes(codes: Tensor, scales: Tensor, options: PatternOptions) -> dict[str, Tensor]:
+    """The tensors of nm_vector for codes, which stay as they are.
+
+    Args:
+        codes: float16 numbers [out_features, in_features], zeros included.
+        scales: [out_features, groups].
+        options: The pattern, which the codes must follow, and their type.
+
+    Returns:
+        As `store` does, on the device of the codes.
+    """
+    values, device = options.value_type, codes.device
+    assert values is not None
+    with rules():
+        kept, index = ops.nm_vector_pack(codes.cpu(), *options.numbers)
+    packed = values.encode(kept.to(device).view(torch.float16))
+    return {"weight_packed": packed, "weight_index": index.to(device), "weight_scale": scales}
+
+
+def native_values(stored: Mapping[str, Tensor], options: PatternOptions, columns: int) -> Tensor:
+    """The kept weights of nm_vector's tensors with codes: code x scale.
+
+    Args:
+        stored: The tensors by name.
+        options: The pattern and the type of the codes.
+        columns: Columns of the weight (in_features).
+
+    Returns:
+        float32 [out_features, kept], not rounded to the dtype of the weight.
+    """
+    values, kept = options.value_type, options.kept(columns)
+    assert values is not None
+    scales = stored["weight_scale"].float()
+    if options.group_entries:
+        scales = scales.repeat_interleave(options.group_entries, 1)[:, :kept]
+    return values.decode(stored["weight_packed"], kept).float() * scales

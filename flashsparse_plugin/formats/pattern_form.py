@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime forms of N:M patterns have in common; each is made of nm_vector's tensors."""
+"""What the forms of N:M patterns have in common: the one on disk, and those that kernels read."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
-from ..packed import Format, FormatError, PackedWeight, Scheme, rules
+from ..packed import Format, FormatError, PackedWeight, Scheme
 from ..plan import Implementation
-from .nm_pattern import PatternOptions, options_of, pack_vectors
+from .nm_pattern import PatternOptions, conform_to, options_of, store
 
 UNPACK_MEMORY = 0.6
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
+
+
+class PatternStorage(Format):
+    """The form of patterns on disk, from which and into which runtime forms are turned."""
+
+    @abstractmethod
+    def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
+        """Packs codes as they are, with their scales.
+
+        Args:
+            codes: [out_features, in_features], zeros included: numbers in a floating dtype that
+                holds them exactly, int8, or the bits of fp8_e4m3 in uint8.
+            scales: [out_features, groups], finite and not negative.
+            scheme: With a value type other than native.
+
+        Raises:
+            FormatError: For codes that do not follow the pattern or are none of the type, or scales
+                that the scheme cannot hold.
+        """
 
 
 class PatternForm(Format):
@@ -36,13 +56,20 @@ class PatternForm(Format):
 
     @abstractmethod
     def arrange(
-        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        """Makes this form of the tensors of nm_vector, valid ones, where they are.
+        """Makes this form of the tensors of nm_vector by name, valid ones, where they are.
 
         Raises:
             FormatError: For a pattern that the form cannot hold.
         """
+
+    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
+        """Codes and scales as `PatternStorage.pack_codes` takes them, of a form that holds codes.
+
+        Forms whose `fits` takes value types have to say.
+        """
+        raise NotImplementedError(f"{self.name} holds no codes")
 
     def require_fit(self, scheme: Scheme, shape: tuple[int, int]) -> PatternOptions:
         """Returns the pattern of a scheme.
@@ -59,17 +86,25 @@ class PatternForm(Format):
         return options
 
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return options_of(scheme).keep_largest(weight)
+        return conform_to(options_of(scheme), weight)
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
-        with rules():
-            stored = pack_vectors(weight.detach().cpu(), options_of(scheme))
-        values, index = (tensor.to(weight.device) for tensor in stored)
-        return self.arrange(values, index, scheme, (weight.shape[0], weight.shape[1]))
+        options = self.require_fit(scheme, (weight.shape[0], weight.shape[1]))
+        stored = store(weight, options)
+        return self.arrange(stored, scheme, (weight.shape[0], weight.shape[1]))
+
+    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        """Gives codes back as they are."""
+        options = options_of(packed.scheme)
+        storage = target.format
+        if isinstance(storage, PatternStorage) and options.value_type and target.options == options:
+            codes, scales = self.codes(packed)
+            return storage.pack_codes(codes, scales, target).to(device)
+        return super().transcode(packed, target, device)
 
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).vector_length, options_of(scheme).m
+        return options_of(scheme).grain
 
 
 class CudaPatternForm(PatternForm):

@@ -57,7 +57,7 @@ def test_the_storage_form_leads_here_and_back(pattern):
     scheme = scheme_of(pattern)
     stored = NMVector().scheme(scheme.dtype, scheme.values)
     packed = NMVector().pack(weight_of(scheme), stored)
-    there = FORM.arrange(*packed.tensors.values(), scheme, packed.shape)
+    there = FORM.arrange(packed.tensors, scheme, packed.shape)
     assert torch.equal(there.tensors["units"], packed.transcode(scheme).tensors["units"])
     back = there.transcode(stored)
     assert all(torch.equal(back.tensors[name], t) for name, t in packed.tensors.items())

@@ -34,7 +34,9 @@ class NMGather(CudaPatternForm):
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return options.vector_length >= 8 and panel_columns(options) > 0
+        return (
+            options.value_type is None and options.vector_length >= 8 and panel_columns(options) > 0
+        )
 
     def examples(self) -> tuple[Scheme, ...]:
         patterns: tuple[Mapping[str, int], ...] = (
@@ -53,9 +55,9 @@ class NMGather(CudaPatternForm):
         }
 
     def arrange(
-        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        made = self._layout(scheme, shape).arrange(weight_packed, weight_index)
+        made = self._layout(scheme, shape).arrange(stored["weight_packed"], stored["weight_index"])
         return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
 
     def unpack(self, packed: PackedWeight) -> Tensor:

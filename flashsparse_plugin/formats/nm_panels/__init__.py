@@ -33,7 +33,7 @@ class NMPanels(PatternForm):
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return options.vector_length % ROWS == 0
+        return options.value_type is None and options.vector_length % ROWS == 0
 
     def examples(self) -> tuple[Scheme, ...]:
         options = {"n": 3, "m": 8, "vector_length": 32}
@@ -48,11 +48,12 @@ class NMPanels(PatternForm):
         }
 
     def arrange(
-        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
         options, (rows, cols) = self.require_fit(scheme, shape), shape
         kept = options.kept(cols)
-        padded = F.pad(weight_packed, (0, 0, 0, -rows % ROWS))
+        weight_index = stored["weight_index"]
+        padded = F.pad(stored["weight_packed"], (0, 0, 0, -rows % ROWS))
         positions = unpack_positions(weight_index, kept, options.index_bits)
         windows = (
             torch.arange(kept // options.n, dtype=torch.int32, device=weight_index.device)

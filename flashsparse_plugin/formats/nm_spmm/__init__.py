@@ -35,7 +35,7 @@ class NMSpmm(CudaPatternForm):
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return panel_windows(options) > 0
+        return options.value_type is None and panel_windows(options) > 0
 
     def examples(self) -> tuple[Scheme, ...]:
         patterns: tuple[Mapping[str, int], ...] = (
@@ -57,9 +57,9 @@ class NMSpmm(CudaPatternForm):
         }
 
     def arrange(
-        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        made = self._layout(scheme, shape).arrange(weight_packed, weight_index)
+        made = self._layout(scheme, shape).arrange(stored["weight_packed"], stored["weight_index"])
         return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
 
     def unpack(self, packed: PackedWeight) -> Tensor:

@@ -7,22 +7,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...gpu import Gpu, unpacked_seconds
-from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
+from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec, dtype_name
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
-from ..nm_pattern import PatternOptions, options_of, pack_vectors
+from ..nm_pattern import (
+    PatternOptions,
+    conform_to,
+    native_values,
+    options_of,
+    store,
+    store_codes,
+)
 from ..nm_spmm import NMSpmm
-from ..pattern_form import UNPACK_MEMORY, PatternForm
+from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternStorage
 from ..sparse_24 import Sparse24
 from ..tiled_csl import TiledCSL
+from ..value_types import require_scales, scale_count, scale_dtype
 from ..values import value_bits
 from . import reference
 from .ops import ops
@@ -34,12 +42,12 @@ _FORMS: Mapping[str, tuple[PatternForm, ...]] = {
 """By device, the forms in which kernels read patterns, the fastest first."""
 
 
-class NMVector(Format):
+class NMVector(PatternStorage):
     name = "nm_vector"
     version = 1
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     Options = PatternOptions
-    tensor_names = ("weight_packed", "weight_index")
+    tensor_names = ("weight_packed", "weight_index", "weight_scale")
     reference: ClassVar[Reference] = reference
 
     def examples(self) -> tuple[Scheme, ...]:
@@ -48,10 +56,18 @@ class NMVector(Format):
             {"n": 8, "m": 32, "vector_length": 32},
             {"n": 3, "m": 5, "vector_length": 2},
         )
-        return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
+        codes: tuple[Mapping[str, Any], ...] = (
+            {"n": 2, "m": 4, "values": "int8"},
+            {"n": 2, "m": 4, "values": "fp8_e4m3"},
+            {"n": 8, "m": 32, "vector_length": 32, "values": "int4", "group": 64},
+        )
+        return (
+            *(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns),
+            *(self.scheme(torch.bfloat16, options) for options in codes),
+        )
 
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return options_of(scheme).keep_largest(weight)
+        return conform_to(options_of(scheme), weight)
 
     def options_for(self, weight: Tensor) -> Mapping[str, int] | None:
         """2:4 for a weight that follows it: other patterns are not looked for."""
@@ -59,22 +75,54 @@ class NMVector(Format):
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)
-        index = (options.groups(shape[0]), options.index_bytes(shape[1]))
-        return {
-            "weight_packed": TensorSpec(
-                value_bits(scheme.dtype), (shape[0], options.kept(shape[1]))
+        rows, kept, values = shape[0], options.kept(shape[1]), options.value_type
+        specs = {
+            "weight_packed": TensorSpec(value_bits(scheme.dtype), (rows, kept)),
+            "weight_index": TensorSpec(
+                torch.uint8, (options.groups(rows), options.index_bytes(shape[1]))
             ),
-            "weight_index": TensorSpec(torch.uint8, index),
         }
+        if values is not None:
+            scales = (rows, scale_count(shape[1], options.group))
+            specs["weight_packed"] = TensorSpec(torch.uint8, (rows, values.code_bytes(kept)))
+            specs["weight_scale"] = TensorSpec(scale_dtype(scheme.dtype, options.group), scales)
+        return specs
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
-        with rules():
-            tensors = pack_vectors(weight.detach().cpu(), options_of(scheme))
-        return self._named(tensors, scheme, weight.shape).to(weight.device)
+        return self._named(store(weight, options_of(scheme)), scheme, weight.shape)
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
+        options = options_of(scheme)
+        values = options.value_type
+        if values is None:
+            raise FormatError(f"{scheme} has native values, which are no codes: use pack")
+        if codes.dtype == torch.uint8:
+            codes = codes.view(torch.float8_e4m3fn)
+        numbers = codes.to(torch.float16)
+        if not torch.equal(values.round(numbers.float()), numbers.float()):
+            raise FormatError(
+                f"codes of a [{', '.join(map(str, codes.shape))}] weight are no "
+                f"{values.name} numbers"
+            )
+        wanted = (codes.shape[0], scale_count(codes.shape[1], options.group))
+        if tuple(scales.shape) != wanted:
+            raise FormatError(f"weight_scale must be {list(wanted)}, not {list(scales.shape)}")
+        dtype = scale_dtype(scheme.dtype, options.group)
+        stored = scales.to(dtype)
+        if not torch.equal(stored.to(scales.dtype), scales):
+            raise FormatError(
+                f"weight_scale of {dtype_name(scales.dtype)} does not survive in "
+                f"{dtype_name(dtype)}, in which a {scheme} weight keeps it. Remedy: load the model "
+                f"in {dtype_name(scales.dtype)}"
+            )
+        require_scales(stored, values, scheme.dtype)
+        return self._named(store_codes(numbers, stored, options), scheme, codes.shape)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        values, index = (packed.tensors[name].cpu() for name in self.tensor_names)
+        values, index = (
+            each.cpu() for each in self._native(packed.tensors, packed.scheme, packed.shape)
+        )
         pattern = options_of(packed.scheme).numbers
         weight = ops.nm_vector_unpack(values, index, *packed.shape, *pattern, packed.dtype)
         return weight.to(packed.device)
@@ -88,7 +136,7 @@ class NMVector(Format):
         bias: Tensor | None = None,
         plan: Plan | None = None,  # there is one implementation
     ) -> Tensor:
-        values, index = (tensors[name] for name in self.tensor_names)
+        values, index = self._native(tensors, scheme, shape)
         pattern = options_of(scheme).numbers
         return ops.nm_vector_linear(x, values, index, shape[0], *pattern, scheme.dtype, bias)
 
@@ -105,6 +153,8 @@ class NMVector(Format):
         for form in _FORMS[device.type]:
             if scheme.dtype in form.dtypes and form.fits(options_of(scheme)):
                 return form.scheme(scheme.dtype, scheme.values)
+        if options_of(scheme).value_type:
+            return scheme  # no other format holds codes
         unstructured = InterleavedBitmap() if device.type == "cpu" else TiledCSL()
         if scheme.dtype in unstructured.dtypes:
             return unstructured.scheme(scheme.dtype)
@@ -112,31 +162,46 @@ class NMVector(Format):
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         for form in _FORMS.get(device.type, ()):
-            if target.format is form:
-                values, index = (packed.tensors[name].to(device) for name in self.tensor_names)
-                return form.arrange(values, index, target, packed.shape)
+            if target.format is form and target.options == packed.scheme.options:
+                return form.arrange(packed.to(device).tensors, target, packed.shape)
         return super().transcode(packed, target, device)
 
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).vector_length, options_of(scheme).m
+        return options_of(scheme).grain
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         """Takes values and positions as they are, where the positions start on a byte."""
         options = options_of(packed.scheme)
         first, last = columns.start // options.m * options.n, options.kept(columns.stop)
-        bits = options.index_bits
-        if first * bits % 8 or (last * bits % 8 and columns.stop != packed.shape[1]):
+        at_edge = columns.stop == packed.shape[1]
+
+        def bytes_of(bits: int) -> slice | None:
+            """The bytes of these entries, where they begin and end on one."""
+            if first * bits % 8 or (last * bits % 8 and not at_edge):
+                return None
+            return slice(first * bits // 8, -(-last * bits // 8))
+
+        values = options.value_type
+        index = bytes_of(options.index_bits)
+        entries = slice(first, last) if values is None else bytes_of(values.bits)
+        if index is None or entries is None:
             return super()._cut(packed, rows, columns)
-        values, index = (packed.tensors[name] for name in self.tensor_names)
         groups = slice(rows.start // options.vector_length, options.groups(rows.stop))
-        parts = (
-            values[rows.start : rows.stop, first:last].contiguous(),
-            index[groups, first * bits // 8 : -(-last * bits // 8)].contiguous(),
-        )
+        parts = {
+            "weight_packed": packed.tensors["weight_packed"][rows.start : rows.stop, entries],
+            "weight_index": packed.tensors["weight_index"][groups, index],
+        }
+        if values is not None:
+            width = options.group or packed.shape[1]
+            scales = slice(columns.start // width, -(-columns.stop // width))
+            parts["weight_scale"] = packed.tensors["weight_scale"][rows.start : rows.stop, scales]
+        parts = {name: part.contiguous() for name, part in parts.items()}
         return self._named(parts, packed.scheme, (len(rows), len(columns)))
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
-        tensors = [torch.cat([part.tensors[name] for part in parts]) for name in self.tensor_names]
+        tensors = {
+            name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors
+        }
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         return self._named(tensors, parts[0].scheme, shape)
 
@@ -155,13 +220,30 @@ class NMVector(Format):
         return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, scheme.dtype.itemsize)
 
     def _named(
-        self, tensors: Sequence[Tensor], scheme: Scheme, shape: Sequence[int]
+        self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: Sequence[int]
     ) -> PackedWeight:
-        named = dict(zip(self.tensor_names, tensors, strict=True))
-        return PackedWeight(scheme, (shape[0], shape[1]), named)
+        return PackedWeight(scheme, (shape[0], shape[1]), tensors)
+
+    def _native(
+        self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Bits of the kept values in the dtype of the scheme, and the index."""
+        values, options = tensors["weight_packed"], options_of(scheme)
+        if options.value_type:
+            weights = native_values(tensors, options, shape[1])
+            values = weights.to(scheme.dtype).view(value_bits(scheme.dtype))
+        return values, tensors["weight_index"]
 
     def _validate(self, packed: PackedWeight) -> Tensor:
-        values, index = (packed.tensors[name].detach().cpu() for name in self.tensor_names)
+        tensors = {name: tensor.detach().cpu() for name, tensor in packed.tensors.items()}
+        options = options_of(packed.scheme)
+        values = tensors["weight_packed"]
+        if options.value_type:
+            require_scales(tensors["weight_scale"], options.value_type, packed.dtype)
+            numbers = options.value_type.decode(values, options.kept(packed.shape[1]))
+            if bool(numbers.isnan().any()):
+                raise FormatError("weight_packed has a code that is NaN")
+            values = numbers.view(torch.int16)
         return ops.nm_vector_validate(
-            values, index, *packed.shape, *options_of(packed.scheme).numbers
+            values, tensors["weight_index"], *packed.shape, *options.numbers
         )

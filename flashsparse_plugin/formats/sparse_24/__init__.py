@@ -31,7 +31,7 @@ class Sparse24(CudaPatternForm):
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return options.embeds_in_24
+        return options.value_type is None and options.embeds_in_24
 
     def examples(self) -> tuple[Scheme, ...]:
         patterns: tuple[Mapping[str, int], ...] = (
@@ -45,10 +45,10 @@ class Sparse24(CudaPatternForm):
         return {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), layout.UNIT_WORDS))}
 
     def arrange(
-        self, weight_packed: Tensor, weight_index: Tensor, scheme: Scheme, shape: tuple[int, int]
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
         options = self.require_fit(scheme, shape)
-        units = layout.arrange(weight_packed, weight_index, shape, options)
+        units = layout.arrange(stored["weight_packed"], stored["weight_index"], shape, options)
         return PackedWeight(scheme, shape, {"units": units})
 
     def unpack(self, packed: PackedWeight) -> Tensor:

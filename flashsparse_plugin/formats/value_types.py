@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Value types: how kept values are stored in fewer than 16 bits, as codes with scales.
+
+A weight is code x scale, one scale for a row or for a group of columns of a row: the product in
+float32, rounded to the dtype of the scheme. Codes are symmetric, and zero is code 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..packed import FormatError, dtype_name
+
+GROUPS = (32, 64, 128)
+_CLIPS = tuple(0.4 ** (i / 31) for i in range(32))  # of the scale that holds the largest weight
+_SLAB = 1 << 24  # elements of a weight that are quantised at a time
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """A type of codes.
+
+    Attributes:
+        name: As the option `values` of a scheme has it.
+        bits: Of a code: 8 or 4.
+        least: The smallest code, as a number.
+        most: The largest one, which a scale without clipping gives the largest weight.
+    """
+
+    name: str
+    bits: int
+    least: float
+    most: float
+
+    def code_bytes(self, entries: int) -> int:
+        """Bytes that the codes of so many entries take."""
+        return -(-entries * self.bits // 8)
+
+    def round(self, numbers: Tensor) -> Tensor:
+        """The nearest codes to some float32 numbers, as float32 numbers; ties to even."""
+        clipped = numbers.clamp(self.least, self.most)
+        if self.name == "fp8_e4m3":
+            return clipped.to(torch.float8_e4m3fn).float()
+        return clipped.round()
+
+    def encode(self, numbers: Tensor) -> Tensor:
+        """Bits of codes [rows, entries] given as numbers: uint8 [rows, code_bytes(entries)]."""
+        if self.name == "fp8_e4m3":
+            codes = torch.where(numbers == 0, 0.0, numbers)  # there is no -0
+            return codes.to(torch.float8_e4m3fn).view(torch.uint8)
+        codes = numbers.to(torch.int8).view(torch.uint8)
+        if self.bits == 8:
+            return codes
+        low, high = F.pad(codes & 15, (0, codes.shape[1] % 2)).unflatten(1, (-1, 2)).unbind(2)
+        return low | high << 4
+
+    def decode(self, codes: Tensor, entries: int) -> Tensor:
+        """The inverse of `encode`: float16 numbers [rows, entries], which hold every code."""
+        if self.name == "fp8_e4m3":
+            return codes.view(torch.float8_e4m3fn).to(torch.float16)
+        if self.bits == 8:
+            return codes.view(torch.int8).to(torch.float16)
+        nibbles = torch.stack((codes & 15, codes >> 4), 2).flatten(1)[:, :entries]
+        return (nibbles ^ 8).to(torch.float16) - 8
+
+
+VALUE_TYPES = {
+    each.name: each
+    for each in (
+        ValueType("fp8_e4m3", 8, -448, 448),
+        ValueType("int8", 8, -128, 127),
+        ValueType("int4", 4, -8, 7),
+    )
+}
+
+
+def scale_dtype(dtype: torch.dtype, group: int | None) -> torch.dtype:
+    """Dtype of scales: float32 for rows, that of the weight for groups, which have many."""
+    return torch.float32 if group is None else dtype
+
+
+def scale_count(in_features: int, group: int | None) -> int:
+    """Scales of a row."""
+    return 1 if group is None else -(-in_features // group)
+
+
+def spread_scales(scales: Tensor, in_features: int, group: int | None) -> Tensor:
+    """The scale of every column: [rows, in_features], or [rows, 1] where rows have one."""
+    return scales if group is None else scales.repeat_interleave(group, 1)[:, :in_features]
+
+
+def quantise(weight: Tensor, values: ValueType, group: int | None) -> tuple[Tensor, Tensor]:
+    """Rounds a weight to the nearest codes, by the scales of the least squared error.
+
+    Of 32 clipping ratios from 1 to 0.4 the best one is taken for every row or group. Zeros stay
+    zero.
+
+    Args:
+        weight: [out_features, in_features], of a floating dtype.
+        values: The type of the codes.
+        group: Columns of a row that share a scale; None: all of them.
+
+    Returns:
+        Codes as float16 numbers [out_features, in_features], and scales [out_features, groups] of
+        `scale_dtype`, on the device of the weight.
+
+    Raises:
+        FormatError: For a weight with NaN or an infinity, which no scale can hold.
+    """
+    if not bool(weight.isfinite().all()):
+        raise FormatError(
+            f"a weight of shape {list(weight.shape)} has NaN or infinite values, which "
+            f"{values.name} cannot hold. Remedy: values=native"
+        )
+    rows, columns = weight.shape
+    codes = torch.empty(rows, columns, dtype=torch.float16, device=weight.device)
+    stored = scale_dtype(weight.dtype, group)
+    scales = torch.empty(rows, scale_count(columns, group), dtype=stored, device=weight.device)
+    step = max(_SLAB // columns, 1)
+    for first in range(0, rows, step):
+        slab = slice(first, first + step)
+        codes[slab], scales[slab] = _quantise(weight[slab].float(), values, group, stored)
+    return codes, scales
+
+
+def _quantise(
+    weight: Tensor, values: ValueType, group: int | None, stored: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    rows, columns = weight.shape
+    width = columns if group is None else group
+    parts = F.pad(weight, (0, -columns % width)).view(rows, -1, width)
+    largest = parts.abs().amax(2, keepdim=True) / values.most
+    # A scale of zero would lose what is there; the smallest one loses as little as can be.
+    least = torch.finfo(stored).tiny * torch.finfo(stored).eps
+    best = codes = error = None
+    for clip in _CLIPS:
+        scale = (largest * clip).to(stored).float().clamp_min(least)
+        found = values.round(parts / scale)
+        squares = (found * scale - parts).square_().sum(2, keepdim=True)
+        if best is None or codes is None or error is None:
+            best, codes, error = scale, found, squares
+            continue
+        better = squares < error
+        best, error = torch.where(better, scale, best), torch.where(better, squares, error)
+        codes = torch.where(better, found, codes)
+    assert best is not None and codes is not None
+    best = best.where(largest > 0, 1.0)  # of nothing but zeros
+    return codes.view(rows, -1)[:, :columns].to(torch.float16), best.squeeze(2).to(stored)
+
+
+def to_codes(weight: Tensor, values: ValueType, group: int | None) -> Tensor:
+    """A weight like the given one that `quantise` holds exactly; for self-tests and tuning.
+
+    Args:
+        weight: [out_features, in_features], finite.
+        values: The type of the codes.
+        group: Columns of a row that share a scale; None: all of them.
+    """
+    rows, columns = weight.shape
+    width = columns if group is None else group
+    parts = F.pad(weight.float(), (0, -columns % width)).view(rows, -1, width)
+    largest, where = parts.abs().max(2, keepdim=True)
+    scale = torch.exp2((largest / values.most).clamp_min(2.0**-12).log2().ceil())
+    codes = values.round(parts / scale)
+    # The largest code in every group, so that its scale is found again.
+    codes.scatter_(2, where, values.most * torch.sign(parts.gather(2, where)))
+    return (codes * scale).view(rows, -1)[:, :columns].to(weight.dtype).contiguous()
+
+
+def require_scales(
+    scales: Tensor, values: ValueType, dtype: torch.dtype, where: str = "weight_scale"
+) -> None:
+    """Raises FormatError unless scales are finite, not negative, and no product overflows."""
+    if not bool((scales.isfinite() & (scales >= 0)).all()):
+        raise FormatError(f"{where} must be finite and not negative")
+    most = float(scales.float().max()) * max(-values.least, values.most)
+    if not math.isfinite(most) or most > torch.finfo(dtype).max:
+        raise FormatError(
+            f"{where} goes up to {float(scales.max()):.3g}, by which the largest {values.name} "
+            f"code is {most:.3g}: too large for {dtype_name(dtype)}. Remedy: dtype bfloat16"
+        )
