@@ -323,6 +323,10 @@ class Format(ABC):
         """
         return weight
 
+    def is_exact(self, scheme: Scheme) -> bool:
+        """Whether packing keeps every value bit for bit; else it rounds finite values to codes."""
+        return True
+
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
 

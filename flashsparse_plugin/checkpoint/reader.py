@@ -506,7 +506,11 @@ def refuse_unmarked(
     method = None if quantization is None else quantization.get("quant_method")
     if method == QUANT_METHOD:
         return
-    ours = [set(get_format(name).tensor_names) for name in format_names()]
+    ours = [
+        set(scheme.format.tensors(scheme, (1, 1)))
+        for name in format_names()
+        for scheme in get_format(name).examples()
+    ]
     for layer, tensors in packed_names(names).items():
         # Another method may call a tensor of its own as we do (compressed-tensors: weight_packed).
         if quantization is None or any(whole <= tensors.keys() for whole in ours):

@@ -19,7 +19,22 @@ UNPACK_MEMORY = 0.6
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
 
 
-class PatternStorage(Format):
+class PatternFormat(Format):
+    """A format whose options are an N:M pattern and a type of values."""
+
+    Options = PatternOptions
+
+    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
+        return conform_to(options_of(scheme), weight)
+
+    def is_exact(self, scheme: Scheme) -> bool:
+        return options_of(scheme).value_type is None
+
+    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
+        return options_of(scheme).grain
+
+
+class PatternStorage(PatternFormat):
     """The form of patterns on disk, from which and into which runtime forms are turned."""
 
     @abstractmethod
@@ -38,7 +53,7 @@ class PatternStorage(Format):
         """
 
 
-class PatternForm(Format):
+class PatternForm(PatternFormat):
     """A form in which kernels read vector-wise N:M weights; never written to disk.
 
     Attributes:
@@ -47,7 +62,6 @@ class PatternForm(Format):
 
     version = 1
     on_disk = False
-    Options = PatternOptions
     holds: ClassVar[str]
 
     @abstractmethod
@@ -85,9 +99,6 @@ class PatternForm(Format):
             )
         return options
 
-    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return conform_to(options_of(scheme), weight)
-
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
         options = self.require_fit(scheme, (weight.shape[0], weight.shape[1]))
@@ -102,9 +113,6 @@ class PatternForm(Format):
             codes, scales = self.codes(packed)
             return storage.pack_codes(codes, scales, target).to(device)
         return super().transcode(packed, target, device)
-
-    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).grain
 
 
 class CudaPatternForm(PatternForm):

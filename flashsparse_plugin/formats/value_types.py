@@ -169,7 +169,8 @@ def to_codes(weight: Tensor, values: ValueType, group: int | None) -> Tensor:
     codes = values.round(parts / scale)
     # The largest code in every group, so that its scale is found again.
     codes.scatter_(2, where, values.most * torch.sign(parts.gather(2, where)))
-    return (codes * scale).view(rows, -1)[:, :columns].to(weight.dtype).contiguous()
+    like = (codes * scale + 0.0).view(rows, -1)[:, :columns]  # -0 + 0 is +0
+    return like.to(weight.dtype).contiguous()
 
 
 def require_scales(

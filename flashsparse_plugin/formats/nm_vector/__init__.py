@@ -20,7 +20,6 @@ from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_pattern import (
     PatternOptions,
-    conform_to,
     native_values,
     options_of,
     store,
@@ -46,7 +45,6 @@ class NMVector(PatternStorage):
     name = "nm_vector"
     version = 1
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    Options = PatternOptions
     tensor_names = ("weight_packed", "weight_index", "weight_scale")
     reference: ClassVar[Reference] = reference
 
@@ -65,9 +63,6 @@ class NMVector(PatternStorage):
             *(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns),
             *(self.scheme(torch.bfloat16, options) for options in codes),
         )
-
-    def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
-        return conform_to(options_of(scheme), weight)
 
     def options_for(self, weight: Tensor) -> Mapping[str, int] | None:
         """2:4 for a weight that follows it: other patterns are not looked for."""
@@ -165,9 +160,6 @@ class NMVector(PatternStorage):
             if target.format is form and target.options == packed.scheme.options:
                 return form.arrange(packed.to(device).tensors, target, packed.shape)
         return super().transcode(packed, target, device)
-
-    def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
-        return options_of(scheme).grain
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         """Takes values and positions as they are, where the positions start on a byte."""
