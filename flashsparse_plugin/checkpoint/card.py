@@ -61,8 +61,7 @@ def _text(report: ConversionReport) -> str:
     return f"""# {out}
 
 A pruned language model whose linear layers are stored packed, without their zeros: {sparsity:.1%}
-of the weights in {len(report.packed)} packed layers are zero. Every other weight is bit for bit
-that of the source model{_rounding(report)}.
+of the weights in {len(report.packed)} packed layers are zero. {_kept(report)}.
 
 | | |
 |---|---|
@@ -104,10 +103,15 @@ Written by flashsparse-plugin {flashsparse_plugin.__version__}.
 """
 
 
-def _rounding(report: ConversionReport) -> str:
-    if not report.rounded_values:
-        return ""
-    return f", except {report.rounded_values:,} values that were rounded to {report.dtype}"
+def _kept(report: ConversionReport) -> str:
+    rounded = ""
+    if report.rounded_values:
+        rounded = f", except {report.rounded_values:,} values that were rounded to {report.dtype}"
+    if report.rounding:
+        exact = len(report.packed) - len(report.inexact)
+        others = f"; those of {exact} layers are as they were{rounded}" if exact else ""
+        return report.rounding[0].upper() + report.rounding[1:] + others
+    return f"Every other weight is bit for bit\nthat of the source model{rounded}"
 
 
 def _table(report: ConversionReport) -> str:

@@ -34,7 +34,7 @@ from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging, part_name
 from .stored import Checkpoint
 from .surroundings import CARD, carry_files, name_shards, write_json
-from .values import same_bits, same_bits_but_zero_sign
+from .values import relative_error, same_bits, same_bits_but_zero_sign
 from .writer import ShardWriter
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def convert_checkpoint(
         source: Model directory with safetensors weights that are dense, with zeros.
         out: Directory to make; nothing is there before it is complete.
         format: Packed format, one of `format_names()`.
-        options: Options of the format (nm_vector: n, m, vector_length).
+        options: Options of the format (nm_vector: n, m, vector_length, values, group).
         layers: Layers that differ, by name: `{"format": ..., "options": ..., "dtype": ...}`, as in
             FlashSparseConfig. Stronger than `ignore`.
         dtype: A dtype of the format, such as float16 or bfloat16, for all matrices; vectors (norms,
@@ -281,6 +281,8 @@ class _Conversion:
                 f"{error}. Leave it dense with --ignore {layer.name} (ignore=), or choose another "
                 "format or options"
             ) from None
+        if not scheme.format.is_exact(scheme):
+            layer.error = relative_error(packed.unpack(), weight)
         self._judge(layer, packed.nbytes)
         return (packed if layer.is_packed else None), layer
 
@@ -361,17 +363,18 @@ class _Conversion:
         """Whether a shard of an earlier run is what its entry in the state says.
 
         It holds the source's tensors from number `start` on, packed where they are to be, and what
-        the entry says of layers is so. Only the packed size of a layer that stayed dense for it is
-        taken as it is.
+        the entry says of layers is so. Only the packed size of a layer that stayed dense for it
+        and the error of codes are taken as they are.
         """
         names: set[str] = set()
         layers, rounded = [], 0
-        claimed = {layer["name"]: layer["bytes_packed"] for layer in shard["layers"]}
+        claimed = {layer["name"]: layer for layer in shard["layers"]}
         for info in self.tensors[start : shard["end"]]:
             layer, dtype, own = self._layer(info), self._carried_dtype(info), {info.name}
             if layer is not None:
-                if layer.reason is None:
-                    self._judge(layer, claimed.get(layer.name) or 0)
+                if layer.reason is None and layer.name in claimed:
+                    layer.error = claimed[layer.name]["error"]
+                    self._judge(layer, claimed[layer.name]["bytes_packed"] or 0)
                 if layer.is_packed:
                     dtype, own = self.schemes[layer.name].dtype, {*self._names([info])} - own
                     if layer.bytes_packed != sum(shard["tensors"].get(name, 0) for name in own):
@@ -399,7 +402,15 @@ class _Conversion:
         packed = PackedWeight(scheme, linear.shape, {n: each.read() for n, each in infos.items()})
         if any(each.checksum != checksum(packed, name) for name, each in infos.items()):
             return False
-        weight = linear.turned(packed.validate(linear.name).unpack())
+        packed.validate(linear.name)
+        if not scheme.format.is_exact(scheme):
+            again = scheme.format.pack(
+                linear.turned(_cast(info.read(), scheme.dtype, info.name)), scheme
+            )
+            return all(
+                torch.equal(again.tensors[name], each) for name, each in packed.tensors.items()
+            )
+        weight = linear.turned(packed.unpack())
         start = 0
         for part in info.rows():
             part = _cast(part, scheme.dtype, info.name)

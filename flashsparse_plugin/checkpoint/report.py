@@ -23,6 +23,8 @@ class LayerReport:
         scheme: Format and options that the layer was packed by, or would be.
         bytes_alike: Bytes of the dense weight in the dtype of the packed values, with which those
             of the packed weight are compared.
+        error: Of a weight that was rounded to codes, how far it is from the source: the norm of the
+            difference over that of the source. None where every value was kept.
         others: Other formats that hold the weight as it is and need options for it, with these.
     """
 
@@ -35,6 +37,7 @@ class LayerReport:
     reason: str | None = None
     scheme: str | None = None
     bytes_alike: int = 0
+    error: float | None = None
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -104,6 +107,25 @@ class ConversionReport:
     def sparsity(self) -> float | None:
         """Share of zeros over all packed layers."""
         return mean_sparsity(self.packed)
+
+    @property
+    def inexact(self) -> list[LayerReport]:
+        """Packed layers whose values were rounded to codes, the farthest from its source first."""
+        inexact = [layer for layer in self.packed if layer.error is not None]
+        return sorted(inexact, key=lambda layer: -(layer.error or 0))
+
+    @property
+    def rounding(self) -> str | None:
+        """What rounding to codes did, in one sentence; None where no layer was rounded."""
+        if not self.inexact:
+            return None
+        schemes = " and ".join(sorted({str(layer.scheme) for layer in self.inexact}))
+        errors = [layer.error or 0 for layer in self.inexact]
+        return (
+            f"the values of {len(errors)} layers were rounded to codes ({schemes}): the weights "
+            f"are off by {sum(errors) / len(errors):.2%} on average, by {errors[0]:.2%} at most "
+            f"({self.inexact[0].name})"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as plain JSON values."""

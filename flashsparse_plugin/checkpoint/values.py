@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes as users write them, and comparing values bit for bit."""
+"""Sizes as users write them, and comparing values: bit for bit, or by how far they are."""
 
 from __future__ import annotations
 
@@ -34,3 +34,12 @@ def same_bits_but_zero_sign(a: Tensor, b: Tensor) -> bool:
     integer = {2: torch.int16, 4: torch.int32}[a.dtype.itemsize]
     x, y = a.contiguous().view(integer), b.contiguous().view(integer)
     return torch.equal(x, y) or bool(((x == y) | ((a == 0) & (b == 0))).all())
+
+
+def relative_error(near: Tensor, exact: Tensor) -> float:
+    """The norm of the difference of two weights over that of the second; 0 where that is 0."""
+    off, norm = 0.0, 0.0
+    for a, b in zip(near.split(1024), exact.split(1024), strict=True):
+        off += float((a.double() - b.double()).square().sum())
+        norm += float(b.double().square().sum())
+    return (off / norm) ** 0.5 if norm else 0.0

@@ -70,6 +70,8 @@ def convert(
       flashsparse convert PRUNED OUT
       flashsparse convert PRUNED OUT --dtype bfloat16 --overwrite
       flashsparse convert PRUNED OUT --ignore lm_head --ignore 're:.*layers\\.0\\.'
+      flashsparse convert PRUNED OUT --format nm_vector --option n=2 --option m=4 \\
+          --option values=int8
       flashsparse convert PRUNED OUT --pack-all --json
     """
     directory = model_directory(source)
@@ -189,6 +191,8 @@ def _show(report: ConversionReport, seconds: float) -> None:
     out.print()
     for warning in report.warnings:
         out.print(Text.assemble(("Note: ", "yellow"), warning))
+    if report.rounding:
+        out.print(Text.assemble(("Note: ", "yellow"), report.rounding))
     how = f"{report.format}, {report.dtype}, {seconds:.0f} s"
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"

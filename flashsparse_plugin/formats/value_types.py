@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..packed import FormatError, dtype_name
 
 GROUPS = (32, 64, 128)
-_CLIPS = tuple(0.4 ** (i / 31) for i in range(32))  # of the scale that holds the largest weight
+_CLIPS = tuple(0.4 ** (i / 31) for i in range(1, 32))  # of the scale that holds the largest weight
 _SLAB = 1 << 24  # elements of a weight that are quantised at a time
 
 
@@ -97,8 +97,8 @@ def spread_scales(scales: Tensor, in_features: int, group: int | None) -> Tensor
 def quantise(weight: Tensor, values: ValueType, group: int | None) -> tuple[Tensor, Tensor]:
     """Rounds a weight to the nearest codes, by the scales of the least squared error.
 
-    Of 32 clipping ratios from 1 to 0.4 the best one is taken for every row or group. Zeros stay
-    zero.
+    Of 32 clipping ratios from 1 to 0.4 the best one is taken for every row or group, and then the
+    scale that suits its codes best, if that is better. Zeros stay zero.
 
     Args:
         weight: [out_features, in_features], of a floating dtype.
@@ -137,20 +137,35 @@ def _quantise(
     largest = parts.abs().amax(2, keepdim=True) / values.most
     # A scale of zero would lose what is there; the smallest one loses as little as can be.
     least = torch.finfo(stored).tiny * torch.finfo(stored).eps
-    best = codes = error = None
+    scale = largest.to(stored).float().clamp_min(least)
+    best, codes, error = scale, *_try(parts, scale, values)
     for clip in _CLIPS:
         scale = (largest * clip).to(stored).float().clamp_min(least)
-        found = values.round(parts / scale)
-        squares = (found * scale - parts).square_().sum(2, keepdim=True)
-        if best is None or codes is None or error is None:
-            best, codes, error = scale, found, squares
-            continue
-        better = squares < error
-        best, error = torch.where(better, scale, best), torch.where(better, squares, error)
-        codes = torch.where(better, found, codes)
-    assert best is not None and codes is not None
+        best, codes, error = _better((best, codes, error), scale, _try(parts, scale, values))
+    # Of these codes there is a scale that is better still.
+    norm = codes.square().sum(2, keepdim=True)
+    scale = ((parts * codes).sum(2, keepdim=True) / norm).nan_to_num(1.0)
+    scale = scale.to(stored).float().clamp_min(least)
+    best, codes, error = _better((best, codes, error), scale, _try(parts, scale, values))
     best = best.where(largest > 0, 1.0)  # of nothing but zeros
     return codes.view(rows, -1)[:, :columns].to(torch.float16), best.squeeze(2).to(stored)
+
+
+def _try(parts: Tensor, scale: Tensor, values: ValueType) -> tuple[Tensor, Tensor]:
+    """The nearest codes by a scale, and their squared error."""
+    codes = values.round(parts / scale)
+    return codes, (codes * scale - parts).square_().sum(2, keepdim=True)
+
+
+def _better(
+    best: tuple[Tensor, Tensor, Tensor], scale: Tensor, found: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of scales, codes and errors the better ones, each group for itself."""
+    codes, error = found
+    better = error < best[2]
+    pairs = zip((scale, codes, error), best, strict=True)
+    one, two, three = (torch.where(better, new, old) for new, old in pairs)
+    return one, two, three
 
 
 def to_codes(weight: Tensor, values: ValueType, group: int | None) -> Tensor:
