@@ -327,6 +327,15 @@ class Format(ABC):
         """Whether packing keeps every value bit for bit; else it rounds finite values to codes."""
         return True
 
+    def is_rounded_from(self, packed: PackedWeight, weight: Tensor) -> bool:
+        """Whether every code is the nearest one to its weight, by the scales that there are.
+
+        Args:
+            packed: Of a scheme that is not exact.
+            weight: [out_features, in_features], what was packed.
+        """
+        raise NotImplementedError(f"{self.name} rounds no values")
+
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
 

@@ -404,12 +404,8 @@ class _Conversion:
             return False
         packed.validate(linear.name)
         if not scheme.format.is_exact(scheme):
-            again = scheme.format.pack(
-                linear.turned(_cast(info.read(), scheme.dtype, info.name)), scheme
-            )
-            return all(
-                torch.equal(again.tensors[name], each) for name, each in packed.tensors.items()
-            )
+            source = linear.turned(_cast(info.read(), scheme.dtype, info.name))
+            return scheme.format.is_rounded_from(packed, source)
         weight = linear.turned(packed.unpack())
         start = 0
         for part in info.rows():

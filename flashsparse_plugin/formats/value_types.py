@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..packed import FormatError, dtype_name
 
 GROUPS = (32, 64, 128)
-_CLIPS = tuple(0.4 ** (i / 31) for i in range(1, 32))  # of the scale that holds the largest weight
+_CLIPS = 12  # ratios that are tried
 _SLAB = 1 << 24  # elements of a weight that are quantised at a time
 
 
@@ -30,12 +30,19 @@ class ValueType:
         bits: Of a code: 8 or 4.
         least: The smallest code, as a number.
         most: The largest one, which a scale without clipping gives the largest weight.
+        clip: The smallest clipping ratio that is worth a try.
     """
 
     name: str
     bits: int
     least: float
     most: float
+    clip: float
+
+    @property
+    def clips(self) -> tuple[float, ...]:
+        """Clipping ratios: of the scale that holds the largest weight, shares to be tried."""
+        return tuple(self.clip ** (i / (_CLIPS - 1)) for i in range(_CLIPS))
 
     def code_bytes(self, entries: int) -> int:
         """Bytes that the codes of so many entries take."""
@@ -72,9 +79,9 @@ class ValueType:
 VALUE_TYPES = {
     each.name: each
     for each in (
-        ValueType("fp8_e4m3", 8, -448, 448),
-        ValueType("int8", 8, -128, 127),
-        ValueType("int4", 4, -8, 7),
+        ValueType("fp8_e4m3", 8, -448, 448, clip=0.5),
+        ValueType("int8", 8, -128, 127, clip=0.7),
+        ValueType("int4", 4, -8, 7, clip=0.4),
     )
 }
 
@@ -97,7 +104,7 @@ def spread_scales(scales: Tensor, in_features: int, group: int | None) -> Tensor
 def quantise(weight: Tensor, values: ValueType, group: int | None) -> tuple[Tensor, Tensor]:
     """Rounds a weight to the nearest codes, by the scales of the least squared error.
 
-    Of 32 clipping ratios from 1 to 0.4 the best one is taken for every row or group, and then the
+    Of the type's clipping ratios the best one is taken for every row or group, and then the
     scale that suits its codes best, if that is better. Zeros stay zero.
 
     Args:
@@ -106,7 +113,8 @@ def quantise(weight: Tensor, values: ValueType, group: int | None) -> tuple[Tens
         group: Columns of a row that share a scale; None: all of them.
 
     Returns:
-        Codes as float16 numbers [out_features, in_features], and scales [out_features, groups] of
+        Codes as float16 numbers [out_features, in_features], which are weight / scale rounded to
+        nearest, and scales [out_features, groups] of
         `scale_dtype`, on the device of the weight.
 
     Raises:
@@ -137,9 +145,9 @@ def _quantise(
     largest = parts.abs().amax(2, keepdim=True) / values.most
     # A scale of zero would lose what is there; the smallest one loses as little as can be.
     least = torch.finfo(stored).tiny * torch.finfo(stored).eps
-    scale = largest.to(stored).float().clamp_min(least)
-    best, codes, error = scale, *_try(parts, scale, values)
-    for clip in _CLIPS:
+    best = largest.to(stored).float().clamp_min(least)
+    codes, error = _try(parts, best, values)
+    for clip in values.clips[1:]:
         scale = (largest * clip).to(stored).float().clamp_min(least)
         best, codes, error = _better((best, codes, error), scale, _try(parts, scale, values))
     # Of these codes there is a scale that is better still.

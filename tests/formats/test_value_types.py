@@ -92,8 +92,8 @@ def test_scales_are_those_of_the_least_error(name, group):
     width = group or 96
     parts, own = weight.view(8, -1, width), codes.float().view(8, -1, width)
     error = (own * scales[..., None] - parts).square().sum(2)
-    for i in range(32):
-        scale = parts.abs().amax(2, keepdim=True) / values.most * 0.4 ** (i / 31)
+    for clip in values.clips:
+        scale = parts.abs().amax(2, keepdim=True) / values.most * clip
         other = (values.round(parts / scale) * scale - parts).square().sum(2)
         assert (error <= other * 1.0001).all()
     nearest = values.round(parts / scales[..., None])

@@ -29,7 +29,7 @@ from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternStorage
 from ..sparse_24 import Sparse24
 from ..tiled_csl import TiledCSL
-from ..value_types import require_scales, scale_count, scale_dtype
+from ..value_types import require_scales, scale_count, scale_dtype, spread_scales
 from ..values import value_bits
 from . import reference
 from .ops import ops
@@ -113,6 +113,22 @@ class NMVector(PatternStorage):
             )
         require_scales(stored, values, scheme.dtype)
         return self._named(store_codes(numbers, stored, options), scheme, codes.shape)
+
+    def is_rounded_from(self, packed: PackedWeight, weight: Tensor) -> bool:
+        options, columns = options_of(packed.scheme), packed.shape[1]
+        values = options.value_type
+        assert values is not None
+        kept = values.decode(packed.tensors["weight_packed"], options.kept(columns))
+        codes = ops.nm_vector_unpack(
+            kept.view(torch.int16).cpu(),
+            packed.tensors["weight_index"].cpu(),
+            *packed.shape,
+            *options.numbers,
+            torch.float16,
+        )
+        scales = packed.tensors["weight_scale"].float()
+        scales = spread_scales(scales, columns, options.group).cpu()
+        return torch.equal(values.round(weight.cpu().float() / scales), codes.float())
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         values, index = (
