@@ -146,34 +146,29 @@ def _quantise(
     # A scale of zero would lose what is there; the smallest one loses as little as can be.
     least = torch.finfo(stored).tiny * torch.finfo(stored).eps
     best = largest.to(stored).float().clamp_min(least)
-    codes, error = _try(parts, best, values)
+    error = _error(parts, best, values)
     for clip in values.clips[1:]:
         scale = (largest * clip).to(stored).float().clamp_min(least)
-        best, codes, error = _better((best, codes, error), scale, _try(parts, scale, values))
+        best, error = _better(best, error, scale, _error(parts, scale, values))
     # Of these codes there is a scale that is better still.
-    norm = codes.square().sum(2, keepdim=True)
-    scale = ((parts * codes).sum(2, keepdim=True) / norm).nan_to_num(1.0)
-    scale = scale.to(stored).float().clamp_min(least)
-    best, codes, error = _better((best, codes, error), scale, _try(parts, scale, values))
+    codes = values.round(parts / best)
+    scale = (parts * codes).sum(2, keepdim=True) / codes.square().sum(2, keepdim=True)
+    scale = scale.nan_to_num(1.0).to(stored).float().clamp_min(least)
+    best, _ = _better(best, error, scale, _error(parts, scale, values))
     best = best.where(largest > 0, 1.0)  # of nothing but zeros
+    codes = values.round(parts / best)
     return codes.view(rows, -1)[:, :columns].to(torch.float16), best.squeeze(2).to(stored)
 
 
-def _try(parts: Tensor, scale: Tensor, values: ValueType) -> tuple[Tensor, Tensor]:
-    """The nearest codes by a scale, and their squared error."""
-    codes = values.round(parts / scale)
-    return codes, (codes * scale - parts).square_().sum(2, keepdim=True)
+def _error(parts: Tensor, scale: Tensor, values: ValueType) -> Tensor:
+    """The squared error of the nearest codes."""
+    return values.round(parts / scale).mul_(scale).sub_(parts).square_().sum(2, keepdim=True)
 
 
-def _better(
-    best: tuple[Tensor, Tensor, Tensor], scale: Tensor, found: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of scales, codes and errors the better ones, each group for itself."""
-    codes, error = found
-    better = error < best[2]
-    pairs = zip((scale, codes, error), best, strict=True)
-    one, two, three = (torch.where(better, new, old) for new, old in pairs)
-    return one, two, three
+def _better(best: Tensor, error: Tensor, scale: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Of two scales for each group the better one, and its error."""
+    better = other < error
+    return torch.where(better, scale, best), torch.where(better, other, error)
 
 
 def to_codes(weight: Tensor, values: ValueType, group: int | None) -> Tensor:
