@@ -6,6 +6,9 @@
     python benchmarks/gpu/nm.py --speed      layers x patterns x tokens, beside cuBLAS, fp8, and
                                              cuSPARSELt for 2:4
     python benchmarks/gpu/nm.py --prompts    the same for prompts, and for vectors of 64 and 128
+    python benchmarks/gpu/nm.py --values     the same for values of 8 and 4 bits, beside cuSPARSELt
+                                             with 8 bits on both sides, and vLLM's dense int4;
+                                             with --check: these values against float64
     python benchmarks/gpu/nm.py --launches   every launch of the kernels, for some layers
     python benchmarks/gpu/nm.py --device cpu --check     shows that this program works
 
@@ -39,6 +42,7 @@ from _program import (
     save_each,
     signature,
 )
+from _rivals import rivals
 from _speed import WARM_UPS, Dense, activations
 from rich import box
 from rich.table import Table
@@ -60,6 +64,15 @@ LAYERS = [
     *model_layers("Llama-3-8B", gate_up=(28672, 4096), down=(4096, 14336), o=(4096, 4096)),
     *model_layers("Llama-3-8B", up=(14336, 4096), qkv=(6144, 4096)),
 ]
+VALUES = (
+    *(PatternOptions(n=2, m=4, values=values) for values in ("fp8_e4m3", "int8")),
+    PatternOptions(n=2, m=4, values="int4", group=128),
+    *(
+        PatternOptions(n=n, m=32, vector_length=32, values=values)
+        for n in (16, 8)
+        for values in ("fp8_e4m3", "int8")
+    ),
+)
 TOKENS = (1, 8, 16, 32, 64)
 PROMPTS = (96, 128, 192, 256, 512, 1024, 2048, 4096)  # tokens
 PROMPT_LAYERS = [LAYERS[0], LAYERS[3], *LAYERS[5:8]]
@@ -110,8 +123,31 @@ def cases() -> Iterator[Case]:
         yield Case((300, 300), options, torch.float32, (1, 8, 40))
 
 
+def value_cases() -> Iterator[Case]:
+    """Those with values of 8 and 4 bits."""
+    patterns = (
+        *VALUES,
+        PatternOptions(n=2, m=4, values="int4", group=32),
+        PatternOptions(n=2, m=4, values="int4", group=64),
+        PatternOptions(n=2, m=8, vector_length=4, values="int8"),
+        PatternOptions(n=4, m=16, vector_length=16, values="fp8_e4m3"),
+        PatternOptions(n=8, m=16, vector_length=128, values="int8"),
+        PatternOptions(n=8, m=16, vector_length=8, values="int8"),
+        PatternOptions(n=8, m=32, vector_length=32, values="int4", group=128),
+        PatternOptions(n=3, m=5, vector_length=2, values="int8"),
+    )
+    for options, dtype in itertools.product(patterns, CHECKED):
+        for shape in ((1024, 1024), (640, 2304), (384, 896)):
+            yield Case(shape, options, dtype, (1, 8, 13, 16, 32, 61, 130), planned=True)
+        for shape in ((1, 1), (33, 130), (129, 63), (300, 300), (1000, 4100), (4100, 1000)):
+            yield Case(shape, options, dtype, (1, 3, 8, 16, 33, 64, 70))
+    for options, dtype in itertools.product(VALUES, CHECKED):
+        for shape in ((4096, 4096), (14336, 4096), (6144, 4096)):
+            yield Case(shape, options, dtype, (1, 8, 16, 17, 32, 64, 100, 300, 1024))
+
+
 def small_cases() -> Iterator[Case]:
-    for dtype, options in itertools.product(CHECKED, (TWO_FOUR, VECTORS[2])):
+    for dtype, options in itertools.product(CHECKED, (TWO_FOUR, VECTORS[2], *VALUES[:3])):
         yield Case((160, 320), options, dtype, (1, 9, 33))
 
 
@@ -120,10 +156,15 @@ class NMChecker(Checker):
 
     def _check(self, case: Case, number: int) -> None:
         weight = pattern_weight(case.shape, case.options, case.dtype, self._device, number)
-        packed = fs.pack(weight, "nm_vector", case.options.model_dump()).prepare(self._device)
+        stored = fs.pack(weight, "nm_vector", case.options.model_dump())
+        packed, whole = stored.prepare(self._device), in_float32(stored)
         form = packed.scheme.format.name
-        self.tally.add("unpacked", torch.equal(packed.unpack(), weight), f"{case}, {form}")
-        exact = weight.to(self._reference).double().T
+        rounded = whole.to(case.dtype)
+        self.tally.add("unpacked", torch.equal(packed.unpack(), rounded), f"{case}, {form}")
+        self.tally.add("stored again", same(packed.transcode(stored.scheme), stored), f"{case}")
+        # A kernel may take codes times scales as they are, or rounded as unpacking rounds them.
+        weights = [each.to(self._reference).double().T for each in (whole, rounded)]
+        weights = weights[: 2 if case.options.value_type else 1]
         for index, tokens in enumerate(case.tokens):
             x = self._random((tokens * case.shape[1] + 1,), case.dtype)
             x = x[number % 2 : number % 2 + tokens * case.shape[1]].view(tokens, -1)
@@ -133,14 +174,14 @@ class NMChecker(Checker):
             plan = None if own else _formats.IMPLEMENTATIONS["sparse"]
             op = partial(_formats.multiply, packed, bias=bias, plan=plan)
             y = op(x)
-            norm, element = errors_of(y, x, exact, bias, self._reference)
+            norm, element = self._nearest(y, x, weights, bias)
             own |= self._device.type == "cuda" and case.dtype != torch.float32
-            self._judge(float(norm), float(element), where, 1.0 if own else float("inf"))
+            self._judge(norm, element, where, 1.0 if own else float("inf"))
             if tokens > OWN_TOKENS:
                 # By the library an element may be as far off as the library always is.
                 y_library = op(x, plan=_formats.IMPLEMENTATIONS["unpacked"])
-                norm, element = errors_of(y_library, x, exact, bias, self._reference)
-                self._judge(float(norm), float(element), f"{where}, unpacked", float("inf"))
+                norm, element = self._nearest(y_library, x, weights, bias)
+                self._judge(norm, element, f"{where}, unpacked", float("inf"))
             self.tally.add("the same again", all(torch.equal(y, op(x)) for _ in range(2)), where)
             if own and self._device.type == "cuda" and index == number % len(case.tokens):
                 self._check_stream(op, x, y, where)
@@ -148,14 +189,34 @@ class NMChecker(Checker):
                     self._check_graph(op, x, y, where)
             for launch in self._launches(case, packed, tokens):
                 twice = [launch.linear(packed, x, bias) for _ in range(2)]
-                norm, element = errors_of(twice[0], x, exact, bias, self._reference)
-                self._judge(float(norm), float(element), f"{where}, {launch}")
+                norm, element = self._nearest(twice[0], x, weights, bias)
+                self._judge(norm, element, f"{where}, {launch}")
                 self.tally.add("the same again", torch.equal(*twice), f"{where}, {launch}")
+
+    def _nearest(
+        self, y: Tensor, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
+    ) -> tuple[float, float]:
+        """Errors by the weight that is nearest in the norm."""
+        errors = (errors_of(y, x, weight, bias, self._reference) for weight in weights)
+        return min((float(norm), float(element)) for norm, element in errors)
 
     def _launches(self, case: Case, packed: fs.PackedWeight, tokens: int) -> Sequence[Any]:
         if not case.planned:
             return ()
         return launches_of(packed, tokens, self._device)
+
+
+def in_float32(stored: fs.PackedWeight) -> Tensor:
+    """The weight before it is rounded to its dtype: code x scale."""
+    if stored.format.is_exact(stored.scheme):
+        return stored.unpack()
+    scheme = stored.format.scheme(torch.float32, stored.scheme.values)
+    tensors = {**stored.tensors, "weight_scale": stored.tensors["weight_scale"].float()}
+    return fs.PackedWeight(scheme, stored.shape, tensors).unpack()
+
+
+def same(one: fs.PackedWeight, other: fs.PackedWeight) -> bool:
+    return all(torch.equal(one.tensors[name], each) for name, each in other.tensors.items())
 
 
 def launches_of(packed: fs.PackedWeight, tokens: int, device: torch.device) -> Sequence[Any]:
@@ -201,6 +262,8 @@ class Speed:
                 if budget.left < 0:
                     return
                 self._measure(each, options, found)
+            if arguments.values and not arguments.launches and self._device.type == "cuda":
+                self._add_rivals(each, found)
             torch.cuda.empty_cache()
             yield each
 
@@ -261,6 +324,33 @@ class Speed:
             "ratio": round(row["dense_us"] / us, 3),
             "over_fp8": round(row["fp8_us"] / us, 3) if "fp8_us" in row else None,
         }
+
+    def _add_rivals(self, each: Layer, dense: dict[int, Row]) -> None:
+        weight = pattern_weight(each.shape, TWO_FOUR, self._dtype, self._device)
+        for rival in rivals(weight):
+            copies = self._copies(rival.weight.clone, rival.weight.nbytes)
+            for tokens in self._arguments.tokens:
+                x = activations(tokens, each, self._dtype, self._device)
+                row = {
+                    "model": each.model,
+                    "layer": each.name,
+                    "shape": str(each),
+                    "pattern": rival.name,
+                    "tokens": tokens,
+                    "form": "library",
+                    "launch": "its own choice",
+                    "bytes": rival.weight.nbytes,
+                    **dense[tokens],
+                }
+                try:
+                    product = rival.product(x)
+                    us = self._stopwatch(
+                        lambda product=product, copies=copies: product(copies()), len(copies)
+                    ).microseconds
+                except (RuntimeError, TypeError) as error:
+                    print(f"{rival.name}, {tokens} tokens: {str(error).splitlines()[0][:150]}")
+                    continue
+                self.rows.append(row | self._compared(us, row, x))
 
     def _copies(self, make: Any, nbytes: int) -> _measure.Rotation:
         return _measure.Rotation(make, nbytes, cold_bytes(self._device))
@@ -352,15 +442,20 @@ def show_launches(rows: Sequence[Row], about: Row) -> None:
 
 
 def pattern(text: str) -> PatternOptions:
-    """A pattern from "2:4" or "8:32x32"."""
+    """A pattern from "2:4", "8:32x32", "2:4/int8" or "2:4/int4/128"."""
+    text, *values = text.split("/")
     kept, _, rest = text.partition(":")
     window, _, length = rest.partition("x")
-    return PatternOptions(n=int(kept), m=int(window), vector_length=int(length or 1))
+    codes: Any = {"values": values[0]} if values else {}
+    if values[1:]:
+        codes["group"] = int(values[1])
+    return PatternOptions(n=int(kept), m=int(window), vector_length=int(length or 1), **codes)
 
 
 def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    report = arguments.out / "nm_check.txt"
-    return check_layers(NMChecker, cases, small_cases, report, arguments, device, budget)
+    report = arguments.out / f"nm{'_values' if arguments.values else ''}_check.txt"
+    every = value_cases if arguments.values else cases
+    return check_layers(NMChecker, every, small_cases, report, arguments, device, budget)
 
 
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
@@ -368,7 +463,7 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     about, bandwidth = conditions(arguments, device, stopwatch)
     measured = Speed(arguments, device, stopwatch, bandwidth)
     shown = show_launches if arguments.launches else show
-    name = "nm_prompts" if arguments.prompts else "nm"
+    name = "nm_prompts" if arguments.prompts else "nm_values" if arguments.values else "nm"
     path = arguments.out / f"{name}{'_launches' if arguments.launches else ''}.csv"
     save_each(measured.run(budget), measured.rows, about, path, budget, shown)
     return bool(measured.rows)
@@ -376,7 +471,7 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 
 def main() -> None:
     options = parser(__doc__, minutes=9.0, dtype="bfloat16")
-    for name in ("check", "speed", "prompts", "launches", "small"):
+    for name in ("check", "speed", "prompts", "values", "launches", "small"):
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--layers", type=lambda text: [layer(each) for each in text.split(",")])
     options.add_argument("--tokens", type=numbers)
@@ -388,9 +483,9 @@ def main() -> None:
     device = device_of(arguments)
     arguments.speed |= arguments.launches or arguments.prompts
     arguments.tokens = arguments.tokens or (PROMPTS if arguments.prompts else TOKENS)
-    arguments.patterns = arguments.patterns or (
-        (TWO_FOUR, *VECTORS, *LONG_VECTORS) if arguments.prompts else (TWO_FOUR, *VECTORS)
-    )
+    if arguments.patterns is None:
+        usual = (TWO_FOUR, *VECTORS, *LONG_VECTORS) if arguments.prompts else (TWO_FOUR, *VECTORS)
+        arguments.patterns = VALUES if arguments.values else usual
     asked = [arguments.check, arguments.speed]
     if not any(asked):
         asked = [True, True]
