@@ -2,7 +2,7 @@
 """What do sparse weights gain in vLLM? Tokens per GPU-second, dense and sparse, as in Flash-LLM.
 
     python benchmarks/gpu/serve.py [--model llama-3-8b | opt-30b] [--format NAME]
-    python benchmarks/gpu/serve.py --compare patterns
+    python benchmarks/gpu/serve.py --compare patterns | values
     python benchmarks/gpu/serve.py --compare attention --prompt 1024
 
 Makes a checkpoint of random weights with 80% zeros, runs it through vLLM twice, dense and packed
@@ -12,7 +12,8 @@ start-up. Random weights suffice for the speed, which depends on the shapes and 
 code is 1 if the greedy tokens of the two differ by more than rounding.
 
 --compare patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows (75% zeros), packed
-as either, beside dense ones in 16 bits and in vLLM's fp8.
+as either, beside dense ones in 16 bits and in vLLM's fp8. --compare values packs the same weights
+with values of 8 and 4 bits; their tokens are those of other weights, and not compared.
 
 --compare attention runs dense weights twice, with vLLM's own attention and with ours
 (--decode-attention unified_max); --prompt makes contexts longer.
@@ -41,6 +42,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH, which `run_apart` sets, leaves it out
 from _device import _results, machine
@@ -87,8 +89,15 @@ SPARSITY = 0.8
 PROMPT, OUTPUT = 64, 512  # tokens, unless --prompt says otherwise
 BATCHES = (8, 16, 32, 64)
 COMPARED = (8, 64)  # prompts, and tokens of each, for the comparison of greedy tokens
-COMPARISONS = ("weights", "patterns", "attention")
+COMPARISONS = ("weights", "patterns", "values", "attention")
+FOLLOWING = ("patterns", "values")  # with weights that follow patterns
 EXACT = ("sparse", "ours", "2:4", "8:32, L=32")  # what has to generate the baseline's tokens
+PATTERNS = (PatternOptions(n=2, m=4), PatternOptions(n=8, m=32, vector_length=32))
+VALUES = (
+    PatternOptions(n=2, m=4, values="fp8_e4m3"),
+    PatternOptions(n=2, m=4, values="int4", group=128),
+    PatternOptions(n=8, m=32, vector_length=32, values="int8"),
+)
 STARTED = time.monotonic()
 
 
@@ -100,18 +109,18 @@ def methods_of(arguments: argparse.Namespace) -> dict[str, tuple[str, dict[str, 
             "none": ("dense", {"sparse_method": "none"}),
             format: ("sparse", {"sparse_method": format}),
         }
-    if arguments.compare == "patterns":
+    if arguments.compare in FOLLOWING:
         methods: dict[str, tuple[str, dict[str, Any]]] = {
             "none": ("dense", {"sparse_method": "none"}),
             "fp8": ("fp8", {"sparse_method": "none", "quantization": "fp8"}),
         }
-        for name, pattern in {"2:4": (2, 4, 1), "8:32, L=32": (8, 32, 32)}.items():
-            options = dict(zip(("n", "m", "vector_length"), pattern, strict=True))
-            config = {"flashsparse": {"options": options}}
-            methods["{}of{}".format(*pattern)] = (
-                name,
-                {"sparse_method": "nm_vector", "additional_config": config},
-            )
+        for options in PATTERNS if arguments.compare == "patterns" else VALUES:
+            config = {"flashsparse": {"options": options.model_dump()}}
+            method = {"sparse_method": "nm_vector", "additional_config": config}
+            name = f"{options.n}of{options.m}"
+            if options.value_type:
+                name += f"-{options.values}"
+            methods[name] = (options.title, method)
         return methods
     return {
         "default": ("vLLM", {"sparse_method": "none", "decode_attention": "default"}),
@@ -385,7 +394,7 @@ def show(
     methods = methods_of(arguments)
     baseline = next(iter(methods))
     dense = {row["batch"]: row for row in results[baseline]["rows"]}
-    zeros = 0.75 if arguments.compare == "patterns" else SPARSITY
+    zeros = 0.75 if arguments.compare in FOLLOWING else SPARSITY
     title = f"{name}, {zeros:.0%} zeros, {arguments.prompt} tokens in, {OUTPUT} out"
     table = Table(title=title, title_justify="left", box=None)
     for column in ("batch", "", "tokens/GPU-s", "ratio", "ms/token", "first token, ms"):
@@ -470,7 +479,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         about = machine(torch.device(device))
-        make_checkpoint(shape, Path(work), device, arguments.compare == "patterns")
+        make_checkpoint(shape, Path(work), device, arguments.compare in FOLLOWING)
         print(f"{time.monotonic() - STARTED:.0f} s: checkpoint written", flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -494,7 +503,8 @@ def main() -> int:
     show(name, results, agreements, arguments)
     complete = not any("failed" in result for result in results.values())
     explained = [agreement["explained_by_rounding"] for agreement in agreements.values()]
-    return 0 if complete and explained and all(explained) else 1
+    compared = bool(explained) or arguments.compare == "values"
+    return 0 if complete and compared and all(explained) else 1
 
 
 if __name__ == "__main__":
