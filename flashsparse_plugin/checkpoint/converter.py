@@ -21,14 +21,17 @@ from ..config import FlashSparseConfig, LayerConfig
 from ..formats import format_names, get_format
 from ..formats.values import cast, count_changed, packable_dtype
 from ..messages import printable
-from ..names import DEFAULT_FORMAT, DENSE
+from ..names import DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
 from .checksums import checksum
 from .decision import reason_not_to_pack, reason_of_size
+from .foreign.code_entries import CodesInfo
+from .headers import read_header
+from .keeping import keep_codes, target_of
 from .linears import Linear, StoredModel
-from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo, read_header
+from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging, part_name
@@ -49,7 +52,7 @@ def convert_checkpoint(
     source: str | Path,
     out: str | Path,
     *,
-    format: str = DEFAULT_FORMAT,
+    format: str | None = None,
     options: Mapping[str, Any] | None = None,
     layers: Mapping[str, Mapping[str, Any]] | None = None,
     dtype: torch.dtype | str | None = None,
@@ -68,7 +71,8 @@ def convert_checkpoint(
     Args:
         source: Model directory with safetensors weights that are dense, with zeros.
         out: Directory to make; nothing is there before it is complete.
-        format: Packed format, one of `format_names()`.
+        format: Packed format, one of `format_names()`; None: the default, or the one that holds the
+            codes of a model that another tool quantized.
         options: Options of the format (nm_vector: n, m, vector_length, values, group).
         layers: Layers that differ, by name: `{"format": ..., "options": ..., "dtype": ...}`, as in
             FlashSparseConfig. Stronger than `ignore`.
@@ -92,7 +96,9 @@ def convert_checkpoint(
     """
     directory = ModelDirectory(source)
     refuse_quantized(directory)
+    format, options = target_of(directory, format, options)
     settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)
+    directory = directory.with_weights(settings.dtype)
     conversion = _Conversion(
         directory,
         StoredModel(directory),
@@ -115,6 +121,7 @@ class _Conversion:
         self.directory, self.settings, self.stored = directory, settings, stored
         linears = self.linears = stored.linears
         self.linear_of = {f"{x.stored}.weight": x for x in linears if x.stored is not None}
+        keep_codes(settings.config, linears, directory.tensors)
         self.reasons = {x.name: reason_not_to_pack(x, settings.config) for x in linears}
         self._refuse_unknown_layers()
         self.rounded_unasked = self._choose_dtype()
@@ -272,19 +279,25 @@ class _Conversion:
         if layer is None or layer.reason is not None:
             return None, layer
         scheme = self.schemes[layer.name]
-        weight = self.linear_of[info.name].turned(_cast(info.read(), scheme.dtype, info.name))
         try:
-            packed = scheme.format.pack(weight, scheme)
+            packed, weight = self._pack_by(scheme, info)
         except FormatError as error:
             raise CheckpointError(
                 f"layer {layer.name!r} {list(layer.shape)} cannot be packed to {scheme.title}: "
                 f"{error}. Leave it dense with --ignore {layer.name} (ignore=), or choose another "
                 "format or options"
             ) from None
-        if not scheme.format.is_exact(scheme):
+        if weight is not None and not scheme.format.is_exact(scheme):
             layer.error = relative_error(packed.unpack(), weight)
         self._judge(layer, packed.nbytes)
         return (packed if layer.is_packed else None), layer
+
+    def _pack_by(self, scheme: Scheme, info: TensorInfo) -> tuple[PackedWeight, Tensor | None]:
+        """Packs a weight; gives it dense, too, unless its codes were packed as they are."""
+        if isinstance(info, CodesInfo) and not scheme.format.is_exact(scheme):
+            return info.pack(scheme), None
+        weight = self.linear_of[info.name].turned(_cast(info.read(), scheme.dtype, info.name))
+        return scheme.format.pack(weight, scheme), weight
 
     def _layer(self, info: TensorInfo) -> LayerReport | None:
         """What is known of a layer before it is packed; None where the tensor is no weight."""
@@ -404,6 +417,9 @@ class _Conversion:
             return False
         packed.validate(linear.name)
         if not scheme.format.is_exact(scheme):
+            if isinstance(info, CodesInfo):
+                again = info.pack(scheme).tensors
+                return all(torch.equal(again[name], each) for name, each in packed.tensors.items())
             source = linear.turned(_cast(info.read(), scheme.dtype, info.name))
             return scheme.format.is_rounded_from(packed, source)
         weight = linear.turned(packed.unpack())
@@ -484,7 +500,8 @@ class _Conversion:
             report.layers.append(known.get(linear.name, absent))
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
-        report.warnings = [*warnings_about(report, self.stored, self.rounded_unasked)]
+        warnings = warnings_about(report, self.stored, self.rounded_unasked)
+        report.warnings = [*self.directory.notes, *warnings]
 
     def _write_surroundings(self, staging: Staging) -> None:
         """Everything but the weights; config.json, which makes it a model, last."""

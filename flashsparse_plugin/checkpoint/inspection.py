@@ -77,6 +77,7 @@ class Inspection:
         bytes_stored: All tensors.
         bytes_experts: Those that hold weights of experts, which stay dense.
         bytes_other: Those that are neither, nor the weight of a linear layer.
+        notes: What a user should know of how the model was quantized, one sentence each.
         layers: The linear layers that have a weight of their own.
     """
 
@@ -86,6 +87,7 @@ class Inspection:
     bytes_stored: int
     bytes_experts: int = 0
     bytes_other: int = 0
+    notes: list[str] = field(default_factory=list)
     layers: list[LayerInspection] = field(default_factory=list)
 
     @property
@@ -117,13 +119,14 @@ def inspect_checkpoint(
         CheckpointError: For a directory that cannot be read.
         FormatError: For a packed layer that is not valid.
     """
-    directory = ModelDirectory(path)
+    directory = ModelDirectory(path).packed()
     config = _packed_config(directory)
     found = Inspection(
         str(directory.path),
         str(directory.config.get("model_type", "unknown")),
         " and ".join(config.formats) if config else None,
         directory.nbytes,
+        notes=directory.notes,
     )
     packed = packed_names(directory.tensors)
     stored = StoredModel(directory)

@@ -72,7 +72,7 @@ def settings_of(
 def refuse_quantized(directory: ModelDirectory) -> None:
     """Raises CheckpointError for a model whose weights are not dense."""
     quantization = directory.quantization
-    if quantization is None:
+    if quantization is None or directory.has_codes:
         return
     method = quantization.get("quant_method")
     if method == "flashsparse":

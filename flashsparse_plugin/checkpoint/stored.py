@@ -20,7 +20,7 @@ from ..formats import packed_names
 from ..matching import matches
 from ..modules import linear_modules, shape_of
 from ..packed import FormatError, PackedWeight
-from .reader import TensorInfo, natural
+from .headers import TensorInfo, natural
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .reader import CHECKSUM, DTYPES, CheckpointError
+from .headers import CHECKSUM, DTYPES, CheckpointError
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _ALIGNMENT = 8  # bytes: the size of the largest dtype, to which the header's length is rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,13 @@ def convert(
     destination: Annotated[
         Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
     ],
-    format: Annotated[str, typer.Option(help="Packed format of the layers.")] = DEFAULT_FORMAT,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="Packed format of the layers.",
+            show_default=f"{DEFAULT_FORMAT}; of quantized models the one that holds their codes",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="Option of the format. Can be repeated.", metavar="NAME=VALUE"),
@@ -78,16 +84,18 @@ def convert(
     options = dict(parse_option(text) for text in option or [])
     ignore = ["lm_head"] if ignore is None else ignore
     with err.status("Starting"):
-        from flashsparse_plugin.checkpoint import convert_checkpoint
+        from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
+        from flashsparse_plugin.checkpoint.keeping import target_of
         from flashsparse_plugin.checkpoint.values import parse_size
         from flashsparse_plugin.formats import get_format
         from flashsparse_plugin.formats.values import parse_dtype
         from flashsparse_plugin.matching import matches
 
+    target, wanted = target_of(ModelDirectory(directory), format, options)
     for check, name in (
-        (lambda: get_format(format), "--format"),
-        (lambda: dtype and parse_dtype(dtype, get_format(format).dtypes), "--dtype"),
-        (lambda: _scheme(get_format(format), options), "--option"),
+        (lambda: get_format(target), "--format"),
+        (lambda: dtype and parse_dtype(dtype, get_format(target).dtypes), "--dtype"),
+        (lambda: _scheme(get_format(target), wanted), "--option"),
         (lambda: parse_size(max_shard_size), "--max-shard-size"),
         (lambda: matches("", ignore), "--ignore"),
     ):
@@ -116,7 +124,7 @@ def convert(
         _show(report, seconds)
 
 
-def _scheme(format: Format, options: dict[str, Any]) -> Scheme:
+def _scheme(format: Format, options: Mapping[str, Any]) -> Scheme:
     return format.scheme(format.dtypes[-1], options)
 
 

@@ -81,6 +81,8 @@ def _show(found: Inspection, by_layer: bool) -> None:
     if found.bytes_experts:
         out.print(f"Experts, which stay dense: {size(found.bytes_experts)}")
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
+    for note in found.notes:
+        out.print(Text.assemble(("Note: ", "yellow"), note))
     _show_reasons(found)
     if found.format is None:
         _show_model(found, formats)

@@ -26,7 +26,8 @@ DTYPES = ", ".join(dtype.value for dtype in Dtype)
 
 def model_directory(name: str) -> Path:
     """Returns the directory of a model; raises a usage error if something is missing."""
-    from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_no_model
+    from flashsparse_plugin.checkpoint.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.places import refuse_no_model
 
     path = Path(name).expanduser()
     try:

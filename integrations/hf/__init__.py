@@ -10,7 +10,8 @@ from .wrapping import wrap_once
 def register() -> None:
     """Registers the quantization method `flashsparse`; calling it again changes nothing.
 
-    A configuration that says of a checkpoint that it is sparse, and nothing else, is no method.
+    A configuration that says of a checkpoint that it is sparse, and nothing else, is no method. One
+    that says that it is sparse and quantized is ours.
 
     FlashSparseConfig itself goes into transformers' table. Its function
     `register_quantization_config` would ask for a subclass of its own mixin, which would either
@@ -28,6 +29,7 @@ def register() -> None:
     if loading is not None and FlashSparseConfig not in loading:
         auto.LOADING_ATTRIBUTES_CONFIG_TYPES = (*loading, FlashSparseConfig)
     wrap_once(auto.AutoHfQuantizer, "supports_quant_method", _no_method_of_zeros_alone)
+    wrap_once(auto.AutoHfQuantizer, "merge_quantization_configs", _ours_with_zeros)
 
 
 def _quantizer(*args: Any, **kwargs: Any) -> Any:
@@ -44,3 +46,13 @@ def _no_method_of_zeros_alone(inner: Callable[[Any], bool]) -> Callable[[Any], b
         return not is_sparse_alone(quantization_config_dict) and inner(quantization_config_dict)
 
     return supports_quant_method
+
+
+def _ours_with_zeros(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def merge_quantization_configs(quantization_config: Any, given: Any, **more: Any) -> Any:
+        from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
+
+        ours = QuantizedConfig.of(quantization_config, given)
+        return inner(quantization_config, given, **more) if ours is None else ours
+
+    return merge_quantization_configs

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashsparse_plugin.checkpoint.foreign import find_foreign
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone
-from flashsparse_plugin.checkpoint.reader import DTYPES, TensorInfo, tensor_names
+from flashsparse_plugin.checkpoint.headers import DTYPES, TensorInfo, tensor_names
 from flashsparse_plugin.names import QUANT_METHOD
 
 from .headers import read_headers
@@ -26,18 +26,22 @@ if TYPE_CHECKING:
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
-def dense_state_dict(
-    model: PreTrainedModel, files: Iterable[str] | None
-) -> Mapping[str, DenseTensor] | None:
+def shown_state_dict(
+    model: PreTrainedModel, files: Iterable[str] | None, quantizer: Any = None
+) -> Mapping[str, ShownTensor] | None:
     """The weights that a checkpoint stands for; None where its tensors are what they seem.
 
     Args:
         model: The skeleton, before it is loaded.
         files: The files that it is loaded from, if any.
+        quantizer: What transformers loads it by, if anything.
 
     Raises:
         CheckpointError: For tensors of a layout that are no whole weight.
     """
+    shown = getattr(quantizer, "shown", None)
+    if shown is not None:  # packed tensors in the place of another tool's codes
+        return {name: ShownTensor(info) for name, info in shown.items()}
     for key in KEYS:
         if is_sparse_alone(getattr(model.config, key, None)):
             delattr(model.config, key)  # not true of the model that is made of it
@@ -47,10 +51,10 @@ def dense_state_dict(
     files = [*(files or [])]
     if not find_foreign(tensor_names(files)):
         return None
-    return {name: DenseTensor(info) for name, info in read_headers(model, files).items()}
+    return {name: ShownTensor(info) for name, info in read_headers(model, files).items()}
 
 
-class DenseTensor:
+class ShownTensor:
     """A tensor that is read when transformers slices it, as one of a safetensors file is."""
 
     def __init__(self, info: TensorInfo):

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashsparse_plugin.checkpoint.reader import (
-    TensorInfo,
-    as_dense,
-    require_inside,
-    shards_in,
-)
-from flashsparse_plugin.checkpoint.reader import read_headers as read
+import torch
+
+from flashsparse_plugin.checkpoint.foreign.entries import as_dense
+from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig, as_packed
+from flashsparse_plugin.checkpoint.headers import TensorInfo
+from flashsparse_plugin.checkpoint.headers import read_headers as read
+from flashsparse_plugin.checkpoint.places import require_inside
+from flashsparse_plugin.checkpoint.reader import shards_in
+from flashsparse_plugin.config import FlashSparseConfig
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -26,11 +28,31 @@ def read_headers(model: PreTrainedModel, files: Iterable[str]) -> dict[str, Tens
         CheckpointError: For a file outside of the model's directory, one that is no whole
             safetensors file, and tensors of another tool's layout that are no whole weight.
     """
-    paths = [Path(file) for file in files]
-    home = _home(model, paths)
-    for path in paths:
-        require_inside(path, home)
-    return as_dense(read(paths), home)
+    return as_dense(*_read(model, files))
+
+
+def packed_headers(
+    model: PreTrainedModel, files: Iterable[str], config: QuantizedConfig, dtype: torch.dtype
+) -> tuple[dict[str, TensorInfo], FlashSparseConfig, list[str]]:
+    """The same of files that another tool quantized, with packed tensors in the place of codes.
+
+    Args:
+        model: The skeleton.
+        files: The files.
+        config: What is asked of them.
+        dtype: Of the activations.
+
+    Returns:
+        The entries, the configuration that a packed checkpoint would have, and what the user should
+        know of it.
+
+    Raises:
+        CheckpointError: As `read_headers` does, and for codes that are not read.
+        FormatError: Where what is asked for contradicts the codes.
+    """
+    infos, home = _read(model, files)
+    tensors, settled, stated = as_packed(infos, home, config.foreign, dtype, config)
+    return tensors, settled, stated.notes
 
 
 def refuse_odd_files(name_or_path: str | None) -> None:
@@ -46,6 +68,14 @@ def refuse_odd_files(name_or_path: str | None) -> None:
     if name_or_path and home.is_dir():
         for path in shards_in(home):
             require_inside(path, home)
+
+
+def _read(model: PreTrainedModel, files: Iterable[str]) -> tuple[dict[str, TensorInfo], Path]:
+    paths = [Path(file) for file in files]
+    home = _home(model, paths)
+    for path in paths:
+        require_inside(path, home)
+    return read(paths), home
 
 
 def _home(model: PreTrainedModel, files: list[Path]) -> Path:

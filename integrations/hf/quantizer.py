@@ -22,7 +22,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.checkpoint.checksums import checksum, verify
-from flashsparse_plugin.checkpoint.reader import CHECKSUM, TensorInfo, refuse_unmarked
+from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
+from flashsparse_plugin.checkpoint.headers import CHECKSUM, TensorInfo
+from flashsparse_plugin.checkpoint.reader import refuse_unmarked
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
@@ -34,7 +36,7 @@ from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
-from .headers import read_headers, refuse_odd_files
+from .headers import packed_headers, read_headers, refuse_odd_files
 from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class FlashSparseQuantizer(HfQuantizer):
         self.device_map: dict[str, Any] | None = None
         self.dtypes: dict[str, torch.dtype] = {}  # of a packed checkpoint's dense tensors
         self.infos: dict[str, dict[str, TensorInfo]] = {}  # of its packed tensors, by layer
+        # All tensors of a checkpoint that another tool quantized, as if it were packed.
+        self.shown: dict[str, TensorInfo] | None = None
 
     # Before the model exists.
 
@@ -69,6 +73,12 @@ class FlashSparseQuantizer(HfQuantizer):
         """Is called again with the final device map where the first was "auto" or the like."""
         if isinstance(device_map, dict):
             self.device_map = device_map
+        config = self.quantization_config
+        if isinstance(config, QuantizedConfig) and "disk" in (self.device_map or {}).values():
+            raise ValueError(
+                "layers on disk are read from the checkpoint as they are there, and this one is "
+                "packed while it is loaded. Remedy: pack it first, `flashsparse convert`"
+            )
         if self.quantization_config.dequantize and not self.pre_quantized:
             raise ValueError(
                 "dequantize=True unpacks a packed checkpoint, and this one is dense. Remedy: load "
@@ -116,9 +126,20 @@ class FlashSparseQuantizer(HfQuantizer):
                     "a packed model is loaded from its files, not from state_dict=. Remedy: "
                     "from_pretrained(path)"
                 )
-            self._place_packed_layers(model, read_headers(model, checkpoint_files))
+            self._place_packed_layers(model, self._read_packed(model, checkpoint_files))
         else:
             self._choose_layers(model, read_headers(model, checkpoint_files or []))
+
+    def _read_packed(self, model: PreTrainedModel, files: list[str]) -> dict[str, TensorInfo]:
+        config = self.quantization_config
+        if not isinstance(config, QuantizedConfig):
+            return read_headers(model, files)
+        self.shown, settled, (how, *notes) = packed_headers(model, files, config, self.dtype)
+        self.quantization_config = self.conversion.config = settled
+        logger.info("flashsparse: %s", how)
+        for note in notes:
+            logger.warning("flashsparse: %s", note)
+        return self.shown
 
     def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config

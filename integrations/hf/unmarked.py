@@ -39,11 +39,8 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
         # Imported when a model is loaded: transformers must not get slower to import.
         from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-        from flashsparse_plugin.checkpoint.reader import (
-            CheckpointError,
-            refuse_unmarked,
-            tensor_names,
-        )
+        from flashsparse_plugin.checkpoint.headers import tensor_names
+        from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_unmarked
 
         if method != QUANT_METHOD:
             quantization = None if config is None else {"quant_method": method}
@@ -56,9 +53,10 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
                 "flashsparse_plugin.integrations.hf.register()"
             )
         if state_dict is None:
-            from .foreign import dense_state_dict
+            from .foreign import shown_state_dict
 
-            state_dict = dense_state_dict(model, checkpoint_files)
+            quantizer = getattr(args[0], "hf_quantizer", None) if args else None
+            state_dict = shown_state_dict(model, checkpoint_files, quantizer)
         return inner(model, state_dict, checkpoint_files, *args, **kwargs)
 
     return load

@@ -16,7 +16,7 @@ def wrap_once(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], An
     Goes by a mark of our own: the package may have wrapped the method, too.
 
     Args:
-        owner: The class; a method that is static there stays so.
+        owner: The class. A method that is static there, or bound to it, needs no object after.
         name: The method.
         wrapper: Makes the new one of the old one.
 
@@ -28,5 +28,5 @@ def wrap_once(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], An
         return
     outer = functools.wraps(inner)(wrapper(inner))
     setattr(outer, _MARK, True)
-    static = isinstance(vars(owner).get(name), staticmethod)
+    static = isinstance(vars(owner).get(name), staticmethod | classmethod)
     setattr(owner, name, staticmethod(outer) if static else outer)

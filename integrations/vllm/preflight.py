@@ -17,15 +17,18 @@ from typing import Any
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
 from flashsparse_plugin.checkpoint.checksums import verify
+from flashsparse_plugin.checkpoint.foreign.entries import ForeignTensorInfo
+from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.linears import Linear, StoredModel
-from flashsparse_plugin.checkpoint.reader import ForeignTensorInfo
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import PrintableMessage
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
+from .codes import directory_of, take
 from .folder import folder_of
+from .settings import settings_of
 
 logger = logging.getLogger("vllm.flashsparse")
 
@@ -53,6 +56,9 @@ def check_files(vllm_config: Any) -> None:
     folder = folder_of(vllm_config.model_config, vllm_config.load_config)
     if folder is None:
         return
+    if isinstance(stored, QuantizedConfig):
+        settings = settings_of(vllm_config.additional_config)
+        stored = take(stored, settings, vllm_config.model_config, vllm_config.load_config)
     if isinstance(stored, FlashSparseConfig):
         check_checkpoint(folder, stored)
     else:
@@ -71,7 +77,7 @@ def check_checkpoint(path: str | Path, config: FlashSparseConfig) -> None:
     """
     start = time.perf_counter()
     try:
-        directory = ModelDirectory(path)
+        directory = directory_of(Path(path))
         packed = _packed_layers(directory)
         stored = _stored_model(directory)
         if stored is not None:
@@ -109,7 +115,7 @@ def packed_layers(path: Path | None) -> frozenset[str]:
     if path is None:
         return frozenset()
     try:
-        return frozenset(_packed_layers(ModelDirectory(path)))
+        return frozenset(_packed_layers(directory_of(path)))
     except CheckpointError:
         return frozenset()  # other loaders read other files, and say what is wrong with them
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm import envs
-from vllm.config import get_current_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
@@ -17,11 +17,14 @@ from vllm.model_executor.layers.quantization.base_config import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
+from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.packed import FormatError, Scheme
 
+from .codes import directory_of, take
 from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .folder import folder_of
@@ -37,7 +40,8 @@ class FlashSparseQuantization(QuantizationConfig):
 
     Args:
         stored: `quantization_config` of the checkpoint, or of `hf_overrides`. vLLM gives none for
-            a dense checkpoint, which is then packed while it loads.
+            a dense checkpoint, which is then packed while it loads. That of one that another tool
+            quantized is replaced by ours once its files are known.
         foreign: Whether it is a sparse checkpoint of another tool, which counts as dense.
     """
 
@@ -46,6 +50,7 @@ class FlashSparseQuantization(QuantizationConfig):
         self.stored, self.foreign = stored, foreign
         self.config: FlashSparseConfig | None = None  # once the user's settings are merged in
         self.auto = False
+        self.mapper: Any = None
         self.summary = Summary()
 
     def __repr__(self) -> str:
@@ -73,6 +78,8 @@ class FlashSparseQuantization(QuantizationConfig):
     def from_config(cls, config: dict[str, Any]) -> FlashSparseQuantization:
         if is_sparse_alone(config):
             return cls(foreign=True)
+        if is_quantized(config):
+            return cls(QuantizedConfig.of(config, FlashSparseConfig()))
         try:
             return cls(FlashSparseConfig(**config))
         except ValueError as error:
@@ -82,13 +89,22 @@ class FlashSparseQuantization(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: Any, user_quant: str | None, *args: Any, **kwargs: Any
     ) -> str | None:
-        """Takes sparse checkpoints of other tools, which vLLM refuses: to us they are dense."""
-        ours = user_quant in (None, QUANT_METHOD) and is_sparse_alone(hf_quant_cfg)
+        """Takes sparse checkpoints of other tools, which vLLM refuses: to us they are dense.
+
+        Quantized ones are packed, where they say that they have zeros, or where we are asked for.
+        """
+        if user_quant not in (None, QUANT_METHOD):
+            return None
+        asked = FlashSparseConfig() if user_quant == QUANT_METHOD else None
+        ours = is_sparse_alone(hf_quant_cfg) or QuantizedConfig.of(hf_quant_cfg, asked)
         return QUANT_METHOD if ours else None
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Renames what the configuration names, where vLLM's modules are called otherwise."""
         if self.stored is None:
+            return
+        if isinstance(self.stored, QuantizedConfig):
+            self.mapper = hf_to_vllm_mapper  # for what is known later
             return
         patterns = [name for name in self.stored.ignore if name.startswith("re:")]
         names = [name for name in self.stored.ignore if not name.startswith("re:")]
@@ -104,7 +120,7 @@ class FlashSparseQuantization(QuantizationConfig):
         is_head = isinstance(layer, ParallelLMHead)
         if not is_head and not isinstance(layer, LinearBase):
             return None
-        self._settle()
+        self.settle(get_current_vllm_config())
         names, reason = self._packed_as(prefix, is_head)
         if names:
             # Known here where the files are at hand, and in any case once its tensors arrive.
@@ -122,10 +138,22 @@ class FlashSparseQuantization(QuantizationConfig):
             return method(prefix, self.summary, vllm_config, plain=self.config.dequantize)
         return None if is_head else UnquantizedLinearMethod()
 
-    def _settle(self) -> None:
-        """Merges in the user's settings, which are known once vLLM's configuration is."""
+    def settle(self, vllm_config: VllmConfig) -> None:
+        """Merges in the user's settings, which are known once vLLM's configuration is.
+
+        Raises:
+            SettingsError: For settings that contradict the checkpoint.
+        """
         if self.config is None:
-            settings = settings_of(get_current_vllm_config().additional_config)
+            settings = settings_of(vllm_config.additional_config)
+            if isinstance(self.stored, QuantizedConfig):
+                model_config, load_config = vllm_config.model_config, vllm_config.load_config
+                self.stored = take(self.stored, settings, model_config, load_config)
+                for note in directory_of(folder_of(model_config, load_config)).notes:
+                    logger.info("%s", note)
+                settings.pop("options", None)
+                if self.mapper is not None:
+                    self.apply_vllm_mapper(self.mapper)
             if self.foreign and METHOD not in settings:
                 settings[METHOD] = AUTO
                 logger.info("this sparse checkpoint is packed while it loads: --sparse-method auto")

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_unmarked, tensor_names
+from flashsparse_plugin.checkpoint.headers import tensor_names
+from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_unmarked
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names
 from flashsparse_plugin.messages import PrintableMessage

@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from flashsparse_plugin.checkpoint import ModelDirectory
 from flashsparse_plugin.checkpoint.foreign import dense_weights
+from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
 from flashsparse_plugin.checkpoint.linears import find_linears
 from flashsparse_plugin.checkpoint.reader import refuse_unmarked
@@ -26,6 +26,7 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.names import QUANT_METHOD
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
+from .codes import as_packed_tensors, directory_of
 from .folder import folder_of
 from .linear import SparseLinearMethod
 from .preflight import packed_layers
@@ -56,8 +57,9 @@ def install() -> None:
                 "(reload_weights): start it anew with the other checkpoint"
             )
         loaded.add(model)
-        weights = _foreign_as_dense(weights, model_config.hf_config)
         folder = folder_of(model_config, self.load_config)
+        weights = as_packed_tensors(weights, folder)
+        weights = _foreign_as_dense(weights, model_config.hf_config)
         unasked = _unasked(packed_layers(folder), _methods(model))
         return _unpacked(weights, model_config, folder, unasked) if unasked else weights
 
@@ -67,7 +69,7 @@ def install() -> None:
 def _foreign_as_dense(weights: Iterable[tuple[str, Tensor]], hf_config: Any) -> Iterable[Any]:
     for key in KEYS:
         found = getattr(hf_config, key, None)
-        layout = layout_of(found) if is_sparse_alone(found) else None
+        layout = layout_of(found) if is_sparse_alone(found) or is_quantized(found) else None
         if layout is not None:
             return dense_weights(weights, layout)
     return weights
@@ -105,8 +107,10 @@ def _unpacked(
     weights: Iterable[tuple[str, Tensor]], model_config: Any, folder: Path, layers: set[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields what vLLM reads, with a dense weight in the place of the tensors of some layers."""
-    config = FlashSparseConfig(**model_config.hf_config.quantization_config)
-    linears = {x.stored: x for x in find_linears(ModelDirectory(folder))}
+    directory = directory_of(folder)
+    stored = model_config.hf_config.quantization_config
+    config = FlashSparseConfig(**(directory.quantization if is_quantized(stored) else stored))
+    linears = {x.stored: x for x in find_linears(directory)}
     logger.warning(
         "%d packed layers are unpacked while they load, as vLLM's %s takes them dense (%s, ...)",
         len(layers),

@@ -12,7 +12,7 @@ import pytest
 import torch
 import vllm_checkpoints as checkpoints
 from checkpoints import edit_weights
-from foreign_checkpoints import rewrite
+from foreign_checkpoints import quantize, rewrite
 from safetensors.torch import load_file, save_file
 from vllm_checkpoints import MAX_TOKENS, PROMPTS
 
@@ -125,7 +125,11 @@ def models(tmp_path_factory):
     made["uneven anew"] = anew, None
     made["classifier"] = checkpoints.make_classifier(folder / "classifier")
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
-    made["2:4"] = two_of_four(made["unpruned"][0], folder / "2of4"), None
+    regular = two_of_four(made["unpruned"][0], folder / "2of4")
+    made["2:4"] = regular, None
+    for values, group in (("fp8_e4m3", None), ("int4", 32)):
+        codes, made_of_them = quantize(regular, folder / values, values, group)
+        made[values] = made_of_them, codes
     return made
 
 
@@ -157,6 +161,7 @@ def jobs(models, tmp_path_factory):
     bitmask = rewrite(shutil.copytree(dense, folder / "bitmask"), "sparse-bitmask")
     bitmask_24 = shutil.copytree(models["2:4"][0], folder / "bitmask-24")
     pattern = {"method": "nm_vector", "options": {"n": 2, "m": 4}}
+    unpruned_codes, _ = quantize(models["unpruned"][0], folder / "codes", "int4", 32)
     regular = folder / "2of4-packed"
     convert_checkpoint(models["2:4"][0], regular, format="nm_vector", options=pattern["options"])
     todo |= {
@@ -213,6 +218,12 @@ def jobs(models, tmp_path_factory):
         ),
         "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
         "packed 2:4": job(regular),
+        # Quantized ones.
+        "codes": job(models["fp8_e4m3"][1]),
+        "codes by group": job(models["int4"][1], sparse_method="auto"),
+        "codes none": job(models["int4"][1], sparse_method="none"),
+        "codes as another format": job(models["int4"][1], sparse_method="tiled_csl"),
+        "codes without zeros": job(unpruned_codes),
         # Contradictions.
         "other method": job(packed, additional_config={"flashsparse": {"method": "nm"}}),
         "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
@@ -292,6 +303,20 @@ def test_sparse_checkpoints_of_other_tools(results, expected, name, same, kind):
     assert results[name]["tokens"] == expected[same]
     unasked = [line for line in results[name]["log"] if "--sparse-method auto" in line]
     assert bool(unasked) == (name == "bitmask unasked")
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "kind"),
+    [
+        ("codes", "fp8_e4m3", SPARSE),
+        ("codes by group", "int4", SPARSE),
+        ("codes none", "int4", "_DenseAfterAll"),
+    ],
+)
+def test_quantized_checkpoints_of_other_tools(results, expected, name, same, kind):
+    assert kinds(results[name], "qkv_proj", "gate_up_proj", "o_proj", "down_proj") == {kind}
+    assert results[name]["tokens"] == expected[same]
+    assert any("codes and scales stay as they are" in line for line in results[name]["log"])
 
 
 def test_a_pattern_is_served_as_it_is_packed(results, expected):
@@ -405,6 +430,11 @@ def test_lora_works_on_sparse_layers(results, expected):
         ("sharded", ["--load-format sharded_state", "packed checkpoint itself"]),
         ("unmarked", ["model.layers.", "packed by flashsparse", "no quantization_config"]),
         ("newer", ["version 9", "version 1", "pip install -U"]),
+        ("codes as another format", ["tiled_csl has no codes", "convert MODEL OUT --format"]),
+        (
+            "codes without zeros",
+            ["layer 'model.layers.0.", "nm_vector(2:4, int4 by 32)", "with vLLM alone"],
+        ),
         ("bitmask hostile", ["layers.1.mlp.up_proj.weight", "its bitmask keeps", "fetch it again"]),
     ],
 )

@@ -9,7 +9,7 @@ counted before any value is placed by it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -35,19 +35,25 @@ class Layout(ABC):
     name: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
 
-    def shape(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> tuple[int, ...]:
         """Returns the shape of a weight; proves the dtypes and shapes of its tensors.
 
         Args:
             name: The name of the weight, for error messages.
             tensors: By part; of those but "shape" no element is read, so they may be on the meta
                 device.
+            dtypes: What the values may be.
 
         Raises:
             FormatError: Where a tensor has another dtype or shape than the layout has it.
         """
         values, mask, stated = (tensors[part] for part in ("compressed", "bitmask", "shape"))
-        if values.dtype not in DTYPES:
+        if values.dtype not in dtypes:
             raise FormatError(
                 f"{name!r}, kept as {self.name}, has values of {dtype_name(values.dtype)}: "
                 "quantized weights are not read in this layout. Start from the model before it was "
@@ -84,32 +90,45 @@ class Layout(ABC):
             tensors: By part; the mask has no bits beyond the last column.
         """
 
-    def check(self, name: str, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def check(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> tuple[int, ...]:
         """Proves that some tensors are a weight, and returns its shape.
 
         Args:
             name: The name of the weight, for error messages.
             tensors: By part.
+            dtypes: What the values may be.
 
         Raises:
             FormatError: For tensors that are not a weight in this layout.
         """
-        shape = self.shape(name, tensors)
+        shape = self.shape(name, tensors, dtypes)
         used = shape[-1] % 8
         if used and bool((tensors["bitmask"][..., -1] >> used).any()):
             self.refuse(name, shape, "its bitmask has bits beyond the last column")
         self.check_mask(name, shape, tensors)
         return shape
 
-    def dense(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    def dense(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> Tensor:
         """Returns a weight, on the device of its values; arguments and errors as of `check`."""
-        shape, values = self.check(name, tensors), tensors["compressed"].flatten()
+        shape = self.check(name, tensors, dtypes)
+        stored = tensors["compressed"].flatten()
+        values = stored.view(torch.uint8) if stored.itemsize == 1 else stored
         # The lowest bit of a byte stands for the first of its eight elements.
         mask = tensors["bitmask"].cpu().numpy()
         bits = np.unpackbits(mask, axis=-1, count=shape[-1], bitorder="little")
         kept = torch.from_numpy(bits).bool().to(values.device)
         weight = torch.zeros(shape, dtype=values.dtype, device=values.device)
-        return weight.masked_scatter_(kept, values)
+        return weight.masked_scatter_(kept, values).view(stored.dtype)
 
     def refuse(self, name: str, shape: tuple[int, ...], rule: str) -> NoReturn:
         raise FormatError(

@@ -13,7 +13,7 @@ from typing import Any, Final
 from . import LAYOUTS
 from .layout import Layout
 
-_METHODS: Final = ("compressed-tensors", "compressed_tensors")
+METHODS: Final = ("compressed-tensors", "compressed_tensors")
 _DENSE: Final = "dense"
 KEYS: Final = ("quantization_config", "compression_config")
 """Where it is in config.json; the latter up to release 0.6, which names no method."""
@@ -25,17 +25,17 @@ def is_sparse_alone(quantization: object) -> bool:
     """Whether a `quantization_config` says that weights have zeros, and nothing else of them."""
     if not isinstance(quantization, Mapping):
         return False
-    if (quantization.get("quant_method") or _METHODS[0]) not in _METHODS:
+    if (quantization.get("quant_method") or METHODS[0]) not in METHODS:
         return False
     if any(quantization.get(key) for key in _MORE):
         return False
-    named = _format(quantization)
+    named = sparsity_format(quantization)
     return quantization.get("format", _DENSE) == _DENSE and (named == _DENSE or named in LAYOUTS)
 
 
 def layout_of(quantization: Mapping[str, Any]) -> Layout | None:
     """The layout of the weights of a model that is sparse alone; None where they are dense."""
-    return LAYOUTS.get(_format(quantization) or _DENSE)
+    return LAYOUTS.get(sparsity_format(quantization) or _DENSE)
 
 
 def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,8 @@ def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in drop}
 
 
-def _format(quantization: Mapping[str, Any]) -> str | None:
+def sparsity_format(quantization: Mapping[str, Any]) -> str | None:
+    """The layout that `sparsity_config` names, if any."""
     sparsity = quantization.get("sparsity_config")
     found = sparsity.get("format") if isinstance(sparsity, Mapping) else None
     return found if isinstance(found, str) else None

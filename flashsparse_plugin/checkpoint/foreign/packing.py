@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint that another tool quantized, taken as one that is packed: by which configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from pydantic import Field
+
+from ...config import FlashSparseConfig, LayerConfig
+from ...formats.nm_vector import NMVector
+from ...formats.values import parse_dtype
+from ...names import DENSE
+from ...packed import FormatError, Scheme, dtype_name
+from ..headers import TensorInfo
+from .code_entries import CodesInfo, find_codes, show_packed
+from .entries import as_dense
+from .quantization import Quantization, is_quantized, pattern_of
+
+CODES: Final = NMVector()
+"""The format that holds codes."""
+
+_HALF: Final = (torch.float16, torch.bfloat16)
+NOT_QUANTIZED: Final = "not quantized in the source"
+
+
+class QuantizedConfig(FlashSparseConfig):
+    """What is asked of a checkpoint that another tool quantized, until its files are known.
+
+    Attributes:
+        foreign: The `quantization_config` that it has. `as_packed` makes ours of it.
+    """
+
+    foreign: dict[str, Any] = Field(exclude=True, repr=False)
+
+    @classmethod
+    def of(cls, foreign: object, given: object = None) -> QuantizedConfig | None:
+        """Takes a quantized checkpoint over where the user asks, or where it says it has zeros.
+
+        Others are left to the library that loads the model: dense ones among them.
+
+        Args:
+            foreign: The `quantization_config` of the checkpoint.
+            given: The FlashSparseConfig that the user gives, if any.
+        """
+        asked = given if isinstance(given, FlashSparseConfig) else None
+        if not isinstance(foreign, Mapping) or not is_quantized(foreign):
+            return None
+        if asked is None and pattern_of(foreign) is None:
+            return None
+        named = {} if asked is None else asked.model_dump(exclude_unset=True)
+        dequantize = asked is not None and asked.dequantize
+        return cls(**named, foreign=dict(foreign), dequantize=dequantize)
+
+
+def half_dtype(*wanted: object) -> torch.dtype:
+    """The first 16-bit dtype that is named, else bfloat16: codes are multiplied in 16 bits."""
+    names = {dtype_name(dtype): dtype for dtype in _HALF}
+    for each in wanted:
+        name = dtype_name(each) if isinstance(each, torch.dtype) else each
+        if isinstance(name, str) and name in names:
+            return names[name]
+    return torch.bfloat16
+
+
+def pattern_options(
+    pattern: tuple[int, int] | None, given: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The zeros to pack by: those that the user names, else the checkpoint, else 2:4."""
+    n, m = pattern or (2, 4)
+    return {"n": n, "m": m, **(given or {})}
+
+
+def scheme_of(weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype) -> Scheme:
+    """The scheme that holds a weight with its codes as they are.
+
+    Args:
+        weight: The weight.
+        given: Options that were asked for, the pattern among them.
+        dtype: Of the unpacked weight.
+
+    Raises:
+        FormatError: Where the options contradict the codes, or no scheme has them.
+    """
+    for option in ("values", "group"):
+        if option in given and given[option] != weight.options.get(option):
+            raise FormatError(
+                f"layer {weight.layer!r} {list(weight.shape)} is quantized, {weight.options}, and "
+                f"{option}={given[option]} is asked for: codes are packed as they are. Leave the "
+                "option out"
+            )
+    return CODES.scheme(dtype, {**given, **weight.options})
+
+
+def as_packed(
+    tensors: Mapping[str, TensorInfo],
+    path: Path,
+    quantization: Mapping[str, Any],
+    dtype: torch.dtype,
+    given: FlashSparseConfig | None = None,
+) -> tuple[dict[str, TensorInfo], FlashSparseConfig, Quantization]:
+    """Takes a quantized checkpoint as a packed one.
+
+    Args:
+        tensors: The entries of all its tensors.
+        path: Where the files are, for error messages.
+        quantization: Its `quantization_config`.
+        dtype: Of unpacked weights, where neither the user nor the scales of groups rule it.
+        given: What the user asks for.
+
+    Returns:
+        Entries with packed tensors in the place of codes, the configuration that a packed
+        checkpoint would have, and what its own says.
+
+    Raises:
+        CheckpointError: For codes that are not read.
+        FormatError: Where what is asked for contradicts the codes.
+    """
+    asked = FlashSparseConfig() if given is None else given
+    _refuse(asked, path)
+    named = None if asked.dtype is None else parse_dtype(asked.dtype, CODES.dtypes)
+    codes, stated = find_codes(tensors, quantization, named or half_dtype(dtype), path)
+    options = pattern_options(stated.pattern, asked.options)
+    weights = {weight.layer: weight for weight in codes.values()}
+    schemes = {
+        layer: scheme_of(weight, options, named or weight.dtype)
+        for layer, weight in weights.items()
+    }
+    config = _config(schemes, tensors, codes)
+    config.dequantize = asked.dequantize
+    return as_dense(show_packed(tensors, codes, schemes), path), config, stated
+
+
+def _refuse(asked: FlashSparseConfig, path: Path) -> None:
+    """Raises FormatError for settings that a quantized checkpoint leaves no room for."""
+    own = CODES.name
+    if "format" in asked.model_fields_set and asked.format != own:
+        raise FormatError(
+            f"{path} is quantized, and {asked.format} has no codes: {own} holds them. Leave the "
+            f"format out, or unpack them: flashsparse convert MODEL OUT --format {asked.format}"
+        )
+    if asked.pruning != "none":
+        raise FormatError(
+            f"{path} is quantized, and codes are not pruned: start from the model "
+            "before it was quantized"
+        )
+
+
+def _config(
+    schemes: Mapping[str, Scheme],
+    tensors: Mapping[str, TensorInfo],
+    codes: Mapping[str, CodesInfo],
+) -> FlashSparseConfig:
+    """The configuration of a packed checkpoint with these schemes; all other layers are dense."""
+    (most, _), *_ = Counter(schemes.values()).most_common(1)
+    layers = {
+        layer: LayerConfig(format=scheme.format.name, options=scheme.values)
+        for layer, scheme in schemes.items()
+        if scheme != most
+    }
+    for name, info in tensors.items():
+        if name.endswith(".weight") and len(info.shape) == 2 and name not in codes:
+            layers[name.removesuffix(".weight")] = LayerConfig(format=DENSE, reason=NOT_QUANTIZED)
+    n, m = most.values["n"], most.values["m"]
+    return FlashSparseConfig(
+        format=most.format.name,
+        format_version=most.format.version,
+        dtype=dtype_name(most.dtype),
+        sparsity=1 - n / m,
+        ignore=[],
+        options=most.values,
+        layers=layers,
+    )

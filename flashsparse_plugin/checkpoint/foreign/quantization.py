@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `quantization_config` that compressed-tensors writes for a model with quantized weights.
+
+It says in `config_groups` how the weights of which layers are quantized; what the tensors say
+themselves is proven by the layouts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...formats.value_types import GROUPS
+from ...matching import matches
+from ...messages import complaint
+from ...packed import FormatError
+from .sparsity_config import METHODS, sparsity_format
+
+FORMATS: Final = (
+    "float-quantized",
+    "int-quantized",
+    "marlin-24",
+    "mixed-precision",
+    "naive-quantized",
+    "pack-quantized",
+)
+"""What compressed-tensors calls the layouts that are read; mixed-precision is several of them."""
+
+_MAX_GROUPS: Final = 256
+_Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=4096)]
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Arguments(_Lenient):
+    """How numbers are quantized: weights of some layers, or their activations."""
+
+    num_bits: int = 8
+    type: str = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    dynamic: bool | str = False
+    actorder: bool | str | None = None
+
+    @property
+    def scope(self) -> str:
+        """What has a scale of its own: "tensor", "channel", "group", or something else."""
+        if self.strategy is not None:
+            return self.strategy
+        if self.group_size is None:
+            return "tensor"
+        return "group" if self.group_size > 0 else "channel"
+
+    @property
+    def group(self) -> int | None:
+        """Columns that share a scale; None: all of them."""
+        return self.group_size if self.scope == "group" else None
+
+    @property
+    def title(self) -> str:
+        when = "dynamic" if self.dynamic else "static"
+        return f"{self.type}{self.num_bits} ({when}, by {self.scope})"
+
+    def broken_rule(self) -> str | None:
+        """Why weights that are quantized so are not read; None where they are."""
+        if not self.symmetric:
+            return "its codes are asymmetric, and only codes without a zero point are read"
+        if self.actorder not in (None, False, "weight", "static"):
+            return f"its columns are reordered (actorder {self.actorder!r}), and groups must be of "
+            "consecutive columns"
+        if (self.type, self.num_bits) not in (("float", 8), ("int", 8), ("int", 4)):
+            return f"its codes are {self.type}{self.num_bits}, and float8, int8 and int4 are read"
+        if self.scope not in ("tensor", "channel", "group"):
+            return (
+                f"its scales are by {self.scope}, and those by tensor, channel and group are read"
+            )
+        if self.group is not None and self.group not in GROUPS:
+            known = f"{', '.join(map(str, GROUPS[:-1]))} and {GROUPS[-1]}"
+            return f"its groups are {self.group} columns, and groups of {known} are read"
+        return None
+
+
+class _Group(_Lenient):
+    targets: _Names
+    weights: Arguments | None = None
+    input_activations: Arguments | None = None
+    output_activations: Arguments | None = None
+
+
+class Quantization(_Lenient):
+    """What config.json says of quantized weights.
+
+    Attributes:
+        format: What compressed-tensors calls the layout.
+        config_groups: By name, how the weights of which layers are quantized.
+        kv_cache_scheme, transform_config: Truthy where caches are quantized or activations
+            transformed, which is not read.
+    """
+
+    format: str = "dense"
+    config_groups: Annotated[dict[str, _Group], Field(max_length=_MAX_GROUPS)]
+    kv_cache_scheme: Any = None
+    transform_config: Any = None
+    sparsity_config: Any = None
+
+    @classmethod
+    def read(cls, quantization: Mapping[str, Any]) -> Quantization:
+        """Reads a `quantization_config` of which `is_quantized` is true.
+
+        Raises:
+            FormatError: For one that is not valid, and for what is not read whatever the layer.
+        """
+        try:
+            found = cls(**quantization)
+        except ValidationError as error:
+            raise FormatError(
+                f"quantization_config of compressed-tensors: {complaint(error)}. Fetch the model "
+                "again"
+            ) from None
+        rule = None
+        if found.format not in FORMATS:
+            rule = (
+                f"weights in its format {found.format!r} are not read, but in {', '.join(FORMATS)}"
+            )
+        elif found.kv_cache_scheme:
+            rule = "quantized caches (kv_cache_scheme) are not read"
+        elif found.transform_config:
+            rule = "transforms (transform_config) are not read"
+        if rule is not None:
+            raise FormatError(
+                f"quantization_config of compressed-tensors: {rule}. Serve the checkpoint with "
+                "vLLM alone, or start from the model before it was quantized"
+            )
+        return found
+
+    def arguments_of(self, layer: str) -> Arguments:
+        """How the weight of a layer is quantized.
+
+        Args:
+            layer: Its name in the file.
+
+        Raises:
+            FormatError: Where it is in no group, or quantized in a way that is not read.
+        """
+        weights = None
+        # A group may name layers, or their classes ("Linear"); names count for more.
+        for group in self.config_groups.values():
+            if group.weights is not None and _means(group.targets, layer):
+                weights = group.weights
+                break
+            if group.weights is not None and any(each[:1].isupper() for each in group.targets):
+                weights = weights or group.weights
+        rule = "no group of config.json means it" if weights is None else weights.broken_rule()
+        if weights is None or rule is not None:
+            raise FormatError(
+                f"layer {layer!r} is quantized by compressed-tensors, and {rule}. Serve the "
+                "checkpoint with vLLM alone, or start from the model before it was quantized"
+            )
+        return weights
+
+    @property
+    def pattern(self) -> tuple[int, int] | None:
+        """N and M of the zeros that the checkpoint says it has; None where it says nothing."""
+        return pattern_of(self.model_dump())
+
+    @property
+    def activations(self) -> str | None:
+        """What activations the weights were made for; None: 16 bits."""
+        groups = self.config_groups.values()
+        found = [each for x in groups for each in (x.input_activations, x.output_activations)]
+        titles = dict.fromkeys(each.title for each in found if each is not None)
+        return " and ".join(titles) or None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of a model that is quantized so, one sentence each."""
+        told = [
+            f"Quantized by compressed-tensors ({self.format}): codes and scales stay as they are."
+        ]
+        if self.activations is not None:
+            told.append(
+                f"Its weights were made for activations in {self.activations}; here activations "
+                "are 16 bits, which is more exact."
+            )
+        return told
+
+
+def _means(targets: Sequence[str], layer: str) -> bool:
+    try:
+        return matches(layer, targets)
+    except ValueError as error:
+        raise FormatError(f"targets in config_groups of compressed-tensors: {error}") from None
+
+
+def is_quantized(quantization: object) -> bool:
+    """Whether a `quantization_config` is compressed-tensors' for quantized weights."""
+    if not isinstance(quantization, Mapping):
+        return False
+    method = quantization.get("quant_method") or METHODS[0]
+    return method in METHODS and bool(quantization.get("config_groups"))
+
+
+def pattern_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
+    """N and M of the zeros that a `quantization_config` tells of; None where it tells of none."""
+    if quantization.get("format") == "marlin-24":
+        return 2, 4
+    if sparsity_format(quantization) == "sparse-24-bitmask":
+        return 2, 4
+    sparsity = quantization.get("sparsity_config")
+    structure = sparsity.get("sparsity_structure") if isinstance(sparsity, Mapping) else None
+    found = re.fullmatch(r"(\d{1,3}):(\d{1,3})", structure) if isinstance(structure, str) else None
+    if found is None or not 0 < int(found[1]) < int(found[2]) <= 256:
+        return None
+    return int(found[1]), int(found[2])

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""from_pretrained on checkpoints that compressed-tensors quantized: packed, with their codes."""
+
+import pytest
+import tiny
+import torch
+from checkpoints import edit_weights
+from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, written
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.checkpoint import CheckpointError
+from flashsparse_plugin.packed import FormatError
+
+pytestmark = pytest.mark.oldest_transformers
+
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_unasked_they_are_packed_with_their_codes(name, tmp_path, caplog):
+    path = written(name, tmp_path / "written")
+    model = tiny.load(path)
+    layers = tiny.sparse_layers(model)
+    assert len(layers) == 7
+    for layer, module in layers.items():
+        assert torch.equal(module.weight, expected(name)[f"{layer}.weight"]), layer
+    if name == "fp8-dynamic-24":
+        assert "activations in float8 (dynamic, by token); here" in caplog.text
+    model.save_pretrained(tmp_path / "saved")
+    assert tiny.quantization_config(tmp_path / "saved")["quant_method"] == "flashsparse"
+    again = tiny.load(tmp_path / "saved")
+    ids = torch.arange(8)[None]
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    for layer, module in tiny.sparse_layers(again).items():
+        assert module.scheme == layers[layer].scheme
+        packed, before = module.storage().tensors, layers[layer].storage().tensors
+        assert all(torch.equal(packed[own], before[own]) for own in before)
+
+
+def test_what_is_asked_for_is_done(tmp_path):
+    path = WRITTEN / "int4-packed"
+    model = tiny.load(
+        written(path.name, tmp_path / "a"), quantization_config=fs.FlashSparseConfig()
+    )
+    assert len(tiny.sparse_layers(model)) == 7
+    plain = fs.FlashSparseConfig(dequantize=True)
+    model = tiny.load(written(path.name, tmp_path / "b"), quantization_config=plain)
+    assert not tiny.sparse_layers(model)
+    assert torch.equal(
+        model.get_submodule(DOWN).weight, expected(path.name)[f"{DOWN}.weight"].to(model.dtype)
+    )
+    half = tiny.load(written(path.name, tmp_path / "c"), torch.float16)
+    scheme = tiny.sparse_layers(half)[DOWN].scheme
+    assert (scheme.dtype, scheme.options.title) == (torch.float16, "2:4, int4 by 32")
+
+
+def test_what_leaves_no_room_for_codes_is_refused(tmp_path):
+    path = written("int8", tmp_path / "written")
+    config = fs.FlashSparseConfig(format="tiled_csl")
+    with pytest.raises(FormatError, match="tiled_csl has no codes"):
+        tiny.load(path, quantization_config=config)
+    on_disk = dict(device_map=tiny.HERE_AND_ON_DISK, offload_folder=str(tmp_path))
+    with pytest.raises(ValueError, match="layers on disk.*`flashsparse convert`"):
+        tiny.load(path, **on_disk)
+
+
+def test_one_that_tells_of_no_zeros_is_packed_where_that_is_asked_for(tmp_path):
+    path = written("int8", tmp_path / "written")
+    edit_groups(path, sparsity_config={})
+    model = tiny.load(path, quantization_config=fs.FlashSparseConfig())
+    assert len(tiny.sparse_layers(model)) == 7
+
+
+def test_one_without_zeros_is_refused_by_its_layer(tmp_path):
+    path = written("int8", tmp_path / "written")
+    edit_weights(path, lambda tensors: tensors[f"{DOWN}.weight"].bitwise_or_(1))
+    with pytest.raises(CheckpointError, match=f"{DOWN}.*2:4, int8.*with vLLM alone"):
+        tiny.load(path)
