@@ -8,6 +8,7 @@ import re
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +18,36 @@ from torch.nn import functional as F
 from weights import sparse_weight
 
 from flashsparse_plugin.formats.nm_gather import NMGather
-from flashsparse_plugin.ops import reference
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.nm_vector import NMVector
 
 PLAN = "cuda/nm_gather/linear_plan.h"
-SHAPES = [  # tokens, rows of a unit, stages, warps
-    tuple(map(int, found))
-    for found in re.findall(
-        r"^  X\((\d+), (\d+), (\d+), (\d+)\)", (KERNELS / PLAN).read_text(), re.M
+LISTS = r"#define FS_NM_\w+\(X\)(?: *\\\n +X\(.*?\))+"  # of shapes, native and of codes
+VALUES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType in formats/nm_gather.h
+
+
+def shapes_of(plan: str) -> list[list[tuple[int, ...]]]:
+    """The compiled shapes of a plan's header: for native values, codes of 8 bits, and of 4."""
+    lists = re.findall(LISTS, (KERNELS / plan).read_text())
+    found = r"X\((\d+), (\d+), (\d+), (\d+)\)"
+    return [[tuple(map(int, each)) for each in re.findall(found, text)] for text in lists]
+
+
+def with_shapes(plan: str, *lists: str) -> dict[str, str]:
+    """A plan's header with other shapes, for a driver that is soon compiled."""
+    ours = iter(lists)
+    text, replaced = re.subn(
+        LISTS,
+        lambda found: f"{found[0].split('(X)')[0]}(X) {next(ours)}",
+        (KERNELS / plan).read_text(),
     )
-]
+    assert replaced == len(lists)
+    return {plan: text}
+
+
+SHAPES = shapes_of(PLAN)  # tokens, rows of a unit, stages, warps
+# Of int4: n, m and the columns that share a scale; of 5:8 a pair of steps lies in two groups.
+GROUPED = [(8, 32, 128), (5, 8, 128), (2, 4, 32), (8, 32, 64)]
 HOPPER, SMALL = (132, 227 << 10), (20, 99 << 10)  # multiprocessors, bytes of shared memory
 
 
@@ -33,19 +55,23 @@ HOPPER, SMALL = (132, 227 << 10), (20, 99 << 10)  # multiprocessors, bytes of sh
 class Case:
     """One product, by a plan or by the host's own for a GPU.
 
-    `plan` is what Plan holds: shape, row_warps, depth_warps, splits, chunk_sections.
+    `plan` is what Plan holds: shape, row_warps, depth_warps, splits, chunk_sections. `exact` is the
+    weight in float64, which of codes is not rounded to the dtype of `weight`.
     """
 
     weight: Tensor
     x: Tensor
-    options: dict[str, int]
+    options: dict[str, Any]
     bias: Tensor | None = None
     plan: tuple[int, ...] = (-1, 0, 0, 0, 0)
     gpu: tuple[int, int] = (4, HOPPER[1])
     seed: int = 0
     packed: tuple[Tensor, ...] = field(default=(), repr=False)
+    exact: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.exact is None:
+            self.exact = self.weight.double()
         if not self.packed:
             scheme = NMGather().scheme(self.weight.dtype, self.options)
             self.packed = tuple(NMGather().pack(self.weight, scheme).tensors.values())
@@ -54,13 +80,17 @@ class Case:
         """What the driver must know of the GPU and the plan."""
         return *self.gpu, *self.plan
 
+    @property
+    def value_type(self) -> int:
+        """As the drivers read it, with the columns that share a scale."""
+        values, group = self.options.get("values", "native"), self.options.get("group", 0)
+        return VALUES.index(values) + 8 * group
+
     def encode(self) -> bytes:
         (rows, cols), tokens = self.weight.shape, len(self.x)
         bfloat16, has_bias = self.weight.dtype == torch.bfloat16, self.bias is not None
-        header = [
-            *(rows, cols, tokens, *self.options.values(), bfloat16, has_bias, self.seed),
-            *self.launch(),
-        ]
+        numbers = (*PatternOptions(**self.options).numbers, self.value_type)
+        header = [*(rows, cols, tokens, *numbers, bfloat16, has_bias, self.seed), *self.launch()]
         tensors = [*self.packed, F.pad(self.x, (0, -cols % 64)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
         parts = [np.array(header, dtype=np.int64).tobytes()]
@@ -74,17 +104,57 @@ class Case:
 
 
 def random_case(
-    rows: int, cols: int, tokens: int, n: int, m: int, length: int, number: int = 0, **rest
+    rows: int,
+    cols: int,
+    tokens: int,
+    n: int,
+    m: int,
+    length: int,
+    number: int = 0,
+    values: str = "native",
+    group: int | None = None,
+    **rest,
 ) -> Case:
-    """Normal values; both dtypes and bias by turns."""
+    """Normal values, or any codes there are; both dtypes and bias by turns."""
     generator = torch.Generator().manual_seed(number)
     dtype = torch.bfloat16 if number % 2 else torch.float16
-    options = {"n": n, "m": m, "vector_length": length}
-    scheme = NMGather().scheme(dtype, options)
-    weight = NMGather().conform(sparse_weight(rows, cols, 0.9, dtype, number), scheme)
+    options: dict[str, Any] = {"n": n, "m": m, "vector_length": length}
+    kept = PatternOptions(**options).keep_largest(sparse_weight(rows, cols, 0.9, dtype, number))
     x = torch.randn(tokens, cols, generator=generator).to(dtype)
-    bias = torch.randn(rows, generator=generator).to(dtype)
-    return Case(weight, x, options, bias if number % 3 else None, **rest)
+    bias = torch.randn(rows, generator=generator).to(dtype) if number % 3 else None
+    if values == "native":
+        return Case(kept, x, options, bias, **rest)
+    options["values"] = values
+    scales = torch.rand(rows, 1 if group is None else -(-cols // group), generator=generator) / 64
+    if group is not None:
+        options["group"] = group
+        numbers = torch.randint(-8, 8, kept.shape, generator=generator).to(torch.int8)
+        codes = numbers.where(kept != 0, 0)
+        return code_case(codes, (4 * scales).to(dtype), x, options, bias, **rest)
+    numbers = torch.randint(-128, 128, kept.shape, generator=generator).to(torch.int8)
+    codes = numbers.where(kept != 0, 0)
+    if values == "fp8_e4m3":
+        bits = codes.view(torch.uint8)
+        codes = bits.where(bits & 0x7F != 0x7F, 0x7E)  # no NaN
+    return code_case(codes, scales, x, options, bias, **rest)
+
+
+def code_case(
+    codes: Tensor, scales: Tensor, x: Tensor, options: dict[str, Any], bias: Tensor | None, **rest
+) -> Case:
+    """A product with codes, int8 or the bits of fp8_e4m3, and scales of rows or groups.
+
+    Unpacked weights of groups are rounded before they are multiplied; scales of rows meet the sums.
+    """
+    scheme = NMVector().scheme(x.dtype, options)
+    stored = NMVector().pack_codes(codes, scales, scheme)
+    packed = NMGather().arrange(stored.tensors, NMGather().scheme(x.dtype, options), stored.shape)
+    numbers = codes.view(torch.float8_e4m3fn) if codes.dtype == torch.uint8 else codes
+    weight = stored.unpack()
+    exact = weight.double() if "group" in options else numbers.double() * scales.double()
+    return Case(
+        weight, x, options, bias, packed=tuple(packed.tensors.values()), exact=exact, **rest
+    )
 
 
 def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
@@ -112,9 +182,11 @@ def answers(binary: Path, cases: list[Case]) -> list[Tensor]:
 
 def require_exact(case: Case, y: Tensor) -> None:
     """y is the float64 product up to sums in float32 and one rounding."""
-    exact = reference.linear(case.x, case.weight, case.bias)
-    magnitude = case.x.double().abs() @ case.weight.double().abs().T
+    assert case.exact is not None
+    exact = case.x.double() @ case.exact.T
+    magnitude = case.x.double().abs() @ case.exact.abs().T
     if case.bias is not None:
+        exact += case.bias.double()
         magnitude += case.bias.double().abs()
     bound = (case.weight.shape[1] + 8) * 2**-24 * magnitude
     bound += exact.abs() * torch.finfo(y.dtype).eps / 2 + torch.finfo(y.dtype).tiny

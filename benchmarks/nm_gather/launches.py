@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
@@ -48,9 +49,10 @@ class Launch(NamedTuple):
         """Multiplies by this launch."""
         options = options_of(packed.scheme)
         pattern = (options.n, options.m, options.vector_length)
+        values, index = (packed.tensors[name] for name in ("gather_values", "gather_index"))
         return ops.nm_gather_linear_planned(
-            x, *packed.tensors.values(), packed.shape[0], *pattern, packed.dtype, bias,
-            self.shape.index, *self[1:],
+            x, values, index, packed.shape[0], *pattern, packed.dtype, bias,
+            self.shape.index, *self[1:], *code_arguments(packed),
         )  # fmt: skip
 
     def shared_bytes(self, layout: Layout) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
@@ -53,9 +54,10 @@ class TilesLaunch(NamedTuple):
 
     def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies by this launch."""
+        values, index = (packed.tensors[name] for name in ("gather_values", "gather_index"))
         return ops.nm_gather_linear_tiles_planned(
-            x, *packed.tensors.values(), packed.shape[0], *options_of(packed.scheme).numbers,
-            packed.dtype, bias, self.shape.index, *self[1:],
+            x, values, index, packed.shape[0], *options_of(packed.scheme).numbers,
+            packed.dtype, bias, self.shape.index, *self[1:], *code_arguments(packed),
         )  # fmt: skip
 
     @property

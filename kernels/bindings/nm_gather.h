@@ -2,30 +2,66 @@
 // What the ops of nm_gather ask of their arguments. What the tensors hold is proven by the format's
 // `check`, or follows from nm_vector's.
 #pragma once
+#include <optional>
+#include <string>
+
 #include "bindings/nm_vector.h"
 #include "formats/nm_gather.h"
 
 namespace flashsparse {
 
-inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vector_length) {
+// The layout of a pattern and of the options `values` and `group` (0: a scale a row).
+inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vector_length,
+                                              const std::string& values = "native",
+                                              int64_t group = 0) {
+  using nm_gather::ValueType;
   check_pattern(n, m, vector_length);
-  const auto layout = nm_gather::layout_of(static_cast<int>(n), static_cast<int>(m),
-                                           static_cast<int>(vector_length));
+  const bool by_row = group == 0 && (values == "fp8_e4m3" || values == "int8");
+  const bool by_group = (group == 32 || group == 64 || group == 128) && values == "int4";
+  FS_CHECK(by_row || by_group || (values == "native" && group == 0),
+           "nm_gather has kernels for values native, for fp8_e4m3 and int8 with group 0, and for "
+           "int4 with group 32, 64 or 128, not for ",
+           values, " with group ", group, ": keep the weight in nm_vector");
+  const ValueType value_type = values == "fp8_e4m3" ? ValueType::kFp8
+                               : values == "int8"   ? ValueType::kInt8
+                               : values == "int4"   ? ValueType::kInt4
+                                                    : ValueType::kNative;
+  const auto layout =
+      nm_gather::layout_of(static_cast<int>(n), static_cast<int>(m),
+                           static_cast<int>(vector_length), value_type, static_cast<int>(group));
   FS_CHECK(layout.panel_columns > 0, "nm_gather cannot hold ", n, ":", m, " in vectors of ",
-           vector_length, " rows: pack to nm_vector");
+           vector_length, " rows with values ", values, ": pack to nm_vector");
   return layout;
 }
 
-inline void check_nm_gather(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
+// The tensors of a weight in nm_gather, as ops are given them.
+struct GatherTensors {
+  const Tensor& values;
+  const Tensor& index;
+  const std::optional<Tensor> row_scales;  // of codes scaled by row
+};
+
+inline void check_nm_gather(const GatherTensors& weight, int64_t out, int64_t in,
                             const nm_gather::Layout& layout) {
-  check_tensor(values, "gather_values", ScalarType::Short, 3);
+  const auto& [values, index, row_scales] = weight;
+  const bool codes = layout.value_type != nm_gather::ValueType::kNative;
+  check_tensor(values, "gather_values", codes ? ScalarType::Byte : ScalarType::Short, 3);
   check_tensor(index, "gather_index", ScalarType::Byte, 3);
   check_beside(index, "gather_index", values, "gather_values");
+  FS_CHECK(row_scales.has_value() == codes,
+           "weight_scale is for codes: ", codes ? "these need it" : "native values have none");
+  if (codes) {
+    check_tensor(*row_scales, "weight_scale", ScalarType::Float, 2);
+    check_beside(*row_scales, "weight_scale", values, "gather_values");
+    FS_CHECK(row_scales->size(0) == out && row_scales->size(1) == 1, "weight_scale of a [", out,
+             ", ", in, "] weight must be [", out, ", 1], not [", row_scales->size(0), ", ",
+             row_scales->size(1), "]");
+  }
   check_shape(out, in);
   FS_CHECK(out <= INT32_MAX - 1024 && in <= INT32_MAX - 1024, "a [", out, ", ", in,
            "] weight is too large for nm_gather");
   const int64_t units = layout.units(out), pairs = layout.pairs(in), groups = layout.groups(out);
-  const int64_t row = layout.unit_rows * nm_gather::kPair;
+  const int64_t row = codes ? layout.pair_bytes() : layout.unit_rows * nm_gather::kPair;
   FS_CHECK(values.size(0) == units && values.size(1) == pairs && values.size(2) == row,
            "gather_values of a [", out, ", ", in, "] weight must be [", units, ", ", pairs, ", ",
            row, "]");

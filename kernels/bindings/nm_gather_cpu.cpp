@@ -9,20 +9,23 @@ namespace {
 STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "nm_gather_unpack(Tensor gather_values, Tensor gather_index, int out_features, "
-      "int in_features, int n, int m, int vector_length, ScalarType dtype) -> Tensor");
+      "int in_features, int n, int m, int vector_length, ScalarType dtype, "
+      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
   m.def(
       "nm_gather_linear(Tensor x, Tensor gather_values, Tensor gather_index, int out_features, "
       "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None, "
-      "int? sparse_tokens=None) -> Tensor");
+      "int? sparse_tokens=None, Tensor? weight_scale=None, str values=\"native\", "
+      "int group=0) -> Tensor");
   m.def(
       "nm_gather_linear_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
       "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
-      "int shape, int row_warps, int depth_warps, int splits, int chunk_sections) -> Tensor");
+      "int shape, int row_warps, int depth_warps, int splits, int chunk_sections, "
+      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
   m.def(
       "nm_gather_linear_tiles_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
       "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "
       "int shape, int row_warps, int splits, int x_stages, int weight_stages, int band, "
-      "int cluster) -> Tensor");
+      "int cluster, Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
   m.def(
       "nm_gather_linear_packed_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
       "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, "

@@ -17,6 +17,7 @@ namespace {
 
 using nm_gather::Layout;
 using nm_gather::Plan;
+using nm_gather::Stored;
 using nm_gather::TilesPlan;
 using torch::stable::accelerator::DeviceGuard;
 
@@ -24,48 +25,48 @@ using torch::stable::accelerator::DeviceGuard;
 constexpr int64_t kMaxSparseTokens = 128;
 // Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
 constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.4;  // share of columns that are kept
+constexpr double kDense = 0.4;  // share of a dense weight's bytes that values take
 // For more than these, x is packed where the packed kernel takes the weight.
 constexpr int64_t kTilesTokens = 256;
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
 // share an index.
-Tensor unpack_rows(const Tensor& values, const Tensor& index, const Layout& layout, int64_t first,
-                   int64_t rows, int64_t in, ScalarType dtype) {
-  Tensor weight = allocate_like(values, {rows, in}, dtype);
-  const int64_t unit = first / layout.unit_rows, pairs = layout.pairs(in);
-  const uint16_t* const own_values = bits(values) + unit * pairs * values.size(2);
-  const uint8_t* const own_index =
-      index.const_data_ptr<uint8_t>() + unit / layout.group_units * pairs * nm_gather::kPair;
-  STD_CUDA_CHECK(cuda::nm_gather_unpack(layout, own_values, own_index, rows, in,
-                                        mutable_bits(weight), current_stream(values)));
+Tensor unpack_rows(const GatherTensors& packed, const Layout& layout, int64_t first, int64_t rows,
+                   int64_t in, ScalarType dtype) {
+  Tensor weight = allocate_like(packed.values, {rows, in}, dtype);
+  const int64_t group = first / layout.unit_rows / layout.group_units;
+  STD_CUDA_CHECK(cuda::nm_gather_unpack(layout, stored(packed, layout, layout.pairs(in), group),
+                                        rows, in, dtype == ScalarType::BFloat16,
+                                        mutable_bits(weight), current_stream(packed.values)));
   return weight;
 }
 
 Tensor nm_gather_unpack(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
-                        int64_t n, int64_t m, int64_t vector_length, ScalarType dtype) {
+                        int64_t n, int64_t m, int64_t vector_length, ScalarType dtype,
+                        const std::optional<Tensor>& row_scales, const std::string& value_type,
+                        int64_t group) {
   check_weight_dtype(dtype);
-  const Layout layout = check_gather_pattern(n, m, vector_length);
-  check_readable(values, index, out, in, layout);
+  const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
+  const GatherTensors weight{values, index, row_scales};
+  check_readable(weight, out, in, layout);
   const DeviceGuard guard(values.get_device_index());
-  return unpack_rows(values, index, layout, 0, out, in, dtype);
+  return unpack_rows(weight, layout, 0, out, in, dtype);
 }
 
 // A launch for each slab of tokens, by `given` or by the slab's own plan.
-void sparse_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
-                    const Layout& layout, const Gpu& gpu, std::optional<Plan> given, Tensor& y) {
+void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
+                    const Gpu& gpu, std::optional<Plan> given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
   const cudaStream_t stream = current_stream(x);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(gpu);
+  const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(layout, gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const Plan plan = given ? *given : nm_gather::plan_linear(layout, rows, cols, tokens, gpu);
     Tensor partials = allocate_like(x, {plan.partial_floats(layout, rows)}, ScalarType::Float);
     cuda::NmGatherProduct product{};
-    product.values = values.const_data_ptr();
-    product.index = index.const_data_ptr();
+    product.weight = weight;
     product.x = bits(x) + begin * x.size(1);
     product.x_stride = static_cast<int>(x.size(1));
     product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
@@ -83,9 +84,8 @@ void sparse_product(const LinearInputs& inputs, const Tensor& values, const Tens
 
 // A transposed copy of x and a launch that reads it, for as many tokens at a time as the workspace
 // has room for; by `given` or by the tokens' own plan.
-void tiles_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
-                   const Layout& layout, const Gpu& gpu, std::optional<TilesPlan> given,
-                   Tensor& y) {
+void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
+                   const Gpu& gpu, std::optional<TilesPlan> given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const bool bfloat16 = inputs.x.scalar_type() == ScalarType::BFloat16;
   for_each_x_tiles(inputs, layout, [&](const Tensor& x_tiles, int64_t begin, int64_t tokens) {
@@ -93,7 +93,7 @@ void tiles_product(const LinearInputs& inputs, const Tensor& values, const Tenso
     const TilesPlan plan = given ? *given : nm_gather::plan_tiles(layout, rows, cols, tokens, gpu);
     Tensor partials =
         allocate_like(x_tiles, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
-    cuda::NmGatherTiles product = product_of(inputs, values, index, x_tiles, begin, tokens, y);
+    cuda::NmGatherTiles product = product_of(inputs, weight, x_tiles, begin, tokens, y);
     product.partials = partials.mutable_data_ptr<float>();
     if (plan.arrivals(rows, tokens) > 0) {
       STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &product.arrivals));
@@ -104,34 +104,39 @@ void tiles_product(const LinearInputs& inputs, const Tensor& values, const Tenso
 
 Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t rows,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
-                        const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens) {
+                        const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
+                        const std::optional<Tensor>& row_scales, const std::string& value_type,
+                        int64_t group) {
   FS_CHECK(sparse_tokens.value_or(0) >= 0,
            "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
            sparse_tokens.value_or(0));
   check_weight_dtype(weight_dtype);
-  const Layout layout = check_gather_pattern(n, m, vector_length);
+  const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
   const LinearInputs inputs(x, rows, bias, values, "gather_values");
   const int64_t cols = inputs.in_features;
-  check_readable(values, index, rows, cols, layout);
+  const GatherTensors weight{values, index, row_scales};
+  check_readable(weight, rows, cols, layout);
+  const Stored own = stored(weight, layout, layout.pairs(cols));
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   if (x.scalar_type() == weight_dtype &&
       inputs.tokens <= sparse_tokens.value_or(kMaxSparseTokens)) {
     const Gpu gpu = gpu_of(values);
-    const bool dense = layout.panel_steps * nm_gather::kStep > kDense * layout.panel_columns;
+    const double kept = layout.panel_steps * nm_gather::kStep * bits_of(layout.value_type) / 16.0;
+    const bool dense = kept > kDense * layout.panel_columns;
     const bool few = inputs.tokens <= std::min<int64_t>(dense ? kFewTokensDense : kFewTokens,
-                                                        nm_gather::max_tokens(gpu));
+                                                        nm_gather::max_tokens(layout, gpu));
     if (few || !nm_gather::tiles_fit(layout, gpu)) {
-      sparse_product(inputs, values, index, layout, gpu, std::nullopt, y);
+      sparse_product(inputs, own, layout, gpu, std::nullopt, y);
     } else if (inputs.tokens > kTilesTokens && !nm_gather::packed_complaint(layout, cols, gpu)) {
-      packed_product(inputs, values, index, layout, gpu, std::nullopt, y);
+      packed_product(inputs, own, layout, gpu, std::nullopt, y);
     } else {
-      tiles_product(inputs, values, index, layout, gpu, std::nullopt, y);
+      tiles_product(inputs, own, layout, gpu, std::nullopt, y);
     }
   } else {
     unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
-      return unpack_rows(values, index, layout, first, count, cols, weight_dtype);
+      return unpack_rows(weight, layout, first, count, cols, weight_dtype);
     });
   }
   return y;
@@ -142,12 +147,15 @@ Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Ten
                                 int64_t rows, int64_t n, int64_t m, int64_t vector_length,
                                 ScalarType weight_dtype, const std::optional<Tensor>& bias,
                                 int64_t shape, int64_t row_warps, int64_t depth_warps,
-                                int64_t splits, int64_t chunk_sections) {
+                                int64_t splits, int64_t chunk_sections,
+                                const std::optional<Tensor>& row_scales,
+                                const std::string& value_type, int64_t group) {
   check_weight_dtype(weight_dtype);
-  const Layout layout = check_gather_pattern(n, m, vector_length);
+  const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
   const LinearInputs inputs(x, rows, bias, values, "gather_values");
   const int64_t cols = inputs.in_features;
-  check_readable(values, index, rows, cols, layout);
+  const GatherTensors weight{values, index, row_scales};
+  check_readable(weight, rows, cols, layout);
   FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
   const Gpu gpu = gpu_of(values);
   const Plan plan{static_cast<int>(shape), static_cast<int>(row_warps),
@@ -158,7 +166,7 @@ Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Ten
            "no plan for this product: ", complaint ? complaint : "there are no tokens");
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
-  sparse_product(inputs, values, index, layout, gpu, plan, y);
+  sparse_product(inputs, stored(weight, layout, layout.pairs(cols)), layout, gpu, plan, y);
   return y;
 }
 
@@ -168,12 +176,14 @@ Tensor nm_gather_linear_tiles_planned(const Tensor& x, const Tensor& values, con
                                       ScalarType weight_dtype, const std::optional<Tensor>& bias,
                                       int64_t shape, int64_t row_warps, int64_t splits,
                                       int64_t x_stages, int64_t weight_stages, int64_t band,
-                                      int64_t cluster) {
+                                      int64_t cluster, const std::optional<Tensor>& row_scales,
+                                      const std::string& value_type, int64_t group) {
   check_weight_dtype(weight_dtype);
-  const Layout layout = check_gather_pattern(n, m, vector_length);
+  const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
   const LinearInputs inputs(x, rows, bias, values, "gather_values");
   const int64_t cols = inputs.in_features;
-  check_readable(values, index, rows, cols, layout);
+  const GatherTensors weight{values, index, row_scales};
+  check_readable(weight, rows, cols, layout);
   FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
   const Gpu gpu = gpu_of(values);
   const TilesPlan plan{static_cast<int>(shape),         static_cast<int>(row_warps),
@@ -185,7 +195,7 @@ Tensor nm_gather_linear_tiles_planned(const Tensor& x, const Tensor& values, con
            "no plan for this product: ", complaint ? complaint : "there are no tokens");
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
-  tiles_product(inputs, values, index, layout, gpu, plan, y);
+  tiles_product(inputs, stored(weight, layout, layout.pairs(cols)), layout, gpu, plan, y);
   return y;
 }
 

@@ -11,13 +11,26 @@
 
 namespace flashsparse {
 
-inline void check_readable(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
+// What the kernels read of a weight, from its group of rows `group` on.
+inline nm_gather::Stored stored(const GatherTensors& weight, const nm_gather::Layout& layout,
+                                int64_t pairs, int64_t group = 0) {
+  const int64_t unit = group * layout.group_units;
+  const auto bytes = [](const Tensor& tensor) {
+    return static_cast<const uint8_t*>(tensor.const_data_ptr());
+  };
+  return {bytes(weight.values) + unit * pairs * layout.pair_bytes(),
+          bytes(weight.index) + group * pairs * nm_gather::kPair,
+          weight.row_scales ? weight.row_scales->const_data_ptr<float>() + unit * layout.unit_rows
+                            : nullptr};
+}
+
+inline void check_readable(const GatherTensors& weight, int64_t out, int64_t in,
                            const nm_gather::Layout& layout) {
-  check_on_cuda(values, "gather_values");
-  check_nm_gather(values, index, out, in, layout);
+  check_on_cuda(weight.values, "gather_values");
+  check_nm_gather(weight, out, in, layout);
   FS_CHECK(
-      reinterpret_cast<uintptr_t>(values.const_data_ptr()) % 16 == 0 &&
-          reinterpret_cast<uintptr_t>(index.const_data_ptr()) % 16 == 0,
+      reinterpret_cast<uintptr_t>(weight.values.const_data_ptr()) % 16 == 0 &&
+          reinterpret_cast<uintptr_t>(weight.index.const_data_ptr()) % 16 == 0,
       "gather_values must start on 16 bytes and gather_index on 16: pass tensors of their own ",
       "and not slices, e.g. gather_values.clone()");
 }
@@ -45,12 +58,11 @@ void for_each_x_tiles(const LinearInputs& inputs, const nm_gather::Layout& layou
 }
 
 // What a kernel for many tokens is given of a slab.
-inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const Tensor& values,
-                                      const Tensor& index, const Tensor& x_tiles, int64_t begin,
-                                      int64_t tokens, Tensor& y) {
+inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const nm_gather::Stored& weight,
+                                      const Tensor& x_tiles, int64_t begin, int64_t tokens,
+                                      Tensor& y) {
   cuda::NmGatherTiles product{};
-  product.values = values.const_data_ptr();
-  product.index = index.const_data_ptr();
+  product.weight = weight;
   product.x_tiles = bits(x_tiles);
   product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
   product.y = mutable_bits(y) + begin * inputs.out_features;
@@ -62,7 +74,7 @@ inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const Tensor& 
 
 // By wgmma and packed x (nm_gather_packed_cuda.cpp): where nm_gather::packed_complaint has no word
 // against, by `given` or by the tokens' own plan.
-void packed_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
+void packed_product(const LinearInputs& inputs, const nm_gather::Stored& weight,
                     const nm_gather::Layout& layout, const Gpu& gpu,
                     std::optional<nm_gather::PackedPlan> given, Tensor& y);
 

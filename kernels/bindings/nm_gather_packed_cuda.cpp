@@ -11,7 +11,7 @@ using nm_gather::Layout;
 using nm_gather::PackedPlan;
 using torch::stable::accelerator::DeviceGuard;
 
-void packed_product(const LinearInputs& inputs, const Tensor& values, const Tensor& index,
+void packed_product(const LinearInputs& inputs, const nm_gather::Stored& weight,
                     const Layout& layout, const Gpu& gpu, std::optional<PackedPlan> given,
                     Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
@@ -22,8 +22,8 @@ void packed_product(const LinearInputs& inputs, const Tensor& values, const Tens
     const char* const wrong = plan.complaint(layout, rows, cols, tokens, gpu);
     FS_CHECK(wrong == nullptr, "no plan for this product: ", wrong);
     STD_CUDA_CHECK(
-        cuda::nm_gather_packed(layout, product_of(inputs, values, index, x_tiles, begin, tokens, y),
-                               plan, gpu.multiprocessors, bfloat16, current_stream(x_tiles)));
+        cuda::nm_gather_packed(layout, product_of(inputs, weight, x_tiles, begin, tokens, y), plan,
+                               gpu.multiprocessors, bfloat16, current_stream(x_tiles)));
   });
 }
 
@@ -37,7 +37,8 @@ Tensor nm_gather_linear_packed_planned(const Tensor& x, const Tensor& values, co
   const Layout layout = check_gather_pattern(n, m, vector_length);
   const LinearInputs inputs(x, rows, bias, values, "gather_values");
   const int64_t cols = inputs.in_features;
-  check_readable(values, index, rows, cols, layout);
+  const GatherTensors weight{values, index, std::nullopt};
+  check_readable(weight, rows, cols, layout);
   FS_CHECK(x.scalar_type() == weight_dtype,
            "the packed kernel needs x in the dtype of the weight: use nm_gather_linear");
   const Gpu gpu = gpu_of(values);
@@ -46,7 +47,7 @@ Tensor nm_gather_linear_packed_planned(const Tensor& x, const Tensor& values, co
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
   const PackedPlan plan{static_cast<int>(shape), static_cast<int>(band)};
-  packed_product(inputs, values, index, layout, gpu, plan, y);
+  packed_product(inputs, stored(weight, layout, layout.pairs(cols)), layout, gpu, plan, y);
   return y;
 }
 

@@ -14,11 +14,22 @@
 //             '------------- panel: panel_steps --------+------- panel -------'
 //             '----- section: section_pairs (pairs of steps of one panel, or of two) -----'
 //
-//   values  [units][pairs][unit_rows * 32] 16-bit: A fragments of mma m16n8k16, of which a lane
-//           takes 16 bytes each. Where row r of the unit and entry e of the pair lie:
+//   values  [units][pairs][unit_rows * 32]: A fragments of mma m16n8k16, 8 values of a lane each.
+//           Where row r of the unit and entry e of the pair lie:
 //             step = e / 16, half = e / 8 % 2, lane = r % 8 * 4 + e % 8 / 2
 //             unit_rows >= 16: [step][tile = r / 16][lane][half][r / 8 % 2][e % 2]
 //             unit_rows == 8:  [lane][step][half][e % 2]
+//           A lane loads 16 bytes at a time. Narrower values, for which unit_rows >= 16: these hold
+//           two fragments of 8 bits or four of 4, [fragment = step, tile], of a lane:
+//             [fragment / s][lane][fragment % s][order], s = 16 / bits
+//           and the 8 values lie as they come out of common/widen.cuh, low nibble first:
+//             fp8_e4m3  [half][r / 8 % 2][e % 2]
+//             int8      [half][e % 2][r / 8 % 2]
+//             int4      [e % 2][half][r / 8 % 2]
+//           Codes of 8 bits have float32 scales of rows beside them. A unit and pair of int4, which
+//           has 32 rows and scales by groups of columns, ends with those of each row and step:
+//             [r % 8][step][r / 8] 16-bit: the 16 bytes that a lane needs
+//           For that a panel is a group.
 //   index   [groups][pairs][32] bytes: entry e of a pair is in column c, and its byte is
 //           x_row(c) - (the panel's first column rounded down to a multiple of 32)
 //
@@ -51,12 +62,26 @@ FS_HOST_DEVICE constexpr int block_begin(int column) { return column & ~(kBlock 
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// How values are stored. Codes of fewer bits have scales: a weight is code x scale.
+enum class ValueType { kNative, kFp8, kInt8, kInt4 };
+
+FS_HOST_DEVICE constexpr int bits_of(ValueType type) {
+  return type == ValueType::kNative ? 16 : type == ValueType::kInt4 ? 4 : 8;
+}
+
+// Whether codes have a scale a row, which meets the sums, and not scales by groups of columns.
+FS_HOST_DEVICE constexpr bool scaled_by_row(ValueType type) {
+  return type == ValueType::kFp8 || type == ValueType::kInt8;
+}
+inline constexpr int kGroupScaleBytes = 32 * 2 * 2;  // of a unit and pair of int4
+
 // How a pattern is laid out; panel_columns is 0 where it cannot be.
 struct Layout {
   int unit_rows;    // 8, 16 or 32
   int group_units;  // units that share an index
   int panel_columns, panel_steps;
   int section_panels;  // 1 or 2
+  ValueType value_type;
 
   constexpr int section_columns() const { return section_panels * panel_columns; }
   constexpr int section_pairs() const { return section_panels * panel_steps / 2; }
@@ -64,20 +89,36 @@ struct Layout {
   constexpr int64_t pairs(int64_t cols) const { return sections(cols) * section_pairs(); }
   constexpr int64_t units(int64_t rows) const { return ceil_div(rows, unit_rows); }
   constexpr int64_t groups(int64_t rows) const { return ceil_div(units(rows), group_units); }
+  // Bytes of the values of a unit and pair, with scales of groups.
+  constexpr int pair_bytes() const {
+    return unit_rows * kPair * bits_of(value_type) / 8 +
+           (value_type == ValueType::kInt4 ? kGroupScaleBytes : 0);
+  }
 };
 
 // The fewest windows that are whole steps must be within reach of a byte, from the multiple of 32
-// before their first column on; a panel is as many of them as are.
-constexpr Layout layout_of(int n, int m, int vector_length) {
+// before their first column on; a panel is as many of them as are, within a group of columns that
+// share a scale. A lane's share of a pair must be 16 bytes.
+constexpr Layout layout_of(int n, int m, int vector_length,
+                           ValueType value_type = ValueType::kNative, int group = 0) {
   int windows = 1;
   while (windows * n % kStep != 0) windows *= 2;
   const int least = windows * m;
-  int columns = kReach / least * least;
+  int columns = (group ? group : kReach) / least * least;
   if (columns % kBlock != 0) columns = (kReach - kBlock + 1) / least * least;
   const int steps = columns / m * n / kStep;
   const int unit_rows = vector_length < 32 ? vector_length : 32;
-  return {unit_rows, vector_length / unit_rows, vector_length < 8 ? 0 : columns, steps,
-          steps % 2 + 1};
+  const bool fits = unit_rows * bits_of(value_type) >= 8 * 16 && group % m == 0 &&
+                    (value_type == ValueType::kInt4) == (group > 0);
+  return {unit_rows, vector_length / unit_rows, fits ? columns : 0, steps, steps % 2 + 1,
+          value_type};
 }
+
+// The tensors of a weight, or of some of its units and their groups, each on 16 bytes.
+struct Stored {
+  const void* values;
+  const void* index;
+  const float* row_scales;  // [rows], of codes; else null
+};
 
 }  // namespace flashsparse::nm_gather

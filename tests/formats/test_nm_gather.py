@@ -19,8 +19,9 @@ PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 7), (3, 12), (2, 32), (16, 200), (1, 1)
 SHAPES = [(1, 1), (33, 70), (130, 300), (40, 520)]
 
 
-def scheme_of(n, m, vector_length, dtype=torch.bfloat16):
-    return NMGather().scheme(dtype, {"n": n, "m": m, "vector_length": vector_length})
+def scheme_of(n, m, vector_length, dtype=torch.bfloat16, values="native", group=None):
+    options = {"n": n, "m": m, "vector_length": vector_length, "values": values, "group": group}
+    return NMGather().scheme(dtype, options)
 
 
 def weight_of(scheme, shape, seed=0):
@@ -36,6 +37,18 @@ CASES = [
         itertools.cycle((torch.bfloat16, torch.float16)),
         strict=False,
     )
+]
+CASES += [
+    (scheme_of(*pattern, dtype, values), shape)
+    for pattern, shape in (((3, 12, 16), (33, 400)), ((8, 32, 32), (70, 70)), ((2, 4, 128), (1, 1)))
+    for dtype, values in ((torch.bfloat16, "fp8_e4m3"), (torch.float16, "int8"))
+]
+
+
+CASES += [
+    (scheme_of(8, 32, 32, values="int4", group=128), (33, 300)),
+    (scheme_of(5, 8, 64, torch.float16, "int4", 128), (70, 520)),  # a pair lies in two groups
+    (scheme_of(2, 4, 32, values="int4", group=32), (1, 1)),
 ]
 
 
@@ -74,7 +87,15 @@ def test_what_fits():
     def of(n, m, length):
         return NMGather().fits(PatternOptions(n=n, m=m, vector_length=length))
 
+    def codes(length, values="int8", group=None):
+        options = PatternOptions(n=8, m=32, vector_length=length, values=values, group=group)
+        return NMGather().fits(options)
+
     assert all(of(n, m, 8) for n, m in PATTERNS)
+    assert codes(16) and codes(128, "fp8_e4m3")
+    assert codes(32, "int4", 128) and codes(64, "int4", 64)
+    assert not codes(8) and not codes(32, group=128) and not codes(16, "int4", 128)
+    assert not codes(32, "int4", 32)  # which keeps 8 columns
     assert not of(2, 4, 4) and not of(1, 32, 32) and not of(8, 256, 32) and not of(16, 250, 32)
     weight = torch.zeros(64, 64, dtype=torch.bfloat16)
     for options in ((2, 4, 4), (1, 32, 32)):
@@ -94,8 +115,9 @@ def test_few_banks_meet():
 
 
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_linear_and_its_gradient_are_the_product(x_dtype):
-    scheme = scheme_of(2, 4, 16)
+@pytest.mark.parametrize("values", ["native", "fp8_e4m3", "int4"])
+def test_linear_and_its_gradient_are_the_product(x_dtype, values):
+    scheme = scheme_of(2, 4, 32, values=values, group=32 if values == "int4" else None)
     weight = weight_of(scheme, (50, 70)).float()
     packed = scheme.format.pack(weight.bfloat16(), scheme)
     x = torch.randn(2, 3, 70).to(x_dtype).requires_grad_()
@@ -123,3 +145,10 @@ def test_hostile_tensors_are_refused():
     refuse("gather_index", lambda index: index[1, 2].copy_(index[1, 3]), rule)
     refuse("gather_index", lambda index: index[2, -1, -1].copy_(index[2, -1, -2]), rule)
     refuse("gather_values", lambda v: v[:, -1].fill_(1), "values for columns beyond the weight")
+    scheme = scheme_of(3, 12, 16, values="fp8_e4m3")
+    packed = scheme.format.pack(weight_of(scheme, (40, 500)), scheme)
+    refuse("gather_values", lambda v: v[0, 0, 3].fill_(0x7F), "code that is NaN")
+    refuse("weight_scale", lambda scales: scales[5].fill_(float("nan")), "must be finite")
+    scheme = scheme_of(8, 32, 32, values="int4", group=128)
+    packed = scheme.format.pack(weight_of(scheme, (40, 500)), scheme)
+    refuse("gather_values", lambda v: v[0, 0, -128:].fill_(0xFF), "must be finite")

@@ -12,18 +12,27 @@ import numpy as np
 import pytest
 import torch
 from emulated_gather import (
+    GROUPED,
     HOPPER,
     PLAN,
     SHAPES,
     SMALL,
+    VALUES,
     Case,
     answers,
     random_case,
     require_exact,
     run,
     split,
+    with_shapes,
 )
-from emulation import SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import (
+    SANITIZED,
+    SEEDS,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
 from kernel_weights import every_bit_pattern
 
 PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 8), (3, 12), (2, 32), (16, 200), (1, 1)]
@@ -40,7 +49,11 @@ def planned_cases() -> list[Case]:
         gpu, count = next(gpus), next(tokens)
         count = min(count, 16) if gpu == SMALL else count
         n, m = next(patterns)
-        cases.append(random_case(rows, cols, count, n, m, next(lengths), number, gpu=gpu))
+        length = next(lengths)
+        values, group = VALUES[number // 2 % 3] if length >= 16 and count <= 32 else "native", None
+        if number % 9 == 3 and length >= 32 and count <= 32:
+            values, (n, m, group) = "int4", GROUPED[number % 4]
+        cases.append(random_case(rows, cols, count, n, m, length, number, values, group, gpu=gpu))
     return cases
 
 
@@ -48,8 +61,11 @@ def compiled_cases(numbers: tuple[int, ...] = (0, 1)) -> list[Case]:
     """Every compiled shape: rows and depth cut in turns, one chunk of x and several."""
     plans = [(1, 3, 1, 1), (2, 2, 3, 1), (3, 1, 2, 2), (2, 1, 1, 8), (1, 8, 1, 2), (4, 2, 1, 1)]
     cases = []
-    for shape, (tokens, unit_rows, *_) in enumerate(SHAPES):
-        for number in numbers:
+    native, eight, four = SHAPES
+    for shape, (tokens, unit_rows, *_) in enumerate(native + eight):
+        codes = shape >= len(native)
+        for number in numbers[:1] if codes else numbers:
+            values = VALUES[1 + shape // 2 % 2] if codes else "native"
             plan = plans[(shape + 5 * number) % len(plans)]
             n, m = PATTERNS[(shape + number) % len(PATTERNS)]
             length = unit_rows * (1, 4)[number % 2] if unit_rows == 32 else unit_rows
@@ -57,7 +73,12 @@ def compiled_cases(numbers: tuple[int, ...] = (0, 1)) -> list[Case]:
                 plan = (*plan[:3], 1)
             used = (tokens, tokens - 3)[number % 2]
             rows = 2 * unit_rows * plan[0] + 5
-            cases.append(random_case(rows, 2000, used, n, m, length, shape, plan=(shape, *plan)))
+            plan = (shape, *plan)
+            cases.append(random_case(rows, 2000, used, n, m, length, shape, values, plan=plan))
+    for number, ((tokens, *_), (n, m, group)) in enumerate(zip(2 * four, cycle(GROUPED))):
+        plan = (len(native + eight) + number % len(four), *plans[number])
+        sizes = (32 * plan[1] + 5, 1300, tokens - number % 3)
+        cases.append(random_case(*sizes, n, m, 32 << number % 2, number, "int4", group, plan=plan))
     return cases
 
 
@@ -102,7 +123,7 @@ def test_what_is_not_finite_stays_with_its_token_and_meets_kept_columns_only(dri
         token, column = number % len(case.x), 7 * number % case.x.shape[1]
         others = torch.arange(len(y)) != token
         assert torch.equal(y[others], before[others]), case
-        kept = case.weight[:, column] != 0
+        kept = case.exact[:, column] != 0
         assert not y[token, kept].isfinite().any(), case
         if value == float("inf"):  # no padding met it, which would have made a NaN
             assert not y[token, kept].isnan().any(), case
@@ -111,16 +132,16 @@ def test_what_is_not_finite_stays_with_its_token_and_meets_kept_columns_only(dri
 def test_weights_of_every_bit_pattern(driver):
     """NaN and infinities in a row of the weight stay in that feature; the rest is a product."""
     cases = []
-    for shape, (tokens, rows, *_) in enumerate(SHAPES):
+    for shape, (tokens, rows, *_) in enumerate(SHAPES[0]):
         case = random_case(2 * rows, 300, tokens, 1, 1, rows, shape, plan=(shape, 1, 3, 1, 1))
         weight = case.weight.clone()
         weight[5::9] = every_bit_pattern(tuple(weight[5::9].shape), weight.dtype, shape)
-        cases.append(replace(case, weight=weight, packed=()))
+        cases.append(replace(case, weight=weight, packed=(), exact=None))
     found = answers(driver("nm_gather/linear_driver", "plain"), cases)
     for case, y in zip(cases, found, strict=True):
         rows = torch.arange(len(case.weight)) % 9 != 5
         bias = None if case.bias is None else case.bias[rows]
-        require_exact(replace(case, weight=case.weight[rows], bias=bias), y[:, rows])
+        require_exact(replace(case, exact=case.exact[rows], bias=bias), y[:, rows])
         poisoned = ~case.weight.isfinite().all(1)
         assert not y[:, poisoned].isfinite().any()
 
@@ -131,14 +152,14 @@ ORDER = (
     r"\b(?:\w+\.)?(?:__syncthreads|sync_threads_of|copy_async_commit|"
     r"copy_async_wait<[^>]*>)\([^;{}]*\);"
 )
-SMALL_SHAPES = "X(8, 16, 3, 4) X(16, 32, 2, 4)"
+SMALL_SHAPES = ("X(8, 16, 3, 4) X(16, 32, 2, 4)", "X(8, 32, 2, 4)", "X(8, 32, 2, 4)")
 
 
 @pytest.mark.slow
 def test_every_barrier_is_needed():
     headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
     assert len(places) >= 6
-    headers |= {PLAN: with_shapes(SMALL_SHAPES)}
+    headers |= with_shapes(PLAN, *SMALL_SHAPES)
     binary = compile_driver("nm_gather/linear_driver", "thread", headers)
     cases = [
         random_case(70, 2000, 8, 4, 8, length, seed, plan=(shape, 2, 2, 2, 1), seed=seed)
@@ -159,21 +180,6 @@ def test_every_barrier_is_needed():
     assert survivors == []
 
 
-def with_shapes(shapes: str) -> str:
-    """The plan's header with other shapes: a driver that is soon compiled."""
-    import re
-
-    from emulation import KERNELS
-
-    text, replaced = re.subn(
-        r"(#define FS_NM_GATHER_SHAPES\(X\))(?: *\\\n +X\(.*?\))+",
-        lambda found: f"{found[1]} {shapes}",
-        (KERNELS / PLAN).read_text(),
-    )
-    assert replaced == 1
-    return text
-
-
 # ---- unpacking ----------------------------------------------------------------------------------
 
 
@@ -181,13 +187,24 @@ def with_shapes(shapes: str) -> str:
 def test_unpack_gives_the_weight_back(driver, build):
     sizes = [(1, 1), (33, 70), (130, 300), (24, 1032), (64, 512)]
     cases = [
-        random_case(*size, 1, *PATTERNS[(i + j) % len(PATTERNS)], (8, 16, 32, 128)[i], i + j)
+        random_case(
+            *(*size, 1, *PATTERNS[(i + j) % len(PATTERNS)], (8, 16, 32, 128)[i], i + j),
+            values="native" if i == 0 else VALUES[(i + j) % 3],
+        )
         for i in range(4)
         for j, size in enumerate(sizes)
     ]
+    cases += [
+        random_case(*size, 1, n, m, 32 << i, i, "int4", group)
+        for i, (size, (n, m, group)) in enumerate(zip(sizes[1:], GROUPED, strict=False))
+        if i < 3
+    ]
     fed = b""
     for number, case in enumerate(cases):
-        header = [*case.weight.shape, *case.options.values(), SEEDS[number % 3], 1 + number % 2]
+        pattern = [case.options[name] for name in ("n", "m", "vector_length")]
+        bfloat16 = case.weight.dtype == torch.bfloat16
+        header = [*case.weight.shape, *pattern, case.value_type, bfloat16]
+        header += [SEEDS[number % 3], 1 + number % 2]
         fed += np.array(header, dtype=np.int64).tobytes()
         fed += b"".join(t.view(torch.uint8).numpy().tobytes() for t in case.packed)
     binary = driver("nm_gather/unpack_driver", build)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from dataclasses import replace
 from itertools import cycle
@@ -11,7 +10,20 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from emulated_gather import HOPPER, SMALL, Case, answers, random_case, require_exact, run, split
+from emulated_gather import (
+    GROUPED,
+    HOPPER,
+    SMALL,
+    VALUES,
+    Case,
+    answers,
+    random_case,
+    require_exact,
+    run,
+    shapes_of,
+    split,
+    with_shapes,
+)
 from emulation import (
     KERNELS,
     SANITIZED,
@@ -26,12 +38,8 @@ from torch import Tensor
 from flashsparse_plugin.formats.nm_gather.layout import column_of
 
 PLAN = "cuda/nm_gather/tiles_plan.h"
-SHAPES = [  # rows and tokens of a warp, warps along the tokens, sets of warps along the rows
-    tuple(map(int, found))
-    for found in re.findall(
-        r"^  X\((\d+), (\d+), (\d+), (\d+)\)", (KERNELS / PLAN).read_text(), re.M
-    )
-]
+# Rows and tokens of a warp, warps along the tokens, sets of warps along the rows.
+SHAPES = shapes_of(PLAN)
 PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 8), (3, 12), (2, 32), (16, 200), (1, 1)]
 DRIVER = "nm_gather/tiles_driver"
 A100 = (3, 163 << 10)
@@ -87,7 +95,7 @@ def planned_cases() -> list[Case]:
     patterns, gpus = cycle(PATTERNS), cycle((HOPPER, (2, HOPPER[1]), SMALL, A100))
     return [
         random_case(
-            *(rows, cols, next(tokens), *next(patterns), next(lengths), number),
+            *(rows, cols, next(tokens), *next(patterns), next(lengths), number, VALUES[number % 3]),
             gpu=next(gpus), plan=(-1, 0, 0, 0, 0, 0, 0),
         )
         for number, (rows, cols) in enumerate(2 * sizes)
@@ -104,17 +112,23 @@ def compiled_cases(turns: int = 2) -> list[Case]:
         (2, 1, 1, 3, 1, 1),
     ]
     cases = []
-    for shape, (warp_rows, warp_tokens, token_warps, _) in enumerate(SHAPES):
-        for turn in range(turns):
-            number = shape + turn
+    native, eight, four = SHAPES
+    for shape, (warp_rows, warp_tokens, token_warps, _) in enumerate(native + eight + four):
+        codes = shape >= len(native)
+        for turn in range(1 if codes else turns):
+            number, group = shape % len(native) + turn, None
+            values = VALUES[1 + shape // 2 % 2] if codes else "native"
             row_warps, *cut = cuts[number % len(cuts)]
             n, m = PATTERNS[number % (len(PATTERNS) - 2)]
+            if shape >= len(native + eight):
+                values, (n, m, group) = "int4", GROUPED[shape % 4]
             length = warp_rows * (2 if warp_rows >= 32 and turn else 1)
             rows, tokens = warp_rows * row_warps + 5, warp_tokens * token_warps
             more = number % 3 == 0 and tokens >= 64
             cols, used = 1040, tokens + 3 if more else tokens - 3
             plan = (shape, row_warps, *cut)
-            cases.append(random_case(rows, cols, used, n, m, length, number, plan=plan))
+            case = (rows, cols, used, n, m, length, number, values, group)
+            cases.append(random_case(*case, plan=plan))
     return cases
 
 
@@ -156,7 +170,7 @@ def test_what_is_not_finite_stays_with_its_token_and_meets_kept_columns_only(dri
         token, column = number % len(case.x), 7 * number % case.x.shape[1]
         others = torch.arange(len(y)) != token
         assert torch.equal(y[others], before[others]), case
-        kept = case.weight[:, column] != 0
+        kept = case.exact[:, column] != 0
         assert not y[token, kept].isfinite().any(), case
         if value == float("inf"):  # no padding met it, which would have made a NaN
             assert not y[token, kept].isnan().any(), case
@@ -165,18 +179,18 @@ def test_what_is_not_finite_stays_with_its_token_and_meets_kept_columns_only(dri
 def test_weights_of_every_bit_pattern(driver):
     """NaN and infinities in a row of the weight stay in that feature; the rest is a product."""
     cases = []
-    for shape, (warp_rows, warp_tokens, *_) in enumerate(SHAPES):
+    for shape, (warp_rows, warp_tokens, *_) in enumerate(SHAPES[0]):
         plan = (shape, 1, 1, 1, 2, 1, 1)
         case = random_case(
             warp_rows, 200, warp_tokens - 8, 1, 1, min(warp_rows, 64), shape, plan=plan
         )
         weight = case.weight.clone()
         weight[5::9] = every_bit_pattern(tuple(weight[5::9].shape), weight.dtype, shape)
-        cases.append(replace(case, weight=weight, packed=()))
+        cases.append(replace(case, weight=weight, packed=(), exact=None))
     for case, y in zip(cases, answers(driver(DRIVER, "plain"), cases), strict=True):
         rows = torch.arange(len(case.weight)) % 9 != 5
         bias = None if case.bias is None else case.bias[rows]
-        require_exact(replace(case, weight=case.weight[rows], bias=bias), y[:, rows])
+        require_exact(replace(case, exact=case.exact[rows], bias=bias), y[:, rows])
         assert not y[:, ~case.weight.isfinite().all(1)].isfinite().any()
 
 
@@ -189,15 +203,7 @@ ORDER = (
 PARTS = ("tiles.cuh", "tiles_rings.cuh", "tiles_y.cuh", "add_sums.cuh")
 
 
-def small_shapes() -> dict[str, str]:
-    """The plan's header with another shape: a driver that is soon compiled."""
-    text, replaced = re.subn(
-        r"(#define FS_NM_TILES_SHAPES\(X\))(?: *\\\n +X\(.*?\))+",
-        r"\1 X(16, 64, 2, 1)",
-        (KERNELS / PLAN).read_text(),
-    )
-    assert replaced == 1
-    return {PLAN: text}
+SMALL_SHAPES = ("X(16, 64, 2, 1)", "X(16, 32, 1, 1)", "X(32, 32, 1, 1)")
 
 
 def small_cases(splits: int, cluster: int) -> list[Case]:
@@ -212,7 +218,7 @@ def small_cases(splits: int, cluster: int) -> list[Case]:
 def test_every_barrier_is_needed():
     headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
     assert len(places) >= 15
-    binary = compile_driver(DRIVER, "thread", headers | small_shapes())
+    binary = compile_driver(DRIVER, "thread", headers | with_shapes(PLAN, *SMALL_SHAPES))
     cuts = ((1, 1), (2, 1), (2, 2))
     cases = [case for cut in cuts for case in small_cases(*cut)]
 
@@ -233,6 +239,6 @@ def test_copies_by_lanes_where_there_are_no_bulk_copies():
     copies = (KERNELS / "common" / "bulk_copy.cuh").read_text()
     assert "#if !defined(__CUDACC__) ||" in copies
     headers = {"common/bulk_copy.cuh": copies.replace("!defined(__CUDACC__) ||", "0 &&")}
-    binary = compile_driver(DRIVER, "thread", headers | small_shapes())
+    binary = compile_driver(DRIVER, "thread", headers | with_shapes(PLAN, *SMALL_SHAPES))
     for case, y in zip(small_cases(2, 1), answers(binary, small_cases(2, 1)), strict=True):
         require_exact(case, y)

@@ -18,52 +18,83 @@ from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
 from ..nm_pattern import PatternOptions, options_of
 from ..pattern_form import CudaPatternForm
+from ..value_types import require_scales
 from . import cost, reference
-from .layout import PAIR, Layout, panel_columns
+from .layout import LANE_BITS, PAIR, Layout, panel_columns, value_bits
 from .ops import ops
 
 
 class NMGather(CudaPatternForm):
     name = "nm_gather"
     holds = (
-        "vectors of 8 rows or more, in windows of which the fewest with a multiple of 16 kept "
-        "columns are not wider than 256 columns"
+        "vectors of 8 rows or more, of 16 with values=fp8_e4m3 or int8 and one scale a row, or of "
+        "32 with values=int4 and scales by groups, in windows of which the fewest with a multiple "
+        "of 16 kept columns are not wider than 256 columns or a group"
     )
     sparse = "kernels that gather x by ldmatrix"
-    tensor_names = ("gather_values", "gather_index")
+    tensor_names = ("gather_values", "gather_index", "weight_scale")
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
+        whole_lanes = options.vector_length * value_bits(options) >= LANE_BITS
         return (
-            options.value_type is None and options.vector_length >= 8 and panel_columns(options) > 0
+            whole_lanes
+            and panel_columns(options) > 0
+            and (options.group is not None) == (options.values == "int4")
         )
 
     def examples(self) -> tuple[Scheme, ...]:
-        patterns: tuple[Mapping[str, int], ...] = (
+        patterns: tuple[Mapping[str, int | str], ...] = (
             {"n": 8, "m": 32, "vector_length": 64},
             {"n": 2, "m": 4, "vector_length": 8},
             {"n": 3, "m": 12, "vector_length": 16},  # panels of 192 columns and 3 steps
+            {"n": 8, "m": 32, "vector_length": 32, "values": "fp8_e4m3"},
+            {"n": 2, "m": 4, "vector_length": 16, "values": "int8"},
+            {"n": 8, "m": 32, "vector_length": 32, "values": "int4", "group": 128},
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        layout = self._layout(scheme, shape)
-        values = (layout.units, layout.pairs, layout.unit_rows * PAIR)
-        return {
-            "gather_values": TensorSpec(torch.int16, values),
+        layout, options = self._layout(scheme, shape), options_of(scheme)
+        values = (layout.units, layout.pairs, layout.pair_values)
+        specs = {
+            "gather_values": TensorSpec(torch.uint8 if options.value_type else torch.int16, values),
             "gather_index": TensorSpec(torch.uint8, (layout.groups, layout.pairs, PAIR)),
         }
+        if options.value_type and options.group is None:
+            specs["weight_scale"] = TensorSpec(torch.float32, (shape[0], 1))
+        return specs
 
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        made = self._layout(scheme, shape).arrange(stored["weight_packed"], stored["weight_index"])
-        return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
+        made = self._layout(scheme, shape).arrange(
+            stored["weight_packed"], stored["weight_index"], stored.get("weight_scale")
+        )
+        tensors = dict(zip(self.tensor_names[:2], made, strict=True))
+        if "weight_scale" in self.tensors(scheme, shape):
+            tensors["weight_scale"] = stored["weight_scale"]
+        return PackedWeight(scheme, shape, tensors)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        values, index = (packed.tensors[name] for name in self.tensor_names)
-        pattern = options_of(packed.scheme).numbers
-        return ops.nm_gather_unpack(values, index, *packed.shape, *pattern, packed.dtype)
+        values, index, scales = map(packed.tensors.get, self.tensor_names)
+        options = options_of(packed.scheme)
+        return ops.nm_gather_unpack(
+            *(values, index, *packed.shape, *options.numbers, packed.dtype),
+            *(scales, options.values, options.group or 0),
+        )
+
+    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
+        layout = self._layout(packed.scheme, packed.shape)
+        bits = layout.spread(packed.tensors["gather_values"], packed.tensors["gather_index"])
+        return layout.numbers(bits), self._scales(packed)
+
+    def _scales(self, packed: PackedWeight) -> Tensor:
+        """As nm_vector stores them."""
+        if "weight_scale" in packed.tensors:
+            return packed.tensors["weight_scale"]
+        layout = self._layout(packed.scheme, packed.shape)
+        return layout.scales(packed.tensors["gather_values"], packed.dtype)
 
     def linear(
         self,
@@ -74,34 +105,51 @@ class NMGather(CudaPatternForm):
         bias: Tensor | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
-        values, index = (tensors[name] for name in self.tensor_names)
+        values, index, scales = map(tensors.get, self.tensor_names)
+        options = options_of(scheme)
         sparse_tokens = None if plan is None else plan.most("sparse")
         return ops.nm_gather_linear(
             x,
             values,
             index,
             shape[0],
-            *options_of(scheme).numbers,
+            *options.numbers,
             scheme.dtype,
             bias,
             sparse_tokens,
+            scales,
+            options.values,
+            options.group or 0,
         )
 
     def check(self, packed: PackedWeight) -> None:
-        values, index = (packed.tensors[name].detach() for name in self.tensor_names)
+        values, index = (packed.tensors[name].detach() for name in self.tensor_names[:2])
         complaint = self._layout(packed.scheme, packed.shape).complaint(values, index)
         if complaint:
             raise FormatError(complaint)
+        value_type = options_of(packed.scheme).value_type
+        if value_type:
+            require_scales(self._scales(packed), value_type, packed.dtype)
 
     def nonzeros(self, packed: PackedWeight) -> int:
-        values = packed.tensors["gather_values"]
-        return sum(int((unit & 0x7FFF).count_nonzero()) for unit in values.split(1 << 10))
+        layout, codes = (
+            self._layout(packed.scheme, packed.shape),
+            options_of(packed.scheme).value_type,
+        )
+
+        def numbers(units: Tensor) -> Tensor:
+            rows = layout.from_fragments(units).flatten(1)
+            return layout.numbers(rows) if codes else rows & 0x7FFF
+
+        units = packed.tensors["gather_values"].split(1 << 10)
+        return sum(int(numbers(some).count_nonzero()) for some in units)
 
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        length = options_of(scheme).vector_length
-        return cost.sparse_seconds(shape, length, nbytes, tokens, gpu)
+        options = options_of(scheme)
+        bits = value_bits(options)
+        return cost.sparse_seconds(shape, options.vector_length, bits, nbytes, tokens, gpu)
 
     def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
         return Layout(self.require_fit(scheme, shape), shape)

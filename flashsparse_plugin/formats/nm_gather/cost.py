@@ -17,17 +17,26 @@ X_BYTES, X_ROWS = 11.0, 128 * 132
 # Of the kernel for many tokens, fitted to launches with 32 rows an index on an H200, to 14%: rows
 # and tokens of a tile; of a multiprocessor and clock multiplications, and bytes of shared memory;
 # turns that bank conflicts make of one of a gather; the share of all that it reaches; seconds of
-# what nothing overlaps.
+# what nothing overlaps. Codes widened in a clock are by calculation: 2 instructions each.
 TILE_ROWS, TILE_TOKENS, MMA, SHARED, CONFLICTS = 256, 128, 1000, 128, 1.7
-REACH, ENDS_MANY = 0.8, 7.2e-6
+REACH, ENDS_MANY, WIDENED = 0.8, 7.2e-6, 40
 
 
 def sparse_seconds(
-    shape: tuple[int, int], vector_length: int, nbytes: int, tokens: int, gpu: Gpu
+    shape: tuple[int, int], vector_length: int, bits: int, nbytes: int, tokens: int, gpu: Gpu
 ) -> float:
-    """The sparse kernels, in as many launches as they need; blocks read x from the L2."""
+    """The sparse kernels, in as many launches as they need; blocks read x from the L2.
+
+    Args:
+        shape: (out_features, in_features).
+        vector_length: Rows that share an index.
+        bits: Of a stored value.
+        nbytes: Of the packed weight.
+        tokens: At least 1.
+        gpu: The device.
+    """
     if tokens > FEW_TOKENS and vector_length >= MANY_ROWS:
-        return _many_seconds(shape, vector_length, nbytes, tokens, gpu)
+        return _many_seconds(shape, vector_length, bits, nbytes, tokens, gpu)
     total = 0.0
     for begin in range(0, tokens, LAUNCH_TOKENS):
         taken = min(LAUNCH_TOKENS, tokens - begin)
@@ -39,18 +48,20 @@ def sparse_seconds(
 
 
 def _many_seconds(
-    shape: tuple[int, int], vector_length: int, nbytes: int, tokens: int, gpu: Gpu
+    shape: tuple[int, int], vector_length: int, bits: int, nbytes: int, tokens: int, gpu: Gpu
 ) -> float:
     """Transposing x, and the longest of arithmetic, shared memory and the weight's streams."""
     out_features, in_features = shape
     x_bytes = ITEMSIZE * tokens * in_features
     transposing = LAUNCH / 2 + 2 * x_bytes / gpu.l2
     padded = -(-tokens // 64) * 64
-    products = nbytes / ITEMSIZE * padded
+    values, tiles = nbytes * 8 / bits, padded / min(padded, TILE_TOKENS)  # along the tokens
+    products = values * padded
     gathered = ITEMSIZE * CONFLICTS * products / min(vector_length, 64)
-    weights = nbytes * padded / min(padded, TILE_TOKENS)
+    weights = nbytes * tiles
+    widening = values * tiles / WIDENED if bits < 16 else 0.0
     x_tiles = ITEMSIZE * padded * in_features * max(out_features / TILE_ROWS, 1.0)
-    clocks = max(products / MMA, (gathered + 2 * weights + x_tiles) / SHARED)
+    clocks = max(products / MMA + widening, (gathered + 2 * weights + x_tiles) / SHARED)
     longest = max(
         clocks / (gpu.multiprocessors * gpu.clock),
         weights / gpu.l2,

@@ -16,10 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
+from ..value_types import scale_count, spread_scales
+from . import int4
 
 STEP, PAIR = 16, 32  # kept columns: the depth of one mma, and what a warp loads at a time
 REACH, BLOCK = 256, 32  # rows of x that an index byte reaches; columns that `x_row` permutes
 SLAB = 1 << 26  # elements of a weight that are worked on at a time
+LANE_BITS = 128  # that a lane loads at a time
+# In which order the 8 values of a lane in a fragment lie: by dimensions 2, 6 and 8 of the view in
+# `Layout.to_fragments`, which are 8 rows, 8 entries and 1 entry apart.
+ORDERS = {"native": (6, 2, 8), "fp8_e4m3": (6, 2, 8), "int8": (6, 8, 2), "int4": (8, 6, 2)}
 
 
 def x_row(column: Tensor) -> Tensor:
@@ -32,14 +38,20 @@ def column_of(x_row: Tensor) -> Tensor:
     return x_row & ~(BLOCK - 1) | (x_row & 7) << 2 | x_row >> 3 & 3
 
 
+def value_bits(options: PatternOptions) -> int:
+    """Bits of a stored value."""
+    return options.value_type.bits if options.value_type else 16
+
+
 def panel_columns(options: PatternOptions) -> int:
     """Columns of a panel: as many windows as are whole steps within reach of a byte.
 
     0 where not even the fewest windows are: those with a multiple of 16 kept columns must not be
-    wider than 256 columns, or 225, where that is no multiple of 32.
+    wider than 256 columns, or 225, where that is no multiple of 32; nor wider than a group of
+    columns with a scale.
     """
     least = STEP // math.gcd(options.n, STEP) * options.m
-    columns = REACH // least * least
+    columns = (options.group or REACH) // least * least
     # Where panels begin between multiples of 32, the bytes count from the multiple before.
     return columns if columns % BLOCK == 0 else (REACH - BLOCK + 1) // least * least
 
@@ -94,6 +106,17 @@ class Layout:
         return self.sections * self.section_panels
 
     @property
+    def together(self) -> int:
+        """Fragments of which a lane loads its values at once."""
+        return 16 // value_bits(self.options)
+
+    @property
+    def pair_values(self) -> int:
+        """Elements of gather_values for a unit and pair: values, then, of int4, scales."""
+        count = self.unit_rows * PAIR
+        return count if value_bits(self.options) > 4 else count // 2 + self.unit_rows * 2 * 2
+
+    @property
     def pairs(self) -> int:
         return self.panels * self.panel_entries // PAIR
 
@@ -143,22 +166,45 @@ class Layout:
         rows = x_row(columns.gather(1, order)) - self.panel_begins(device)
         return order, rows.to(torch.uint8).view(len(columns), -1, PAIR)
 
-    def arrange(self, weight_packed: Tensor, weight_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes gather_values and gather_index of the storage tensors of nm_vector."""
-        values = weight_packed.new_empty(self.units, self.pairs, self.unit_rows * PAIR)
+    def arrange(
+        self, weight_packed: Tensor, weight_index: Tensor, weight_scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Makes gather_values and gather_index of the storage tensors of nm_vector.
+
+        Args:
+            weight_packed: Value bits, int16, or codes, uint8: [out_features, kept], or half as many
+                bytes of int4.
+            weight_index: uint8 [groups, bytes].
+            weight_scale: [out_features, groups of columns], of a 16-bit dtype: of int4.
+        """
+        of_nibbles = value_bits(self.options) == 4
+        values = weight_packed.new_empty(self.units, self.pairs, self.pair_values)
         index = weight_index.new_empty(self.groups, self.pairs, PAIR)
         entries, length = self.pairs * PAIR, self.options.vector_length
         for groups, units, rows in self.slabs():
             order, index[groups] = self.order(weight_index[groups])
             stored = weight_packed[rows]
+            if of_nibbles:
+                stored = int4.nibbles(stored)[:, : self.options.kept(self.shape[1])]
             missing = len(order) * length - len(stored)
             padded = F.pad(stored, (0, entries - stored.shape[1], 0, missing))
             taken = padded.view(-1, length, entries).gather(
                 2, order[:, None].expand(-1, length, -1)
             )
             own = taken.view(-1, self.unit_rows, entries)[: units.stop - units.start]
-            values[units] = self.to_fragments(own)
+            fragments = self.to_fragments(own)
+            if of_nibbles:
+                assert weight_scale is not None
+                steps = self.panel_entries // STEP
+                fragments = int4.to_pairs(fragments, weight_scale[rows], steps)
+            values[units] = fragments
         return values, index
+
+    def scales(self, gather_values: Tensor, dtype: torch.dtype) -> Tensor:
+        """The scales that int4 pairs hold: [out_features, groups of columns] of the dtype."""
+        scales = int4.scales_of(gather_values, self.panel_entries // STEP, dtype)
+        count = scale_count(self.shape[1], self.options.group)
+        return scales[: self.shape[0], :count].contiguous()
 
     def to_fragments(self, rows: Tensor) -> Tensor:
         """[units, unit_rows, entries] in the order of A fragments."""
@@ -166,7 +212,9 @@ class Layout:
             view = rows.view(-1, 8, self.pairs, 2, 2, 4, 2).permute(0, 2, 1, 5, 3, 4, 6)
         else:
             parts = rows.view(-1, self.unit_rows // 16, 2, 8, self.pairs, 2, 2, 4, 2)
-            view = parts.permute(0, 4, 5, 1, 3, 7, 6, 2, 8)
+            lanes = parts.permute(0, 4, 5, 1, 3, 7, *ORDERS[self.options.values])
+            # Fragments; of those together, lanes first, then the fragments of each, then values.
+            view = lanes.flatten(2, 3).unflatten(2, (-1, self.together)).movedim(3, 5)
         return view.flatten(2)
 
     def from_fragments(self, values: Tensor) -> Tensor:
@@ -174,8 +222,14 @@ class Layout:
         if self.unit_rows == 8:
             view = values.view(-1, self.pairs, 8, 4, 2, 2, 2).permute(0, 2, 1, 4, 5, 3, 6)
         else:
-            parts = values.view(-1, self.pairs, 2, self.unit_rows // 16, 8, 4, 2, 2, 2)
-            view = parts.permute(0, 3, 7, 4, 1, 2, 6, 5, 8)
+            if value_bits(self.options) == 4:
+                values = int4.nibbles(values[:, :, : int4.CODE_BYTES])
+            lanes = values.reshape(
+                -1, self.pairs, self.unit_rows // 8 // self.together, 8, 4, self.together, 2, 2, 2
+            )
+            fragments = lanes.movedim(5, 3).flatten(2, 3).unflatten(2, (2, -1))
+            rows, halves, entries = (6 + ORDERS[self.options.values].index(d) for d in (2, 6, 8))
+            view = fragments.permute(0, 3, rows, 4, 1, 2, halves, 5, entries)
         return view.reshape(-1, self.unit_rows, self.pairs * PAIR)
 
     # ---- what a file may hold -------------------------------------------------------------------
@@ -199,12 +253,40 @@ class Layout:
             own = self.from_fragments(gather_values[units])
             if bool((own.ne(0) & beyond[: len(own), None]).any()):
                 return "gather_values has values for columns beyond the weight's"
+            if self.options.values == "fp8_e4m3" and bool((own & 0x7F).eq(0x7F).any()):
+                return "gather_values has a code that is NaN"
         return None
 
     # ---- to the dense weight --------------------------------------------------------------------
 
-    def unpack(self, gather_values: Tensor, gather_index: Tensor, dtype: torch.dtype) -> Tensor:
+    def unpack(
+        self,
+        gather_values: Tensor,
+        gather_index: Tensor,
+        dtype: torch.dtype,
+        weight_scale: Tensor | None = None,
+    ) -> Tensor:
         """The dense weight."""
+        bits = self.spread(gather_values, gather_index)
+        if self.options.value_type is None:
+            return bits.view(dtype)
+        scales = self.scales(gather_values, dtype) if weight_scale is None else weight_scale
+        weight = bits.new_empty(self.shape, dtype=dtype)
+        for _, _, rows in self.slabs():
+            spread = spread_scales(scales[rows].float(), self.shape[1], self.options.group)
+            weight[rows] = (self.numbers(bits[rows]).float() * spread).to(dtype)
+        return weight
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """Codes of `spread` as float16 numbers."""
+        values = self.options.value_type
+        assert values is not None
+        if values.bits == 4:
+            return (codes ^ 8).to(torch.float16) - 8
+        return values.decode(codes, codes.shape[1])
+
+    def spread(self, gather_values: Tensor, gather_index: Tensor) -> Tensor:
+        """Value bits, or codes, by rows and columns, zeros included."""
         weight = gather_values.new_empty(self.shape)
         for groups, units, rows in self.slabs():
             columns = self.columns(gather_index[groups])
@@ -214,4 +296,4 @@ class Layout:
             wide = own.new_zeros(len(own), self.unit_rows, self.panels * self.panel_columns)
             dense = wide.scatter_(2, columns, own).flatten(0, 1)
             weight[rows] = dense[: rows.stop - rows.start, : self.shape[1]]
-        return weight.view(dtype)
+        return weight

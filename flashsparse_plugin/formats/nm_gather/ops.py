@@ -18,15 +18,47 @@ __all__ = ["ops"]
 
 
 @register_fake("flashsparse::nm_gather_unpack")
-def _(gather_values, gather_index, out_features, in_features, n, m, vector_length, dtype):
-    """Unpacks nm_gather to the dense weight [out_features, in_features] of `dtype`."""
+def _(
+    gather_values,
+    gather_index,
+    out_features,
+    in_features,
+    n,
+    m,
+    vector_length,
+    dtype,
+    weight_scale=None,
+    values="native",
+    group=0,
+):
+    """Unpacks nm_gather to the dense weight [out_features, in_features] of `dtype`.
+
+    Codes (`values` other than native) are multiplied by their scales in float32, and rounded:
+    fp8_e4m3 and int8 by weight_scale, float32 [out_features, 1]; int4 by those that gather_values
+    holds for `group` columns each.
+    """
     return gather_values.new_empty(out_features, in_features, dtype=dtype)
 
 
 @impl("flashsparse::nm_gather_unpack", "CPU")
-def _(gather_values, gather_index, out_features, in_features, n, m, vector_length, dtype):
-    options = PatternOptions(n=n, m=m, vector_length=vector_length)
-    return Layout(options, (out_features, in_features)).unpack(gather_values, gather_index, dtype)
+def _(
+    gather_values,
+    gather_index,
+    out_features,
+    in_features,
+    n,
+    m,
+    vector_length,
+    dtype,
+    weight_scale=None,
+    values="native",
+    group=0,
+):
+    options = PatternOptions(
+        n=n, m=m, vector_length=vector_length, values=values, group=group or None
+    )
+    layout = Layout(options, (out_features, in_features))
+    return layout.unpack(gather_values, gather_index, dtype, weight_scale)
 
 
 @register_fake("flashsparse::nm_gather_linear")
@@ -41,16 +73,21 @@ def _(
     weight_dtype,
     bias=None,
     sparse_tokens=None,
+    weight_scale=None,
+    values="native",
+    group=0,
 ):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
+    Codes are as for nm_gather_unpack; the sparse kernels multiply sums of
+    fp8_e4m3 and int8 by the scales, and unpacked weights of int4.
 
     On CUDA up to sparse_tokens tokens are multiplied by the sparse kernels: 16 by one that reads x
-    as it is (32 where more than 0.4 of the columns are kept), more by one that reads a transposed
-    copy of x, or by the first in several launches where vectors have 8 rows. For more tokens the
-    weight is unpacked, and torch's own linear multiplies. None: 128; 0: always unpacked. A weight
-    whose dtype x has not is always unpacked. On a CPU it always is.
+    as it is (32 where values take more than 0.4 of the dense weight's bytes), more by one that
+    reads a transposed copy of x, or by the first in several launches where vectors have 8 rows. For
+    more tokens the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always
+    unpacked. A weight whose dtype x has not is always unpacked. On a CPU it always is.
 
     Source: NM-SpMM, section III (the gather of activations).
     """
@@ -73,6 +110,9 @@ def _(
     depth_warps,
     splits,
     chunk_sections,
+    weight_scale=None,
+    values="native",
+    group=0,
 ):
     """nm_gather_linear by one launch of the sparse CUDA kernel, planned by the caller.
 
@@ -99,6 +139,9 @@ def _(
     weight_stages,
     band,
     cluster,
+    weight_scale=None,
+    values="native",
+    group=0,
 ):
     """nm_gather_linear by the CUDA kernel for many tokens, planned by the caller; for benchmarks.
 

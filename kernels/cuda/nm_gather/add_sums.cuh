@@ -29,13 +29,23 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Shape::kTiles][Sh
   }
 }
 
+// Sums of codes of rows `row` to row + 3, as far as there are rows, times the rows' scales.
+__device__ __forceinline__ float4 scaled(const float4& sum, const float* row_scales, int row,
+                                         int rows) {
+  const auto scale = [&](int i) {
+    return row + i < rows ? load_readonly(row_scales + row + i) : 0.0f;
+  };
+  return make_float4(sum.x * scale(0), sum.y * scale(1), sum.z * scale(2), sum.w * scale(3));
+}
+
 // What a block knows of its part of y, and of the blocks that share it.
 struct SumsOfBlock {
-  uint16_t* y;           // of its first token
-  const uint16_t* bias;  // or null
-  float* partials;       // of all blocks of rows, for its tokens
-  uint32_t* arrivals;    // the same
-  int rows, tokens;      // of the weight; of the block
+  uint16_t* y;              // of its first token
+  const uint16_t* bias;     // or null
+  const float* row_scales;  // of codes, [rows]
+  float* partials;          // of all blocks of rows, for its tokens
+  uint32_t* arrivals;       // the same
+  int rows, tokens;         // of the weight; of the block
   int row_warps, depth_warps;
   int row_block, row_blocks;
   int split, splits;
@@ -134,7 +144,11 @@ class AddSums {
   __device__ __forceinline__ void store(int quad, const float4& sum) const {
     const int token = quad / across_;
     const int row = (a_.row_block * across_ + (quad - token * across_)) * 4;
-    store_y<Type>(a_.y, a_.bias, a_.rows, token, row, sum);
+    if constexpr (scaled_by_row(Shape::kValues)) {
+      store_y<Type>(a_.y, a_.bias, a_.rows, token, row, scaled(sum, a_.row_scales, row, a_.rows));
+    } else {
+      store_y<Type>(a_.y, a_.bias, a_.rows, token, row, sum);
+    }
   }
 
   const SumsOfBlock& a_;

@@ -2,12 +2,17 @@
 #include "cuda/nm_gather/linear.cuh"
 #include "cuda/nm_gather/nm_gather.h"
 
+namespace flashsparse::nm_gather {
+
+template Compiled compiled<ValueType::kNative>(int shape);
+
+}  // namespace flashsparse::nm_gather
+
 namespace flashsparse::cuda {
 
 cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProduct& product,
                              const nm_gather::Plan& plan, bool bfloat16, cudaStream_t stream) {
-  const nm_gather::Weight weight =
-      nm_gather::weight_of(layout, product.cols, product.values, product.index);
+  const nm_gather::Weight weight = nm_gather::weight_of(layout, product.cols, product.weight);
   nm_gather::Arguments arguments{};
   arguments.x = product.x;
   arguments.x_stride = product.x_stride;
@@ -17,7 +22,7 @@ cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProd
   arguments.arrivals = product.arrivals;
   arguments.tokens = product.tokens;
   nm_gather::fill(layout, product.rows, product.cols, plan, arguments);
-  const nm_gather::Compiled& compiled = nm_gather::kCompiled[plan.shape];
+  const nm_gather::Compiled compiled = nm_gather::compiled(plan.shape, layout.value_type);
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const int shared = static_cast<int>(plan.shared_bytes(layout, product.cols));
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.

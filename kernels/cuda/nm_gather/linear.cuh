@@ -7,14 +7,16 @@
 //   x               columns of 8 tokens, 16 bytes   --ldmatrix, a lane an address-->  B of mma
 //
 // ldmatrix takes the address of each of its rows from a lane: with x transposed, that *is* the
-// gather, and costs no instruction. The warps that multiply never wait for memory but at their
-// rings; four others bring the next chunk of x meanwhile. One barrier a chunk.
+// gather, and costs no instruction. Codes are widened on their way to A. Their scales meet
+// the sums, where there is one a row, or A. The warps that multiply never wait for memory but at
+// their rings; four others bring the next chunk of x meanwhile. One barrier a chunk.
 #pragma once
 #include "common/warp.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
 #include "cuda/nm_gather/linear_shape.h"
 #include "cuda/nm_gather/stage_x.cuh"
 #include "cuda/nm_gather/weight_ring.cuh"
+#include "cuda/nm_gather/widen_values.cuh"
 
 namespace flashsparse::nm_gather {
 
@@ -49,10 +51,36 @@ class GatherAddress {
   uint32_t shared_;          // where column 0 would be
 };
 
-// Multiplies a pair of steps: d += values x rows of x at `address`, plane by plane.
+// Operands A of the next pair of steps.
+template <class Type, class Shape>
+__device__ __forceinline__ void operands(const WeightRing<Shape>& ring,
+                                         uint32_t (&a)[2][Shape::kTiles][4]) {
+  uint4 values[Shape::kVectors];
+  FS_UNROLL
+  for (int i = 0; i < Shape::kVectors; ++i) values[i] = ring.values(i);
+  if constexpr (Shape::kUnitRows == 8) {  // rows 8 to 15 of A are empty
+    const uint4 v = values[0];
+    a[0][0][0] = v.x, a[0][0][2] = v.y, a[1][0][0] = v.z, a[1][0][2] = v.w;
+    a[0][0][1] = a[0][0][3] = a[1][0][1] = a[1][0][3] = 0;
+  } else {
+    FS_UNROLL
+    for (int i = 0; i < 2 * Shape::kTiles; ++i) {
+      widen_values<Type, Shape::kValues>(values, i, a[i / Shape::kTiles][i % Shape::kTiles]);
+    }
+    if constexpr (Shape::kValues == ValueType::kInt4) {
+      const uint4 scales = ring.scales();
+      scale_rows<Type>(scales.x, a[0][0]);
+      scale_rows<Type>(scales.y, a[0][1]);
+      scale_rows<Type>(scales.z, a[1][0]);
+      scale_rows<Type>(scales.w, a[1][1]);
+    }
+  }
+}
+
+// Multiplies a pair of steps: d += a x rows of x at `address`, plane by plane.
 template <class Type, class Shape>
 __device__ __forceinline__ void multiply_pair(float (&sums)[Shape::kTiles][Shape::kPlanes][4],
-                                              const uint4 (&values)[Shape::kVectors],
+                                              const uint32_t (&a)[2][Shape::kTiles][4],
                                               uint32_t address, uint32_t plane_bytes) {
   FS_UNROLL
   for (int plane = 0; plane < Shape::kPlanes; ++plane) {
@@ -62,14 +90,7 @@ __device__ __forceinline__ void multiply_pair(float (&sums)[Shape::kTiles][Shape
     for (int step = 0; step < 2; ++step) {
       FS_UNROLL
       for (int tile = 0; tile < Shape::kTiles; ++tile) {
-        const uint4 v = values[Shape::kUnitRows == 8 ? 0 : step * Shape::kTiles + tile];
-        if constexpr (Shape::kUnitRows == 8) {  // rows 8 to 15 of A are empty
-          const uint32_t a[4] = {step ? v.z : v.x, 0, step ? v.w : v.y, 0};
-          mma_m16n8k16<Type>(sums[tile][plane], a, x[step * 2], x[step * 2 + 1]);
-        } else {
-          const uint32_t a[4] = {v.x, v.y, v.z, v.w};
-          mma_m16n8k16<Type>(sums[tile][plane], a, x[step * 2], x[step * 2 + 1]);
-        }
+        mma_m16n8k16<Type>(sums[tile][plane], a[step][tile], x[step * 2], x[step * 2 + 1]);
       }
     }
   }
@@ -107,9 +128,10 @@ class Block {
     __syncthreads();
     const int row_block = blockIdx.x, row_blocks = gridDim.x;
     const int split = blockIdx.y, splits = gridDim.y;
-    const SumsOfBlock sums{a_.y,      a_.bias,      a_.partials,      a_.arrivals, a_.rows,
-                           a_.tokens, a_.row_warps, a_.depth_warps,   row_block,   row_blocks,
-                           split,     splits,       shared_ + a_.flag};
+    const SumsOfBlock sums{a_.y,           a_.bias,          weight_.row_scales, a_.partials,
+                           a_.arrivals,    a_.rows,          a_.tokens,          a_.row_warps,
+                           a_.depth_warps, row_block,        row_blocks,         split,
+                           splits,         shared_ + a_.flag};
     AddSums<Type, Shape>(sums, shared_).run();
   }
 
@@ -129,10 +151,9 @@ class Block {
       FS_NO_UNROLL
       for (; pair < min(chunk_end, pairs_end); pair += a_.depth_warps) {
         ring.wait();
-        uint4 values[Shape::kVectors];
-        FS_UNROLL
-        for (int i = 0; i < Shape::kVectors; ++i) values[i] = ring.values(i);
-        multiply_pair<Type, Shape>(sums, values, row.of(pair, ring.byte()), plane_bytes());
+        uint32_t a[2][Shape::kTiles][4];
+        operands<Type, Shape>(ring, a);
+        multiply_pair<Type, Shape>(sums, a, row.of(pair, ring.byte()), plane_bytes());
         ring.refill(pair + Shape::kStages * a_.depth_warps < pairs_end);
       }
       wait_chunk();
@@ -191,11 +212,39 @@ struct Compiled {
   void (*bfloat16)(Weight, Arguments);
 };
 
-#define FS_NM_GATHER_COMPILED(...) \
-  {linear_kernel<Float16, Shape<__VA_ARGS__>>, linear_kernel<BFloat16, Shape<__VA_ARGS__>>},
-// By the index of kShapes.
-inline const Compiled kCompiled[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_COMPILED)};
+#define FS_NM_GATHER_COMPILED(...)                      \
+  {linear_kernel<Float16, Shape<__VA_ARGS__, kValues>>, \
+   linear_kernel<BFloat16, Shape<__VA_ARGS__, kValues>>},
+// By the index of kShapes, one for the values' bits.
+template <ValueType kValues>
+Compiled compiled(int shape) {
+  const int index = shape - first_shape(bits_of(kValues));
+  if constexpr (kValues == ValueType::kNative) {
+    constexpr Compiled kernels[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_COMPILED)};
+    return kernels[index];
+  } else if constexpr (kValues == ValueType::kInt4) {
+    constexpr Compiled kernels[] = {FS_NM_GATHER_SHAPES_4(FS_NM_GATHER_COMPILED)};
+    return kernels[index];
+  } else {
+    constexpr Compiled kernels[] = {FS_NM_GATHER_SHAPES_8(FS_NM_GATHER_COMPILED)};
+    return kernels[index];
+  }
+}
 #undef FS_NM_GATHER_COMPILED
+
+#ifdef __CUDACC__  // each in a file of its own
+extern template Compiled compiled<ValueType::kNative>(int shape);
+extern template Compiled compiled<ValueType::kFp8>(int shape);
+extern template Compiled compiled<ValueType::kInt8>(int shape);
+extern template Compiled compiled<ValueType::kInt4>(int shape);
+#endif
+
+inline Compiled compiled(int shape, ValueType values) {
+  return values == ValueType::kFp8    ? compiled<ValueType::kFp8>(shape)
+         : values == ValueType::kInt8 ? compiled<ValueType::kInt8>(shape)
+         : values == ValueType::kInt4 ? compiled<ValueType::kInt4>(shape)
+                                      : compiled<ValueType::kNative>(shape);
+}
 
 // What the kernel is given of a plan.
 inline void fill(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan,

@@ -11,12 +11,12 @@ namespace flashsparse::nm_gather {
 namespace {
 
 constexpr int64_t kMaxRowBlocks = 4096;  // where blocks share rows: each needs an arrival counter
-constexpr int64_t kItem = 2;             // bytes of a value, and of x
+constexpr int64_t kItem = 2;             // bytes of an element of x
 
 // The shape for the fewest tokens that will do.
-int choose_shape(int64_t tokens, int unit_rows) {
+int choose_shape(int64_t tokens, const Layout& layout) {
   for (int i = 0; i < kShapeCount; ++i) {
-    if (kShapes[i].unit_rows == unit_rows && kShapes[i].tokens >= tokens) return i;
+    if (kShapes[i].fits(layout) && kShapes[i].tokens >= tokens) return i;
   }
   return -1;
 }
@@ -31,15 +31,20 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan
   constexpr double kEach = 10.5, kToken = 0.6;  // clocks of a warp for a pair of steps
   constexpr double kMixed = 0.18;               // of the shorter of weights and x, not hidden
   constexpr double kRound = 1400, kChunk = 470, kMeeting = 7100;
+  // Not fitted: clocks for 1024 codes, of a multiprocessor that issues 2.5 instructions of 110, and
+  // of a warp, which waits for shared memory as well.
+  constexpr double kCodes = 44, kWarpCodes = 400;
   constexpr double kSum = 0.056, kLast = 0.29;  // clocks for each float that blocks or warps add
   constexpr double kWarps = 7, kIdle = 0.135;   // warps that it takes to keep the weights coming
   const ShapeInfo& info = plan.info();
   const int64_t own = ceil_div(layout.sections(cols), plan.splits);
-  const double unit = static_cast<double>(layout.pairs(cols)) * layout.unit_rows * kPair * kItem;
+  const double unit = static_cast<double>(layout.pairs(cols)) * layout.pair_bytes();
   const double x = static_cast<double>(own) * layout.section_columns() * info.tokens * kItem;
   const double weights = plan.row_warps * unit / plan.splits / kL2;
-  const double instructions = static_cast<double>(own) * layout.section_pairs() * plan.row_warps *
-                              (kEach + kToken * info.tokens) / plan.warps();
+  const double pairs = static_cast<double>(own) * layout.section_pairs() * plan.row_warps;
+  const double of_codes = layout.value_type == ValueType::kNative ? 0 : layout.unit_rows / 32.0;
+  const double each = kEach + kToken * info.tokens + kWarpCodes * of_codes;
+  const double instructions = std::max(pairs * each / plan.warps(), pairs * kCodes * of_codes);
   const double chunks = static_cast<double>(ceil_div(own, plan.chunk_sections));
   const double block = std::max({weights, x / kX, instructions}) +
                        kMixed * std::min(weights, x / kX) + x / chunks / kFirstX +
@@ -81,7 +86,7 @@ int64_t Plan::partial_floats(const Layout& layout, int64_t rows) const {
 const char* Plan::complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                             const Gpu& gpu) const {
   if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
-  if (info().unit_rows != layout.unit_rows) return "the shape is for units of other rows";
+  if (!info().fits(layout)) return "the shape is for units of other rows, or values of other bits";
   if (tokens > info().tokens) return "the shape is for fewer tokens";
   if (row_warps < 1 || depth_warps < 1 || splits < 1 || chunk_sections < 1)
     return "no part may be empty";
@@ -99,7 +104,7 @@ namespace {
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
-  const int shape = choose_shape(tokens, layout.unit_rows);
+  const int shape = choose_shape(tokens, layout);
   const ShapeInfo& info = kShapes[shape];
   const int64_t sections = layout.sections(cols);
   const int64_t section_bytes = layout.section_columns() * info.tokens * kItem;
@@ -139,11 +144,11 @@ Plan find_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
 // It takes longer to compare all plans than to launch one: each is found once.
 Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 8>, Plan> found;
+  static std::map<std::array<int64_t, 7>, Plan> found;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] = found.try_emplace(
-      {rows, cols, choose_shape(tokens, layout.unit_rows), layout.unit_rows, layout.panel_columns,
-       layout.panel_steps, gpu.multiprocessors, gpu.shared_bytes});
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, choose_shape(tokens, layout), layout.panel_columns,
+                         layout.panel_steps, gpu.multiprocessors, gpu.shared_bytes});
   if (is_new) place->second = find_plan(layout, rows, cols, tokens, gpu);
   return place->second;
 }

@@ -14,8 +14,8 @@
 
 namespace flashsparse::nm_gather {
 
-// The compiled shapes: X(tokens, rows of a unit, stages of a warp's ring, warps that multiply).
-// linear_shape.h explains each.
+// The compiled shapes: X(tokens, rows of a unit, stages of a warp's ring, warps that multiply), for
+// values of 16 bits, of 8 and of 4. linear_shape.h explains each.
 #define FS_NM_GATHER_SHAPES(X) \
   X(8, 8, 12, 16)              \
   X(16, 8, 12, 16)             \
@@ -29,18 +29,48 @@ namespace flashsparse::nm_gather {
   X(16, 32, 4, 16)             \
   X(32, 32, 4, 16)             \
   X(64, 32, 6, 8)
+#define FS_NM_GATHER_SHAPES_8(X) \
+  X(8, 16, 12, 16)               \
+  X(16, 16, 12, 16)              \
+  X(32, 16, 12, 16)              \
+  X(8, 32, 8, 16)                \
+  X(16, 32, 8, 16)               \
+  X(32, 32, 8, 16)
+
+#define FS_NM_GATHER_SHAPES_4(X) \
+  X(8, 32, 8, 16)                \
+  X(16, 32, 8, 16)               \
+  X(32, 32, 8, 12)
 
 struct ShapeInfo {
-  int tokens, unit_rows, stages, warps;
+  int value_bits, tokens, unit_rows, stages, warps;
 
   // What a warp's ring takes of shared memory: see weight_ring.cuh.
-  constexpr int64_t ring_bytes() const { return stages * (unit_rows * kPair * 2 + 128); }
+  constexpr int64_t ring_bytes() const {
+    return stages * (unit_rows * kPair * value_bits / 8 + (value_bits == 4 ? 512 : 0) + 128);
+  }
+  constexpr bool fits(const Layout& layout) const {
+    return unit_rows == layout.unit_rows && value_bits == bits_of(layout.value_type);
+  }
 };
 
-#define FS_NM_GATHER_INFO(tokens, rows, stages, warps) {tokens, rows, stages, warps},
-inline constexpr ShapeInfo kShapes[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_INFO)};
+#define FS_NM_GATHER_INFO(...) {16, __VA_ARGS__},
+#define FS_NM_GATHER_INFO_8(...) {8, __VA_ARGS__},
+#define FS_NM_GATHER_INFO_4(...) {4, __VA_ARGS__},
+inline constexpr ShapeInfo kShapes[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_INFO)
+                                            FS_NM_GATHER_SHAPES_8(FS_NM_GATHER_INFO_8)
+                                                FS_NM_GATHER_SHAPES_4(FS_NM_GATHER_INFO_4)};
 #undef FS_NM_GATHER_INFO
+#undef FS_NM_GATHER_INFO_8
+#undef FS_NM_GATHER_INFO_4
 inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
+
+// The first shape for values of some bits.
+constexpr int first_shape(int bits) {
+  int shape = 0;
+  while (kShapes[shape].value_bits != bits) ++shape;
+  return shape;
+}
 
 inline constexpr int kStagingWarps = 4;      // that bring x, beside those that multiply
 inline constexpr int64_t kFlagBytes = 16;    // of shared memory
@@ -70,10 +100,13 @@ struct Plan {
                         const Gpu& gpu) const;
 };
 
-// Tokens of one launch at most: x of more does not fit into shared memory beside the weights.
-constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes >= (160 << 10) ? 64 : 16; }
+// Tokens of one launch at most: x of more does not fit into shared memory beside the weights, or,
+// of codes, is better read transposed (tiles_plan.h).
+constexpr int max_tokens(const Layout& layout, const Gpu& gpu) {
+  return gpu.shared_bytes < (160 << 10) ? 16 : bits_of(layout.value_type) < 16 ? 32 : 64;
+}
 
-// tokens in [1, max_tokens(gpu)].
+// tokens in [1, max_tokens(layout, gpu)].
 Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
 
 }  // namespace flashsparse::nm_gather

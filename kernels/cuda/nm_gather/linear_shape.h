@@ -11,16 +11,24 @@ namespace flashsparse::nm_gather {
 template <int kTokens_,    // of y at most: 8, 16, 32 or 64
           int kUnitRows_,  // that a warp multiplies with one gather: 8, 16 or 32
           int kStages_,    // pairs of steps that a warp has on their way
-          int kWarps_>     // that multiply at most
+          int kWarps_,     // that multiply at most
+          ValueType kValues_ = ValueType::kNative>
 struct Shape {
+  static constexpr ValueType kValues = kValues_;
   static constexpr int kTokens = kTokens_, kUnitRows = kUnitRows_;
   static constexpr int kStages = kStages_, kWarps = kWarps_;
   static constexpr int kThreads = (kWarps + kStagingWarps) * 32;
   static constexpr int kPlanes = kTokens / 8;  // of x: 8 tokens each
   static constexpr int kTiles = kUnitRows < 32 ? 1 : 2;
-  static constexpr int kVectors = kUnitRows / 8;  // of 16 bytes, a lane and pair of steps
-  // A stage holds the vectors of all lanes, and the word of the index that each needs.
-  static constexpr uint32_t kIndexAt = kVectors * 32 * sizeof(uint4);
+  // Of 16 bytes, a lane and pair of steps.
+  static constexpr int kVectors = kUnitRows * bits_of(kValues) / 128;
+  // Of the layout, from a pair of a unit to the next.
+  static constexpr int kPairVectors =
+      kVectors * 32 + (kValues == ValueType::kInt4 ? kGroupScaleBytes / 16 : 0);
+  // A stage holds the vectors of all lanes, one more with scales of groups, and the word of the
+  // index that each needs.
+  static constexpr int kStageVectors = kVectors + (kValues == ValueType::kInt4);
+  static constexpr uint32_t kIndexAt = kStageVectors * 32 * sizeof(uint4);
   static constexpr uint32_t kStageBytes = kIndexAt + 32 * sizeof(uint32_t);
   static constexpr uint32_t kRingBytes = kStages * kStageBytes;
   // Floats from one token's sums to the next in shared memory: in different banks.
@@ -28,24 +36,26 @@ struct Shape {
 };
 
 struct Weight {
-  const uint4* values;    // [units][pairs][kVectors][32]
+  const uint4* values;    // [units][pairs][vectors of a pair][32]
   const uint32_t* index;  // [groups][pairs][8], 4 entries a word
   int group_units;        // units that share an index
   int pairs;              // of all columns
   int sections, section_pairs, section_columns;
   int panel_columns, panel_steps;
+  const float* row_scales;  // [rows], of codes
 };
 
-inline Weight weight_of(const Layout& layout, int64_t cols, const void* values, const void* index) {
-  return {static_cast<const uint4*>(values),
-          static_cast<const uint32_t*>(index),
+inline Weight weight_of(const Layout& layout, int64_t cols, const Stored& stored) {
+  return {static_cast<const uint4*>(stored.values),
+          static_cast<const uint32_t*>(stored.index),
           layout.group_units,
           static_cast<int>(layout.pairs(cols)),
           static_cast<int>(layout.sections(cols)),
           layout.section_pairs(),
           layout.section_columns(),
           layout.panel_columns,
-          layout.panel_steps};
+          layout.panel_steps,
+          stored.row_scales};
 }
 
 // Pieces are divided by the quads of a plane, both below 2^13, in these units: exactly.

@@ -14,9 +14,8 @@
 namespace flashsparse::cuda {
 
 struct NmGatherProduct {
-  const void* values;  // on 16 bytes; the layout's pairs of its units
-  const void* index;   // on 4 bytes
-  const uint16_t* x;   // on 8 bytes; zero from cols up to x_stride, a multiple of 4
+  nm_gather::Stored weight;
+  const uint16_t* x;  // on 8 bytes; zero from cols up to x_stride, a multiple of 4
   int x_stride;
   const uint16_t* bias;  // or null
   uint16_t* y;           // on 8 bytes
@@ -35,8 +34,7 @@ cudaError_t nm_gather_transpose_x(const uint16_t* x, int x_stride, int tokens, i
                                   uint16_t* x_tiles, cudaStream_t stream);
 
 struct NmGatherTiles {
-  const void* values;       // on 16 bytes; the layout's pairs of its units
-  const void* index;        // on 16 bytes
+  nm_gather::Stored weight;
   const uint16_t* x_tiles;  // on 16 bytes
   const uint16_t* bias;     // or null
   uint16_t* y;              // on 8 bytes
@@ -57,8 +55,9 @@ cudaError_t nm_gather_packed(const nm_gather::Layout& layout, const NmGatherTile
                              cudaStream_t stream);
 
 // Unpacks the units from first_row on, a multiple of the rows that share an index, to
-// weight[rows, cols], zeros included. `values` and `index` begin with those of first_row.
-cudaError_t nm_gather_unpack(const nm_gather::Layout& layout, const void* values, const void* index,
-                             int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
+// weight[rows, cols], zeros included. What `stored` has begins with what is of first_row.
+cudaError_t nm_gather_unpack(const nm_gather::Layout& layout, const nm_gather::Stored& stored,
+                             int64_t rows, int64_t cols, bool bfloat16, uint16_t* weight,
+                             cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

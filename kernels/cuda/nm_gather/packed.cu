@@ -9,8 +9,7 @@ namespace flashsparse::cuda {
 cudaError_t nm_gather_packed(const nm_gather::Layout& layout, const NmGatherTiles& product,
                              const nm_gather::PackedPlan& plan, int multiprocessors, bool bfloat16,
                              cudaStream_t stream) {
-  const nm_gather::Weight weight =
-      nm_gather::weight_of(layout, product.cols, product.values, product.index);
+  const nm_gather::Weight weight = nm_gather::weight_of(layout, product.cols, product.weight);
   nm_gather::PackedArguments arguments =
       nm_gather::packed_arguments(layout, product.rows, product.cols, product.tokens, plan);
   arguments.x_tiles = product.x_tiles;

@@ -61,6 +61,8 @@ const char* packed_complaint(const Layout& layout, int64_t cols, const Gpu& gpu)
            "nm_gather_linear";
   if (layout.unit_rows != 32 || layout.group_units < 2)
     return "the packed kernel needs vectors of 64 or 128 rows: use nm_gather_linear";
+  if (layout.value_type != ValueType::kNative)
+    return "the packed kernel needs native values: use nm_gather_linear";
   if (x_tile_columns(layout, cols) > kColumnsMost)
     return "the packed kernel needs 2^24 columns or fewer: use nm_gather_linear";
   return nullptr;

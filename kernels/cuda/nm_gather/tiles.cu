@@ -7,6 +7,12 @@
 #include "cuda/nm_gather/nm_gather.h"
 #include "cuda/nm_gather/tiles.cuh"
 
+namespace flashsparse::nm_gather {
+
+template CompiledTiles compiled_tiles<ValueType::kNative>(int shape);
+
+}  // namespace flashsparse::nm_gather
+
 namespace flashsparse::cuda {
 
 namespace {
@@ -39,8 +45,7 @@ cudaError_t blocks_at_once(const void* kernel, const cudaLaunchConfig_t& config,
 cudaError_t nm_gather_tiles(const nm_gather::Layout& layout, const NmGatherTiles& product,
                             const nm_gather::TilesPlan& plan, bool bfloat16, bool hopper,
                             cudaStream_t stream) {
-  const nm_gather::Weight weight =
-      nm_gather::weight_of(layout, product.cols, product.values, product.index);
+  const nm_gather::Weight weight = nm_gather::weight_of(layout, product.cols, product.weight);
   nm_gather::TileArguments arguments{};
   arguments.x_tiles = product.x_tiles;
   arguments.bias = product.bias;
@@ -48,7 +53,8 @@ cudaError_t nm_gather_tiles(const nm_gather::Layout& layout, const NmGatherTiles
   arguments.partials = product.partials;
   arguments.arrivals = product.arrivals;
   nm_gather::fill(layout, product.rows, product.cols, product.tokens, plan, arguments);
-  const nm_gather::CompiledTiles& compiled = nm_gather::kCompiledTiles[plan.shape];
+  const nm_gather::CompiledTiles compiled =
+      nm_gather::compiled_tiles(plan.shape, layout.value_type);
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const int shared = static_cast<int>(plan.shared_bytes(layout));
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.

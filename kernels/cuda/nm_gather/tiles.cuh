@@ -8,79 +8,18 @@
 //
 // ldmatrix takes the address of each of its rows from a lane: that *is* the gather, and one serves
 // all rows that share an index. Two warps copy, one for each ring; the others multiply, and wait
-// for nothing else.
+// for nothing else. Codes are widened on their way to A. Their scales meet the sums, where there is
+// one a row, or A.
 #pragma once
-#include "common/mma.cuh"
 #include "common/warp.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
+#include "cuda/nm_gather/tiles_multiplier.cuh"
 #include "cuda/nm_gather/tiles_rings.cuh"
 #include "cuda/nm_gather/tiles_shape.h"
 #include "cuda/nm_gather/tiles_walk.cuh"
 #include "cuda/nm_gather/tiles_y.cuh"
 
 namespace flashsparse::nm_gather {
-
-// The sums of a warp: kRows x kWarpTokens, in accumulators of mma.
-template <class Type, class Shape>
-class TileMultiplier {
- public:
-  // Of the warps that share `x` and weights, this one is number `row_warp` along the rows.
-  __device__ __forceinline__ TileMultiplier(const TileArguments& a, int row_warp, int token_warp)
-      : x_tile_bytes_(a.x_tile_bytes),
-        x_at_(token_warp * Shape::kWarpTokens / kTileTokens * a.x_tile_bytes),
-        values_at_(row_warp * Shape::kUnits * Shape::kUnitBytes + threadIdx.x % 32 * 16),
-        index_at_(a.row_warps * Shape::kUnits * Shape::kUnitBytes + row_warp * kPair +
-                  threadIdx.x % 16 / 4 * 4) {}
-
-  // Adds the product of step 0 or 1 of a pair. The first row of x of the step's panel is at
-  // `panel`; `stage` is where the stage of weights begins.
-  __device__ __forceinline__ void multiply(int step, uint32_t panel, uint32_t stage) {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t byte =
-        load_shared<uint32_t>(stage + index_at_ + step * kStep) >> lane % 4 * 8 & 0xff;
-    uint4 values[Shape::kTiles];
-    FS_UNROLL
-    for (int tile = 0; tile < Shape::kTiles; ++tile) {
-      const int unit = tile / Shape::kUnitTiles, in_unit = tile % Shape::kUnitTiles;
-      values[tile] = load_shared<uint4>(stage + values_at_ + unit * Shape::kUnitBytes +
-                                        (step * Shape::kUnitTiles + in_unit) * 512);
-    }
-    // The lane names a row for two 8x8 matrices, planes of x beside each other by halves of the
-    // warp. Chunk i of row r lies at i ^ r % 8.
-    const uint32_t row = panel + x_at_ + byte * 128 + (byte % 8 ^ lane / 16) * 16;
-    uint32_t x[2][4];
-    ldmatrix_x4<true>(x[0], row);
-    FS_UNROLL
-    for (int two = 0; two < Shape::kPlanes / 2; ++two) {
-      if (two + 1 < Shape::kPlanes / 2) {
-        const int next = two + 1;
-        ldmatrix_x4<true>(x[next % 2], (row ^ next % 4 * 32) + next / 4 * x_tile_bytes_);
-      }
-      FS_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        FS_UNROLL
-        for (int tile = 0; tile < Shape::kTiles; ++tile) {
-          const uint4 v = values[tile];
-          const uint32_t a[4] = {v.x, v.y, v.z, v.w};
-          mma_m16n8k16<Type>(sums[tile][two * 2 + half], a, x[two % 2][half * 2],
-                             x[two % 2][half * 2 + 1]);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void clear() {
-    FS_UNROLL
-    for (int i = 0; i < Shape::kTiles * Shape::kPlanes * 4; ++i) {
-      sums[i / 4 / Shape::kPlanes][i / 4 % Shape::kPlanes][i % 4] = 0;
-    }
-  }
-
-  float sums[Shape::kTiles][Shape::kPlanes][4];
-
- private:
-  const uint32_t x_tile_bytes_, x_at_, values_at_, index_at_;
-};
 
 template <class Type, class Shape>
 class TileBlock {
@@ -159,7 +98,7 @@ class TileBlock {
         x.advance();
       }
       if (a_.splits == 1) {
-        store_tile<Type, Shape>(multiplier.sums, a_,
+        store_tile<Type, Shape>(multiplier.sums, a_, weight_.row_scales,
                                 (walk.row_block * a_.row_warps + row_warp) * Shape::kUnitRows,
                                 walk.token_block * Shape::kTokens + token_warp * Shape::kWarpTokens,
                                 sums() + warp * Shape::kYBytes);
@@ -189,6 +128,7 @@ class TileBlock {
     const int64_t blocks_before = int64_t{walk.token_block} * a_.row_blocks;
     const SumsOfBlock own{a_.y + int64_t{token} * a_.rows,
                           a_.bias,
+                          weight_.row_scales,
                           a_.partials + blocks_before * a_.splits *
                                             (a_.row_warps * Shape::kUnitRows * Shape::kTokens),
                           a_.arrivals + blocks_before,
@@ -236,11 +176,39 @@ struct CompiledTiles {
   void (*bfloat16)(Weight, TileArguments);
 };
 
-#define FS_NM_TILES_COMPILED(...) \
-  {tiles_kernel<Float16, TileShape<__VA_ARGS__>>, tiles_kernel<BFloat16, TileShape<__VA_ARGS__>>},
-// By the index of kTileShapes.
-inline const CompiledTiles kCompiledTiles[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_COMPILED)};
+#define FS_NM_TILES_COMPILED(...)                          \
+  {tiles_kernel<Float16, TileShape<__VA_ARGS__, kValues>>, \
+   tiles_kernel<BFloat16, TileShape<__VA_ARGS__, kValues>>},
+// By the index of kTileShapes, one for the values' bits.
+template <ValueType kValues>
+CompiledTiles compiled_tiles(int shape) {
+  const int index = shape - first_tile_shape(bits_of(kValues));
+  if constexpr (kValues == ValueType::kNative) {
+    constexpr CompiledTiles kernels[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_COMPILED)};
+    return kernels[index];
+  } else if constexpr (kValues == ValueType::kInt4) {
+    constexpr CompiledTiles kernels[] = {FS_NM_TILES_SHAPES_4(FS_NM_TILES_COMPILED)};
+    return kernels[index];
+  } else {
+    constexpr CompiledTiles kernels[] = {FS_NM_TILES_SHAPES_8(FS_NM_TILES_COMPILED)};
+    return kernels[index];
+  }
+}
 #undef FS_NM_TILES_COMPILED
+
+#ifdef __CUDACC__  // each in a file of its own
+extern template CompiledTiles compiled_tiles<ValueType::kNative>(int shape);
+extern template CompiledTiles compiled_tiles<ValueType::kFp8>(int shape);
+extern template CompiledTiles compiled_tiles<ValueType::kInt8>(int shape);
+extern template CompiledTiles compiled_tiles<ValueType::kInt4>(int shape);
+#endif
+
+inline CompiledTiles compiled_tiles(int shape, ValueType values) {
+  return values == ValueType::kFp8    ? compiled_tiles<ValueType::kFp8>(shape)
+         : values == ValueType::kInt8 ? compiled_tiles<ValueType::kInt8>(shape)
+         : values == ValueType::kInt4 ? compiled_tiles<ValueType::kInt4>(shape)
+                                      : compiled_tiles<ValueType::kNative>(shape);
+}
 
 // What the kernel is given of a plan.
 inline void fill(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,

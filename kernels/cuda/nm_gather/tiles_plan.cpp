@@ -10,7 +10,7 @@ namespace flashsparse::nm_gather {
 
 namespace {
 
-constexpr int64_t kItem = 2;           // bytes of a value, and of x
+constexpr int64_t kItem = 2;           // bytes of an element of x
 constexpr int64_t kMaxSharers = 4096;  // blocks of y that others share: each an arrival counter
 
 // Blocks of clusters that run at once: groups of multiprocessors are not of one size, and what
@@ -32,13 +32,16 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
   constexpr double kMixed = 0.14, kMixedMemory = 0.15;          // of what is shorter, not hidden
   constexpr double kBegin = 1290, kTile = 3140, kStore = 0.32;  // clocks, and of a float of y
   constexpr double kCluster = 3520, kMeeting = 6820, kSum = 0.09;
+  constexpr double kWiden = 2.0 / 32 / 2.5;  // clocks of a code: instructions, lanes, of 4 issued
   constexpr double kFewBytes = 40960, kFew = 0.71, kTwoStages = 0.08, kOneStage = 0.5;
   const TileShapeInfo& info = plan.info();
   const double own = static_cast<double>(ceil_div(layout.sections(cols), plan.splits));
   const double kept = own * layout.section_pairs() * kPair;
   const double columns = own * layout.section_columns();
   const double block_rows = plan.block_rows(), floats = block_rows * info.tokens();
-  const double weights = block_rows * kept * kItem, x = columns * info.x_tokens() * kItem;
+  const double value =  // bytes
+      static_cast<double>(layout.pair_bytes()) / (layout.unit_rows * kPair);
+  const double weights = block_rows * kept * value, x = columns * info.x_tokens() * kItem;
   // A gather meets rows of x in the same banks the more often, the fewer are kept.
   const double density = kept / columns;
   const double conflicts = density > 0.4 ? 1.45 : density > 0.3 ? 1.55 : density > 0.2 ? 1.7 : 1.9;
@@ -47,9 +50,10 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
   const double l2 = x / kX + weights / kWeights;
   // A warp waits for the operands of each step, and of fewer than four some tensor cores have none.
   const double step = info.warp_rows * info.warp_tokens * kStep / (kMma / 4) + kOperands;
-  const double mma = std::max(floats * kept / kMma, kept / kStep * step);
+  const double widening = value < 2 ? kWiden * block_rows * kept * info.token_warps : 0;
+  const double mma = std::max(floats * kept / kMma, kept / kStep * step) + widening;
   const double longest = std::max({shared, l2, mma});
-  const double stage = static_cast<double>(plan.weight_stages) * block_rows * kPair * kItem;
+  const double stage = static_cast<double>(plan.weight_stages) * block_rows * kPair * value;
   const double waiting =
       (1 + kFew * std::max(0.0, 1 - stage / kFewBytes)) * (1 + (plan.x_stages == 1   ? kOneStage
                                                                 : plan.x_stages == 2 ? kTwoStages
@@ -59,7 +63,7 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
   const double tiles =
       static_cast<double>(ceil_div(plan.blocks(rows, tokens), blocks_at_once(plan, gpu))) * block;
   const double all = static_cast<double>(layout.units(rows)) * layout.unit_rows *
-                     static_cast<double>(layout.pairs(cols)) * kPair * kItem / kMemory /
+                     static_cast<double>(layout.pairs(cols)) * kPair * value / kMemory /
                      gpu.multiprocessors;
   const double meeting = plan.splits == 1   ? 0
                          : plan.cluster > 1 ? kCluster
@@ -79,8 +83,9 @@ int64_t TilesPlan::x_stage_bytes(const Layout& layout) const {
   return stage_rows(layout) * info().x_tokens() * kItem;
 }
 
-int64_t TilesPlan::weight_stage_bytes(const Layout&) const {
-  return block_rows() * kPair * kItem + int64_t{row_warps} * kPair;
+int64_t TilesPlan::weight_stage_bytes(const Layout& layout) const {
+  return ceil_div(block_rows(), layout.unit_rows) * layout.pair_bytes() +
+         int64_t{row_warps} * kPair;
 }
 
 int64_t TilesPlan::shared_bytes(const Layout& layout) const {
@@ -182,12 +187,13 @@ bool tiles_fit(const Layout& layout, const Gpu& gpu) {
 TilesPlan plan_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                      const Gpu& gpu) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 10>, TilesPlan> found;
+  static std::map<std::array<int64_t, 11>, TilesPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
   const int64_t most = tokens <= 32 ? 32 : x_tile_count(tokens) * kTileTokens;
-  const auto [place, is_new] = found.try_emplace(
-      {rows, cols, most, layout.unit_rows, layout.group_units, layout.panel_columns,
-       layout.panel_steps, gpu.multiprocessors, gpu.shared_bytes, gpu.hopper});
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, most, layout.unit_rows, layout.group_units,
+                         layout.panel_columns, layout.panel_steps, bits_of(layout.value_type),
+                         gpu.multiprocessors, gpu.shared_bytes, gpu.hopper});
   if (is_new) place->second = find_plan(layout, rows, cols, most, gpu);
   return place->second;
 }

@@ -17,8 +17,9 @@
 namespace flashsparse::nm_gather {
 
 // The compiled shapes: X(rows and tokens of a warp, warps beside each other along the tokens, sets
-// of warps along the rows at most). A warp's rows share an index. tiles_shape.h explains each.
-// Those for 32 tokens read half of a tile of x: they are for products of no more tokens.
+// of warps along the rows at most), for values of 16 bits, of 8 and of 4. A warp's rows share an
+// index. tiles_shape.h explains each. Those for 32 tokens read half of a tile of x: they are for
+// products of no more tokens.
 #define FS_NM_TILES_SHAPES(X) \
   X(64, 64, 2, 4)             \
   X(64, 64, 1, 8)             \
@@ -30,23 +31,51 @@ namespace flashsparse::nm_gather {
   X(16, 128, 1, 14)           \
   X(16, 64, 1, 16)            \
   X(16, 32, 1, 16)
+#define FS_NM_TILES_SHAPES_8(X) \
+  X(64, 64, 2, 4)               \
+  X(64, 64, 1, 8)               \
+  X(64, 32, 1, 8)               \
+  X(32, 64, 2, 7)               \
+  X(32, 64, 1, 14)              \
+  X(32, 32, 1, 16)              \
+  X(16, 64, 1, 16)              \
+  X(16, 32, 1, 16)
+
+#define FS_NM_TILES_SHAPES_4(X) \
+  X(64, 32, 1, 8)               \
+  X(32, 64, 1, 14)              \
+  X(32, 32, 1, 16)
 
 struct TileShapeInfo {
-  int warp_rows, warp_tokens, token_warps, row_warps;
+  int value_bits, warp_rows, warp_tokens, token_warps, row_warps;
 
   constexpr int tokens() const { return warp_tokens * token_warps; }
   constexpr int x_tokens() const { return tokens() < kTileTokens ? kTileTokens : tokens(); }
   // Whether a warp's rows share an index in a layout.
   constexpr bool fits(const Layout& layout) const {
     const int shared = layout.unit_rows * layout.group_units;
-    return layout.unit_rows == (warp_rows < 32 ? warp_rows : 32) && shared % warp_rows == 0;
+    return value_bits == bits_of(layout.value_type) &&
+           layout.unit_rows == (warp_rows < 32 ? warp_rows : 32) && shared % warp_rows == 0;
   }
 };
 
-#define FS_NM_TILES_INFO(...) {__VA_ARGS__},
-inline constexpr TileShapeInfo kTileShapes[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_INFO)};
+#define FS_NM_TILES_INFO(...) {16, __VA_ARGS__},
+#define FS_NM_TILES_INFO_8(...) {8, __VA_ARGS__},
+#define FS_NM_TILES_INFO_4(...) {4, __VA_ARGS__},
+inline constexpr TileShapeInfo kTileShapes[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_INFO)
+                                                    FS_NM_TILES_SHAPES_8(FS_NM_TILES_INFO_8)
+                                                        FS_NM_TILES_SHAPES_4(FS_NM_TILES_INFO_4)};
 #undef FS_NM_TILES_INFO
+#undef FS_NM_TILES_INFO_8
+#undef FS_NM_TILES_INFO_4
 inline constexpr int kTileShapeCount = sizeof kTileShapes / sizeof kTileShapes[0];
+
+// The first shape for values of some bits.
+constexpr int first_tile_shape(int bits) {
+  int shape = 0;
+  while (kTileShapes[shape].value_bits != bits) ++shape;
+  return shape;
+}
 
 inline constexpr int kCopyingWarps = 2;             // one for weights, one for x
 inline constexpr int64_t kTileBarrierBytes = 1024;  // of shared memory: barriers and a flag

@@ -12,8 +12,10 @@ namespace flashsparse::nm_gather {
 template <int kRows,         // of a warp: they share an index, so one gather serves them
           int kWarpTokens_,  // of a warp: 32, 64 or 128
           int kTokenWarps_,  // that share rows, and the weights in shared memory
-          int kRowWarps>     // sets of warps at most
+          int kRowWarps,     // sets of warps at most
+          ValueType kValues_ = ValueType::kNative>
 struct TileShape {
+  static constexpr ValueType kValues = kValues_;
   static constexpr int kWarpTokens = kWarpTokens_, kTokenWarps = kTokenWarps_;
   static constexpr int kTokens = kWarpTokens * kTokenWarps;                      // of a block
   static constexpr int kTokenTiles = (kTokens + kTileTokens - 1) / kTileTokens;  // of x_tiles
@@ -21,8 +23,12 @@ struct TileShape {
   static constexpr int kPlanes = kWarpTokens / 8;  // of x: 8 tokens each
   static constexpr int kTiles = kRows / 16;        // of mma
   static constexpr int kUnitTiles = kTiles < 2 ? 1 : 2;
-  static constexpr int kUnits = kTiles / kUnitTiles;                   // of the layout, of a warp
-  static constexpr uint32_t kUnitBytes = kUnitTiles * 16 * kPair * 2;  // a pair of steps
+  static constexpr int kUnits = kTiles / kUnitTiles;  // of the layout, of a warp
+  // Of a unit: of a lane and step, of a pair of steps, with scales of groups.
+  static constexpr uint32_t kLaneBytes = kUnitTiles * bits_of(kValues);
+  static constexpr uint32_t kValueBytes = 2 * 32 * kLaneBytes;
+  static constexpr uint32_t kUnitBytes =
+      kValueBytes + (kValues == ValueType::kInt4 ? kGroupScaleBytes : 0);
   // For sums in shared memory (add_sums.cuh).
   static constexpr int kUnitRows = kRows;
   static constexpr int kSumStride = kUnitRows + 4;

@@ -4,16 +4,18 @@
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/linear_y.cuh"
+#include "cuda/nm_gather/add_sums.cuh"
 #include "cuda/nm_gather/tiles_shape.h"
 
 namespace flashsparse::nm_gather {
 
 // sums[mma tile][8 tokens][4], of which the first row is `first_row` of y and the first token
-// `first_token`. `place` is Shape::kYBytes of shared memory, on 16.
+// `first_token`. `row_scales` are of codes that have them; `place` is Shape::kYBytes of shared
+// memory, on 16.
 template <class Type, class Shape>
 __device__ __forceinline__ void store_tile(const float (&sums)[Shape::kTiles][Shape::kPlanes][4],
-                                           const TileArguments& a, int first_row, int first_token,
-                                           uint32_t place) {
+                                           const TileArguments& a, const float* row_scales,
+                                           int first_row, int first_token, uint32_t place) {
   constexpr int kQuads = Shape::kUnitRows / 4, kTogether = 32 / kQuads;  // tokens
   constexpr uint32_t kFloat = sizeof(float);
   const int lane = threadIdx.x % 32, quad = lane % kQuads, row = first_row + quad * 4;
@@ -22,6 +24,8 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Shape::kTiles][Sh
   for (int i = 0; i < 4; ++i) {
     bias[i] = a.bias && row + i < a.rows ? to_float<Type>(a.bias[row + i]) : 0.0f;
   }
+  const float4 ones = make_float4(1, 1, 1, 1);
+  const float4 scale = scaled_by_row(Shape::kValues) ? scaled(ones, row_scales, row, a.rows) : ones;
   FS_UNROLL
   for (int plane = 0; plane < Shape::kPlanes; ++plane) {
     FS_UNROLL
@@ -40,9 +44,9 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Shape::kTiles][Sh
       const float4 sum =
           load_shared<float4>(place + (in_plane * Shape::kSumStride + quad * 4) * kFloat);
       if (token < a.tokens) {
-        store_y<Type>(
-            a.y, nullptr, a.rows, token, row,
-            make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]));
+        store_y<Type>(a.y, nullptr, a.rows, token, row,
+                      make_float4(sum.x * scale.x + bias[0], sum.y * scale.y + bias[1],
+                                  sum.z * scale.z + bias[2], sum.w * scale.w + bias[3]));
       }
     }
     __syncwarp();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // nm_gather -> dense, one block a panel of a unit: values are scattered into zeros in shared
-// memory, and rows are written from there.
+// memory, and rows are written from there. Codes are multiplied by their scales in float32, and
+// rounded.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_gather/linear_shape.h"
+#include "cuda/nm_gather/widen_values.cuh"
 
 namespace flashsparse::nm_gather {
 
@@ -12,7 +14,8 @@ inline constexpr int kUnpackThreads = 128;
 // Writes every element of weight [rows, cols]. Launch with gridDim.x = panels of a unit, gridDim.y
 // = units or fewer (a block then takes several), kUnpackThreads threads and
 // unit_rows * panel_columns * 2 bytes of dynamic shared memory, rounded up to 16.
-__global__ void __launch_bounds__(kUnpackThreads)
+template <class Type, ValueType kValues>
+__global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills a register
     unpack_kernel(const Weight weight, int unit_rows, int units, int64_t rows, int64_t cols,
                   uint16_t* __restrict__ dense) {
   FS_DYNAMIC_SHARED(dynamic);
@@ -21,7 +24,9 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const int columns = weight.panel_columns, panel = blockIdx.x;
   const int first_column = panel * columns, first_step = panel * weight.panel_steps;
   const int tile_chunks = (unit_rows * columns + kChunk - 1) / kChunk;
-  const int vectors = unit_rows / 8 * 32;  // of 16 bytes, a pair
+  const int vectors = unit_rows * bits_of(kValues) / 128 * 32;  // of 16 bytes, a pair
+  const int pair_vectors = vectors + (kValues == ValueType::kInt4 ? kGroupScaleBytes / 16 : 0);
+  constexpr int kTogether = 16 / bits_of(kValues);  // fragments of a vector
   const auto* const index = reinterpret_cast<const uint8_t*>(weight.index);
 
   for (int unit = blockIdx.y; unit < units; unit += gridDim.y) {
@@ -34,26 +39,46 @@ __global__ void __launch_bounds__(kUnpackThreads)
     for (int i = threadIdx.x; i < (last_pair - first_pair) * vectors; i += kUnpackThreads) {
       const int pair = first_pair + i / vectors, vector = i % vectors, lane = vector % 32;
       const int64_t place = int64_t{unit} * weight.pairs + pair;
-      const uint4 loaded = load_streaming(weight.values + (place * vectors + vector));
-      const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+      const uint4 loaded[1] = {load_streaming(weight.values + (place * pair_vectors + vector))};
       const int64_t entries = (int64_t{unit / weight.group_units} * weight.pairs + pair) * kPair;
-      FS_UNROLL
-      for (int word = 0; word < 4; ++word) {
-        const int high = word / 2, low = word % 2;
-        const int step = unit_rows == 8 ? high : vector / 32 / (unit_rows / 16);
-        const int half = unit_rows == 8 ? low : high;
-        if ((pair * 2 + step) / weight.panel_steps != panel) continue;
-        const int row =
-            unit_rows == 8 ? lane / 4 : vector / 32 % (unit_rows / 16) * 16 + low * 8 + lane / 4;
-        const int entry = step * kStep + half * 8 + lane % 4 * 2;
+      FS_NO_UNROLL
+      for (int part = 0; part < kTogether; ++part) {
+        const int fragment = vector / 32 * kTogether + part;
+        uint32_t words[4];
+        widen_values<Type, kValues>(loaded, part, words);
+        if constexpr (kValues == ValueType::kInt4) {
+          const auto* const scales = reinterpret_cast<const uint32_t*>(
+              weight.values + (place * pair_vectors + vectors + lane / 4));
+          scale_rows<Type>(load_readonly(scales + fragment), words);
+        }
+        float scales[2] = {};  // of the rows of even words and of odd ones
+        if constexpr (scaled_by_row(kValues)) {
+          const int row = unit * unit_rows + fragment % (unit_rows / 16) * 16 + lane / 4;
+          const int last = static_cast<int>(rows) - 1;
+          scales[0] = load_readonly(weight.row_scales + min(row, last));
+          scales[1] = load_readonly(weight.row_scales + min(row + 8, last));
+        }
         FS_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int x = block_begin(first_column) + load_readonly(index + entries + entry + i);
-          const int column = column_of_x_row(x) - first_column;
-          // Two entries never share a column: `check` has proven it.
-          if (column < 0 || column >= columns) continue;
-          store_shared(shared + (row * columns + column) * uint32_t{sizeof(uint16_t)},
-                       static_cast<uint16_t>(words[word] >> 16 * i));
+        for (int word = 0; word < 4; ++word) {
+          const int high = word / 2, low = word % 2;
+          const int step = unit_rows == 8 ? high : fragment / (unit_rows / 16);
+          const int half = unit_rows == 8 ? low : high;
+          if ((pair * 2 + step) / weight.panel_steps != panel) continue;
+          const int row =
+              unit_rows == 8 ? lane / 4 : fragment % (unit_rows / 16) * 16 + low * 8 + lane / 4;
+          const int entry = step * kStep + half * 8 + lane % 4 * 2;
+          FS_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int x = block_begin(first_column) + load_readonly(index + entries + entry + i);
+            const int column = column_of_x_row(x) - first_column;
+            // Two entries never share a column: `check` has proven it.
+            if (column < 0 || column >= columns) continue;
+            auto value = static_cast<uint16_t>(words[word] >> 16 * i);
+            if constexpr (scaled_by_row(kValues)) {
+              value = from_float<Type>(to_float<Type>(value) * scales[low]);
+            }
+            store_shared(shared + (row * columns + column) * uint32_t{sizeof(uint16_t)}, value);
+          }
         }
       }
     }
@@ -82,6 +107,19 @@ __global__ void __launch_bounds__(kUnpackThreads)
     }
     __syncthreads();
   }
+}
+
+template <ValueType kValues>
+auto unpack_kernel_of(bool bfloat16) {
+  return bfloat16 ? unpack_kernel<BFloat16, kValues> : unpack_kernel<Float16, kValues>;
+}
+
+// Values as they are do not depend on the dtype.
+inline auto unpack_kernel_of(ValueType values, bool bfloat16) {
+  return values == ValueType::kFp8    ? unpack_kernel_of<ValueType::kFp8>(bfloat16)
+         : values == ValueType::kInt8 ? unpack_kernel_of<ValueType::kInt8>(bfloat16)
+         : values == ValueType::kInt4 ? unpack_kernel_of<ValueType::kInt4>(bfloat16)
+                                      : unpack_kernel<Float16, ValueType::kNative>;
 }
 
 }  // namespace flashsparse::nm_gather

@@ -15,7 +15,7 @@ class WeightRing {
   __device__ __forceinline__ WeightRing(const Weight& weight, int unit, int first, int stride,
                                         uint32_t shared, int lane)
       : stride_(stride), begin_(shared), stage_(shared), lane_(lane) {
-    const int64_t values = (int64_t{unit} * weight.pairs + first) * (Shape::kVectors * 32);
+    const int64_t values = (int64_t{unit} * weight.pairs + first) * Shape::kPairVectors;
     const int64_t words = (int64_t{unit / weight.group_units} * weight.pairs + first) * kWords;
     values_ = weight.values + values + lane;
     index_ = weight.index + words + lane / 4;
@@ -34,6 +34,8 @@ class WeightRing {
   __device__ __forceinline__ uint4 values(int vector) const {
     return load_shared<uint4>(stage_ + (vector * 32 + lane_) * uint32_t{sizeof(uint4)});
   }
+  // Of groups of columns, for the lane's rows: of fragment i in word i.
+  __device__ __forceinline__ uint4 scales() const { return values(Shape::kVectors); }
   // The index byte of the lane's entry.
   __device__ __forceinline__ uint32_t byte() const {
     return load_shared<uint32_t>(index_place()) >> lane_ % 4 * 8 & 0xff;
@@ -48,8 +50,12 @@ class WeightRing {
         copy_async_once(stage_ + (i * 32 + lane_) * uint32_t{sizeof(uint4)}, values_ + i * 32,
                         policy_);
       }
+      if constexpr (Shape::kStageVectors > Shape::kVectors) {
+        copy_async_once(stage_ + (Shape::kVectors * 32 + lane_) * uint32_t{sizeof(uint4)},
+                        values_ + Shape::kVectors * 32 - lane_ + lane_ / 4, policy_);
+      }
       copy_async<4>(index_place(), index_, true);
-      values_ += stride_ * (Shape::kVectors * 32);
+      values_ += stride_ * Shape::kPairVectors;
       index_ += stride_ * kWords;
     }
     copy_async_commit();

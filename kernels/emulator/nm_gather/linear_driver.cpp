@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the linear kernel over every case on stdin and writes the results to stdout.
-//   case    int64 rows, cols, tokens, n, m, vector_length, bfloat16, has_bias, seed,
+//   case    int64 rows, cols, tokens, n, m, vector_length, value type, bfloat16,
+//           has_bias, seed,
 //           multiprocessors, shared_bytes; shape (-1: as plan_linear decides for such a GPU),
 //           row_warps, depth_warps, splits, chunk_sections;
-//           uint16 values; uint8 index; uint16 x[tokens][cols to a multiple of 64];
+//           the weight (case.h); uint16 x[tokens][cols to a multiple of 64];
 //           uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
 #include <cstdint>
@@ -30,11 +31,12 @@ auto unwritten(size_t count) {
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[16];
+  int64_t header[17];
   while (driver::read_header(header)) {
-    const auto [rows, cols, tokens, n, m, vector_length, bfloat16, has_bias, seed, multiprocessors,
-                shared_bytes, shape, row_warps, depth_warps, splits, chunk_sections] = header;
-    const driver::NmGatherWeight packed(n, m, vector_length, rows, cols);
+    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias, seed,
+                multiprocessors, shared_bytes, shape, row_warps, depth_warps, splits,
+                chunk_sections] = header;
+    const driver::NmGatherWeight packed(n, m, vector_length, value_type, rows, cols);
     const int64_t x_stride = (cols + 63) / 64 * 64;
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
@@ -53,7 +55,7 @@ int main(int argc, char** argv) {
     const auto arrivals = driver::device_array<uint32_t>(row_blocks);
     std::memset(arrivals.get(), 0, row_blocks * sizeof(uint32_t));
 
-    const Weight weight = weight_of(packed.layout, cols, packed.values.get(), packed.index.get());
+    const Weight weight = weight_of(packed.layout, cols, packed.stored());
     Arguments arguments{};
     arguments.x = x.get();
     arguments.x_stride = static_cast<int>(x_stride);
@@ -63,8 +65,8 @@ int main(int argc, char** argv) {
     arguments.arrivals = arrivals.get();
     arguments.tokens = static_cast<int>(tokens);
     fill(packed.layout, rows, cols, plan, arguments);
-    const Compiled& compiled = kCompiled[plan.shape];
-    const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+    const Compiled kernels = compiled(plan.shape, packed.layout.value_type);
+    const auto kernel = bfloat16 ? kernels.bfloat16 : kernels.float16;
     simt::launch({static_cast<unsigned>(row_blocks), static_cast<unsigned>(plan.splits)},
                  plan.threads(), plan.shared_bytes(packed.layout, cols), seed,
                  [&] { kernel(weight, arguments); });

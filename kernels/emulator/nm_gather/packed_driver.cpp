@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transposes x and runs the packed kernel over every case on stdin; writes the results to stdout.
-//   case    int64 rows, cols, tokens, n, m, vector_length, bfloat16, has_bias, seed,
+//   case    int64 rows, cols, tokens, n, m, vector_length, value type, bfloat16,
+//           has_bias, seed,
 //           multiprocessors; shape (-1: as plan_packed decides for such a GPU), band;
-//           uint16 values; uint8 index; uint16 x[tokens][cols to a multiple of 64];
+//           the weight (case.h); uint16 x[tokens][cols to a multiple of 64];
 //           uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
 #include <algorithm>
@@ -17,11 +18,11 @@ int main(int argc, char** argv) {
   using namespace flashsparse;
   using namespace flashsparse::nm_gather;
   const driver::Counting counting(argc, argv);
-  int64_t header[12];
+  int64_t header[13];
   while (driver::read_header(header)) {
-    const auto [rows, cols, tokens, n, m, vector_length, bfloat16, has_bias, seed, multiprocessors,
-                shape, band] = header;
-    const driver::NmGatherWeight packed(n, m, vector_length, rows, cols);
+    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias, seed,
+                multiprocessors, shape, band] = header;
+    const driver::NmGatherWeight packed(n, m, vector_length, value_type, rows, cols);
     const int64_t x_stride = (cols + 63) / 64 * 64;
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
@@ -44,7 +45,7 @@ int main(int argc, char** argv) {
 
     const auto y = driver::device_array<uint16_t>(tokens * rows);
     std::memset(y.get(), 0xff, tokens * rows * sizeof(uint16_t));
-    const Weight weight = weight_of(packed.layout, cols, packed.values.get(), packed.index.get());
+    const Weight weight = weight_of(packed.layout, cols, packed.stored());
     PackedArguments arguments = packed_arguments(packed.layout, rows, cols, tokens, plan);
     arguments.x_tiles = x_tiles.get();
     arguments.bias = has_bias ? bias.get() : nullptr;

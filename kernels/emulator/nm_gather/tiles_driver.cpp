@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the kernels for many tokens over every case on stdin and writes the results to stdout.
-//   case    int64 rows, cols, tokens, n, m, vector_length, bfloat16, has_bias, seed,
+//   case    int64 rows, cols, tokens, n, m, vector_length, value type, bfloat16,
+//           has_bias, seed,
 //           multiprocessors, shared_bytes, plan[7]: the numbers of TilesPlan in their order, or -1
 //           first to let the host plan for such a GPU;
-//           uint16 values; uint8 index; uint16 x[tokens][cols to a multiple of 64];
+//           the weight (case.h); uint16 x[tokens][cols to a multiple of 64];
 //           uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
 #include <algorithm>
@@ -32,12 +33,12 @@ auto unwritten(size_t count) {
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[18];
+  int64_t header[19];
   while (driver::read_header(header)) {
-    const auto [rows, cols, tokens, n, m, vector_length, bfloat16, has_bias, seed, multiprocessors,
-                shared_bytes, shape, row_warps, splits, x_stages, weight_stages, band, cluster] =
-        header;
-    const driver::NmGatherWeight packed(n, m, vector_length, rows, cols);
+    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias, seed,
+                multiprocessors, shared_bytes, shape, row_warps, splits, x_stages, weight_stages,
+                band, cluster] = header;
+    const driver::NmGatherWeight packed(n, m, vector_length, value_type, rows, cols);
     const int64_t x_stride = (cols + 63) / 64 * 64;
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
     const int64_t counters = plan.arrivals(rows, tokens);
     const auto arrivals = driver::device_array<uint32_t>(counters);
     std::memset(arrivals.get(), 0, counters * sizeof(uint32_t));
-    const Weight weight = weight_of(packed.layout, cols, packed.values.get(), packed.index.get());
+    const Weight weight = weight_of(packed.layout, cols, packed.stored());
     TileArguments arguments{};
     arguments.x_tiles = x_tiles.get();
     arguments.bias = has_bias ? bias.get() : nullptr;
@@ -73,7 +74,7 @@ int main(int argc, char** argv) {
     arguments.partials = partials.get();
     arguments.arrivals = arrivals.get();
     fill(packed.layout, rows, cols, tokens, plan, arguments);
-    const CompiledTiles& compiled = kCompiledTiles[plan.shape];
+    const CompiledTiles compiled = compiled_tiles(plan.shape, packed.layout.value_type);
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     // As many as run at once, or all where tiles are shared.
     int64_t blocks = plan.blocks(rows, tokens);

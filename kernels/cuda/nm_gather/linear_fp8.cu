@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of fp8 values, which compile beside the others.
+#include "cuda/nm_gather/linear.cuh"
+
+namespace flashsparse::nm_gather {
+
+template Compiled compiled<ValueType::kFp8>(int shape);
+
+}  // namespace flashsparse::nm_gather
