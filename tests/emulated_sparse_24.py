@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
+from flashsparse_plugin.formats.value_types import spread_scales
+from flashsparse_plugin.packed import PackedWeight
 
 HEADER = KERNELS / "cuda" / "sparse_24" / "linear_plan.h"
 SHAPES = [  # tokens, units of rows of a warp, warps
@@ -27,6 +29,8 @@ SHAPES = [  # tokens, units of rows of a warp, warps
     for found in re.findall(r"^  X\((\d+), (\d+), (\d+)\)", HEADER.read_text(), re.M)
 ]
 TWO_OF_FOUR = PatternOptions(n=2, m=4)
+VALUES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
+CODES = [("fp8_e4m3", None), ("int8", None), ("int4", 32), ("int4", 64), ("int4", 128)]
 
 
 class Plan(NamedTuple):
@@ -50,11 +54,25 @@ class Case:
     plan: Plan = Plan()
     gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
     seed: int = 0
+    options: PatternOptions = TWO_OF_FOUR
+    rounds: bool = False  # does the kernel round code x scale, as unpacking does?
 
     @cached_property
-    def units(self) -> Tensor:
-        scheme = Sparse24().scheme(self.weight.dtype, TWO_OF_FOUR.model_dump())
-        return Sparse24().pack(self.weight, scheme).tensors["units"]
+    def packed(self) -> PackedWeight:
+        scheme = Sparse24().scheme(self.weight.dtype, self.options.model_dump())
+        return Sparse24().pack(self.weight, scheme)
+
+    @cached_property
+    def exact(self) -> Tensor:
+        """The weight that is multiplied, in float64."""
+        if self.options.values == "native":
+            return self.weight.double()
+        codes, scales = Sparse24().codes(self.packed)
+        if self.options.values == "fp8_e4m3":
+            codes = codes.view(torch.float8_e4m3fn)
+        scales = spread_scales(scales, codes.shape[1], self.options.group)
+        exact = codes.double() * scales.double()
+        return exact.to(self.weight.dtype).double() if self.rounds else exact
 
     def with_seeds(self) -> list[Case]:
         return [replace(self, seed=seed) for seed in SEEDS]
@@ -62,15 +80,17 @@ class Case:
     def encode(self) -> bytes:
         (rows, cols), bfloat16 = self.weight.shape, self.weight.dtype == torch.bfloat16
         header = [rows, cols, len(self.x), int(bfloat16), int(self.bias is not None), self.seed]
-        tensors = [self.units, F.pad(self.x, (0, -cols % 8)).contiguous()]
+        header += [*self.gpu, *self.plan, VALUES.index(self.options.values)]
+        header.append(self.options.group or 0)
+        tensors = [*self.packed.tensors.values(), F.pad(self.x, (0, -cols % 8)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
-        parts = [np.array([*header, *self.gpu, *self.plan], dtype=np.int64).tobytes()]
+        parts = [np.array(header, dtype=np.int64).tobytes()]
         return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
 
     def __str__(self) -> str:
         return (
-            f"{list(self.weight.shape)} of {self.weight.dtype}, {len(self.x)} tokens, {self.plan}, "
-            f"seed {self.seed}"
+            f"{list(self.weight.shape)} of {self.weight.dtype}, {self.options.title}, "
+            f"{len(self.x)} tokens, {self.plan}, seed {self.seed}"
         )
 
 
@@ -110,5 +130,10 @@ def require_all(binary: Path, cases: list[Case]) -> list[Tensor]:
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     found = split(ran.stdout, cases)
     for case, y in zip(cases, found, strict=True):
-        require_exact(case, y)
+        judge(case, y)
     return found
+
+
+def judge(case: Case, y: Tensor) -> None:
+    """Holds a result against float64."""
+    require_exact(replace(case, weight=case.exact), y)

@@ -5,57 +5,97 @@
 
 x is the identity, so y is the transposed weight as the kernel reads it: a value in a wrong place
 says which lane, register or half of the metadata was read in place of another. Then products of
-random weights by every compiled shape, cluster and way to share tiles, against float64, twice.
-Prints a line for each launch; ends with status 1 if any is wrong.
+random weights by every compiled shape, cluster and way to share tiles, against float64, twice. All
+of it for each type of values, and for fp8 on both sides. Prints a line for each launch; ends with
+status 1 if any is wrong.
 """
 
 from __future__ import annotations
 
 import sys
 from itertools import product
+from typing import NamedTuple
 
 import torch
-from wgmma_launches import GROUP_ROWS, WgmmaLaunch, compiled_shapes, most_stages
+from wgmma_launches import GROUP_ROWS, WgmmaLaunch, compiled_shapes, is_compiled, most_stages
 
+from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
+from flashsparse_plugin.formats.sparse_24.layout import layout_of
+from flashsparse_plugin.formats.sparse_24.ops import quantise_tokens
 
-PATTERN = PatternOptions(n=2, m=4)
 CLUSTERS = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (1, 8))  # down, depth
 
 
-def pack(weight: torch.Tensor):
-    """The weight in sparse_24."""
-    return Sparse24().pack(weight, Sparse24().scheme(weight.dtype, PATTERN.model_dump()))
+class Kind(NamedTuple):
+    """Values of a weight, and whether x becomes fp8."""
+
+    values: str = "native"
+    group: int | None = None
+    fp8_x: bool = False
+
+    @property
+    def options(self) -> PatternOptions:
+        return PatternOptions(n=2, m=4, values=self.values, group=self.group)
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        """The weight in sparse_24; off its pattern are the smallest."""
+        weight = PatternOptions(n=2, m=4).keep_largest(weight)
+        scheme = Sparse24().scheme(weight.dtype, self.options.model_dump())
+        return Sparse24().pack(weight, scheme)
+
+    def linear(self, launch: WgmmaLaunch, *arguments) -> torch.Tensor:
+        return (launch.linear_fp8 if self.fp8_x else launch.linear)(*arguments)
 
 
-def misplaced(launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype) -> str:
+KINDS = (
+    Kind(),
+    Kind("fp8_e4m3"),
+    Kind("int8"),
+    *(Kind("int4", group) for group in (32, 64, 128)),
+    Kind("fp8_e4m3", None, True),
+)
+
+
+def misplaced(
+    kind: Kind, launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype
+) -> str:
     """What is wrong of a weight that the identity is multiplied by, or nothing."""
     torch.manual_seed(rows)
-    weight = PATTERN.keep_largest(torch.randint(1, 250, (rows, cols), device="cuda").to(dtype))
-    packed, x = pack(weight), torch.eye(cols, dtype=dtype, device="cuda")
-    y = torch.cat([launch.linear(packed, part) for part in x.split(tokens)]).T
-    wrong = (y != weight).nonzero()
-    if not len(wrong):
+    packed = kind.pack(torch.randint(1, 250, (rows, cols), device="cuda").to(dtype))
+    weight, x = packed.unpack(), torch.eye(cols, dtype=dtype, device="cuda")
+    y = torch.cat([kind.linear(launch, packed, part) for part in x.split(tokens)]).T
+    # Scales of tokens are rounded, so that a product may be, too.
+    allowed = torch.finfo(dtype).eps * weight.abs() if kind.fp8_x else torch.zeros_like(weight)
+    wrong = ~((y - weight).abs() <= allowed)
+    places = wrong.nonzero()
+    if not len(places):
         return ""
-    told = [f"{len(wrong)} of {weight.numel()} elements; (row, column): weight, read"]
-    for row, column in wrong[:12].tolist():
+    told = [f"{len(places)} of {weight.numel()} elements; (row, column): weight, read"]
+    for row, column in places[:12].tolist():
         told.append(f"({row}, {column}): {weight[row, column]:g}, {y[row, column]:g}")
-    rows_off = wrong[:, 0].remainder(GROUP_ROWS).unique().tolist()
-    columns_off = wrong[:, 1].remainder(64).unique().tolist()
+    rows_off = places[:, 0].remainder(GROUP_ROWS).unique().tolist()
+    columns_off = places[:, 1].remainder(64).unique().tolist()
     return "; ".join([*told, f"rows modulo 64: {rows_off}", f"columns modulo 64: {columns_off}"])
 
 
-def inexact(launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype) -> str:
+def inexact(
+    kind: Kind, launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype
+) -> str:
     """What is wrong of a random product, or nothing."""
     torch.manual_seed(tokens)
-    weight = PATTERN.keep_largest(torch.randn(rows, cols, device="cuda").to(dtype))
+    packed = kind.pack(torch.randn(rows, cols, device="cuda").to(dtype))
     x, bias = (torch.randn(*size, device="cuda").to(dtype) for size in ((tokens, cols), (rows,)))
-    packed = pack(weight)
-    y, again = (launch.linear(packed, x, bias) for _ in range(2))
-    exact = x.double() @ weight.double().T + bias.double()
-    magnitude = x.double().abs() @ weight.double().abs().T + bias.double().abs()
-    bound = cols * 2**-23 * magnitude + exact.abs() * torch.finfo(dtype).eps
+    y, again = (kind.linear(launch, packed, x, bias) for _ in range(2))
+    taken = quantise_tokens(x) if kind.fp8_x else x.double()
+    weight = packed.unpack().double()
+    exact = taken @ weight.T + bias.double()
+    magnitude = taken.abs() @ weight.abs().T + bias.double().abs()
+    # Unpacking rounds code x scale, which kernels do not; fp8 products are summed in 14 bits.
+    rounding = 0.0 if kind.values == "native" else torch.finfo(dtype).eps
+    each = cols * 2**-23 + rounding + (cols / 64 * 2**-13 if kind.fp8_x else 0)
+    bound = each * magnitude + exact.abs() * torch.finfo(dtype).eps
     bad = int(((y.double() - exact).abs() > bound).sum() + y.isnan().sum())
     told = [f"{bad} of {y.numel()} elements off"] if bad else []
     told += [] if torch.equal(y, again) else ["not the same again"]
@@ -64,22 +104,23 @@ def inexact(launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch
 
 def main() -> int:
     failures = 0
-    for own, (down, depth) in product(compiled_shapes(), CLUSTERS):
+    for kind, own, (down, depth) in product(KINDS, compiled_shapes(), CLUSTERS):
         rows = GROUP_ROWS * own.groups * down
         stages, cols = most_stages(own, depth), 256 * depth
-        if stages < 2:
+        if stages < 2 or not is_compiled(own, layout_of(kind.options)):
             continue
         tiles = (2, 4) if depth > 1 else (3, 3)  # shared, or as many as there are
         one = WgmmaLaunch(own.index, down, depth, 2, 1)
         two, four = (WgmmaLaunch(own.index, down, depth, stages, count) for count in tiles)
         for dtype in (torch.float16, torch.bfloat16):
-            found = {f"{one}, identity": misplaced(one, rows, cols, own.tokens, dtype)}
+            found = {f"{one}, identity": misplaced(kind, one, rows, cols, own.tokens, dtype)}
             for launch, tokens in ((two, own.tokens - 3), (four, own.tokens + 7)):
                 found[f"{launch}, {tokens} tokens"] = inexact(
-                    launch, 2 * rows - 35, 2047, tokens, dtype
+                    kind, launch, 2 * rows - 35, 2047, tokens, dtype
                 )
             for launch, told in found.items():
-                print(f"{'WRONG' if told else 'right'}  {dtype}  {launch}  {told}", flush=True)
+                state = "WRONG" if told else "right"
+                print(f"{state}  {tuple(kind)}  {dtype}  {launch}  {told}", flush=True)
                 failures += bool(told)
     print(f"{failures} launches are wrong")
     return int(failures > 0)

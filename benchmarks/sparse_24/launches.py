@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layout_of
 from flashsparse_plugin.ops import ops
 
 from . import wgmma_launches
@@ -21,7 +24,7 @@ from .wgmma_launches import WgmmaLaunch
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
-UNIT_ROWS, UNIT_COLS, UNIT_BYTES = 16, 256, 4608
+UNIT_ROWS, UNIT_COLS = 16, 256
 SHARED_BYTES, MOST_ARRIVALS = 227 << 10, 4096
 MOST_TOKENS, LEAST_WGMMA_TOKENS = 64, 9  # of the one kernel; from where the other may be better
 # Bytes a microsecond of one multiprocessor of an H200, from memory and from the L2; its clock.
@@ -49,10 +52,10 @@ class Launch(NamedTuple):
 
     def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies by this launch."""
-        units = packed.tensors["units"]
         return ops.sparse_24_linear_planned(
-            x, units, packed.shape[0], packed.dtype, bias, list(self)
-        )
+            x, packed.tensors["units"], packed.shape[0], packed.dtype, bias, list(self),
+            *code_arguments(packed),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         own = compiled_shapes()[self.shape]
@@ -69,22 +72,30 @@ def compiled_shapes() -> list[Shape]:
     return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
-def shared_bytes(shape: Shape, plan: Launch) -> int:
+def is_compiled(shape: Shape, layout: UnitLayout) -> bool:
+    """What kernels/cuda/sparse_24/linear_plan.h says of codes."""
+    return layout == NATIVE or shape.row_units * 8 >= shape.tokens
+
+
+def shared_bytes(shape: Shape, plan: Launch, layout: UnitLayout) -> int:
     """What kernels/cuda/sparse_24/linear_shared.h lays out."""
     warps = plan.row_warps * plan.column_warps
     barriers = 8 * (2 * plan.x_stages + 1 + warps * plan.weight_stages)
     x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * 2
-    weights = warps * plan.weight_stages * shape.row_units * UNIT_BYTES
+    place = -(-layout.words * 4 // 128) * 128
+    weights = warps * plan.weight_stages * shape.row_units * place
     sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
     return -(-barriers // 1024) * 1024 + x + weights + sums
 
 
 def _candidates(
-    shape: tuple[int, int], tokens: int, multiprocessors: int
+    shape: tuple[int, int], tokens: int, multiprocessors: int, layout: UnitLayout
 ) -> Iterator[tuple[float, Shape, Launch]]:
     """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
     down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
-    fitting = [each for each in compiled_shapes() if each.tokens >= tokens]
+    unit_bytes = layout.words * 4
+    compiled = [each for each in compiled_shapes() if is_compiled(each, layout)]
+    fitting = [each for each in compiled if each.tokens >= tokens]
     narrowest = min((each.tokens for each in fitting), default=0)
     for own in fitting:
         if own.tokens != narrowest:
@@ -100,13 +111,13 @@ def _candidates(
                 continue
             for stages in range(8, 1, -1):
                 room = Launch(own.index, row_warps, column_warps, stages, x_stages, 1)
-                if shared_bytes(own, room) <= SHARED_BYTES:
+                if shared_bytes(own, room, layout) <= SHARED_BYTES:
                     break
             else:
                 continue
             if x_stages == 2 and stages > 3:
                 continue  # there is room for a third stage of x
-            ring = stages * warps * own.row_units * UNIT_BYTES
+            ring = stages * warps * own.row_units * unit_bytes
             parts = max(multiprocessors // sets, 1)
             whole = -(-sets // -(-sets // multiprocessors))  # a whole number of sets to each
             for blocks in {min(n, sets * steps) for n in (multiprocessors, whole, sets * parts)}:
@@ -116,9 +127,10 @@ def _candidates(
                 if sets % blocks and sets * row_warps > MOST_ARRIVALS:
                     continue
                 own_steps = -(-sets * steps // blocks)
-                weight = own_steps * warps * own.row_units * UNIT_BYTES
+                weight = own_steps * warps * own.row_units * unit_bytes
                 x = own_steps * column_warps * UNIT_COLS * 2 * tokens
-                turns = own_steps * warps * own.row_units * (72 + 4 * own.tokens / own.row_units)
+                turns = unit_bytes / 64 + 4 * own.tokens / own.row_units
+                turns *= own_steps * warps * own.row_units
                 busy = max(weight / MEMORY, (weight + x) / L2, turns / CLOCK)
                 busy += 0.2 * x / L2 + 4 * max(0, 1 - ring / (96 << 10)) + 0.1 * max(0, 8 - warps)
                 busy += 2.5 + 0.02 * tokens if sets % blocks else 0
@@ -126,7 +138,11 @@ def _candidates(
 
 
 def plans(
-    shape: tuple[int, int], tokens: int, multiprocessors: int, most: int = 36
+    shape: tuple[int, int],
+    tokens: int,
+    multiprocessors: int,
+    most: int = 36,
+    layout: UnitLayout = NATIVE,
 ) -> list[Launch]:
     """The launches that should be best: some of every shape, with whole and with shared sets.
 
@@ -135,11 +151,12 @@ def plans(
         tokens: 1 to 64.
         multiprocessors: Of the GPU.
         most: How many launches.
+        layout: How units store their values.
 
     Returns:
         The most promising first.
     """
-    found = sorted(_candidates(shape, tokens, multiprocessors), key=lambda each: each[0])
+    found = sorted(_candidates(shape, tokens, multiprocessors, layout), key=lambda each: each[0])
     taken: list[Launch] = []
     seen: Counter[tuple[int, bool, bool]] = Counter()
     for _, own, plan in found:
@@ -159,8 +176,10 @@ def launches(packed: PackedWeight, tokens: int, device: torch.device) -> list[La
     if properties.shared_memory_per_block_optin < SHARED_BYTES:
         return []
     found: list[Launch | WgmmaLaunch] = []
+    layout = layout_of(options_of(packed.scheme))
     if tokens <= MOST_TOKENS:
-        found += plans(packed.shape, tokens, properties.multi_processor_count)
+        found += plans(packed.shape, tokens, properties.multi_processor_count, layout=layout)
     if tokens >= LEAST_WGMMA_TOKENS and (properties.major, properties.minor) == (9, 0):
-        found += wgmma_launches.plans(packed.shape, tokens, properties.multi_processor_count)
+        multiprocessors = properties.multi_processor_count
+        found += wgmma_launches.plans(packed.shape, tokens, multiprocessors, layout=layout)
     return found

@@ -10,9 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "wgmma_plan.h"
@@ -42,9 +44,16 @@ class WgmmaLaunch(NamedTuple):
 
     def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies by this launch."""
-        units = packed.tensors["units"]
         return ops.sparse_24_wgmma_planned(
-            x, units, packed.shape[0], packed.dtype, bias, list(self)
+            x, packed.tensors["units"], packed.shape[0], packed.dtype, bias, list(self),
+            *code_arguments(packed),
+        )  # fmt: skip
+
+    def linear_fp8(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The same by fp8 activations, of fp8_e4m3 values."""
+        units, scales = packed.tensors["units"], packed.tensors["weight_scale"]
+        return ops.sparse_24_linear_fp8_planned(
+            x, units, scales, packed.shape[0], packed.dtype, bias, list(self)
         )
 
     def __str__(self) -> str:
@@ -61,6 +70,12 @@ def compiled_shapes() -> list[WgmmaShape]:
     return [WgmmaShape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
+def is_compiled(shape: WgmmaShape, layout: UnitLayout) -> bool:
+    """What kernels/cuda/sparse_24/wgmma_plan.h says of codes."""
+    groups = 3 if shape.tokens == 64 else 2
+    return layout.values != "int4" or (shape.tokens != 192 and shape.groups == groups)
+
+
 def most_stages(own: WgmmaShape, depth: int = 1) -> int:
     """As many panels of x as fit into shared memory, beside sums of blocks behind each other."""
     sums = own.tokens * own.groups * GROUP_ROWS * 4 if depth > 1 else 0
@@ -68,12 +83,12 @@ def most_stages(own: WgmmaShape, depth: int = 1) -> int:
 
 
 def _candidates(
-    shape: tuple[int, int], tokens: int, multiprocessors: int
+    shape: tuple[int, int], tokens: int, multiprocessors: int, layout: UnitLayout
 ) -> Iterator[tuple[float, WgmmaShape, WgmmaLaunch]]:
     """Launches of every shape and cluster, and microseconds to compare by."""
     columns = -(-shape[1] // UNIT_COLS)
     for own in compiled_shapes():
-        if own.tokens >= 4 * max(tokens, 32):
+        if own.tokens >= 4 * max(tokens, 32) or not is_compiled(own, layout):
             continue
         for down, depth in product((1, 2, 4, 8), repeat=2):
             cluster, stages = down * depth, most_stages(own, depth)
@@ -91,7 +106,7 @@ def _candidates(
                     continue
                 rounds = -(-clusters // slots)
                 panels = -(-tiles * steps // clusters) * rounds * (UNIT_COLS // PANEL_COLS)
-                weight = own.groups * GROUP_ROWS * PANEL_COLS * 9 / 8
+                weight = own.groups * GROUP_ROWS / 16 * layout.words
                 x = own.tokens * PANEL_COLS * 2
                 shared = (own.groups + 1) * own.tokens + weight / 128
                 busy = max(weight / MEMORY / -(-tokens // own.tokens), shared / CLOCK)
@@ -103,7 +118,11 @@ def _candidates(
 
 
 def plans(
-    shape: tuple[int, int], tokens: int, multiprocessors: int, most: int = 24
+    shape: tuple[int, int],
+    tokens: int,
+    multiprocessors: int,
+    most: int = 24,
+    layout: UnitLayout = NATIVE,
 ) -> list[WgmmaLaunch]:
     """The launches that should be best: some of every shape, with and without depth.
 
@@ -112,13 +131,14 @@ def plans(
         tokens: At least 1.
         multiprocessors: Of the GPU.
         most: How many launches.
+        layout: How units store their values.
 
     Returns:
         The most promising first.
     """
     taken: list[WgmmaLaunch] = []
     seen: Counter[tuple[int, bool]] = Counter()
-    for _, own, plan in sorted(_candidates(shape, tokens, multiprocessors)):
+    for _, own, plan in sorted(_candidates(shape, tokens, multiprocessors, layout)):
         kind = own.index, plan.depth > 1
         seen[kind] += 1
         if seen[kind] <= 4 and len(taken) < most:

@@ -26,12 +26,13 @@ def register_linear_autograd(name: str, unpack: str) -> None:
         unpack: The name of the op that unpacks. It takes arguments of the linear op by their
             names, besides in_features, and dtype, which is weight_dtype.
     """
-    names, wanted = _arguments(name), _arguments(unpack)
+    defaults, wanted = _arguments(name), _arguments(unpack)
+    names = list(defaults)
     unpacked: Callable[..., Tensor] = getattr(ops, unpack)
 
     def setup(ctx, inputs, output):
-        given = dict(zip(names, inputs, strict=False))
-        x, bias = given["x"], given.get("bias")
+        given = defaults | dict(zip(names, inputs, strict=False))
+        x, bias = given["x"], given["bias"]
         given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
         ctx.tensors = [each for each in wanted if isinstance(given[each], Tensor)]
         ctx.save_for_backward(*(given[each] for each in ctx.tensors))
@@ -64,12 +65,11 @@ def register_unpacked_linear(name: str, unpack: str) -> None:
     Raises:
         RuntimeError: By the op, where sparse_tokens is negative.
     """
-    names, wanted = _arguments(name), _arguments(unpack)
+    defaults, wanted = _arguments(name), _arguments(unpack)
     unpacked: Callable[..., Tensor] = getattr(ops, unpack)
 
     def linear(*inputs):
-        given: dict[str, Any] = dict.fromkeys(names)
-        given |= zip(names, inputs, strict=False)
+        given: dict[str, Any] = defaults | dict(zip(defaults, inputs, strict=False))
         x, bias, most = given["x"], given["bias"], given["sparse_tokens"]
         if most is not None and most < 0:
             raise RuntimeError(
@@ -83,8 +83,10 @@ def register_unpacked_linear(name: str, unpack: str) -> None:
     impl(f"flashsparse::{name}", "CPU", linear)
 
 
-def _arguments(op: str) -> list[str]:
-    return [argument.name for argument in getattr(ops, op).default._schema.arguments]
+def _arguments(op: str) -> dict[str, Any]:
+    """Arguments in their order, with their default values, None where there is none."""
+    arguments = getattr(ops, op).default._schema.arguments
+    return {argument.name: argument.default_value for argument in arguments}
 
 
 def linear_result(x: Tensor, out_features: int, bias: Tensor | None = None) -> Tensor:

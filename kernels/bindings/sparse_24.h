@@ -2,25 +2,49 @@
 // What the ops of sparse_24 ask of their arguments. No word of the units is an address: whatever
 // they hold, no kernel leaves its bounds.
 #pragma once
+#include <optional>
+#include <string>
+
 #include "bindings/packed.h"
 #include "formats/sparse_24.h"
 
 namespace flashsparse {
 
-inline void check_sparse_24(const Tensor& units, int64_t out, int64_t in) {
+// How units store their values, as ops are told.
+inline sparse_24::UnitLayout sparse_24_layout(const std::string& values, int64_t group) {
+  using sparse_24::ValueType;
+  const bool by_group = group == 32 || group == 64 || group == 128;
+  if (values == "fp8_e4m3" && group == 0) return {ValueType::kFp8};
+  if (values == "int8" && group == 0) return {ValueType::kInt8};
+  if (values == "int4" && by_group) return {ValueType::kInt4, static_cast<int>(group)};
+  FS_CHECK(values == "native" && group == 0,
+           "sparse_24 stores native values, fp8_e4m3 and int8 with scales of rows (group 0), and ",
+           "int4 with scales of 32, 64 or 128 columns, not ", values, " with group ", group);
+  return {};
+}
+
+// Units, and scales of rows, or none where values have none.
+inline void check_sparse_24(const Tensor& units, const std::optional<Tensor>& scales, int64_t out,
+                            int64_t in, sparse_24::UnitLayout layout) {
   check_tensor(units, "units", ScalarType::Int, 3);
   check_shape(out, in);
   const int64_t down = sparse_24::unit_rows(out), across = sparse_24::unit_cols(in);
-  FS_CHECK(
-      units.size(0) == down && units.size(1) == across && units.size(2) == sparse_24::kUnitWords,
-      "units of a [", out, ", ", in, "] weight are [", down, ", ", across, ", ",
-      int64_t{sparse_24::kUnitWords}, "], not [", units.size(0), ", ", units.size(1), ", ",
-      units.size(2), "]");
+  FS_CHECK(units.size(0) == down && units.size(1) == across && units.size(2) == layout.words(),
+           "units of a [", out, ", ", in, "] weight are [", down, ", ", across, ", ",
+           int64_t{layout.words()}, "], not [", units.size(0), ", ", units.size(1), ", ",
+           units.size(2), "]");
   FS_CHECK(down * across <= INT32_MAX, "a [", out, ", ", in, "] weight has too many units of ",
            "sparse_24: split the layer or leave it dense");
   FS_CHECK(reinterpret_cast<uintptr_t>(units.const_data_ptr()) % 16 == 0,
            "units must start on 16 bytes: pass a tensor of its own and not a slice, ",
            "e.g. units.clone()");
+  FS_CHECK(scales || !layout.has_row_scales(), "weight_scale [", out, ", 1] is missing");
+  if (!scales) return;
+  FS_CHECK(layout.has_row_scales(), "these values have no weight_scale");
+  check_tensor(*scales, "weight_scale", ScalarType::Float, 2);
+  check_beside(*scales, "weight_scale", units, "units");
+  FS_CHECK(scales->size(0) == out && scales->size(1) == 1, "weight_scale must be [", out,
+           ", 1], not [", scales->size(0), ", ", scales->size(1), "]");
 }
 
 }  // namespace flashsparse

@@ -8,17 +8,26 @@ namespace {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
-      "sparse_24_unpack(Tensor units, int out_features, int in_features, ScalarType dtype) -> "
-      "Tensor");
+      "sparse_24_unpack(Tensor units, int out_features, int in_features, ScalarType dtype, "
+      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
   m.def(
       "sparse_24_linear(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
-      "Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
+      "Tensor? bias=None, int? sparse_tokens=None, Tensor? weight_scale=None, "
+      "str values=\"native\", int group=0) -> Tensor");
   m.def(
       "sparse_24_linear_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
-      "Tensor? bias, int[] plan) -> Tensor");
+      "Tensor? bias, int[] plan, Tensor? weight_scale=None, str values=\"native\", int group=0) "
+      "-> Tensor");
   m.def(
       "sparse_24_wgmma_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
-      "Tensor? bias, int[] plan) -> Tensor");
+      "Tensor? bias, int[] plan, Tensor? weight_scale=None, str values=\"native\", int group=0) "
+      "-> Tensor");
+  m.def(
+      "sparse_24_linear_fp8(Tensor x, Tensor units, Tensor weight_scale, int out_features, "
+      "ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+  m.def(
+      "sparse_24_linear_fp8_planned(Tensor x, Tensor units, Tensor weight_scale, "
+      "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan) -> Tensor");
 }
 
 }  // namespace

@@ -1,17 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of sparse_24 on CUDA: argument checks, allocation, launches on the current stream.
+#include "bindings/sparse_24_cuda.h"
+
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bindings/cuda.h"
-#include "bindings/linear.h"
-#include "bindings/sparse_24.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/arrivals.h"
 #include "cuda/sparse_24/sparse_24.h"
 
 namespace flashsparse {
+
+void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
+                  const sparse_24::WgmmaPlan& plan, const TiledMatrix& x, const float* x_scales,
+                  Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  const cudaStream_t stream = current_stream(inputs.x);
+  const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
+  FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
+           ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
+  Tensor partials = allocate_like(inputs.x, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+  sparse_24::WgmmaArguments arguments;
+  arguments.units = words_of(packed.units);
+  arguments.scales = packed.scale_data();
+  arguments.x_scales = x_scales;
+  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+  arguments.y = mutable_bits(y);
+  arguments.partials = partials.mutable_data_ptr<float>();
+  arguments.arrivals = nullptr;
+  arguments.rows = static_cast<int>(rows);
+  arguments.cols = static_cast<int>(cols);
+  arguments.tokens = static_cast<int>(tokens);
+  arguments.down = plan.down;
+  arguments.depth = plan.depth;
+  arguments.stages = plan.stages;
+  if (plan.shares_tiles(rows, tokens)) {
+    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
+  }
+  const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
+  STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, stream));
+}
+
 namespace {
 
 using sparse_24::LinearPlan;
@@ -19,47 +51,45 @@ using sparse_24::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kUnitRows.
-Tensor unpack_rows(const Tensor& units, int64_t first, int64_t rows, int64_t in, ScalarType dtype) {
-  Tensor weight = allocate_like(units, {rows, in}, dtype);
+Tensor unpack_rows(const Units& packed, int64_t first, int64_t rows, int64_t in, ScalarType dtype) {
+  Tensor weight = allocate_like(packed.units, {rows, in}, dtype);
   const int64_t skipped = sparse_24::unit_rows(first) * sparse_24::unit_cols(in);
-  STD_CUDA_CHECK(cuda::sparse_24_unpack(words_of(units) + skipped * sparse_24::kUnitWords, rows, in,
-                                        mutable_bits(weight), current_stream(units)));
+  const float* const scales = packed.scale_data();
+  STD_CUDA_CHECK(cuda::sparse_24_unpack(words_of(packed.units) + skipped * packed.layout.words(),
+                                        scales ? scales + first : nullptr, packed.layout, rows, in,
+                                        dtype == ScalarType::BFloat16, mutable_bits(weight),
+                                        current_stream(packed.units)));
   return weight;
 }
 
-Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType dtype) {
+Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType dtype,
+                        const std::optional<Tensor>& scales, const std::string& values,
+                        int64_t group) {
   check_weight_dtype(dtype);
-  check_on_cuda(units, "units");
-  check_sparse_24(units, out, in);
+  const Units packed(units, scales, values, group);
+  packed.check(out, in);
   const DeviceGuard guard(units.get_device_index());
-  return unpack_rows(units, 0, out, in, dtype);
-}
-
-// The kernel reads x 16 bytes at a time: rows are a multiple of 8 long, with zeros at the end.
-Tensor aligned_x(const LinearInputs& inputs) {
-  const Tensor x = inputs.by_token(inputs.x, inputs.in_features);
-  const int64_t over = inputs.in_features % 8;
-  if (over != 0) return torch::stable::pad(x, {0, 8 - over});
-  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
-  return x;
+  return unpack_rows(packed, 0, out, in, dtype);
 }
 
 // Fills y by mma.sp, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
-void mma_product(const LinearInputs& inputs, const Tensor& units, const Gpu& gpu,
+void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                  const std::optional<LinearPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_x(inputs);
   const cudaStream_t stream = current_stream(x);
-  const int64_t most = given ? given->info().tokens : sparse_24::max_tokens(gpu);
+  const int64_t most = given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
-    const LinearPlan plan = given ? *given : sparse_24::plan_linear(rows, cols, tokens, gpu);
+    const LinearPlan plan =
+        given ? *given : sparse_24::plan_linear(rows, cols, tokens, gpu, packed.layout);
     const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
              "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
     Tensor partials = allocate_like(x, {plan.partial_floats(rows)}, ScalarType::Float);
     sparse_24::Arguments arguments;
-    arguments.units = words_of(units);
+    arguments.units = words_of(packed.units);
+    arguments.scales = packed.scale_data();
     arguments.x = bits(x) + begin * x.size(1);
     arguments.x_stride = static_cast<int>(x.size(1));
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
@@ -78,108 +108,71 @@ void mma_product(const LinearInputs& inputs, const Tensor& units, const Gpu& gpu
 }
 
 // Fills y by wgmma.sp in one launch: by `given`, or by a plan of its own.
-void wgmma_product(const LinearInputs& inputs, const Tensor& units, const Gpu& gpu,
+void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                    const std::optional<WgmmaPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_x(inputs);
-  const cudaStream_t stream = current_stream(x);
-  const WgmmaPlan plan = given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu);
-  const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
-  FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
-           ". Remedy: sparse_tokens=0, which unpacks it");
-  Tensor partials = allocate_like(x, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
-  sparse_24::WgmmaArguments arguments;
-  arguments.units = words_of(units);
-  arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
-  arguments.y = mutable_bits(y);
-  arguments.partials = partials.mutable_data_ptr<float>();
-  arguments.arrivals = nullptr;
-  arguments.rows = static_cast<int>(rows);
-  arguments.cols = static_cast<int>(cols);
-  arguments.tokens = static_cast<int>(tokens);
-  arguments.down = plan.down;
-  arguments.depth = plan.depth;
-  arguments.stages = plan.stages;
-  if (plan.shares_tiles(rows, tokens)) {
-    STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));
-  }
+  const WgmmaPlan plan =
+      given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout);
   const TiledMatrix map{bits(x), tokens, cols, x.size(1), plan.copied_tokens()};
-  const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, map, plan, bfloat16, stream));
+  launch_wgmma(inputs, packed, gpu, plan, map, nullptr, y);
 }
 
 // Sparse tensor cores as far as the caller says, then unpacking and the library's dense product:
 // known on the host, so that a CUDA graph can hold the decision.
 Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
-                        const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens) {
+                        const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
+                        const std::optional<Tensor>& scales, const std::string& values,
+                        int64_t group) {
   check_sparse_tokens(sparse_tokens);
   check_weight_dtype(weight_dtype);
-  check_on_cuda(units, "units");
+  const Units packed(units, scales, values, group);
   const LinearInputs inputs(x, rows, bias, units, "units");
   const int64_t cols = inputs.in_features;
-  check_sparse_24(units, rows, cols);
+  packed.check(rows, cols);
   const DeviceGuard guard(units.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(units);
   const int64_t most = sparse_tokens.value_or(sparse_24::max_sparse_tokens(gpu));
   if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    if (sparse_24::prefers_wgmma(rows, cols, inputs.tokens, gpu)) {
-      wgmma_product(inputs, units, gpu, std::nullopt, y);
+    if (sparse_24::prefers_wgmma(rows, cols, inputs.tokens, gpu, packed.layout)) {
+      wgmma_product(inputs, packed, gpu, std::nullopt, y);
     } else {
-      mma_product(inputs, units, gpu, std::nullopt, y);
+      mma_product(inputs, packed, gpu, std::nullopt, y);
     }
   } else {
     unpacked_product(inputs, weight_dtype, sparse_24::kUnitRows, y,
                      [&](int64_t first, int64_t count) {
-                       return unpack_rows(units, first, count, cols, weight_dtype);
+                       return unpack_rows(packed, first, count, cols, weight_dtype);
                      });
   }
   return y;
 }
 
-// For benchmarks: a sparse kernel by a plan of the caller's choice, which make_plan makes of that
-// many numbers, and `product` obeys.
-template <class MakePlan, class Product>
-Tensor planned(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
-               const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers, size_t count,
-               const MakePlan& make_plan, const Product& product) {
-  check_weight_dtype(weight_dtype);
-  check_on_cuda(units, "units");
-  const LinearInputs inputs(x, rows, bias, units, "units");
-  check_sparse_24(units, rows, inputs.in_features);
-  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  FS_CHECK(numbers.size() == count, "a plan has ", count, " numbers, not ", numbers.size());
-  for (const int64_t number : numbers) {
-    FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
-  }
-  const auto plan = make_plan([&](int i) { return static_cast<int>(numbers[i]); });
-  const DeviceGuard guard(units.get_device_index());
-  const Gpu gpu = gpu_of(units);
-  const char* const rule = plan.broken_rule(rows, inputs.in_features, inputs.tokens, gpu);
-  FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ",
-           inputs.in_features, "] weight: ", rule);
-  Tensor y = inputs.new_y();
-  product(inputs, units, gpu, plan, y);
-  return y;
-}
-
 Tensor sparse_24_linear_planned(const Tensor& x, const Tensor& units, int64_t rows,
                                 ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                                const std::vector<int64_t>& numbers) {
-  const auto make_plan = [](const auto& number) {
-    return LinearPlan{number(0), number(1), number(2), number(3), number(4), number(5)};
+                                const std::vector<int64_t>& numbers,
+                                const std::optional<Tensor>& scales, const std::string& values,
+                                int64_t group) {
+  const Units packed(units, scales, values, group);
+  const auto make_plan = [&](const auto& number) {
+    return LinearPlan{number(0), number(1), number(2),    number(3),
+                      number(4), number(5), packed.layout};
   };
-  return planned(x, units, rows, weight_dtype, bias, numbers, 6, make_plan, mma_product);
+  return planned(x, packed, rows, weight_dtype, bias, numbers, 6, make_plan, mma_product);
 }
 
 Tensor sparse_24_wgmma_planned(const Tensor& x, const Tensor& units, int64_t rows,
                                ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                               const std::vector<int64_t>& numbers) {
-  const auto make_plan = [](const auto& number) {
-    return WgmmaPlan{number(0), number(1), number(2), number(3), number(4)};
+                               const std::vector<int64_t>& numbers,
+                               const std::optional<Tensor>& scales, const std::string& values,
+                               int64_t group) {
+  const Units packed(units, scales, values, group);
+  const auto make_plan = [&](const auto& number) {
+    return WgmmaPlan{number(0), number(1), number(2), number(3), number(4), packed.layout};
   };
-  return planned(x, units, rows, weight_dtype, bias, numbers, 5, make_plan, wgmma_product);
+  return planned(x, packed, rows, weight_dtype, bias, numbers, 5, make_plan, wgmma_product);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {

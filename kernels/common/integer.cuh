@@ -27,6 +27,17 @@ __device__ __forceinline__ uint32_t dp2a_hi(uint32_t a, uint32_t b, uint32_t c) 
 #endif
 }
 
+// (a & mask) ^ bits in one instruction: with two constants the compiler makes two of it.
+__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t bits) {
+#ifdef __CUDACC__
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+#else
+  return (a & mask) ^ bits;
+#endif
+}
+
 // Byte i of the result is the byte of b:a (a the lower four) that the low 3 bits of nibble i of the
 // selector name; where the nibble's highest bit is set, the sign of that byte in all its bits.
 // PTX prmt in its default mode: __byte_perm knows no signs.

@@ -7,6 +7,11 @@
 // sparsity selector names: 0 for the first two, 1 for the others. PTX ISA, "Matrix Fragments for
 // sparse wgmma.mma_async.sp .m64nNk32". B is an operand of wgmma.cuh, of which an instruction takes
 // 32 columns: the half of a row of 128 bytes.
+//
+// Of e4m3 it takes 64 columns, a row's same half, and A and metadata lie otherwise ("... sparse
+// wgmma.mma_async.sp .m64nNk64"): of lane 4 g + t, a[i] holds what is kept of row g + 8 (i % 2) and
+// the eight columns from 32 (i / 2) + 8 t on; bits 4 f to 4 f + 3 of its metadata are for row
+// g + 8 (t % 2) and the four columns from 32 (t / 2) + 4 f on. All lanes give metadata.
 #pragma once
 #include "common/device.cuh"
 #include "common/wgmma.cuh"
@@ -22,6 +27,12 @@ template <class Type, int tokens, int half>
 __device__ __forceinline__ void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                              uint64_t b, const uint32_t& metadata);
 
+// d [64, tokens] += a [64, 64] times b [tokens, 64] transposed, both of e4m3. Sums keep some 14
+// bits of mantissa from one instruction to the next (DeepSeek-V3 report, section 3.3.2).
+template <int tokens>
+__device__ __forceinline__ void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4],
+                                                 uint64_t b, const uint32_t& metadata);
+
 #define FS_WGMMA(Type, name, tokens, half, list, a0, a1, a2, a3, right, sparse, ...)               \
   template <>                                                                                      \
   __device__ __forceinline__ void wgmma_sparse<Type, tokens, half>(                                \
@@ -31,6 +42,16 @@ __device__ __forceinline__ void wgmma_sparse(float (&d)[tokens / 2], const uint3
                  ", 1, 1, 1, 0;"                                                                   \
                  : __VA_ARGS__                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));             \
+  }
+#define FS_WGMMA_FP8(tokens, list, a0, a1, a2, a3, right, sparse, ...)                        \
+  template <>                                                                                 \
+  __device__ __forceinline__ void wgmma_sparse_fp8<tokens>(                                   \
+      float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) { \
+    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64.f32.e4m3.e4m3 {" list    \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", %" #sparse        \
+                 ", 0, 1, 1, 1;"                                                              \
+                 : __VA_ARGS__                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));        \
   }
 #define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
@@ -64,6 +85,11 @@ FS_WGMMA_TYPE(Float16, "f16", 0)
 FS_WGMMA_TYPE(Float16, "f16", 1)
 FS_WGMMA_TYPE(BFloat16, "bf16", 0)
 FS_WGMMA_TYPE(BFloat16, "bf16", 1)
+FS_WGMMA_FP8(64, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32(0))
+FS_WGMMA_FP8(128, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32(0), FS_D32(32))
+FS_WGMMA_FP8(192, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32(0), FS_D32(32), FS_D32(64))
+FS_WGMMA_FP8(256, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32(0), FS_D32(32), FS_D32(64),
+             FS_D32(96))
 #undef FS_WGMMA_TYPE
 #undef FS_L128
 #undef FS_L96
@@ -72,6 +98,7 @@ FS_WGMMA_TYPE(BFloat16, "bf16", 1)
 #undef FS_D32
 #undef FS_D16
 #undef FS_D4
+#undef FS_WGMMA_FP8
 #undef FS_WGMMA
 
 #else
@@ -148,13 +175,62 @@ inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thr
   return rows;
 }
 
+// The same of e4m3: 32 values and their columns a row.
+inline std::vector<uint16_t> sparse_fp8_rows(simt::Product* const* all, unsigned thread, int) {
+  constexpr int kKept = kSparseDepth;
+  std::vector<uint16_t> rows(4 * kKept);
+  simt::Product* const* const lanes = all + thread / 4 * 4;
+  for (int row = 0; row < 2; ++row) {
+    for (int k = 0; k < kKept; ++k) {
+      const int part = k / 16, eight = k / 4 % 4, four = k / 2 % 8;
+      uint16_t* const kept = &rows[row * 2 * kKept + k];
+      kept[0] = lanes[eight]->given[2 * part + row] >> k % 4 * 8 & 0xff;
+      const uint32_t word = lanes[2 * part + row]->given_metadata;
+      kept[kKept] = k / 2 * 4 + (word >> (4 * four + k % 2 * 2) & 3);
+      if (k % 2 == 1 && kept[kKept - 1] >= kept[kKept])
+        simt::fail("the metadata of a wgmma are not in rising order (%s:%d)",
+                   all[thread]->place.file_name(), all[thread]->place.line);
+    }
+  }
+  return rows;
+}
+
+// Every code of e4m3.
+inline const std::vector<float> kFp8Floats = [] {
+  std::vector<float> floats(256);
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15, units = (code & 7) + (exponent ? 8 : 0);
+    const float magnitude = std::ldexp(static_cast<float>(units), std::max(exponent, 1) - 10);
+    floats[code] = (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -magnitude : magnitude;
+  }
+  return floats;
+}();
+
+inline void add_sparse_fp8_wgmma(const simt::Product& product, float* sums) {
+  constexpr int kKept = kSparseDepth;
+  for (int i = 0; i < product.tokens / 2; ++i) {
+    const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
+    const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
+    double sum = sums[i];
+    for (int k = 0; k < kKept; ++k) {
+      const int at = row[kKept + k];
+      sum += double{product.floats[row[k]]} * product.floats[column[at / 2] >> at % 2 * 8 & 0xff];
+    }
+    sums[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
+  }
+}
+
+using SparseRows = std::vector<uint16_t> (*)(simt::Product* const*, unsigned, int);
+
 inline void issue_sparse(float* d, int tokens, const float* floats, const uint32_t* a, uint64_t b,
-                         const uint32_t* metadata, int half, simt::Place place) {
+                         const uint32_t* metadata, int half, simt::Place place,
+                         SparseRows rows_of = sparse_rows,
+                         void (*add)(const simt::Product&, float*) = add_sparse_wgmma) {
   simt::Product product{read_sparse_operands, tokens, floats, d, place};
   {
     const simt::sanitizers::Unwatched unwatched;
     check_wgmma_begun(place);
-    product.add = add_sparse_wgmma;
+    product.add = add;
     product.b = check_sparse_operand(b, tokens, place);
     product.registers = a;
     std::memcpy(product.given, a, sizeof product.given);
@@ -163,7 +239,7 @@ inline void issue_sparse(float* d, int tokens, const float* floats, const uint32
     simt::warpgroup_collective("wgmma_sparse", place, product, [&](simt::Product* const* all) {
       for (unsigned i = 0; i < simt::kWarpgroup * simt::kWarpSize; ++i) {
         check_same_wgmma(product, *all[i]);
-        all[i]->rows = sparse_rows(all, i, half);
+        all[i]->rows = rows_of(all, i, half);
       }
       for (int i = 0; i < tokens * kSparseDepth; i += 8)
         check_wgmma_fence(wgmma_address(product.b, i / kSparseDepth, i % kSparseDepth), place);
@@ -181,6 +257,14 @@ void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
   static_assert(half == 0 || half == 1, "as for the GPU");
   static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
   detail::issue_sparse(d, tokens, detail::kFloats<Type>.data(), a, b, &metadata, half, place);
+}
+
+template <int tokens>
+void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
+                      const uint32_t& metadata, simt::Place place = simt::Place::here()) {
+  static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
+  detail::issue_sparse(d, tokens, detail::kFp8Floats.data(), a, b, &metadata, 0, place,
+                       detail::sparse_fp8_rows, detail::add_sparse_fp8_wgmma);
 }
 
 #endif

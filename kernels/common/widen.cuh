@@ -3,7 +3,7 @@
 //
 // A code is set into the mantissa or the exponent of a 16-bit float by bit operations, and one
 // packed fma puts its exponent, or its sign, right. Instructions for four codes of 8 bits, float16
-// and bfloat16: fp8_e4m3 2 (6 before sm_89) and 10, int8 5 and 7; for eight of 4 bits: 9 and 11.
+// and bfloat16: fp8_e4m3 2 (8 before sm_89) and 8, int8 5 and 7; for eight of 4 bits: 9 and 11.
 #pragma once
 #include "common/device.cuh"
 #include "common/integer.cuh"
@@ -29,7 +29,9 @@ template <class Type>
 uint32_t fma_two(Type, uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d = 0;
   for (int shift = 0; shift < 32; shift += 16) {
-    const auto value = [&](uint32_t two) { return double{kFloats<Type>.data()[two >> shift & 0xffff]}; };
+    const auto value = [&](uint32_t two) {
+      return double{kFloats<Type>.data()[two >> shift & 0xffff]};
+    };
     // Exact in fp64 but for a sum of numbers that lie very far apart, which rounds twice here.
     const auto sum = static_cast<float>(value(a) * value(b) + value(c));
     d |= uint32_t{from_float(Type{}, sum)} << shift;
@@ -67,16 +69,18 @@ __device__ __forceinline__ void widen_fp8(uint32_t w, uint32_t& a0, uint32_t& a1
     return;
   }
 #endif
-  // Sign, exponent and mantissa where the wider float has them; its exponent is then too small by
-  // the difference of the biases, subnormal codes included.
-  constexpr int kShift = kIsFloat16<Type> ? 1 : 4;
+  // Sign, exponent and mantissa where the wider float has them, by shifting codes that prmt has
+  // extended by their sign; the exponent is then too small by the difference of the biases,
+  // subnormal codes included.
+  constexpr int kShift = kIsFloat16<Type> ? 7 : 4;
+  constexpr uint32_t kKept = kIsFloat16<Type> ? 0xbf80bf80 : 0x87f087f0;
   constexpr uint32_t kScale = kIsFloat16<Type> ? 0x5c005c00 : 0x7b807b80;  // 2^8, 2^120
-  const uint32_t two[2] = {prmt(w, 0, 0x1404), prmt(w, 0, 0x3424)};
+  const uint32_t two[2] = {prmt(w, 0, 0x9180), prmt(w, 0, 0xb3a2)};
   uint32_t* const to[2] = {&a0, &a1};
   FS_UNROLL
   for (int i = 0; i < 2; ++i) {
-    const uint32_t bits = (two[i] & 0x80008000) | (two[i] & 0x7f007f00) >> kShift;
-    *to[i] = fma_two<Type>(bits, kScale, 0x80008000);  // plus -0, which changes nothing
+    // Plus -0, which changes nothing.
+    *to[i] = fma_two<Type>(two[i] << kShift & kKept, kScale, 0x80008000);
   }
 }
 
@@ -90,10 +94,10 @@ __device__ __forceinline__ void widen_int8(uint32_t w, uint32_t& a0, uint32_t& a
   } else {
     // 128 has room for seven bits; the eighth makes the -128 that is to be added -256.
     const uint32_t two[2] = {w, w >> 8};
-    a0 = fma_two<Type>((two[0] & 0x007f007f) | 0x43004300, 0x3f803f80,
-                       (two[0] & 0x00800080) | 0xc300c300);
-    a1 = fma_two<Type>((two[1] & 0x007f007f) | 0x43004300, 0x3f803f80,
-                       (two[1] & 0x00800080) | 0xc300c300);
+    a0 = fma_two<Type>(and_xor(two[0], 0x007f007f, 0x43004300), 0x3f803f80,
+                       and_xor(two[0], 0x00800080, 0xc300c300));
+    a1 = fma_two<Type>(and_xor(two[1], 0x007f007f, 0x43004300), 0x3f803f80,
+                       and_xor(two[1], 0x00800080, 0xc300c300));
   }
 }
 
@@ -105,13 +109,13 @@ __device__ __forceinline__ void widen_int4(uint32_t w, uint32_t (&a)[4]) {
     FS_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const uint32_t two = w >> 4 * i;
-      a[i] = fma_two<Type>((two & 0x000f000f) ^ 0x64086408, 0x3c003c00, 0xe408e408);
-      a[i + 1] = fma_two<Type>((two & 0x00f000f0) ^ 0x64806480, 0x2c002c00, 0xd480d480);
+      a[i] = fma_two<Type>(and_xor(two, 0x000f000f, 0x64086408), 0x3c003c00, 0xe408e408);
+      a[i + 1] = fma_two<Type>(and_xor(two, 0x00f000f0, 0x64806480), 0x2c002c00, 0xd480d480);
     }
   } else {
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
-      a[i] = fma_two<Type>((w >> 4 * i & 0x000f000f) ^ 0x43084308, 0x3f803f80, 0xc308c308);
+      a[i] = fma_two<Type>(and_xor(w >> 4 * i, 0x000f000f, 0x43084308), 0x3f803f80, 0xc308c308);
     }
   }
 }

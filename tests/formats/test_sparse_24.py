@@ -21,11 +21,29 @@ FORM = Sparse24()
 PATTERNS = [(2, 4, 1), (2, 4, 8), (1, 4, 1), (1, 2, 2), (2, 8, 1), (1, 12, 4), (2, 256, 128)]
 SHAPES = [(1, 1), (3, 70), (16, 256), (35, 513), (130, 300)]
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+CODES = [("fp8_e4m3", None), ("int8", None), ("int4", 32), ("int4", 64), ("int4", 128)]
+NATIVE = ("native", None)
 
 
-def scheme_of(pattern=(2, 4, 1), dtype=torch.bfloat16):
+def scheme_of(pattern=(2, 4, 1), dtype=torch.bfloat16, codes=NATIVE):
     n, m, length = pattern
-    return FORM.scheme(dtype, {"n": n, "m": m, "vector_length": length})
+    options = {"n": n, "m": m, "vector_length": length, "values": codes[0], "group": codes[1]}
+    return FORM.scheme(dtype, options)
+
+
+def stored_codes(scheme, shape=(40, 300), seed=0):
+    """Any codes that the pattern can hold, the most negative ones among them, and any scales."""
+    options, generator = scheme.options, torch.Generator().manual_seed(seed)
+    values = options.value_type
+    bits = torch.arange(256, dtype=torch.uint8)
+    numbers = values.decode(bits[None], 256 * 8 // values.bits)[0]
+    numbers = numbers[~numbers.isnan()]
+    codes = numbers[torch.randint(len(numbers), shape, generator=generator)]
+    codes = codes * (options.keep_largest(torch.rand(shape, generator=generator) + 1) != 0)
+    stored = NMVector().scheme(scheme.dtype, scheme.values)
+    spec = NMVector().tensors(stored, shape)["weight_scale"]
+    scales = torch.rand(spec.shape, generator=generator).to(spec.dtype)
+    return NMVector().pack_codes(codes, scales, stored).validate()
 
 
 def weight_of(scheme, shape=(40, 300), seed=0):
@@ -52,6 +70,20 @@ def test_it_holds_the_weight_as_the_reference_does(pattern, shape):
         assert FORM.nonzeros(packed) == weight.count_nonzero()
 
 
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[1::2], ids=str)
+def test_it_holds_codes_as_the_reference_does(codes, shape):
+    for seed, dtype in enumerate(FORM.dtypes):
+        scheme = scheme_of(PATTERNS[seed], dtype, codes)
+        weight = FORM.conform(sparse_weight(*shape, 0.7, dtype, seed), scheme)
+        packed = FORM.pack(weight, scheme).validate()
+        reference = FORM.reference.pack(weight, scheme)
+        assert packed.tensors.keys() == reference.keys()
+        assert all(torch.equal(packed.tensors[name], t) for name, t in reference.items())
+        assert same(packed.unpack(), weight) and same(FORM.reference.unpack(packed), weight)
+        assert FORM.nonzeros(packed) == weight.count_nonzero()
+
+
 @every_pattern
 def test_the_storage_form_leads_here_and_back(pattern):
     scheme = scheme_of(pattern)
@@ -63,9 +95,21 @@ def test_the_storage_form_leads_here_and_back(pattern):
     assert all(torch.equal(back.tensors[name], t) for name, t in packed.tensors.items())
 
 
-def test_slabs_of_rows_make_the_same(monkeypatch):
-    scheme = scheme_of((2, 8, 4))
-    weight = weight_of(scheme, (300, 100))
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("pattern", [(2, 4, 1), (1, 8, 16)], ids=str)
+def test_codes_come_here_and_back_as_they_are(pattern, codes):
+    packed = stored_codes(scheme_of(pattern, codes=codes))
+    there = FORM.arrange(packed.tensors, scheme_of(pattern, codes=codes), packed.shape).validate()
+    assert same(there.unpack(), packed.unpack())
+    assert same(there.unpack(), FORM.reference.unpack(there))
+    back = there.transcode(packed.scheme)
+    assert all(torch.equal(back.tensors[name], t) for name, t in packed.tensors.items())
+
+
+@pytest.mark.parametrize("codes", [NATIVE, CODES[0], CODES[2]], ids=str)
+def test_slabs_of_rows_make_the_same(monkeypatch, codes):
+    scheme = scheme_of((2, 8, 4), codes=codes)
+    weight = FORM.conform(sparse_weight(300, 100, 0.7, scheme.dtype), scheme)
     whole = FORM.pack(weight, scheme)
     monkeypatch.setattr(layout, "SLAB_ELEMENTS", 1)
     assert [len(range(300)[slab]) for slab in layout.slabs(300, 100)] == [128, 128, 44]
@@ -98,7 +142,7 @@ def test_positions_that_do_not_rise_are_refused_by_their_place(row, column):
     packed = FORM.pack(weight_of(scheme), scheme)
     own = packed.tensors["units"].clone()
     bits = torch.tensor([[0x0, 0x5, 0xA, 0xF, 0x1, 0xB]]).T  # both alike, or falling
-    _, metadata, shift = FORM.reference._words(row % 16, column % 256 // 4 * 4)
+    _, metadata, shift = FORM.reference.place(row % 16, column % 256 // 4 * 4)
     for four in bits.flatten().tolist():
         word = own[row // 16, column // 256, metadata].item() & ~(15 << shift) | four << shift
         damaged = own.clone()
@@ -108,9 +152,27 @@ def test_positions_that_do_not_rise_are_refused_by_their_place(row, column):
             PackedWeight(scheme, packed.shape, {"units": damaged}).validate("mine")
 
 
+@pytest.mark.parametrize("codes", [("fp8_e4m3", 128), ("int8", 32), ("int4", None)], ids=str)
+def test_codes_that_have_no_kernel_are_refused(codes):
+    with pytest.raises(FormatError, match=rf"{codes[0]}.*int4 by groups. Pack to nm_vector"):
+        FORM.pack(torch.zeros(4, 24, dtype=torch.bfloat16), scheme_of(codes=codes))
+
+
+def test_units_with_no_numbers_are_refused():
+    fp8, int4 = scheme_of(codes=CODES[0]), scheme_of(codes=CODES[4])
+    nan, inf = (FORM.arrange(stored_codes(s).tensors, s, (40, 300)) for s in (fp8, int4))
+    nan.tensors["units"][1, 1, 5] |= 0x7F
+    with pytest.raises(FormatError, match="code that is NaN"):
+        nan.validate()
+    inf.tensors["units"][1, 1, 256 + 128] |= 0x7F80
+    with pytest.raises(FormatError, match="weight_scale must be finite"):
+        inf.validate()
+
+
+@pytest.mark.parametrize("codes", [NATIVE, *CODES], ids=str)
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_linear_obeys_any_plan_and_is_the_product(x_dtype):
-    scheme = scheme_of()
+def test_linear_obeys_any_plan_and_is_the_product(x_dtype, codes):
+    scheme = scheme_of(codes=codes)
     weight = FORM.conform(sparse_weight(130, 70, 0.7, scheme.dtype), scheme)
     packed = FORM.pack(weight, scheme)
     x, bias = torch.randn(2, 3, 70).to(x_dtype), torch.randn(130).to(x_dtype)
@@ -122,22 +184,50 @@ def test_linear_obeys_any_plan_and_is_the_product(x_dtype):
         assert y.dtype == x_dtype and ((y.double() - exact).abs() <= tolerance).all()
 
 
-def test_ops_keep_their_promises():
-    scheme = scheme_of()
+@pytest.mark.parametrize("codes", [NATIVE, CODES[1], CODES[2]], ids=str)
+def test_ops_keep_their_promises(codes):
+    scheme = scheme_of(codes=codes)
     packed = FORM.pack(FORM.conform(sparse_weight(50, 70, 0.7), scheme), scheme)
     units, dtype = packed.tensors["units"], torch.bfloat16
+    stored = packed.tensors.get("weight_scale"), codes[0], codes[1] or 0
     x, bias = torch.randn(2, 3, 70, requires_grad=True), torch.randn(50, requires_grad=True)
-    opcheck(ops.sparse_24_unpack.default, (units, 50, 70, dtype))
-    opcheck(ops.sparse_24_linear.default, (x, units, 50, dtype, bias, 4))
-    ops.sparse_24_linear(x, units, 50, dtype, bias).sum().backward()
+    opcheck(ops.sparse_24_unpack.default, (units, 50, 70, dtype, *stored))
+    opcheck(ops.sparse_24_linear.default, (x, units, 50, dtype, bias, 4, *stored))
+    ops.sparse_24_linear(x, units, 50, dtype, bias, None, *stored).sum().backward()
     ours = x.grad, bias.grad
     x.grad = bias.grad = None
     torch.nn.functional.linear(x, packed.unpack().float(), bias).sum().backward()
     torch.testing.assert_close(ours, (x.grad, bias.grad))
+
+
+def test_fp8_activations_on_a_cpu():
+    scheme = scheme_of(codes=("fp8_e4m3", None))
+    packed = FORM.pack(FORM.conform(sparse_weight(50, 70, 0.7), scheme), scheme)
+    units, scales = packed.tensors["units"], packed.tensors["weight_scale"]
+    x, bias = torch.randn(2, 3, 70).bfloat16(), torch.randn(50).bfloat16()
+    x[1, 1] = 0
+    opcheck(ops.sparse_24_linear_fp8.default, (x, units, scales, 50, torch.bfloat16, bias))
+    y = ops.sparse_24_linear_fp8(x, units, scales, 50, torch.bfloat16, bias)
+    exact = exact_linear(x, packed.unpack(), bias)
+    # Codes have four bits, so they are off by a sixteenth at most: of sums of 35, mostly far less.
+    assert (y.double() - exact).norm() < 0.05 * exact.norm() and torch.equal(y[1, 1], bias)
+    with pytest.raises(RuntimeError, match="x must have the dtype of the weight"):
+        ops.sparse_24_linear_fp8(x.half(), units, scales, 50, torch.bfloat16)
+
+
+def test_ops_refuse_what_does_not_fit():
+    units = torch.zeros(4, 1, 1152, dtype=torch.int32)
+    codes, scales = torch.zeros(4, 1, 640, dtype=torch.int32), torch.ones(50, 1)
+    x, dtype = torch.ones(6, 70), torch.bfloat16
     for bad, told in (
         ((x, units, 66, dtype), r"units of a \[66, 70\] weight are \[5, 1, 1152\]"),
         ((torch.ones(2, 257), units, 50, dtype), r"\[4, 2, 1152\], not \[4, 1, 1152\]"),
         ((x, units, 50, dtype, None, -1), "sparse_tokens must be 0 .* not -1"),
+        ((x, codes, 50, dtype), r"\[4, 1, 1152\], not \[4, 1, 640\]"),
+        ((x, codes, 50, dtype, None, None, None, "int8"), r"weight_scale of int8 .* \[50, 1\]"),
+        ((x, codes, 50, dtype, None, None, scales[1:], "int8"), r"must be \[50, 1\]"),
+        ((x, codes, 50, dtype, None, None, scales, "int4", 7), "int4 with group 7"),
+        ((x, units, 50, dtype, None, None, scales), "native values have no weight_scale"),
     ):
         with pytest.raises(RuntimeError, match=told):
             ops.sparse_24_linear(*bad)
@@ -152,6 +242,9 @@ def test_the_planned_ops_have_a_shape_without_a_gpu():
     ):
         y = op(x, units, 50, torch.bfloat16, None, plan)
         assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
+    codes, scales = units[:, :, :640], torch.empty(50, 1, device="meta")
+    y = ops.sparse_24_linear_fp8_planned(x, codes, scales, 50, x.dtype, None, [0, 1, 1, 2, 1])
+    assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
 
 
 def test_options_are_those_of_the_storage_form():

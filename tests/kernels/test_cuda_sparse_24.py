@@ -11,8 +11,19 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from emulated_linear import require_exact
-from emulated_sparse_24 import SHAPES, TWO_OF_FOUR, Case, Plan, random_case, require_all, run, split
+from emulated_sparse_24 import (
+    CODES,
+    SHAPES,
+    TWO_OF_FOUR,
+    VALUES,
+    Case,
+    Plan,
+    judge,
+    random_case,
+    require_all,
+    run,
+    split,
+)
 from emulation import (
     ROOT,
     SANITIZED,
@@ -23,7 +34,9 @@ from emulation import (
 )
 from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
+from flashsparse_plugin.formats.sparse_24.layout import layout_of
 from flashsparse_plugin.packed import PackedWeight
 
 LINEAR, UNPACK = "sparse_24/linear_driver", "sparse_24/unpack_driver"
@@ -42,6 +55,24 @@ def planned(number: int, shape: int, warps: tuple[int, int], blocks: int) -> Cas
     return random_case(rows, 256 * 5 - 7, tokens - number % 3, number, plan=plan)
 
 
+def code_shapes(values: str, group: int | None) -> list[int]:
+    """The shapes that the driver has codes in."""
+    every = [(8, 1), (8, 2), (16, 2), (32, 4)]
+    if values == "int8" or group == 64:
+        every = [(8, 2)]
+    elif group == 32:
+        every = [(8, 2), (32, 4)]
+    return [number for number, shape in enumerate(SHAPES) if shape[:2] in every]
+
+
+def of_codes(values: str, group: int | None, number: int, shape: int, warps: tuple[int, int]):
+    """A planned launch of codes, whose rows, columns and groups end anywhere."""
+    options = PatternOptions(n=2, m=4, values=values, group=group)
+    rounds = group is not None and SHAPES[shape][0] > 16
+    case = planned(number, shape, warps, 1 + number % 3)
+    return replace(case, options=options, rounds=rounds)
+
+
 def planned_cases() -> list[Case]:
     """Every shape by every arrangement of warps; blocks that share a set, own one, or own two."""
     cases = []
@@ -56,6 +87,31 @@ def test_every_compiled_shape_is_right(driver):
     require_all(driver(LINEAR, "plain"), planned_cases())
 
 
+@pytest.mark.parametrize(("values", "group"), CODES)
+def test_codes_are_multiplied(driver, values, group):
+    """In both dtypes, by one and by several warps; to the same bits in any schedule."""
+    cases = []
+    for shape in code_shapes(values, group):
+        for warps in ((1, 2), (2, 1)):
+            cases.append(of_codes(values, group, len(cases) + 1, shape, warps))
+    require_all(driver(LINEAR, "plain"), cases)
+    found = require_all(driver(LINEAR, "plain"), cases[0].with_seeds())
+    assert all(torch.equal(y, found[0]) for y in found)
+
+
+@pytest.mark.parametrize(("values", "group"), CODES)
+def test_codes_take_infinity_and_nan_of_x_where_they_are_kept(driver, values, group):
+    case = of_codes(values, group, 1, code_shapes(values, group)[-1], (1, 1))
+    x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
+    x[1, column], x[2, column] = torch.inf, torch.nan
+    (y,) = split(run(driver(LINEAR, "plain"), [replace(case, x=x)]).stdout, [case])
+    kept = case.exact[:, column] != 0
+    assert not torch.isfinite(y[1:3, kept]).any()
+    wide = torch.nn.functional.pad(case.exact, (0, -case.exact.shape[1] % 4))
+    full = (wide.view(len(wide), -1, 4) != 0).sum(-1)[:, column // 4] == 2
+    assert torch.isfinite(y[1:3, full & ~kept]).all() and torch.isfinite(y[0]).all()
+
+
 @pytest.mark.parametrize("gpu", GPUS, ids=str)
 def test_every_product_as_it_is_planned(driver, gpu):
     cases = []
@@ -63,6 +119,9 @@ def test_every_product_as_it_is_planned(driver, gpu):
     sizes = [(1, 1), (33, 100), (100, 1300), (17, 257), (300, 300), (15, 512)]
     for number, count in enumerate(tokens * 2):
         cases.append(random_case(*sizes[number % len(sizes)], count, number, gpu=gpu))
+        if count <= 32:
+            options = PatternOptions(n=2, m=4, values="fp8_e4m3")
+            cases.append(replace(cases[-1], options=options))
     require_all(driver(LINEAR, "plain"), cases)
 
 
@@ -72,11 +131,14 @@ def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
     own = importlib.import_module("sparse_24.launches")
     assert [each[1:] for each in own.compiled_shapes()] == SHAPES
     cases = []
-    for number, (shape, tokens) in enumerate(product(((100, 1300), (33, 4000)), (8, 33))):
-        found = own.plans(shape, tokens, 4, most=3)
+    shapes, launched = ((100, 1300), (33, 4000)), (("native", 8), ("native", 33), ("fp8_e4m3", 8))
+    for number, (shape, (values, tokens)) in enumerate(product(shapes, launched)):
+        options = PatternOptions(n=2, m=4, values=values)
+        found = own.plans(shape, tokens, 4, most=2, layout=layout_of(options))
         assert found
         for launch in found:
-            cases.append(random_case(*shape, tokens, number, plan=Plan(*launch)))
+            plan = Plan(*launch)
+            cases.append(random_case(*shape, tokens, number, plan=plan, options=options))
     require_all(driver(LINEAR, "plain"), cases)
 
 
@@ -122,6 +184,7 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 def test_sanitizers_find_nothing(driver, sanitizer):
     cases = [planned(n, shape, (2, 2), 3) for n, shape in enumerate((0, 3, 8))]
     cases += [random_case(33, 1300, 9, 3), random_case(17, 257, 64, 4)]
+    cases += [of_codes(*each, 2, code_shapes(*each)[-1], (1, 2)) for each in CODES]
     require_all(driver(LINEAR, sanitizer), [replace(case, seed=7) for case in cases])
 
 
@@ -134,16 +197,18 @@ def test_no_barrier_can_be_spared():
     binary = compile_driver(LINEAR, "thread", headers)
     cases = [planned(1, 1, (2, 3), 3), planned(2, 0, (1, 2), 5)]  # with sums between blocks
     cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
+    int4 = PatternOptions(n=2, m=4, values="int4", group=128)
+    cases.append(replace(cases[-1], options=int4))  # whose scales lanes copy for each other
     cases = [replace(case, seed=7) for case in cases]
     spared = []
     for number, place in enumerate(places):
         ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
 
-        def judge(written: bytes) -> None:
+        def judge_all(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):
-                require_exact(case, y)
+                judge(case, y)
 
-        if not is_caught(ran, judge):
+        if not is_caught(ran, judge_all):
             spared.append(place)
     assert places and spared == []
 
@@ -159,32 +224,46 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     ):
         ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
+    int8 = replace(case, options=PatternOptions(n=2, m=4, values="int8"), plan=Plan(2))
+    ran = run(driver(LINEAR, "plain"), [int8])
+    assert ran.returncode == 1 and "no such shape" in ran.stderr.decode()
     ran = run(driver(LINEAR, "plain"), [replace(random_case(40, 300, 9, 2), plan=Plan(0))])
     assert ran.returncode == 1 and "other numbers of tokens" in ran.stderr.decode()
 
 
 def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
-    fed = b"".join(
-        np.array([*packed.shape, seed], dtype=np.int64).tobytes()
-        + packed.tensors["units"].numpy().tobytes()
-        for packed, seed in cases
-    )
-    ran = subprocess.run([str(binary)], input=fed, capture_output=True, timeout=120)
+    fed = []
+    for packed, seed in cases:
+        options = packed.scheme.options
+        how = packed.dtype == torch.bfloat16, VALUES.index(options.values), options.group or 0
+        fed.append(np.array([*packed.shape, seed, *how], dtype=np.int64).tobytes())
+        fed += [tensor.numpy().tobytes() for tensor in packed.tensors.values()]
+    ran = subprocess.run([str(binary)], input=b"".join(fed), capture_output=True, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()
     bits = torch.from_numpy(np.frombuffer(ran.stdout, dtype=np.int16).copy())
     parts = bits.split([packed.shape[0] * packed.shape[1] for packed, _ in cases])
     return [part.view(packed.shape) for part, (packed, _) in zip(parts, cases, strict=True)]
 
 
+UNPACKED = [(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030)]
+
+
 @pytest.mark.parametrize("sanitizer", ["plain", *SANITIZED])
 def test_unpacking_gives_every_bit_back(driver, sanitizer):
     cases, weights = [], []
-    for seed, shape in enumerate([(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030)]):
+    for seed, shape in enumerate(UNPACKED):
         scheme = Sparse24().scheme(torch.float16, TWO_OF_FOUR.model_dump())
         bits = bits_without_negative_zero(every_bit_pattern(shape, torch.float16, seed))
         kept = TWO_OF_FOUR.keep_largest(torch.rand(shape) + 1) != 0
         weights.append(bits.where(kept, 0))
         cases.append((Sparse24().pack(weights[-1].view(torch.float16), scheme), SEEDS[seed % 3]))
+    for seed, (values, group) in enumerate(CODES):
+        for dtype in Sparse24().dtypes:
+            options = {"n": 2, "m": 4, "values": values, "group": group}
+            weight = TWO_OF_FOUR.keep_largest(torch.randn(UNPACKED[seed]).to(dtype))
+            packed = Sparse24().pack(weight, Sparse24().scheme(dtype, options))
+            weights.append(Sparse24().reference.unpack(packed).view(torch.int16))
+            cases.append((packed, SEEDS[seed % 3]))
     found = unpack(driver(UNPACK, sanitizer), cases)
     assert all(torch.equal(a, b) for a, b in zip(found, weights, strict=True))
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from emulated_linear import require_exact
-from emulated_sparse_24 import Case, random_case, require_all, run, split
+from emulated_sparse_24 import CODES, Case, judge, random_case, require_all, run, split
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
@@ -21,8 +22,12 @@ from emulation import (
     is_caught,
     with_switched_barriers,
 )
+from torch import Tensor
 
-DRIVER = "sparse_24/wgmma_driver"
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.sparse_24.ops import quantise_tokens
+
+DRIVER, FP8_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_fp8_x_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
 SHAPES = [  # tokens of a tile, warpgroups
     tuple(map(int, found))
@@ -75,6 +80,80 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
     require_all(driver(DRIVER, "plain"), cases)
 
 
+def of_codes(values: str, group: int | None, number: int, plan: Plan) -> Case:
+    """A product of codes over several units, in both dtypes by turns."""
+    options = PatternOptions(n=2, m=4, values=values, group=group)
+    cols = 1400 if plan.clusters > 1 else 700
+    return random_case(140, cols, 9, number, plan=plan, options=options, rounds=group is not None)
+
+
+def code_plans(group: int | None) -> list[Plan]:
+    """Launches of shapes that load one unit at once and several; ranges that begin anywhere."""
+    several = SHAPES.index((64, 2) if group is None else (64, 3))
+    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 2 if group is None else 1)]
+    return plans if group else [*plans, Plan(SHAPES.index((64, 4)), 1, 1, 2, 1)]
+
+
+@pytest.mark.parametrize(("values", "group"), CODES)
+def test_codes_are_multiplied(driver, values, group):
+    plans = code_plans(group)
+    cases = [of_codes(values, group, number, plan) for plan in plans for number in (1, 2)]
+    require_all(driver(DRIVER, "plain"), cases)
+    found = require_all(driver(DRIVER, "plain"), cases[0].with_seeds())
+    assert all(torch.equal(y, found[0]) for y in found)
+
+
+@pytest.mark.parametrize(("values", "group"), CODES)
+def test_codes_take_infinity_and_nan_of_x_where_they_are_kept(driver, values, group):
+    case = of_codes(values, group, 1, code_plans(group)[0])
+    x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
+    x[1, column], x[2, column] = torch.inf, torch.nan
+    ran = run(driver(DRIVER, "plain"), [replace(case, x=x)])
+    (y,) = split(ran.stdout, [case])
+    kept = case.exact[:, column] != 0
+    assert not torch.isfinite(y[1:3, kept]).any()
+    full = (case.exact.view(140, -1, 4) != 0).sum(-1)[:, column // 4] == 2
+    assert torch.isfinite(y[1:3, full & ~kept]).all() and torch.isfinite(y[0]).all()
+
+
+def fp8_cases() -> list[Case]:
+    """Products by codes of x; of one token nothing is left, another's largest is tiny."""
+    plans = [*code_plans(None), Plan(0, 2, 1, 2, 1)]
+    cases = [of_codes("fp8_e4m3", None, number, plan) for plan in plans for number in (1, 2)]
+    cases[0].x[3], cases[0].x[4] = 0, cases[0].x[4] * 1e-20
+    return cases
+
+
+def require_fp8(binary: Path, cases: list[Case]) -> list[Tensor]:
+    """Runs all cases, and holds each against float64 of codes x scales on both sides."""
+    ran = run(binary, cases)
+    assert ran.returncode == 0, ran.stderr.decode()[-4000:]
+    found = split(ran.stdout, cases)
+    for case, y in zip(cases, found, strict=True):
+        require_exact(replace(case, x=quantise_tokens(case.x), weight=case.exact), y)
+    return found
+
+
+def test_fp8_activations_are_quantised_and_multiplied(driver):
+    cases = fp8_cases()
+    require_fp8(driver(FP8_X, "plain"), cases)
+    found = require_fp8(driver(FP8_X, "plain"), cases[0].with_seeds())
+    assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_fp8_activations_spoil_no_other_token(driver):
+    """An infinity makes a token's scale infinite; NaN goes where its column is kept."""
+    case = of_codes("fp8_e4m3", None, 1, code_plans(None)[0])
+    x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
+    x[1, column], x[2, column] = torch.inf, torch.nan
+    ran = run(driver(FP8_X, "plain"), [replace(case, x=x)])
+    (y,) = split(ran.stdout, [case])
+    kept = case.exact[:, column] != 0
+    assert not torch.isfinite(y[1]).any() and torch.isnan(y[2, kept]).all()
+    others = torch.tensor([token not in (1, 2) for token in range(9)])
+    assert torch.isfinite(y[others]).all()
+
+
 def test_every_product_as_it_is_planned(driver):
     sizes = [(1, 1, 1), (33, 100, 40), (200, 513, 70)]
     cases = [random_case(*size, n, plan=Plan()) for n, size in enumerate(sizes)]
@@ -112,40 +191,52 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 def test_sanitizers_find_nothing(driver, sanitizer):
     cases = [planned(3, 0, 2, 2, 2), planned(2, 2, 1, 1), random_case(17, 257, 70, 4, plan=Plan())]
     cases.append(random_case(100, 700, 11, 3, plan=Plan(0, 1, 2, 2, 1)))
+    cases += [of_codes(values, group, 2, code_plans(group)[0]) for values, group in CODES]
     require_all(driver(DRIVER, sanitizer), [replace(case, seed=7) for case in cases])
+    require_fp8(driver(FP8_X, sanitizer), [replace(case, seed=7) for case in fp8_cases()[::2]])
 
 
-@pytest.mark.slow
-def test_no_barrier_can_be_spared():
-    """Without any one of them a race is found, a deadlock, misuse of wgmma, or a wrong result."""
-    parts = [f"cuda/sparse_24/wgmma{part}.cuh" for part in ("", "_x", "_sums")]
-    waits = "__syncwarp|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z]*"
-    pattern = rf"(?:detail::)?(?:{waits})\([^;]*\);"
-    headers, places = with_switched_barriers(parts, pattern)
-    binary = compile_driver(DRIVER, "thread", headers)
-    # Tiles that clusters share, and stages of x that are used again; clusters that run at once.
-    case = random_case(140, 600, 9, 1, plan=Plan(0, 2, 1, 2, 3))
-    cases = [case, replace(case, plan=Plan(0, 1, 1, 2, 3), seed=7)]
-    cases.append(replace(case, plan=Plan(0, 1, 2, 2, 2)))
+def unspared(driver: str, parts: list[str], cases: list[Case], judge_one) -> list[str]:
+    """The barriers of headers without which nothing is found: no race, deadlock or wrong result."""
+    waits = "__sync[a-z]*|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z]*"
+    headers, places = with_switched_barriers(parts, rf"(?:detail::)?(?:{waits})\([^;]*\);")
+    binary = compile_driver(driver, "thread", headers)
     spared = []
     for number, place in enumerate(places):
         ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
 
-        def judge(written: bytes) -> None:
+        def judge_all(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):
-                require_exact(case, y)
+                judge_one(case, y)
 
-        if not is_caught(ran, judge):
+        if not is_caught(ran, judge_all):
             spared.append(place)
-    assert places and spared == []
+    assert places
+    return spared
 
 
 @pytest.mark.slow
-def test_loads_into_registers_of_a_product_are_caught():
-    """A unit's registers are the tensor core's until the product is waited for."""
+def test_no_barrier_can_be_spared():
+    parts = [f"cuda/sparse_24/wgmma{part}.cuh" for part in ("", "_x", "_sums")]
+    # Tiles that clusters share, and stages of x that are used again; clusters that run at once.
+    case = random_case(140, 600, 9, 1, plan=Plan(0, 2, 1, 2, 3))
+    cases = [case, replace(case, plan=Plan(0, 1, 1, 2, 3), seed=7)]
+    cases.append(replace(case, plan=Plan(0, 1, 2, 2, 2)))
+    assert unspared(DRIVER, parts, cases, judge) == []
+
+
+@pytest.mark.slow
+def test_no_barrier_of_the_quantising_kernel_can_be_spared():
+    cases = [of_codes("fp8_e4m3", None, 1, Plan(0, 1, 1, 2, 1))]
+    assert unspared(FP8_X, ["cuda/sparse_24/quantise_x.cuh"], cases, lambda case, y: None) == []
+
+
+@pytest.mark.slow
+def test_registers_of_a_product_that_are_overwritten_are_caught():
+    """A is the tensor core's until the product is waited for: the next one is made beside it."""
     header = "cuda/sparse_24/wgmma.cuh"
     text = (KERNELS / header).read_text()
-    early = text.replace("wgmma_commit();", "wgmma_commit();\n      weights.load(unit_);")
+    early = text.replace("a_[panel % 2]", "a_[0]")
     assert early != text
     binary = compile_driver(DRIVER, "plain", {header: early})
     ran = run(binary, [random_case(64, 600, 9, 1, plan=Plan(0, 1, 1, 2, 1))])
@@ -167,6 +258,8 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     ):
         ran = run(driver(DRIVER, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
+    ran = run(driver(DRIVER, "plain"), [of_codes("int4", 128, 1, Plan(0, 1, 1, 2, 1))])
+    assert ran.returncode == 1 and "no such shape" in ran.stderr.decode()
 
 
 def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):

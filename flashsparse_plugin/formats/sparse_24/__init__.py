@@ -2,14 +2,14 @@
 """The form in which a pattern that keeps two of every four columns runs on sparse tensor cores.
 
 2:4, and whatever embeds in it: 1:4, 1:2, at most two of a longer window of whole fours. Values and
-positions lie as the instruction takes them, in 9 bits a weight. Never written to disk. The layout
-is in kernels/formats/sparse_24.h.
+positions lie as the instruction takes them: in 9 bits a weight, 5 with codes of 8 bits, 3.1 with
+int4. Never written to disk. The layout is in kernels/formats/sparse_24.h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,42 +17,71 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..nm_pattern import PatternOptions
+from ..nm_pattern import PatternOptions, options_of
 from ..pattern_form import CudaPatternForm
+from ..value_types import require_scales
 from . import cost, layout, reference
 from .ops import ops
 
 
+def _stored(scheme: Scheme, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, str, int]:
+    """How values are stored, as the last arguments of ops."""
+    options = options_of(scheme)
+    return tensors.get("weight_scale"), options.values, options.group or 0
+
+
 class Sparse24(CudaPatternForm):
     name = "sparse_24"
-    holds = "patterns that keep at most two of every four aligned columns"
+    holds = (
+        "patterns that keep at most two of every four aligned columns; native values, fp8_e4m3 and "
+        "int8 by rows, int4 by groups"
+    )
     sparse = "sparse tensor cores"
-    tensor_names = ("units",)
+    tensor_names = ("units", "weight_scale")
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return options.value_type is None and options.embeds_in_24
+        return options.embeds_in_24 and layout.layout_of(options).has_kernels
 
     def examples(self) -> tuple[Scheme, ...]:
-        patterns: tuple[Mapping[str, int], ...] = (
+        patterns: tuple[Mapping[str, Any], ...] = (
             {"n": 2, "m": 4},
             {"n": 1, "m": 2, "vector_length": 4},
             {"n": 2, "m": 8, "vector_length": 2},
+            {"n": 2, "m": 4, "values": "fp8_e4m3"},
+            {"n": 2, "m": 4, "values": "int8"},
+            {"n": 2, "m": 4, "values": "int4", "group": 128},
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        return {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), layout.UNIT_WORDS))}
+        own = layout.layout_of(options_of(scheme))
+        specs = {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), own.words))}
+        if own.has_row_scales:
+            specs["weight_scale"] = TensorSpec(torch.float32, (shape[0], 1))
+        return specs
 
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
         options = self.require_fit(scheme, shape)
-        units = layout.arrange(stored["weight_packed"], stored["weight_index"], shape, options)
-        return PackedWeight(scheme, shape, {"units": units})
+        tensors = {"units": layout.arrange(stored, shape, options)}
+        if layout.layout_of(options).has_row_scales:
+            tensors["weight_scale"] = stored["weight_scale"]
+        return PackedWeight(scheme, shape, tensors)
+
+    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
+        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
+        codes = layout.bits_of(units, packed.shape, own)
+        return codes if own.values == "fp8_e4m3" else codes.view(torch.int8), self._scales(packed)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        return ops.sparse_24_unpack(packed.tensors["units"], *packed.shape, packed.dtype)
+        return ops.sparse_24_unpack(
+            packed.tensors["units"],
+            *packed.shape,
+            packed.dtype,
+            *_stored(packed.scheme, packed.tensors),
+        )
 
     def linear(
         self,
@@ -64,13 +93,21 @@ class Sparse24(CudaPatternForm):
         plan: Plan | None = None,
     ) -> Tensor:
         most = None if plan is None else plan.most("sparse")
-        return ops.sparse_24_linear(x, tensors["units"], shape[0], scheme.dtype, bias, most)
+        return ops.sparse_24_linear(
+            x, tensors["units"], shape[0], scheme.dtype, bias, most, *_stored(scheme, tensors)
+        )
 
     def check(self, packed: PackedWeight) -> None:
-        """No word is an address; but positions that do not rise are undefined behaviour of mma."""
-        units = packed.tensors["units"]
+        """No word is an address; but positions that do not rise are undefined behaviour of mma.
+
+        Codes may not be NaN, which kernels do not know, and scales may not be so either.
+        """
+        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
+        values = options_of(packed.scheme).value_type
+        if values is not None:
+            require_scales(self._scales(packed), values, packed.dtype)
         for slab in layout.slabs(len(units), units.shape[1] * layout.UNIT_COLS):
-            lower, upper = layout.places_of(units[slab]).unbind(-1)
+            lower, upper = layout.places_of(units[slab], own).unbind(-1)
             wrong = (lower >= upper).nonzero()
             if len(wrong):
                 down, across, line, four = wrong[0].tolist()
@@ -79,14 +116,26 @@ class Sparse24(CudaPatternForm):
                 raise FormatError(
                     f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
                 )
+            if own.values == "fp8_e4m3" and bool(
+                (layout.values_of(units[slab], own) & 0x7F == 0x7F).any()
+            ):
+                raise FormatError("units have a code that is NaN")
 
     def nonzeros(self, packed: PackedWeight) -> int:
-        units = packed.tensors["units"]
+        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
         found = 0
         for slab in layout.slabs(len(units), units.shape[1] * layout.UNIT_COLS):
-            words = units[slab, :, : layout.VALUE_WORDS]
-            found += int((words & 0x7FFF).count_nonzero() + (words >> 16 & 0x7FFF).count_nonzero())
+            values = layout.values_of(units[slab], own)
+            kept = values & 0x7FFF if own.values == "native" else values
+            found += int(kept.count_nonzero())
         return found
+
+    def _scales(self, packed: PackedWeight) -> Tensor:
+        """Scales of rows or groups, as nm_vector stores them."""
+        own = layout.layout_of(options_of(packed.scheme))
+        if own.has_row_scales:
+            return packed.tensors["weight_scale"]
+        return layout.scales_of(packed.tensors["units"], packed.shape, own, packed.dtype)
 
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu

@@ -10,9 +10,11 @@ from ...gpu import BEGIN, LAUNCH, Gpu
 
 # Fitted to benchmarks/results/nvidia-h200/nm.csv: the share of the bandwidth that it reaches;
 # seconds beside the bytes (the first x, the last sums), and for each token of a launch; turns of
-# shared memory for a unit of 16 rows x 256 columns, for each token of it, and a second.
+# shared memory for each token of a unit of 16 rows x 256 columns, and a second.
 MEMORY, FIXED, TOKEN = 0.93, 2.2e-6, 0.07e-6
-UNIT, UNIT_TURNS, TOKEN_TURNS, TURNS = 16 * 256, 72, 3, 1.23e9
+UNIT, TOKEN_TURNS, TURNS = 16 * 256, 3, 1.23e9
+TURN_BYTES = 64  # of a unit: 128 are written in a turn, and read in another
+WIDENING = 8.3e-9  # seconds to widen the codes of a unit that nothing hides
 
 
 # Of the wgmma kernel, fitted to 90 points on an H200, which it meets within 6% on average: the
@@ -24,8 +26,9 @@ TILE_TOKENS, GROUPS, GROUP_ROWS, SMALL = (64, 128, 192, 256), (2, 3, 4), 64, 32 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The sparse kernels, by the one that runs, in as many launches as it needs."""
-    small = math.prod(shape) <= SMALL  # as prefers_wgmma in kernels/cuda/sparse_24/wgmma_plan.h
-    if gpu.capability == (9, 0) and tokens > (16 if small else 32):
+    # As prefers_wgmma in kernels/cuda/sparse_24/wgmma_plan.h; codes have less than 8 bits a weight.
+    early = math.prod(shape) <= SMALL or nbytes < math.prod(shape)
+    if gpu.capability == (9, 0) and tokens > (16 if early else 32):
         return wgmma_seconds(shape, nbytes, tokens, gpu)
     return mma_seconds(shape, nbytes, tokens, gpu)
 
@@ -38,7 +41,8 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
             continue
         # Of a panel of 64 columns: clocks of shared memory for B, x and the weight, and of the L2
         # for the weight and for x, which two blocks share.
-        weight, x = groups * GROUP_ROWS * 64 * 9 / 8, min(width, tokens) * 128
+        weight = groups * GROUP_ROWS * 64 * nbytes / math.prod(shape)
+        x = min(width, tokens) * 128
         clocks = max((groups + 1) * width + weight / 128, (weight + x / 2) / L2_CLOCK)
         blocks = -(-shape[0] // (groups * GROUP_ROWS)) * -(-tokens // width)
         turns = blocks / gpu.multiprocessors
@@ -51,13 +55,15 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
 
 def mma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The mma kernel."""
-    total = 0.0
-    # Blocks of 99 KB of shared memory have room for x of 32 tokens.
-    launch_tokens = 64 if gpu.capability in ((8, 0), (9, 0), (10, 0)) else 32
+    total, codes = 0.0, nbytes < math.prod(shape)
+    # Blocks of 99 KB of shared memory have room for x of 32 tokens; so many are compiled for codes.
+    has_room = gpu.capability in ((8, 0), (9, 0), (10, 0))
+    launch_tokens = 64 if has_room and not codes else 32
     units = math.prod(shape) / UNIT / gpu.multiprocessors
+    weight_turns = nbytes / TURN_BYTES / gpu.multiprocessors
     for begin in range(0, tokens, launch_tokens):
         taken = min(launch_tokens, tokens - begin)
-        shared = units * (UNIT_TURNS + TOKEN_TURNS * taken) / TURNS
-        total += LAUNCH + BEGIN + FIXED + TOKEN * taken
+        shared = (weight_turns + units * TOKEN_TURNS * taken) / TURNS
+        total += LAUNCH + BEGIN + FIXED + TOKEN * taken + (units * WIDENING if codes else 0)
         total += max(nbytes / (MEMORY * gpu.memory), shared)
     return total

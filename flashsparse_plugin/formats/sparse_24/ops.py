@@ -13,13 +13,34 @@ from torch.library import impl, register_fake
 
 from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
-from .layout import UNIT_WORDS, spread, unit_grid
+from .layout import UnitLayout, bits_of, spread, unit_grid
 
 __all__ = ["ops"]
 
 
-def _check_units(units: Tensor, out_features: int, in_features: int) -> None:
-    wanted = (*unit_grid(out_features, in_features), UNIT_WORDS)
+def _layout(values: str, group: int) -> UnitLayout:
+    """How units store their values, by the arguments of ops."""
+    layout = UnitLayout(values, group or None)
+    torch._check(
+        layout.has_kernels,
+        lambda: (
+            f"sparse_24 stores native values, fp8_e4m3 and int8 with scales of rows (group 0), and "
+            f"int4 with scales of 32, 64 or 128 columns, not {values} with group {group}"
+        ),
+    )
+    return layout
+
+
+def _check_units(
+    units: Tensor,
+    out_features: int,
+    in_features: int,
+    weight_scale: Tensor | None,
+    values: str,
+    group: int,
+) -> None:
+    layout = _layout(values, group)
+    wanted = (*unit_grid(out_features, in_features), layout.words)
     torch._check(
         units.dim() == 3 and all(a == b for a, b in zip(units.shape, wanted, strict=True)),
         lambda: (
@@ -27,17 +48,41 @@ def _check_units(units: Tensor, out_features: int, in_features: int) -> None:
             f"not {list(units.shape)}"
         ),
     )
+    torch._check(
+        (weight_scale is not None) == layout.has_row_scales
+        and (weight_scale is None or tuple(weight_scale.shape) == (out_features, 1)),
+        lambda: (
+            f"weight_scale of {values} must be [{out_features}, 1]"
+            if layout.has_row_scales
+            else f"{values} values have no weight_scale"
+        ),
+    )
 
 
 @register_fake("flashsparse::sparse_24_unpack")
-def _(units, out_features, in_features, dtype):
-    """Unpacks sparse_24 to the dense weight [out_features, in_features] of `dtype`."""
-    _check_units(units, out_features, in_features)
+def _(units, out_features, in_features, dtype, weight_scale=None, values="native", group=0):
+    """Unpacks sparse_24 to the dense weight [out_features, in_features] of `dtype`.
+
+    values is "native", "fp8_e4m3", "int8" or "int4"; codes become code x scale in float32, rounded.
+    weight_scale, float32 [out_features, 1], is there for fp8_e4m3 and int8; int4 has the scales of
+    `group` columns, 32, 64 or 128, in its units. group is 0 for all others.
+    """
+    _check_units(units, out_features, in_features, weight_scale, values, group)
     return units.new_empty(out_features, in_features, dtype=dtype)
 
 
 @register_fake("flashsparse::sparse_24_linear")
-def _(x, units, out_features, weight_dtype, bias=None, sparse_tokens=None):
+def _(
+    x,
+    units,
+    out_features,
+    weight_dtype,
+    bias=None,
+    sparse_tokens=None,
+    weight_scale=None,
+    values="native",
+    group=0,
+):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
@@ -48,36 +93,124 @@ def _(x, units, out_features, weight_dtype, bias=None, sparse_tokens=None):
     made in each call, from sizes alone: a graph of torch.compile holds any number of tokens. Always
     unpacked is a weight whose dtype x has not.
 
+    weight_scale, values and group are those of sparse_24_unpack. The sparse kernels multiply codes,
+    and sums by scales, in float32: code x scale is not rounded, but for int4 of more than 8 tokens
+    (16 where 128 columns share a scale).
+
     Source: sparse tensor cores (Mishra et al., 2021), for the 2:4 case of NM-SpMM's pattern.
     """
-    _check_units(units, out_features, x.shape[-1])
+    _check_units(units, out_features, x.shape[-1], weight_scale, values, group)
     return linear_result(x, out_features, bias)
 
 
 @register_fake("flashsparse::sparse_24_linear_planned")
-def _(x, units, out_features, weight_dtype, bias, plan):
+def _(
+    x,
+    units,
+    out_features,
+    weight_dtype,
+    bias,
+    plan,
+    weight_scale=None,
+    values="native",
+    group=0,
+):
     """sparse_24_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
 
     plan is the numbers of LinearPlan in kernels/cuda/sparse_24/linear_plan.h, in their order.
     """
-    _check_units(units, out_features, x.shape[-1])
+    _check_units(units, out_features, x.shape[-1], weight_scale, values, group)
     return linear_result(x, out_features, bias)
 
 
 @register_fake("flashsparse::sparse_24_wgmma_planned")
-def _(x, units, out_features, weight_dtype, bias, plan):
+def _(
+    x,
+    units,
+    out_features,
+    weight_dtype,
+    bias,
+    plan,
+    weight_scale=None,
+    values="native",
+    group=0,
+):
     """sparse_24_linear by one wgmma kernel, planned by the caller; for benchmarks.
 
     plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
     """
-    _check_units(units, out_features, x.shape[-1])
+    _check_units(units, out_features, x.shape[-1], weight_scale, values, group)
     return linear_result(x, out_features, bias)
 
 
+@register_fake("flashsparse::sparse_24_linear_fp8")
+def _(x, units, weight_scale, out_features, weight_dtype, bias=None):
+    """Computes x [..., in_features] times the transposed fp8_e4m3 weight with fp8 activations.
+
+    x, of weight_dtype, is rounded to e4m3 with a float32 scale for each token, by which its largest
+    magnitude becomes 448; tensor cores multiply codes by codes, and sums are multiplied by both
+    scales before bias [out_features] is added. A token with an infinity gives NaN or infinities.
+
+    On CUDA it needs compute capability 9.0, whose tensor cores keep some 14 bits of mantissa from
+    one 64 columns to the next. units and weight_scale are those of sparse_24_linear.
+
+    Raises:
+        RuntimeError: For another dtype of x than weight_dtype, and on CUDA below 9.0.
+    """
+    _check_units(units, out_features, x.shape[-1], weight_scale, "fp8_e4m3", 0)
+    torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
+    return linear_result(x, out_features, bias)
+
+
+@register_fake("flashsparse::sparse_24_linear_fp8_planned")
+def _(x, units, weight_scale, out_features, weight_dtype, bias, plan):
+    """sparse_24_linear_fp8 by a plan of the caller's; for benchmarks.
+
+    plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
+    """
+    _check_units(units, out_features, x.shape[-1], weight_scale, "fp8_e4m3", 0)
+    return linear_result(x, out_features, bias)
+
+
+@impl("flashsparse::sparse_24_linear_fp8", "CPU")
+def _linear_fp8(
+    x: Tensor,
+    units: Tensor,
+    weight_scale: Tensor,
+    out_features: int,
+    weight_dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    shape = (out_features, x.shape[-1])
+    _check_units(units, *shape, weight_scale, "fp8_e4m3", 0)
+    torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
+    codes = bits_of(units, shape, UnitLayout("fp8_e4m3")).view(torch.float8_e4m3fn)
+    y = quantise_tokens(x) @ (codes.double() * weight_scale.double()).T
+    return (y if bias is None else y + bias.double()).to(x.dtype)
+
+
+def quantise_tokens(x: Tensor) -> Tensor:
+    """What fp8 activations make of x [..., in_features]: codes of e4m3 times scales, in float64."""
+    largest = x.float().nan_to_num(nan=0, posinf=torch.inf, neginf=-torch.inf).abs()
+    largest = largest.amax(-1, keepdim=True).clamp_min(2.0**-100)
+    inverse = torch.full_like(largest, 448) / largest  # 448 / largest would round twice
+    codes = (x.float() * inverse).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.double() * (largest / 448).double()
+
+
 @impl("flashsparse::sparse_24_unpack", "CPU")
-def _unpack(units: Tensor, out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
-    _check_units(units, out_features, in_features)
-    return spread(units, (out_features, in_features), dtype)
+def _unpack(
+    units: Tensor,
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+    weight_scale: Tensor | None = None,
+    values: str = "native",
+    group: int = 0,
+) -> Tensor:
+    _check_units(units, out_features, in_features, weight_scale, values, group)
+    shape = (out_features, in_features)
+    return spread(units, shape, dtype, _layout(values, group), weight_scale)
 
 
 register_linear_autograd("sparse_24_linear", unpack="sparse_24_unpack")

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/sparse_24/linear.cuh"
+#include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/sparse_24.h"
+#include "cuda/sparse_24/values.cuh"
 
 namespace flashsparse::cuda {
 
 cudaError_t sparse_24_linear(const sparse_24::Arguments& arguments,
                              const sparse_24::LinearPlan& plan, bool bfloat16,
                              cudaStream_t stream) {
-  const sparse_24::Compiled& compiled = sparse_24::kCompiledLinear[plan.shape];
+  const sparse_24::Compiled& compiled = sparse_24::with_values(plan.unit, [](auto values) {
+    return sparse_24::compiled_linear<decltype(values)>();
+  })[plan.shape];
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.

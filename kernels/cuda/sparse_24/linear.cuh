@@ -11,7 +11,9 @@
 #include "common/device.cuh"
 #include "common/mma.cuh"
 #include "common/mma_sparse.cuh"
+#include "cuda/sparse_24/group_sums.cuh"
 #include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/linear_plan.h"
 #include "cuda/sparse_24/linear_shared.h"
 #include "cuda/sparse_24/steps.cuh"
@@ -25,6 +27,7 @@ namespace flashsparse::sparse_24 {
 // The same as an entry of kShapes, for the kernel.
 template <int kTokens_, int kRowUnits_, int kWarps_>
 struct Shape {
+  static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
   static constexpr int kThreads = (kWarps_ + 1) * 32;
   static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns
@@ -34,63 +37,77 @@ struct Shape {
 template <class Type, class Shape, class Values>
 class Multiplier {
  public:
-  using Tile = typename Sums<Type, Shape>::Tile;
+  using Tile = SumsTile<Shape>;
 
   // `x_unit`: from the beginning of a stage of x to the warp's unit of columns.
   __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) {
     const int lane = threadIdx.x % 32;
     x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
-    clear();
+    clear<Shape>(sums);
   }
 
-  __device__ __forceinline__ void clear() {
-    FS_UNROLL
-    for (int i = 0; i < Shape::kRowUnits * kTokenBlocks * 4; ++i) {
-      sums[i / 4 / kTokenBlocks][i / 4 % kTokenBlocks][i % 4] = 0;
-    }
-  }
-
-  // Adds the product of a step. `units` is where the lane's bytes are, `x` where the stage begins.
+  // Adds the product of units. `units` is where the lane's bytes are, `x` where the stage begins.
   __device__ __forceinline__ void multiply(uint32_t units, uint32_t x) {
     const uint32_t even = x + x_row_, odd = even ^ 64;  // of steps
-    uint4 metadata[Shape::kRowUnits];
+    Groups groups(sums, units);
+    uint4 metadata[Shape::kRowUnits], values[Shape::kRowUnits];
+    load(metadata, units + kUnit.metadata());
     FS_UNROLL
-    for (int m = 0; m < Shape::kRowUnits; ++m) {
-      metadata[m] = load_shared<uint4>(units + m * kUnitBytes + kMetadata);
-    }
-    FS_UNROLL
-    for (int pair = 0; pair < kSteps / 2; ++pair) {
+    for (int step = 0; step < kSteps; step += 2) {
       uint32_t words[Shape::kRowUnits];
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
         const uint4& of = metadata[m];
-        words[m] = pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w;
+        words[m] = step == 0 ? of.x : step == 2 ? of.y : step == 4 ? of.z : of.w;
       }
-      step<0>(2 * pair, units, even + pair * Shape::kPanelBytes, words);
-      step<1>(2 * pair + 1, units, odd + pair * Shape::kPanelBytes, words);
+      const uint32_t panel = step / 2 * Shape::kPanelBytes;
+      load_values(values, units, step);
+      multiply_step<0>(groups, values, step, even + panel, words);
+      load_values(values, units, step + 1);
+      multiply_step<1>(groups, values, step + 1, odd + panel, words);
     }
   }
 
   Tile sums;
 
  private:
-  static constexpr int kTokenBlocks = Shape::kTokens / 8;
+  using Groups = GroupSums<Type, Shape, Values>;
+  using Vectors = uint4[Shape::kRowUnits];  // one of each unit
+  static constexpr UnitLayout kUnit = Values::kLayout;
+
+  static __device__ __forceinline__ void load(Vectors& vectors, uint32_t place) {
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      vectors[m] = load_shared<uint4>(place + m * place_bytes(kUnit));
+    }
+  }
+  // Those that begin with the step.
+  static __device__ __forceinline__ void load_values(Vectors& values, uint32_t units, int step) {
+    constexpr int kLaneSteps = kUnit.lane_steps();
+    if (step % kLaneSteps == 0) load(values, units + step / kLaneSteps * kVectorBytes);
+  }
 
   template <int half>
-  __device__ __forceinline__ void step(int number, uint32_t units, uint32_t x,
-                                       const uint32_t (&metadata)[Shape::kRowUnits]) {
+  static __device__ __forceinline__ void multiply_step(
+      Groups& groups, const Vectors& values, int step, uint32_t x,
+      const uint32_t (&metadata)[Shape::kRowUnits]) {
     uint32_t w[Shape::kRowUnits][4];
     FS_UNROLL
-    for (int m = 0; m < Shape::kRowUnits; ++m) Values::load(w[m], number, units + m * kUnitBytes);
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      Values::template widen<Type>(w[m], values[m], step % kUnit.lane_steps());
+      groups.scale(w[m], m, step);
+    }
+    Tile& to = groups.begin(step);
     FS_UNROLL
-    for (int n = 0; n < kTokenBlocks; ++n) {
+    for (int n = 0; n < Shape::kTokens / 8; ++n) {
       uint32_t b[4];
       ldmatrix_x4(b, x + n * 8 * 128);
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
-        mma_sparse_m16n8k32<Type, half>(sums[m][n], w[m], b, metadata[m]);
+        mma_sparse_m16n8k32<Type, half>(to[m][n], w[m], b, metadata[m]);
       }
     }
+    groups.end(step);
   }
 
   uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of an even step
@@ -101,8 +118,8 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
-  const Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
-                      cut.weight_stages, cut.x_stages);
+  const Shared layout(Values::kLayout, Shape::kTokens, Shape::kRowUnits, cut.row_warps,
+                      cut.column_warps, cut.weight_stages, cut.x_stages);
   Steps steps(a, cut, Shape::kRowUnits);
   XRing<Shape> x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
@@ -112,7 +129,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     if (copies_x) {
       x.init();
     } else {
-      WeightRing<Shape>::init(cut, barriers);
+      WeightRing<Shape, Values>::init(cut, barriers);
     }
   }
   __syncthreads();
@@ -122,12 +139,12 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     return;
   }
 
-  WeightRing<Shape> weights(a, cut, steps, row_warp, column_warp,
-                            shared + layout.weights + warp * layout.weight_ring, barriers);
+  WeightRing<Shape, Values> weights(a, cut, steps, row_warp, column_warp,
+                                    shared + layout.weights + warp * layout.weight_ring, barriers);
   FS_NO_UNROLL
   for (int i = 0; i < cut.weight_stages; ++i) weights.refill();
 
-  Sums<Type, Shape> sums(a, cut, layout, row_warp, column_warp, shared);
+  Sums<Type, Shape, Values> sums(a, cut, layout, row_warp, column_warp, shared);
   Multiplier<Type, Shape, Values> multiplier(column_warp * Shape::kXUnitBytes);
   FS_NO_UNROLL
   while (!steps.ended()) {
@@ -141,29 +158,35 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     const Steps here = steps;
     if (!steps.advance() && !steps.ended()) continue;
     sums.leave(multiplier.sums, here);
-    multiplier.clear();
+    clear<Shape>(multiplier.sums);
   }
 }
 
 // Launch with any number of blocks up to the number of steps, plan.threads() and
 // plan.shared_bytes().
-template <class Type, class Shape>
+template <class Type, class Shape, class Values>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     linear_kernel(const Arguments arguments, const Cut cut) {
   FS_DYNAMIC_SHARED(shared);
-  run_block<Type, Shape, NativeValues>(arguments, cut, shared_address(shared));
+  run_block<Type, Shape, Values>(arguments, cut, shared_address(shared));
 }
 
-struct Compiled {
-  void (*float16)(Arguments, Cut);
-  void (*bfloat16)(Arguments, Cut);
-};
+template <class Shape, class Values>
+constexpr Compiled compiled_in() {
+  if constexpr (is_compiled(Shape::kInfo, Values::kLayout)) {
+    return {linear_kernel<Float16, Shape, Values>, linear_kernel<BFloat16, Shape, Values>};
+  } else {
+    return {};
+  }
+}
 
-#define FS_COMPILED(tokens, row_units, warps)               \
-  {linear_kernel<Float16, Shape<tokens, row_units, warps>>, \
-   linear_kernel<BFloat16, Shape<tokens, row_units, warps>>},
-// By the index of kShapes.
-inline const Compiled kCompiledLinear[] = {FS_SPARSE_24_SHAPES(FS_COMPILED)};
+template <class Values>
+const Compiled* compiled_linear() {
+#define FS_COMPILED(tokens, row_units, warps) \
+  compiled_in<Shape<tokens, row_units, warps>, Values>(),
+  static const Compiled compiled[] = {FS_SPARSE_24_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
+  return compiled;
+}
 
 }  // namespace flashsparse::sparse_24

@@ -9,6 +9,7 @@ namespace flashsparse::sparse_24 {
 // of one 16-bit dtype, accumulated in fp32.
 struct Arguments {
   const uint32_t* units;  // on 16 bytes
+  const float* scales;    // of rows, by which sums are multiplied; or null, where values have none
   const uint16_t* x;      // on 16 bytes; zero from cols up to a multiple of 8
   int x_stride;           // elements from one row of x to the next, a multiple of 8
   const uint16_t* bias;   // or null

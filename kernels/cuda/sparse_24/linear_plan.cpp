@@ -14,48 +14,62 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Fitted to 1,200 launches on an H200 (benchmarks/gpu/nm.py --launches): its choices are on average
-// 2.4% slower than the fastest of those. Bytes of the weight and of x, and turns of shared memory,
-// a microsecond and multiprocessor; of other GPUs the ratios are much the same.
-constexpr double kMemory = 26e3, kL2 = 29e3, kTurns = 860, kMma = 1.9e3;
-constexpr double kMmaClocks = 6.2;  // of mma.sp, one sub-core
+// What a plan costs, fitted to launches on an H200 (benchmarks/gpu/nm.py --launches): of native
+// values to 1,200, where its choices are on average 2.4% slower than the fastest measured launch,
+// and of codes to 700, where they are 3.9% slower. Of other GPUs the ratios are much the same.
+struct Rates {
+  double memory, l2;  // bytes of the weight and of x, a microsecond and multiprocessor
+  double mma_clocks;  // of mma.sp for 8 tokens and what feeds it, one sub-core
+  double widening;  // clocks of one sub-core, to widen a unit of codes of 4 bits, and the share of
+  double widening_bare;  // them that nothing hides. Of 8 bits it takes none that would show
+  double step;           // microseconds of a step that nothing hides
+  double x_bare;         // share of the time of x that nothing hides
+  double sharing;        // microseconds that sums between blocks take, and how much more
+  double ragged;         // where the blocks of a set begin and end anywhere
+  double ring, idle;  // bytes in flight beyond which nothing is gained, microseconds lost without
+  double few;         // microseconds for each warp below 8
+};
+constexpr Rates kNativeRates = {26e3, 29e3, 6.2, 0, 0, 0, 0.35, 2.4, 15, 37e3, 3.3, 0.5};
+constexpr Rates kCodeRates = {31.7e3, 36.3e3, 13.2, 97,    0.25, 0.067,
+                              0.325,  1.75,   2,    350e3, 3.6,  0.73};
+
+constexpr double kTurns = 860, kClock = 1.9e3;  // of shared memory and a sub-core, a microsecond
 constexpr double kXTurns = 5.9;     // of shared memory, for x of a token, by the units a warp takes
-constexpr double kX = 0.35;         // share of the time of x that nothing hides
 constexpr double kTwoStages = 1.1;  // how much longer it takes where x has two stages and not three
-constexpr double kSharing = 2.4;    // microseconds that sums between blocks take, and how much more
-constexpr double kRagged = 15;      // where the blocks of a set begin and end anywhere
-constexpr double kSharedToken = 34e-3 * 16 / 128;  // beside that, for a unit of rows and token
+constexpr double kSharedToken = 34e-3 * 16 / 128;  // of sums, for a unit of rows and token
 constexpr double kBegin = 2.0;  // microseconds until a block that had to wait has begun
-constexpr double kRing = 37e3;  // bytes in flight beyond which nothing is gained,
-constexpr double kIdle = 3.3;   // and microseconds that are lost without any
-constexpr double kFew = 0.5;    // microseconds for each warp below 8
 
 // Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
   const ShapeInfo& info = plan.info();
+  const Rates& rates = plan.unit.type == ValueType::kNative ? kNativeRates : kCodeRates;
   const double row_units = static_cast<double>(plan.row_warps) * info.row_units;
   const double units = row_units * plan.column_warps;
   const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
-  const double mine = static_cast<double>(ceil_div(steps, plan.blocks));
   const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
-  const double weight = mine * turns * units * kUnitBytes;
-  const double x = mine * turns * plan.column_warps * kUnitCols * 2.0 * info.tokens;
-  const double shared = units * (72 + kXTurns * info.tokens / info.row_units);
+  const double mine = static_cast<double>(ceil_div(steps, plan.blocks)) * turns;
+  const double weight = mine * units * plan.unit.bytes();
+  const double x = mine * plan.column_warps * kUnitCols * 2.0 * info.tokens;
+  const double shared = units * (plan.unit.bytes() / 64.0 + kXTurns * info.tokens / info.row_units);
   const double sub_core = static_cast<double>(ceil_div(plan.warps(), 4)) / plan.warps();
-  const double mma = units * sub_core * info.tokens * kMmaClocks;
-  const double busy = std::max({weight / kMemory, (weight + 1.2 * x) / kL2,
-                                mine * turns * shared / kTurns, mine * turns * mma / kMma});
+  const double mma = units * sub_core * info.tokens * rates.mma_clocks;
+  const double widening =
+      plan.unit.type == ValueType::kInt4 ? units * sub_core * rates.widening : 0;
+  const double busy = std::max({weight / rates.memory, (weight + 1.2 * x) / rates.l2,
+                                mine * shared / kTurns, mine * (mma + widening) / kClock});
   const double ring =
-      static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * kUnitBytes;
+      static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * plan.unit.bytes();
   const double first_x =
-      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * info.tokens) / kL2;
-  const double idle = kIdle * std::max(0.0, 1 - ring / kRing);
+      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * info.tokens);
   const bool even = plan.blocks % sets == 0;
-  const double shares = plan.shares_sets(rows)
-                            ? kSharing * (even ? 1 : kRagged) + kSharedToken * tokens * row_units
-                            : 0;
-  return busy * (plan.x_stages == 2 ? kTwoStages : 1) + kX * x / kL2 + first_x + idle + shares +
-         kBegin * (turns - 1) + kFew * std::max(0, 8 - plan.warps());
+  const double shares = plan.shares_sets(rows) ? rates.sharing * (even ? 1 : rates.ragged) +
+                                                     kSharedToken * tokens * row_units
+                                               : 0;
+  return busy * (plan.x_stages == 2 ? kTwoStages : 1) +
+         mine * (rates.widening_bare * widening / kClock + rates.step) +
+         (rates.x_bare * x + first_x) / kNativeRates.l2 +
+         rates.idle * std::max(0.0, 1 - ring / rates.ring) + shares + kBegin * (turns - 1) +
+         rates.few * std::max(0, 8 - plan.warps());
 }
 
 // Gives x three stages where there is room, else two, and the weight the rest; false where there is
@@ -73,7 +87,8 @@ bool give_stages(LinearPlan& plan, const Gpu& gpu) {
 }  // namespace
 
 int64_t LinearPlan::shared_bytes() const {
-  return Shared(info().tokens, info().row_units, row_warps, column_warps, weight_stages, x_stages)
+  return Shared(unit, info().tokens, info().row_units, row_warps, column_warps, weight_stages,
+                x_stages)
       .bytes;
 }
 
@@ -82,6 +97,7 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
   constexpr int64_t kMostCols = 1 << 27;  // bytes of a row of units are counted by 32 bits
   if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
+  if (!is_compiled(info(), unit)) return "values of this type have no such shape";
   if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
   if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
       column_warps > info().warps || warps() > info().warps)
@@ -99,18 +115,19 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit) {
   LinearPlan best{};
   double least = -1;
   int shape_tokens = 64;
   for (const ShapeInfo& info : kShapes) {
-    if (info.tokens >= tokens) shape_tokens = std::min(shape_tokens, info.tokens);
+    if (info.tokens >= tokens && is_compiled(info, unit))
+      shape_tokens = std::min(shape_tokens, info.tokens);
   }
   for (int shape = 0; shape < kShapeCount; ++shape) {
-    if (kShapes[shape].tokens != shape_tokens) continue;
+    if (kShapes[shape].tokens != shape_tokens || !is_compiled(kShapes[shape], unit)) continue;
     for (int row_warps = 1; row_warps <= kShapes[shape].warps; ++row_warps) {
       for (int column_warps = 1; row_warps * column_warps <= kShapes[shape].warps; ++column_warps) {
-        LinearPlan plan{shape, row_warps, column_warps, 0, 0, 1};
+        LinearPlan plan{shape, row_warps, column_warps, 0, 0, 1, unit};
         if (!give_stages(plan, gpu)) continue;
         const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
         const int64_t slots = gpu.multiprocessors;
@@ -133,13 +150,15 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu)
 }  // namespace
 
 // It takes longer to compare all plans than to launch one: each is found once.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                       UnitLayout unit) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 5>, LinearPlan> found;
+  static std::map<std::array<int64_t, 7>, LinearPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [place, is_new] =
-      found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes});
-  if (is_new) place->second = find_plan(rows, cols, tokens, gpu);
+      found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
+                         static_cast<int64_t>(unit.type), unit.group});
+  if (is_new) place->second = find_plan(rows, cols, tokens, gpu, unit);
   return place->second;
 }
 

@@ -35,8 +35,17 @@ inline constexpr ShapeInfo kShapes[] = {FS_SPARSE_24_SHAPES(FS_SPARSE_24_SHAPE_I
 #undef FS_SPARSE_24_SHAPE_INFO
 inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 
-// Tokens of one launch at most: x of more leaves no room where a block has 99 KB.
-constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ? 64 : 32; }
+// Whether values are compiled in a shape. x of many tokens takes more turns of shared memory than
+// codes do, unless a warp multiplies several units by it.
+constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit) {
+  return unit.type == ValueType::kNative || shape.row_units * 8 >= shape.tokens;
+}
+
+// Tokens of one launch at most: x of more leaves no room where a block has 99 KB, and codes are not
+// compiled for more.
+constexpr int max_tokens(const Gpu& gpu, UnitLayout unit) {
+  return gpu.shared_bytes > 128 << 10 && unit.type == ValueType::kNative ? 64 : 32;
+}
 
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
 // where the caller does not say better (flashsparse_plugin/dataflow).
@@ -47,6 +56,7 @@ struct LinearPlan {
   int row_warps, column_warps;  // of a block
   int weight_stages, x_stages;  // of the rings in shared memory
   int blocks;
+  UnitLayout unit{};
 
   const ShapeInfo& info() const { return kShapes[shape]; }
   int warps() const { return row_warps * column_warps; }
@@ -74,7 +84,7 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// tokens in [1, max_tokens(gpu)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+// tokens in [1, max_tokens(gpu, unit)].
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit);
 
 }  // namespace flashsparse::sparse_24

@@ -22,10 +22,17 @@ cudaError_t sparse_24_linear(const sparse_24::Arguments& arguments,
 cudaError_t sparse_24_wgmma(const sparse_24::WgmmaArguments& arguments, const TiledMatrix& x,
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream);
 
+// Writes e4m3 codes of x [tokens, quantised_stride(x_stride)] and scales of tokens
+// (quantise_x.cuh). x is on 16 bytes, its stride a multiple of 8, zero beyond its columns; tokens
+// >= 1.
+cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens, bool bfloat16,
+                                 uint16_t* codes, float* scales, cudaStream_t stream);
+
 // Unpacks units to weight[rows, cols] (16-bit values, zeros included) on `stream` of the current
 // device; rows, cols >= 1. Rows from a multiple of 16 on are a weight of their own, whose units
-// begin at their first.
-cudaError_t sparse_24_unpack(const uint32_t* units, int64_t rows, int64_t cols, uint16_t* weight,
+// begin at their first, as do `scales`, where rows have them.
+cudaError_t sparse_24_unpack(const uint32_t* units, const float* scales, sparse_24::UnitLayout unit,
+                             int64_t rows, int64_t cols, bool bfloat16, uint16_t* weight,
                              cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

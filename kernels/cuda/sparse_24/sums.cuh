@@ -9,18 +9,18 @@
 #include "common/registers.cuh"
 #include "common/warp.cuh"
 #include "cuda/linear_y.cuh"
+#include "cuda/sparse_24/group_sums.cuh"
 #include "cuda/sparse_24/linear_arguments.h"
 #include "cuda/sparse_24/linear_shared.h"
 #include "cuda/sparse_24/steps.cuh"
 
 namespace flashsparse::sparse_24 {
 
-template <class Type, class Shape>
+template <class Type, class Shape, class Values>
 class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
-  // Of 16 rows and 8 tokens each, as mma leaves them.
-  using Tile = float[kRowUnits][kTokenBlocks][4];
+  using Tile = SumsTile<Shape>;  // of 16 rows and 8 tokens each, as mma leaves them
 
   __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Shared& layout,
                                   int row_warp, int column_warp, uint32_t shared)
@@ -48,12 +48,12 @@ class Sums {
   __device__ __forceinline__ void add_warps(Tile& sums) {
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
-      const uint32_t buffer = place_ + turn_ * (kRowUnits * kStepBytes);
+      const uint32_t buffer = place_ + turn_ * (kRowUnits * kVectorBytes);
       if (column_warp_ > 0) {
         FS_UNROLL
         for (int m = 0; m < kRowUnits; ++m) {
           const float (&s)[4] = sums[m][n];
-          store_shared(buffer + column_warp_ * warp_bytes_ + m * kStepBytes,
+          store_shared(buffer + column_warp_ * warp_bytes_ + m * kVectorBytes,
                        make_float4(s[0], s[1], s[2], s[3]));
         }
       }
@@ -64,7 +64,7 @@ class Sums {
         for (int warp = 1; warp < cut_.column_warps; ++warp) {
           FS_UNROLL
           for (int m = 0; m < kRowUnits; ++m) {
-            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kStepBytes));
+            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kVectorBytes));
           }
         }
       }
@@ -118,19 +118,22 @@ class Sums {
            threadIdx.x % 32;
   }
 
-  // Rounded and turned around, so that a lane has two rows of a token and not two tokens of a row.
+  // Scaled, rounded and turned around, so that a lane has two rows of a token and not two tokens of
+  // a row.
   __device__ __forceinline__ void store(const Tile& sums, int row_unit) const {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
       const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
       const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
+      float scale = 1;
+      if (Values::kLayout.has_row_scales()) scale = row < a_.rows ? a_.scales[row] : 0.0f;
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
         const float (&s)[4] = sums[i / 2][n];
-        const uint32_t two =
-            transpose_8x8(from_floats<Type>(s[i % 2 * 2] + bias, s[i % 2 * 2 + 1] + bias));
+        const uint32_t two = transpose_8x8(
+            from_floats<Type>(s[i % 2 * 2] * scale + bias, s[i % 2 * 2 + 1] * scale + bias));
         if (n * 8 + group < a_.tokens) store_two(place, two, a_.rows - column);
         place = keep(place + int64_t{8} * a_.rows);
       }

@@ -1,24 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the values of a unit are stored, and how they become the A operand of mma.sp: what differs
-// between value types, and nothing else does.
-//   kStepBytes                     of a step, all lanes
-//   load(a, step, address)         the lane's four words of a step; `address` is that of the unit
-//   in
-//                                  shared memory, for this lane
+// How the values of a unit become the A operand of mma.sp: what differs between value types, and
+// nothing else does.
+//   kLayout                      of a unit
+//   widen<Type>(a, vector, step) the lane's four words of a step of those that its part of a vector
+//                                holds
 #pragma once
-#include "common/memory.cuh"
+#include "common/device.cuh"
+#include "common/widen.cuh"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
 
 // 16-bit values, as the instruction takes them.
 struct NativeValues {
-  static constexpr int kStepBytes = sparse_24::kStepBytes;
+  static constexpr UnitLayout kLayout{};
 
-  static __device__ __forceinline__ void load(uint32_t (&a)[4], int step, uint32_t address) {
-    const uint4 words = load_shared<uint4>(address + step * kStepBytes);
-    a[0] = words.x, a[1] = words.y, a[2] = words.z, a[3] = words.w;
+  template <class Type>
+  static __device__ __forceinline__ void widen(uint32_t (&a)[4], const uint4& vector, int) {
+    a[0] = vector.x, a[1] = vector.y, a[2] = vector.z, a[3] = vector.w;
   }
 };
+
+struct Fp8Values {
+  static constexpr UnitLayout kLayout{ValueType::kFp8};
+
+  template <class Type>
+  static __device__ __forceinline__ void widen(uint32_t (&a)[4], const uint4& vector, int step) {
+    widen_fp8<Type>(step == 0 ? vector.x : vector.z, a[0], a[1]);
+    widen_fp8<Type>(step == 0 ? vector.y : vector.w, a[2], a[3]);
+  }
+};
+
+struct Int8Values {
+  static constexpr UnitLayout kLayout{ValueType::kInt8};
+
+  template <class Type>
+  static __device__ __forceinline__ void widen(uint32_t (&a)[4], const uint4& vector, int step) {
+    widen_int8<Type>(step == 0 ? vector.x : vector.z, a[0], a[1]);
+    widen_int8<Type>(step == 0 ? vector.y : vector.w, a[2], a[3]);
+  }
+};
+
+template <int group>
+struct Int4Values {
+  static constexpr UnitLayout kLayout{ValueType::kInt4, group};
+
+  template <class Type>
+  static __device__ __forceinline__ void widen(uint32_t (&a)[4], const uint4& vector, int step) {
+    widen_int4<Type>(step == 0   ? vector.x
+                     : step == 1 ? vector.y
+                     : step == 2 ? vector.z
+                                 : vector.w,
+                     a);
+  }
+};
+
+// Calls `f` with an object of the class for a layout.
+template <class F>
+auto with_values(UnitLayout unit, const F& f) {
+  switch (unit.type) {
+    case ValueType::kFp8:
+      return f(Fp8Values{});
+    case ValueType::kInt8:
+      return f(Int8Values{});
+    case ValueType::kInt4:
+      return unit.group == 32   ? f(Int4Values<32>{})
+             : unit.group == 64 ? f(Int4Values<64>{})
+                                : f(Int4Values<128>{});
+    default:
+      return f(NativeValues{});
+  }
+}
 
 }  // namespace flashsparse::sparse_24

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp's units on their way: a ring in shared memory, which the warp has to itself. A lane copies
-// the bytes that it will read, so that no lane waits for another.
+// the bytes that it will read, but for scales in units, which all lanes read.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
 #include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/sparse_24/linear_shared.h"
 #include "cuda/sparse_24/steps.cuh"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
 
-template <class Shape>
+template <class Shape, class Values>
 class WeightRing {
  public:
   // `ring` and `barriers` are the warp's; row_warp and column_warp its place in the block.
@@ -42,12 +43,15 @@ class WeightRing {
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
         const unsigned char* const from = from_ + min(m, below_) * row_bytes();
+        const uint32_t unit = to + m * kPlace;
         FS_UNROLL
-        for (int i = 0; i < kUnitBytes / kStepBytes; ++i) {
-          copy_async_once(to + m * kUnitBytes + i * kStepBytes, from + i * kStepBytes, policy_);
+        for (int i = 0; i < kScales; i += kVectorBytes)
+          copy_async_once(unit + i, from + i, policy_);
+        if (kScales < kBytes && threadIdx.x % 32 < (kBytes - kScales) / kLaneBytes) {
+          copy_async_once(unit + kScales, from + kScales, policy_);
         }
       }
-      from_ += cut_.column_warps * kUnitBytes;
+      from_ += cut_.column_warps * kBytes;
     }
     mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
     if (++filled_ == cut_.weight_stages) filled_ = 0;
@@ -66,7 +70,9 @@ class WeightRing {
   }
 
  private:
-  static constexpr uint32_t kStage = Shape::kRowUnits * kUnitBytes;
+  static constexpr int kBytes = Values::kLayout.bytes(), kScales = Values::kLayout.scales();
+  static constexpr uint32_t kPlace = place_bytes(Values::kLayout);
+  static constexpr uint32_t kStage = Shape::kRowUnits * kPlace;
 
   // Rows of units past the last one are the last one again: they are multiplied, and not stored.
   __device__ __forceinline__ void seek() {
@@ -75,11 +81,11 @@ class WeightRing {
     const uint32_t column = next_.column(cut_) + column_warp_;
     below_ = last - row;
     from_ = reinterpret_cast<const unsigned char*>(a_.units) + row * size_t{row_bytes()} +
-            (column * kUnitBytes + threadIdx.x % 32 * kLaneBytes);
+            (column * kBytes + threadIdx.x % 32 * kLaneBytes);
   }
   // From one row of units to the next.
   __device__ __forceinline__ uint32_t row_bytes() const {
-    return static_cast<uint32_t>(unit_cols(a_.cols)) * kUnitBytes;
+    return static_cast<uint32_t>(unit_cols(a_.cols)) * kBytes;
   }
 
   const Arguments& a_;

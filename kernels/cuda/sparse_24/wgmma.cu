@@ -1,13 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sparse_24/sparse_24.h"
-#include "cuda/sparse_24/wgmma.cuh"
+#include "cuda/sparse_24/values.cuh"
+#include "cuda/sparse_24/wgmma_compiled.h"
 #include "cuda/tensor_map.h"
 
-namespace flashsparse::cuda {
+namespace flashsparse {
+namespace {
+
+const sparse_24::WgmmaCompiled* compiled_for(const sparse_24::WgmmaPlan& plan) {
+  using namespace sparse_24;
+  if (plan.x_bytes == 1) return compiled_wgmma_fp8_x();
+  switch (plan.unit.type) {
+    case ValueType::kFp8:
+      return compiled_wgmma<Fp8Values>();
+    case ValueType::kInt8:
+      return compiled_wgmma<Int8Values>();
+    case ValueType::kInt4:
+      return plan.unit.group == 32   ? compiled_wgmma<Int4Values<32>>()
+             : plan.unit.group == 64 ? compiled_wgmma<Int4Values<64>>()
+                                     : compiled_wgmma<Int4Values<128>>();
+    default:
+      return compiled_wgmma<NativeValues>();
+  }
+}
+
+}  // namespace
+
+namespace cuda {
 
 cudaError_t sparse_24_wgmma(const sparse_24::WgmmaArguments& arguments, const TiledMatrix& x,
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream) {
-  const sparse_24::WgmmaCompiled& compiled = sparse_24::kCompiledWgmma[plan.shape];
+  const sparse_24::WgmmaCompiled& compiled = compiled_for(plan)[plan.shape];
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   TensorMap map;
@@ -16,18 +39,22 @@ cudaError_t sparse_24_wgmma(const sparse_24::WgmmaArguments& arguments, const Ti
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(plan.cluster());
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(plan.cluster());
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  // Codes of x are made by the launch before: weights are loaded meanwhile.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(plan.blocks());
   config.blockDim = dim3(plan.threads());
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = plan.x_bytes == 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, arguments, map);
 }
 
-}  // namespace flashsparse::cuda
+}  // namespace cuda
+}  // namespace flashsparse

@@ -20,7 +20,8 @@
 #include "common/cluster.cuh"
 #include "common/device.cuh"
 #include "common/registers.cuh"
-#include "common/wgmma_sparse.cuh"
+#include "cuda/sparse_24/wgmma_compiled.h"
+#include "cuda/sparse_24/wgmma_operands.cuh"
 #include "cuda/sparse_24/wgmma_plan.h"
 #include "cuda/sparse_24/wgmma_sums.cuh"
 #include "cuda/sparse_24/wgmma_tiles.cuh"
@@ -32,87 +33,114 @@ namespace flashsparse::sparse_24 {
 // The same as an entry of kWgmmaShapes, for the kernel.
 template <int kTokens_, int kGroups_>
 struct WgmmaShape {
+  static constexpr WgmmaShapeInfo kInfo{kTokens_, kGroups_};
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kUnits = kGroups * 4;  // one for each warp that multiplies
-  static constexpr uint32_t kPanelBytes = kTokens * kPanelCols * 2;
-  // Registers of a thread: of the warpgroup that copies x, and of those that multiply. In all they
-  // are those that the block is launched with, 168, 128 or 96 a thread.
-  static constexpr int kCopying = kGroups == 2 ? 40 : 32;
-  static constexpr int kMultiplying = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr uint32_t kPanelBytes = wgmma_stage_bytes(kTokens);
+  // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
+  static constexpr int kCopying = kGroups == 2 ? 24 : 32;
+  static constexpr int kMultiplying = wgmma_registers(kGroups);
 };
 
-template <class Type, class Shape>
+template <class Type, class Operand, class Shape>
 class WgmmaMultiplier {
  public:
-  __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& a, const WgmmaX<Shape>& x)
-      : a_(a), x_(x) {}
+  using Weights = WgmmaWeights<typename Operand::Values>;
+
+  __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& arguments,
+                                             const WgmmaX<Shape>& x)
+      : arguments_(arguments), x_(x) {}
 
   // Of the warp of this number in its block.
   __device__ __forceinline__ void run(int warp) {
     constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
-    const int unit = WgmmaTiles::place_down(a_) * Shape::kUnits + warp;
-    const int tile_units = a_.down * Shape::kUnits;
-    WgmmaTiles tiles(a_, Shape::kTokens, tile_units * kUnitRows);
-    WgmmaWeights weights(a_, tiles, unit, tile_units);
-    const WgmmaSums<Type, Shape> store(a_, unit, tile_units, x_.end() + warp * kBuffer,
-                                       x_.sums(warp));
-    weights.load(unit_);
+    const int unit = WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
+    const int tile_units = arguments_.down * Shape::kUnits;
+    WgmmaTiles tiles(arguments_, Shape::kTokens, tile_units * kUnitRows);
+    Weights weights(arguments_, tiles, unit, tile_units);
+    const WgmmaSums<Type, Shape, Operand::kXBytes == 1> store(
+        arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
+    load(weights, units_);
+    if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
+    operand_.make(a_[0], units_[0], 0);
+    int turn = 0;  // of the units that were loaded at once
     FS_NO_UNROLL
     while (!tiles.ended()) {
       FS_UNROLL
       for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
       const int tile = tiles.tile();
+      bool more = true;  // steps of the tile
       FS_NO_UNROLL
-      do {
-        step(weights);
-      } while (!tiles.advance() && !tiles.ended());
+      while (more) {
+        // Registers have no index: each of the units has code of its own.
+        FS_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (!more || turn != i) continue;
+          step(weights, i);
+          turn = (i + 1) % kAtOnce;
+          more = !tiles.advance() && !tiles.ended();
+        }
+      }
       store.leave(sums_, tiles, tile);
     }
   }
 
  private:
-  // Multiplies by a unit, and loads the next one. While one warpgroup waits for its products, those
-  // of another are on their way.
-  __device__ __forceinline__ void step(WgmmaWeights& weights) {
-    WgmmaUnit next = {};
-    weights.advance();
+  static constexpr int kAtOnce =
+      wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
+  using Unit = typename Weights::Unit;
+
+  static __device__ __forceinline__ void load(Weights& weights, Unit (&units)[kAtOnce]) {
+    FS_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) weights.load(units[i]);
+  }
+
+  // Multiplies by a unit, whose first panel is in a_; the first of those loaded at once loads as
+  // many again. While one warpgroup waits for its products, those of another are on their way.
+  __device__ __forceinline__ void step(Weights& weights, int number) {
+    constexpr int kPanels = Operand::kPanels;
+    if (number == 0) load(weights, next_);
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       mbarrier_wait(x_.full(), x_.parity());
-      const uint64_t x = wgmma_operand(x_.panel());
       wgmma_hold(sums_);
       wgmma_begin();
-      wgmma_sparse<Type, Shape::kTokens, 0>(sums_, unit_.values[2 * panel], x,
-                                            unit_.metadata[panel]);
-      wgmma_sparse<Type, Shape::kTokens, 1>(sums_, unit_.values[2 * panel + 1],
-                                            wgmma_moved(x, kStepCols * 2), unit_.metadata[panel]);
+      Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2], wgmma_operand(x_.panel()));
       wgmma_commit();
+      // Beside that of this panel, which is being multiplied.
+      if (panel + 1 < kPanels) operand_.make(a_[(panel + 1) % 2], units_[number], panel + 1);
       wgmma_wait(sums_);
       release();
-      // Not earlier: the loads of this step have come, or the first product would wait for these.
-      if (panel == 0) weights.load(next);
     }
-    unit_ = next;
+    if (number + 1 == kAtOnce) {
+      FS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) units_[i] = next_[i];
+    }
+    operand_.make(a_[0], units_[(number + 1) % kAtOnce], 0);
   }
 
   // The warp has done with the panel: it says so to every block that copies to it.
   __device__ __forceinline__ void release() {
     __syncwarp();
     const int lane = threadIdx.x % 32;
-    if (lane < a_.down) mbarrier_release_in(lane * a_.depth + WgmmaTiles::part(a_), x_.empty());
+    if (lane < arguments_.down) {
+      mbarrier_release_in(lane * arguments_.depth + WgmmaTiles::part(arguments_), x_.empty());
+    }
     x_.advance();
   }
 
-  const WgmmaArguments& a_;
+  const WgmmaArguments& arguments_;
   WgmmaX<Shape> x_;
-  WgmmaUnit unit_;  // of the step
+  Unit units_[kAtOnce], next_[kAtOnce];  // of this step and some after it; those that follow
+  typename Operand::A a_[2];             // of this panel and the next
+  Operand operand_;
   float sums_[Shape::kTokens / 2];
 };
 
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() and
 // plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty but on sm_90a.
-template <class Type, class Shape>
+template <class Type, class Operand, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wgmma_kernel(const WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -123,25 +151,40 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   meet_cluster();
   if (warp < Shape::kUnits) {
     take_registers<Shape::kMultiplying>();
-    WgmmaMultiplier<Type, Shape>(arguments, ring).run(warp);
+    WgmmaMultiplier<Type, Operand, Shape>(arguments, ring).run(warp);
   } else {
     release_registers<Shape::kCopying>();
-    if (threadIdx.x == Shape::kUnits * 32) copy_x<Shape>(arguments, x, ring);
+    if (threadIdx.x == Shape::kUnits * 32) {
+      if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
+      copy_x<Shape, Operand::kPanels>(arguments, x, ring);
+    }
   }
   meet_cluster();
 #endif
 }
 
-struct WgmmaCompiled {
-  void (*float16)(WgmmaArguments, TensorMap);
-  void (*bfloat16)(WgmmaArguments, TensorMap);
-};
+template <class Type, class Operand, class Shape>
+constexpr auto compiled_kernel() -> decltype(WgmmaCompiled::float16) {
+  if constexpr (is_compiled(Shape::kInfo, Operand::Values::kLayout)) {
+    return wgmma_kernel<Type, Operand, Shape>;
+  } else {
+    return nullptr;
+  }
+}
 
-#define FS_COMPILED(tokens, groups)                   \
-  {wgmma_kernel<Float16, WgmmaShape<tokens, groups>>, \
-   wgmma_kernel<BFloat16, WgmmaShape<tokens, groups>>},
-// By the index of kWgmmaShapes.
-inline const WgmmaCompiled kCompiledWgmma[] = {FS_SPARSE_24_WGMMA_SHAPES(FS_COMPILED)};
+template <class Float16Operand, class BFloat16Operand>
+const WgmmaCompiled* compiled_operands() {
+#define FS_COMPILED(tokens, groups)                                        \
+  {compiled_kernel<Float16, Float16Operand, WgmmaShape<tokens, groups>>(), \
+   compiled_kernel<BFloat16, BFloat16Operand, WgmmaShape<tokens, groups>>()},
+  static const WgmmaCompiled compiled[] = {FS_SPARSE_24_WGMMA_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
+  return compiled;
+}
+
+template <class Values>
+const WgmmaCompiled* compiled_wgmma() {
+  return compiled_operands<WidenedOperand<Float16, Values>, WidenedOperand<BFloat16, Values>>();
+}
 
 }  // namespace flashsparse::sparse_24

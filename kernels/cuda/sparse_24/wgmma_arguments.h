@@ -11,6 +11,8 @@ namespace flashsparse::sparse_24 {
 // of one 16-bit dtype, accumulated in fp32.
 struct WgmmaArguments {
   const uint32_t* units;  // on 16 bytes
+  const float* scales;    // of rows, by which sums are multiplied; or null, where values have none
+  const float* x_scales;  // of tokens, where x is e4m3; else unused
   const uint16_t* bias;   // or null
   uint16_t* y;            // on 4 bytes
   float* partials;        // workspace: plan.partial_floats() of any content, on 16 bytes

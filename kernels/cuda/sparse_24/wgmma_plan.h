@@ -36,15 +36,40 @@ inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
 #undef FS_SPARSE_24_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
-inline constexpr int kGroupRows = 64;   // of a warpgroup
-inline constexpr int kPanelCols = 64;   // a stage of x
-inline constexpr int kMostCluster = 8;  // blocks
+// Registers of a thread that multiplies. With the 24 or 32 of those that copy x they are, in all,
+// those that the block is launched with: 168, 128 or 96 a thread.
+constexpr int wgmma_registers(int groups) { return groups == 2 ? 240 : groups == 3 ? 160 : 112; }
+
+// Of a thread, for what it has of a unit: vectors of values and metadata, and scales.
+constexpr int unit_registers(UnitLayout unit) {
+  return 4 * unit.scales() / kVectorBytes + ((unit.bytes() - unit.scales()) / 4 + 31) / 32;
+}
+
+// Units that a warp loads at once while it multiplies by as many: what registers hold of codes.
+// Native values come fast enough one at a time. `x_bytes` of an element of x: 1 where it is e4m3.
+constexpr int wgmma_units_at_once(const WgmmaShapeInfo& shape, UnitLayout unit, int x_bytes) {
+  const int others = x_bytes == 1 ? 32 : 40;  // registers: A of two panels, addresses, counts
+  const int free = wgmma_registers(shape.groups) - shape.tokens / 2 - others;
+  const int units = free / (2 * unit_registers(unit));
+  return unit.type == ValueType::kNative || units < 1 ? 1 : units < 3 ? units : 3;
+}
+
+// Whether values are compiled in a shape: those of 4 bits in one for each number of tokens, but
+// 192.
+constexpr bool is_compiled(const WgmmaShapeInfo& shape, UnitLayout unit) {
+  return unit.type != ValueType::kInt4 ||
+         (shape.tokens != 192 && shape.groups == (shape.tokens == 64 ? 3 : 2));
+}
+
+inline constexpr int kGroupRows = 64;    // of a warpgroup
+inline constexpr int kPanelBytes = 128;  // a stage of x, for each token
+inline constexpr int kMostCluster = 8;   // blocks
 inline constexpr int kMostXStages = 16;
 
 // Dynamic shared memory of a block: barriers, the stages of x, and where there are blocks behind
 // each other what they all give to this one of their sums.
 inline constexpr int64_t kWgmmaBarriers = 1024;
-constexpr int64_t wgmma_stage_bytes(int tokens) { return int64_t{tokens} * kPanelCols * 2; }
+constexpr int64_t wgmma_stage_bytes(int tokens) { return int64_t{tokens} * kPanelBytes; }
 constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
   return depth > 1 ? int64_t{tokens} * groups * kGroupRows * 4 : 0;
 }
@@ -54,6 +79,8 @@ struct WgmmaPlan {
   int down, depth;  // blocks of a cluster, below each other and behind each other: 1, 2, 4 or 8
   int stages;       // of x, in shared memory
   int clusters;     // that are launched
+  UnitLayout unit{};
+  int x_bytes = 2;  // of an element of x: 1 where it is e4m3
 
   const WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return (info().groups + 1) * 128; }
@@ -89,14 +116,16 @@ struct WgmmaPlan {
 };
 
 // Whether this kernel is faster than that of linear_plan.h, by measurements on an H200: small
-// layers of more than 16 tokens gain by sums in shared memory.
-constexpr bool prefers_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
-  constexpr int64_t kSmall = 32 << 20;  // elements
-  return gpu.hopper && (tokens > 32 || (tokens > 16 && rows * cols <= kSmall));
+// layers of more than 16 tokens gain by sums in shared memory, those of codes earlier.
+constexpr bool prefers_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                             UnitLayout unit = {}) {
+  const int64_t small = (unit.type == ValueType::kNative ? 32 : 96) << 20;  // elements
+  return gpu.hopper && tokens > (rows * cols <= small ? 16 : 32);
 }
 
 // tokens >= 1, on a GPU with wgmma.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                     UnitLayout unit = {}, int x_bytes = 2);
 
 // Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,

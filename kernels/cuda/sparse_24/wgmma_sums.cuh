@@ -14,7 +14,7 @@
 
 namespace flashsparse::sparse_24 {
 
-template <class Type, class Shape>
+template <class Type, class Shape, bool narrow_x>
 class WgmmaSums {
  public:
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
@@ -34,7 +34,7 @@ class WgmmaSums {
                                         int tile) const {
     const int unit = tiles.row_tile(tile) * tile_units_ + unit_;
     if (unit >= unit_rows(a_.rows)) return;
-    const WgmmaY<Type> y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
+    const WgmmaY<Type, narrow_x> y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
     if (a_.depth > 1) {
       give(sums, y.tokens());
       take(y);
@@ -111,7 +111,7 @@ class WgmmaSums {
   }
 
   // Adds up what all of them gave, in their order.
-  __device__ __forceinline__ void take(const WgmmaY<Type>& y) const {
+  __device__ __forceinline__ void take(const WgmmaY<Type, narrow_x>& y) const {
     const int share = kTokenBlocks / a_.depth, begin = WgmmaTiles::part(a_) * share;
     mbarrier_wait_cluster(arrived_, 0);
     FS_NO_UNROLL

@@ -11,8 +11,6 @@
 
 namespace flashsparse::sparse_24 {
 
-inline constexpr int kPanels = kUnitCols / kPanelCols;  // of a step
-
 // A place in the ring, and the parity of the phase in which its barriers are.
 template <class Shape>
 class WgmmaX {
@@ -64,8 +62,8 @@ class WgmmaX {
   uint32_t parity_ = 0;
 };
 
-// All that the one thread does.
-template <class Shape>
+// All that the one thread does, for steps of so many panels.
+template <class Shape, int panels>
 __device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap& map,
                                        WgmmaX<Shape> x) {
   WgmmaTiles tiles(a, Shape::kTokens, a.down * Shape::kUnits * kUnitRows);
@@ -79,7 +77,7 @@ __device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap&
   for (; !tiles.ended(); tiles.advance()) {
     const int token = tiles.token_tile(tiles.tile()) * Shape::kTokens + place * share;
     FS_NO_UNROLL
-    for (int panel = 0; panel < kPanels; ++panel) {
+    for (int panel = 0; panel < panels; ++panel) {
       if (unused > 0) {
         --unused;
       } else {
@@ -87,7 +85,7 @@ __device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap&
       }
       detail::mbarrier_arrive_expecting(x.full(), Shape::kPanelBytes);
       copy_tile(x.panel() + place * share * 128, map, token,
-                tiles.column() * kUnitCols + panel * kPanelCols, x.full(),
+                (tiles.column() * panels + panel) * kTileCols, x.full(),
                 static_cast<uint16_t>(all));
       x.advance();
     }

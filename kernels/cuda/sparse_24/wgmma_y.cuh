@@ -12,25 +12,31 @@
 
 namespace flashsparse::sparse_24 {
 
-template <class Type>
+// `narrow_x`: whether x is codes with a scale for each token.
+template <class Type, bool narrow_x>
 class WgmmaY {
  public:
   __device__ __forceinline__ WgmmaY(const WgmmaArguments& a, int first_row, int first_token)
       : tokens_(a.tokens - first_token),
         stride_(a.rows),
         rows_(a.rows - first_row - place()),
-        upper_(bias(a, first_row + group())),
-        lower_(bias(a, first_row + group() + 8)),
+        upper_(a, first_row + group()),
+        lower_(a, first_row + group() + 8),
+        x_scales_(narrow_x ? a.x_scales + first_token : nullptr),
         y_(a.y + ((int64_t{first_token} + group()) * a.rows + first_row + place())) {}
 
   // From the tile's first on.
   __device__ __forceinline__ int tokens() const { return tokens_; }
 
-  // Adds bias, rounds and stores the sums of the tokens from 8 n on: two of each row.
-  __device__ __forceinline__ void store(int n, const float4& sums) const {
+  // Scales, adds bias, rounds and stores the sums of the tokens from 8 n on: two of each row.
+  __device__ __forceinline__ void store(int n, float4 sums) const {
+    if constexpr (narrow_x) {
+      const float one = x_scale(8 * n + pair()), other = x_scale(8 * n + pair() + 1);
+      sums.x *= one, sums.y *= other, sums.z *= one, sums.w *= other;
+    }
     const bool odd = threadIdx.x % 2 != 0;
-    const uint32_t upper = transpose_8x8(from_floats<Type>(sums.x + upper_, sums.y + upper_));
-    const uint32_t lower = transpose_8x8(from_floats<Type>(sums.z + lower_, sums.w + lower_));
+    const uint32_t upper = transpose_8x8(from_floats<Type>(upper_.of(sums.x), upper_.of(sums.y)));
+    const uint32_t lower = transpose_8x8(from_floats<Type>(lower_.of(sums.z), lower_.of(sums.w)));
     const uint32_t other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
     if (n * 8 + group() < tokens_) {
       store_four(y_ + int64_t{8 * n} * stride_,
@@ -39,12 +45,23 @@ class WgmmaY {
   }
 
  private:
+  // From a sum of a row to y.
+  struct Row {
+    __device__ __forceinline__ Row(const WgmmaArguments& a, int row)
+        : scale(a.scales && row < a.rows ? a.scales[row] : 1.0f),
+          bias(a.bias && row < a.rows ? to_float<Type>(a.bias[row]) : 0.0f) {}
+    __device__ __forceinline__ float of(float sum) const { return sum * scale + bias; }
+
+    const float scale, bias;
+  };
+
   static __device__ __forceinline__ int group() { return threadIdx.x % 32 / 4; }
+  static __device__ __forceinline__ int pair() { return threadIdx.x % 4 * 2; }
   static __device__ __forceinline__ int place() {
     return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   }
-  static __device__ __forceinline__ float bias(const WgmmaArguments& a, int row) {
-    return a.bias && row < a.rows ? to_float<Type>(a.bias[row]) : 0.0f;
+  __device__ __forceinline__ float x_scale(int token) const {
+    return token < tokens_ ? x_scales_[token] : 0.0f;
   }
 
   __device__ __forceinline__ void store_four(uint16_t* place, const uint2& four) const {
@@ -60,7 +77,8 @@ class WgmmaY {
   }
 
   const int tokens_, stride_, rows_;  // rows_ from the lane's first on
-  const float upper_, lower_;         // bias of the rows that the lane has sums of
+  const Row upper_, lower_;           // the rows that the lane has sums of
+  const float* const x_scales_;
   uint16_t* const y_;
 };
 

@@ -1,76 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the wgmma kernel over every case on stdin and writes y to stdout.
-//   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
-//           plan[5]; int32 units; uint16 x[tokens * stride], the stride being cols up to a multiple
-//           of 8; uint16 bias[rows] if it has one
-//           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
-//           GPU of so many multiprocessors and bytes of shared memory
-//   answer  uint16 y[tokens * rows]
-#include <cstdint>
-#include <cstring>
-
-#include "cuda/sparse_24/wgmma.cuh"
-#include "emulator/driver.h"
+// Runs the wgmma kernel over every case on stdin and writes y to stdout (wgmma_case.h).
+#include "emulator/sparse_24/wgmma_case.h"
 
 namespace {
 
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Memory that nothing has been written to: NaN in every float type.
-template <class T>
-auto unwritten(size_t count) {
-  auto array = driver::device_array<T>(count);
-  std::memset(array.get(), 0xff, count * sizeof(T));
-  return array;
+// Codes in the shapes that differ in what is done with them: units that are loaded at once.
+template <class Values, class Type>
+auto codes_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
+  using Operand = WidenedOperand<Type, Values>;
+  if constexpr (Values::kLayout.group == 0) {
+    if (shape.tokens == 64 && shape.groups == 2)
+      return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
+    if (shape.tokens == 64 && shape.groups == 4)
+      return wgmma_kernel<Type, Operand, WgmmaShape<64, 4>>;
+  } else {
+    if (shape.tokens == 64 && shape.groups == 3)
+      return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
+  }
+  return nullptr;
+}
+
+template <class Type>
+auto find_kernel(const WgmmaPlan& plan, decltype(WgmmaCompiled::float16) native) {
+  switch (plan.unit.type) {
+    case ValueType::kFp8:
+      return codes_kernel<Fp8Values, Type>(plan.info());
+    case ValueType::kInt8:
+      return codes_kernel<Int8Values, Type>(plan.info());
+    case ValueType::kInt4:
+      return plan.unit.group == 32   ? codes_kernel<Int4Values<32>, Type>(plan.info())
+             : plan.unit.group == 64 ? codes_kernel<Int4Values<64>, Type>(plan.info())
+                                     : codes_kernel<Int4Values<128>, Type>(plan.info());
+    default:
+      return native;
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[13];
-  while (driver::read_header(header)) {
-    const int64_t rows = header[0], cols = header[1], tokens = header[2];
-    const bool bfloat16 = header[3], has_bias = header[4];
-    const Gpu gpu{static_cast<int>(header[6]), header[7], true};
-    int numbers[5];
-    for (int i = 0; i < 5; ++i) numbers[i] = static_cast<int>(header[8 + i]);
-    WgmmaPlan plan{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
-    if (plan.shape < 0) plan = plan_wgmma(rows, cols, tokens, gpu);
-    if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {
-      std::fprintf(stderr, "%s\n", rule);
-      return 1;
-    }
-    const int64_t stride = (cols + 7) / 8 * 8;
-    const auto units = driver::read<uint32_t>(unit_rows(rows) * unit_cols(cols) * kUnitWords);
-    const auto x = driver::read<uint16_t>(tokens * stride);
-    const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
-    const auto y = unwritten<uint16_t>(tokens * rows);
-    const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
-    const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
-    std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
-
-    WgmmaArguments arguments;
-    arguments.units = units.get();
-    arguments.bias = has_bias ? bias.get() : nullptr;
-    arguments.y = y.get();
-    arguments.partials = partials.get();
-    arguments.arrivals = arrivals.get();
-    arguments.rows = static_cast<int>(rows);
-    arguments.cols = static_cast<int>(cols);
-    arguments.tokens = static_cast<int>(tokens);
-    arguments.down = plan.down;
-    arguments.depth = plan.depth;
-    arguments.stages = plan.stages;
-    const TensorMap map = emulated_map({x.get(), tokens, cols, stride, plan.copied_tokens()});
-    const WgmmaCompiled& compiled = kCompiledWgmma[plan.shape];
-    const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
-    simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(),
-                          header[5], [&] { kernel(arguments, map); });
-    for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
-    }
-    driver::write(y.get(), tokens * rows);
+  WgmmaCase c;
+  while (c.read(2)) {
+    const WgmmaCompiled& native = compiled_wgmma<NativeValues>()[c.plan.shape];
+    const auto kernel = c.bfloat16 ? find_kernel<BFloat16>(c.plan, native.bfloat16)
+                                   : find_kernel<Float16>(c.plan, native.float16);
+    c.run(kernel, {c.x.get(), c.tokens, c.cols, c.stride(), c.plan.copied_tokens()}, nullptr);
   }
 }

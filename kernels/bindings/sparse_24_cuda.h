@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA ops of sparse_24 have in common.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/cuda.h"
+#include "bindings/linear.h"
+#include "bindings/sparse_24.h"
+#include "cuda/sparse_24/sparse_24.h"
+
+namespace flashsparse {
+
+// A weight's tensors, and how they hold it.
+struct Units {
+  const Tensor& units;
+  const std::optional<Tensor>& scales;  // of rows
+  const sparse_24::UnitLayout layout;
+
+  Units(const Tensor& units_, const std::optional<Tensor>& scales_, const std::string& values,
+        int64_t group)
+      : units(units_), scales(scales_), layout(sparse_24_layout(values, group)) {
+    check_on_cuda(units, "units");
+  }
+
+  void check(int64_t out, int64_t in) const { check_sparse_24(units, scales, out, in, layout); }
+  const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
+};
+
+// The kernel reads x 16 bytes at a time: rows are a multiple of 8 long, with zeros at the end.
+inline Tensor aligned_x(const LinearInputs& inputs) {
+  const Tensor x = inputs.by_token(inputs.x, inputs.in_features);
+  const int64_t over = inputs.in_features % 8;
+  if (over != 0) return torch::stable::pad(x, {0, 8 - over});
+  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
+  return x;
+}
+
+// Fills y by wgmma.sp in one launch, from x as `x` maps it; x_scales of tokens where it is codes.
+void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
+                  const sparse_24::WgmmaPlan& plan, const TiledMatrix& x, const float* x_scales,
+                  Tensor& y);
+
+// For benchmarks: a sparse kernel by a plan of the caller's choice, which make_plan makes of that
+// many numbers, and `product` obeys.
+template <class MakePlan, class Product>
+Tensor planned(const Tensor& x, const Units& packed, int64_t rows, ScalarType weight_dtype,
+               const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers, size_t count,
+               const MakePlan& make_plan, const Product& product) {
+  check_weight_dtype(weight_dtype);
+  const LinearInputs inputs(x, rows, bias, packed.units, "units");
+  packed.check(rows, inputs.in_features);
+  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
+  FS_CHECK(numbers.size() == count, "a plan has ", count, " numbers, not ", numbers.size());
+  for (const int64_t number : numbers) {
+    FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
+  }
+  const auto plan = make_plan([&](int i) { return static_cast<int>(numbers[i]); });
+  const torch::stable::accelerator::DeviceGuard guard(packed.units.get_device_index());
+  const Gpu gpu = gpu_of(packed.units);
+  const char* const rule = plan.broken_rule(rows, inputs.in_features, inputs.tokens, gpu);
+  FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ",
+           inputs.in_features, "] weight: ", rule);
+  Tensor y = inputs.new_y();
+  product(inputs, packed, gpu, plan, y);
+  return y;
+}
+
+}  // namespace flashsparse

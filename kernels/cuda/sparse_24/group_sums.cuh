@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales of groups of columns, which lie in the units, on their way into a warp's sums. For few
+// tokens products of a group have sums of their own, which are multiplied by the scales in fp32 and
+// then added. For more, that would take more instructions, and registers that are not there: codes
+// are multiplied by the scales, and rounded, before the product.
+//
+// Of 16 rows a lane multiplies four sums for 8 tokens and every group, or four words of codes for
+// every step, of which a group has one to four.
+#pragma once
+#include "common/mma.cuh"
+#include "common/widen.cuh"
+#include "cuda/sparse_24/linear_shared.h"
+#include "formats/sparse_24.h"
+
+namespace flashsparse::sparse_24 {
+
+template <class Shape>
+using SumsTile = float[Shape::kRowUnits][Shape::kTokens / 8][4];
+
+template <class Shape>
+__device__ __forceinline__ void clear(SumsTile<Shape>& tile) {
+  constexpr int kTokenBlocks = Shape::kTokens / 8;
+  FS_UNROLL
+  for (int i = 0; i < Shape::kRowUnits * kTokenBlocks * 4; ++i) {
+    tile[i / 4 / kTokenBlocks][i / 4 % kTokenBlocks][i % 4] = 0;
+  }
+}
+
+// The scales of the two rows that a lane has: of a group or some, of all units of a warp.
+template <class Type, class Shape, class Values>
+class GroupScales {
+ public:
+  static constexpr UnitLayout kUnit = Values::kLayout;
+  static constexpr int kGroupSteps = kUnit.group / kStepCols;
+
+  // Of the units of which this lane's bytes are at `units`.
+  __device__ __forceinline__ explicit GroupScales(uint32_t units) {
+    // A matrix for each unit and group, whose rows are by turns the upper and the lower half of the
+    // unit's: turned around, it hands a lane the scales of its two rows.
+    const int lane = threadIdx.x % 32, unit = lane / 8 % kUnits;
+    const int group = min(lane / 8 / kUnits, kGroups - 1);
+    place_ = units - lane * kLaneBytes + unit * place_bytes(kUnit) + kUnit.scales() +
+             group * kGroupBytes + lane % 2 * kUnitRows;
+  }
+
+  // Comes to a step.
+  __device__ __forceinline__ void load(int step) {
+    if (step % (kHeld * kGroupSteps) == 0) {
+      ldmatrix_x4<true>(words_, place_ + step / kGroupSteps * kGroupBytes);
+    }
+  }
+  // The upper row's in the lower half.
+  __device__ __forceinline__ uint32_t of(int unit, int step) const {
+    return words_[step / kGroupSteps % kHeld * kUnits + unit];
+  }
+
+ private:
+  static constexpr int kUnits = Shape::kRowUnits, kGroups = kUnitCols / kUnit.group;
+  static constexpr int kHeld = 4 / kUnits;  // groups at a time
+  static constexpr uint32_t kGroupBytes = kUnitRows * 2;
+
+  uint32_t place_, words_[4];
+};
+
+enum class Scaled { kNever, kSums, kCodes };
+
+// Where it takes fewer instructions, or no more.
+template <class Shape, class Values>
+inline constexpr Scaled kScaled =
+    Values::kLayout.group == 0 ? Scaled::kNever
+    : Shape::kTokens == 8 || (Shape::kTokens == 16 && Values::kLayout.group == 128)
+        ? Scaled::kSums
+        : Scaled::kCodes;
+
+// Of the units that a warp multiplies at a time.
+template <class Type, class Shape, class Values, Scaled scaled = kScaled<Shape, Values>>
+class GroupSums {  // nothing is scaled
+ public:
+  using Tile = SumsTile<Shape>;
+
+  __device__ __forceinline__ GroupSums(Tile& sums, uint32_t) : sums_(sums) {}
+  // Makes of a unit's codes of a step what is to be multiplied.
+  __device__ __forceinline__ void scale(uint32_t (&)[4], int, int) {}
+  // Where the products of a step are to be added.
+  __device__ __forceinline__ Tile& begin(int) { return sums_; }
+  __device__ __forceinline__ void end(int) {}
+
+ private:
+  Tile& sums_;
+};
+
+template <class Type, class Shape, class Values>
+class GroupSums<Type, Shape, Values, Scaled::kSums> {
+ public:
+  using Tile = SumsTile<Shape>;
+  using Scales = GroupScales<Type, Shape, Values>;
+
+  __device__ __forceinline__ GroupSums(Tile& sums, uint32_t units) : sums_(sums), scales_(units) {}
+  __device__ __forceinline__ void scale(uint32_t (&)[4], int, int) {}
+  __device__ __forceinline__ Tile& begin(int step) {
+    scales_.load(step);
+    if (step % Scales::kGroupSteps == 0) clear<Shape>(of_group_);
+    return of_group_;
+  }
+  __device__ __forceinline__ void end(int step) {
+    if (step % Scales::kGroupSteps != Scales::kGroupSteps - 1) return;
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      const uint32_t scales = scales_.of(m, step);
+      const float upper = to_float<Type>(static_cast<uint16_t>(scales));
+      const float lower = to_float<Type>(static_cast<uint16_t>(scales >> 16));
+      FS_UNROLL
+      for (int i = 0; i < Shape::kTokens / 8 * 4; ++i) {
+        sums_[m][i / 4][i % 4] += (i % 4 < 2 ? upper : lower) * of_group_[m][i / 4][i % 4];
+      }
+    }
+  }
+
+ private:
+  Tile& sums_;
+  Tile of_group_;
+  Scales scales_;
+};
+
+template <class Type, class Shape, class Values>
+class GroupSums<Type, Shape, Values, Scaled::kCodes> {
+ public:
+  using Tile = SumsTile<Shape>;
+  using Scales = GroupScales<Type, Shape, Values>;
+
+  __device__ __forceinline__ GroupSums(Tile& sums, uint32_t units) : sums_(sums), scales_(units) {}
+  __device__ __forceinline__ void scale(uint32_t (&a)[4], int unit, int step) {
+    if (unit == 0) scales_.load(step);
+    const uint32_t scales = scales_.of(unit, step);
+    const uint32_t upper = prmt(scales, 0, 0x1010), lower = prmt(scales, 0, 0x3232);
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      a[i] = fma_two<Type>(a[i], i % 2 == 0 ? upper : lower, 0x80008000);  // plus -0
+    }
+  }
+  __device__ __forceinline__ Tile& begin(int) { return sums_; }
+  __device__ __forceinline__ void end(int) {}
+
+ private:
+  Tile& sums_;
+  Scales scales_;
+};
+
+}  // namespace flashsparse::sparse_24

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sparse_24/quantise_x.cuh"
+#include "cuda/sparse_24/sparse_24.h"
+
+namespace flashsparse::cuda {
+
+cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens, bool bfloat16,
+                                 uint16_t* codes, float* scales, cudaStream_t stream) {
+  const auto kernel =
+      bfloat16 ? sparse_24::quantise_x_kernel<BFloat16> : sparse_24::quantise_x_kernel<Float16>;
+  kernel<<<static_cast<unsigned>(tokens), sparse_24::kQuantiseThreads, 0, stream>>>(
+      x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes), scales);
+  return cudaGetLastError();
+}
+
+}  // namespace flashsparse::cuda

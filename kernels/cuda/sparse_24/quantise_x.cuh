@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activations as codes of e4m3 with a scale for each token, found anew in each call: the largest
+// magnitude of the token becomes the largest code.
+//
+// The codes lie as wgmma.sp takes them beside units (wgmma_operands.cuh): of each 32 columns the
+// fours 0, 4, 1, 5, 2, 6, 3, 7. So a unit need not know what it is multiplied by.
+#pragma once
+#include "common/device.cuh"
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "common/narrow.cuh"
+#include "cuda/sparse_24/quantise_x.h"
+
+namespace flashsparse::sparse_24 {
+
+// The eight values of 16 bytes.
+template <class Type>
+__device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+  FS_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    values[i] = to_float<Type>(static_cast<uint16_t>(words[i / 2] >> i % 2 * 16));
+  }
+}
+
+// Writes codes [tokens, quantised_stride(cols)] and scales [tokens]. x is on 16 bytes, its rows a
+// multiple of 8 long, zero beyond `cols`. A token whose largest magnitude is infinite has an
+// infinite scale. Launch with a block for each token and kQuantiseThreads threads. Empty but on
+// sm_90a.
+template <class Type>
+__global__ void __launch_bounds__(kQuantiseThreads)
+    quantise_x_kernel(const uint16_t* __restrict__ x, int x_stride, uint4* __restrict__ codes,
+                      float* __restrict__ scales) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  FS_SHARED(float, largest_of, kQuantiseThreads / 32);
+  allow_next_kernel();
+  const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
+  const int vectors = x_stride / 8;
+  float largest = 0, values[8];
+  FS_UNROLL_BY(4)
+  for (int i = threadIdx.x; i < vectors; i += kQuantiseThreads) {
+    to_floats<Type>(values, load_readonly(from + i));
+    FS_UNROLL
+    for (int k = 0; k < 8; ++k) largest = fmaxf(largest, fabsf(values[k]));
+  }
+  FS_UNROLL
+  for (int mask = 16; mask > 0; mask /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+  }
+  if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = largest;
+  __syncthreads();
+  FS_UNROLL
+  for (int warp = 0; warp < kQuantiseThreads / 32; ++warp) {
+    largest = fmaxf(largest, largest_of[warp]);
+  }
+  largest = fmaxf(largest, 0x1p-100f);  // whose inverse is finite
+  if (threadIdx.x == 0) scales[blockIdx.x] = largest / kLargestFp8;
+  const float inverse = kLargestFp8 / largest;
+  const int blocks = static_cast<int>(quantised_stride(x_stride)) / kQuantisedCols;
+  FS_NO_UNROLL
+  for (int block = threadIdx.x; block < blocks; block += kQuantiseThreads) {
+    uint32_t words[8];
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int vector = block * 4 + i;
+      to_floats<Type>(values, vector < vectors ? load_readonly(from + vector) : uint4{});
+      FS_UNROLL
+      for (int k = 0; k < 8; k += 4) {
+        const int four = 2 * i + k / 4;
+        words[four % 4 * 2 + four / 4] =
+            narrow_fp8(values[k] * inverse, values[k + 1] * inverse, values[k + 2] * inverse,
+                       values[k + 3] * inverse);
+      }
+    }
+    uint4* const to = codes + (int64_t{blockIdx.x} * blocks + block) * 2;
+    store_global(to, make_uint4(words[0], words[1], words[2], words[3]));
+    store_global(to + 1, make_uint4(words[4], words[5], words[6], words[7]));
+  }
+#endif
+}
+
+}  // namespace flashsparse::sparse_24

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sizes of quantised activations (quantise_x.cuh).
+#pragma once
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace flashsparse::sparse_24 {
+
+inline constexpr int kQuantiseThreads = 256;
+inline constexpr int kQuantisedCols = 32;  // that a thread takes at once
+
+// Bytes of a token's codes.
+FS_HOST_DEVICE constexpr int64_t quantised_stride(int64_t cols) {
+  return (cols + kQuantisedCols - 1) / kQuantisedCols * kQuantisedCols;
+}
+
+}  // namespace flashsparse::sparse_24

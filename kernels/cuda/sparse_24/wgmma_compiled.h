@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled wgmma kernels of sparse_24. Each value type has a source file of its own, so that
+// they compile side by side.
+#pragma once
+#include "common/tensor_map.h"
+#include "cuda/sparse_24/wgmma_arguments.h"
+
+namespace flashsparse::sparse_24 {
+
+struct WgmmaCompiled {
+  void (*float16)(WgmmaArguments, TensorMap);
+  void (*bfloat16)(WgmmaArguments, TensorMap);
+};
+
+// By the index of kWgmmaShapes; null where values of this kind (values.cuh) are not compiled.
+template <class Values>
+const WgmmaCompiled* compiled_wgmma();
+
+// The same of fp8_e4m3 values by x of e4m3.
+const WgmmaCompiled* compiled_wgmma_fp8_x();
+
+}  // namespace flashsparse::sparse_24

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the units in a warp's registers become A of wgmma.sp, a panel of x at a time: 128 bytes of
+// each token, two instructions.
+//   Values              of the units
+//   kPanels             of a unit
+//   kXBytes             of an element of x: 2, or 1 of e4m3, with scales of tokens
+//   A                   of a panel
+//   make(a, unit, panel)
+//   multiply<tokens>(sums, a, x)
+#pragma once
+#include "common/integer.cuh"
+#include "common/wgmma_sparse.cuh"
+#include "common/widen.cuh"
+#include "cuda/sparse_24/values.cuh"
+#include "cuda/sparse_24/wgmma_weights.cuh"
+
+namespace flashsparse::sparse_24 {
+
+inline constexpr uint32_t kHalfPanelBytes = 64;  // of x, by an instruction
+
+// Values become the 16 bits of x, or are so already.
+template <class Type, class Values_>
+class WidenedOperand {
+ public:
+  using Values = Values_;
+  static constexpr int kPanels = 4;
+  static constexpr int kXBytes = 2;
+  struct A {
+    uint32_t values[2][4], metadata;
+  };
+
+  __device__ __forceinline__ void make(A& a, const WgmmaUnit<Values>& unit, int panel) {
+    const uint4& of = unit.metadata;
+    a.metadata = panel == 0 ? of.x : panel == 1 ? of.y : panel == 2 ? of.z : of.w;
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int step = 2 * panel + i;
+      Values::template widen<Type>(a.values[i], unit.values[step / kLayout.lane_steps()],
+                                   step % kLayout.lane_steps());
+      if constexpr (kLayout.group > 0) scale(a.values[i], unit, step);
+    }
+  }
+
+  template <int tokens>
+  static __device__ __forceinline__ void multiply(float (&sums)[tokens / 2], const A& a,
+                                                  uint64_t x) {
+    wgmma_sparse<Type, tokens, 0>(sums, a.values[0], x, a.metadata);
+    wgmma_sparse<Type, tokens, 1>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes), a.metadata);
+  }
+
+ private:
+  static constexpr UnitLayout kLayout = Values::kLayout;
+
+  // Multiplies A of a step by the scales of its group, rounding as unpacking does.
+  __device__ __forceinline__ void scale(uint32_t (&a)[4], const WgmmaUnit<Values>& unit, int step) {
+    const int row = threadIdx.x % 32 / 4, column = step * kStepCols;
+    if (column % kLayout.group == 0) {
+      const int word = column / kLayout.group * (kUnitRows / 2);
+      const uint32_t own = unit.scales[word / 32], both = row % 2 ? 0x3232 : 0x1010;
+      upper_ = prmt(__shfl_sync(~0u, own, word % 32 + row / 2), 0, both);
+      lower_ = prmt(__shfl_sync(~0u, own, word % 32 + row / 2 + 4), 0, both);
+    }
+    constexpr uint32_t kMinusZero = 0x80008000;  // which changes nothing
+    FS_UNROLL
+    for (int i = 0; i < 4; ++i) a[i] = fma_two<Type>(a[i], i % 2 ? lower_ : upper_, kMinusZero);
+  }
+
+  // Scales of the lane's two rows for the latest group, in both halves of a word.
+  uint32_t upper_ = 0, lower_ = 0;
+};
+
+// Codes of e4m3 as they are, by codes of x. An instruction takes 64 columns, and of each 32 it has
+// the lane t of four give the fours 2 t and 2 t + 1, where units give it t and t + 4: so the fours
+// of x lie as 0, 4, 1, 5, 2, 6, 3, 7 (quantise_x.cuh), and A and metadata are put into that order.
+class Fp8Operand {
+ public:
+  using Values = Fp8Values;
+  static constexpr int kPanels = 2;
+  static constexpr int kXBytes = 1;
+  struct A {
+    uint32_t values[2][4], metadata[2];
+  };
+
+  __device__ __forceinline__ void make(A& a, const WgmmaUnit<Values>& unit, int panel) {
+    FS_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int pair = 2 * panel + i;  // of steps: 64 columns
+      const uint4& v = unit.values[pair];
+      a.values[i][0] = prmt(v.x, v.y, 0x5410), a.values[i][1] = prmt(v.x, v.y, 0x7632);
+      a.values[i][2] = prmt(v.z, v.w, 0x5410), a.values[i][3] = prmt(v.z, v.w, 0x7632);
+      const uint4& of = unit.metadata;
+      a.metadata[i] = interleave(pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w);
+    }
+  }
+
+  template <int tokens>
+  static __device__ __forceinline__ void multiply(float (&sums)[tokens / 2], const A& a,
+                                                  uint64_t x) {
+    wgmma_sparse_fp8<tokens>(sums, a.values[0], x, a.metadata[0]);
+    wgmma_sparse_fp8<tokens>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes), a.metadata[1]);
+  }
+
+ private:
+  // Of two neighbours the even lane has the fours 0 to 3 of a step, the odd one 4 to 7, both of two
+  // rows: after this the even one has all of the upper row, the odd one all of the lower.
+  static __device__ __forceinline__ uint32_t interleave(uint32_t own) {
+    const uint32_t other = __shfl_xor_sync(~0u, own, 1);
+    const uint32_t bytes = prmt(own, other, threadIdx.x % 2 ? 0x3726 : 0x5140);
+    return (bytes & 0xf00ff00f) | (bytes & 0x00f000f0) << 4 | (bytes & 0x0f000f00) >> 4;
+  }
+};
+
+}  // namespace flashsparse::sparse_24

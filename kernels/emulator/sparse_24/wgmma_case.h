@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the drivers of sparse_24's wgmma kernel have in common: a case on stdin, its launch, and y
+// on stdout.
+//   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
+//           plan[5], value type, group; int32 units; float32 scales[rows] if rows have them;
+//           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
+//           bias[rows] if it has one
+//           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
+//           GPU of so many multiprocessors and bytes of shared memory
+//   answer  uint16 y[tokens * rows]
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/sparse_24/wgmma.cuh"
+#include "emulator/driver.h"
+
+namespace flashsparse::sparse_24 {
+
+// Memory that nothing has been written to: NaN in every float type.
+template <class T>
+driver::DeviceArray<T> unwritten(size_t count) {
+  auto array = driver::device_array<T>(count);
+  std::memset(array.get(), 0xff, count * sizeof(T));
+  return array;
+}
+
+struct WgmmaCase {
+  int64_t rows, cols, tokens, seed;
+  bool bfloat16;
+  WgmmaPlan plan;
+  driver::DeviceArray<uint32_t> units{nullptr, &std::free};
+  driver::DeviceArray<float> scales{nullptr, &std::free};
+  driver::DeviceArray<uint16_t> x{nullptr, &std::free}, bias{nullptr, &std::free};
+  bool has_bias;
+
+  int64_t stride() const { return (cols + 7) / 8 * 8; }
+
+  // The next one, if there is one; ends the program where its plan breaks a rule.
+  bool read(int x_bytes) {
+    int64_t header[15];
+    if (!driver::read_header(header)) return false;
+    rows = header[0], cols = header[1], tokens = header[2], seed = header[5];
+    bfloat16 = header[3], has_bias = header[4];
+    const Gpu gpu{static_cast<int>(header[6]), header[7], true};
+    int numbers[5];
+    for (int i = 0; i < 5; ++i) numbers[i] = static_cast<int>(header[8 + i]);
+    const UnitLayout unit{static_cast<ValueType>(header[13]), static_cast<int>(header[14])};
+    plan = {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], unit, x_bytes};
+    if (plan.shape < 0) plan = plan_wgmma(rows, cols, tokens, gpu, unit, x_bytes);
+    if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {
+      std::fprintf(stderr, "%s\n", rule);
+      std::exit(1);
+    }
+    units = driver::read<uint32_t>(unit_rows(rows) * unit_cols(cols) * unit.words());
+    scales = driver::read<float>(unit.has_row_scales() ? rows : 0);
+    x = driver::read<uint16_t>(tokens * stride());
+    bias = driver::read<uint16_t>(has_bias ? rows : 0);
+    return true;
+  }
+
+  void run(void (*kernel)(WgmmaArguments, TensorMap), const TiledMatrix& matrix,
+           const float* x_scales) const {
+    if (!kernel) std::abort();
+    const auto y = unwritten<uint16_t>(tokens * rows);
+    const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
+    const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
+    std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
+    WgmmaArguments arguments;
+    arguments.units = units.get();
+    arguments.scales = plan.unit.has_row_scales() ? scales.get() : nullptr;
+    arguments.x_scales = x_scales;
+    arguments.bias = has_bias ? bias.get() : nullptr;
+    arguments.y = y.get();
+    arguments.partials = partials.get();
+    arguments.arrivals = arrivals.get();
+    arguments.rows = static_cast<int>(rows);
+    arguments.cols = static_cast<int>(cols);
+    arguments.tokens = static_cast<int>(tokens);
+    arguments.down = plan.down;
+    arguments.depth = plan.depth;
+    arguments.stages = plan.stages;
+    const TensorMap map = emulated_map(matrix);
+    simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(), seed,
+                          [&] { kernel(arguments, map); });
+    for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {
+      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+    }
+    driver::write(y.get(), tokens * rows);
+  }
+};
+
+}  // namespace flashsparse::sparse_24
