@@ -176,6 +176,27 @@ def unpack_positions(weight_index: Tensor, kept: int, bits: int) -> Tensor:
     return torch.stack(entries, 2).view(len(weight_index), -1)[:, :kept]
 
 
+def pack_positions(positions: Tensor, bits: int) -> Tensor:
+    """The inverse of `unpack_positions`.
+
+    Args:
+        positions: uint8 [groups, kept].
+        bits: Bits of a position, 1 to 8.
+
+    Returns:
+        uint8 [groups, bytes], on the device of `positions`.
+    """
+    if bits == 8:
+        return positions.contiguous()
+    kept = positions.shape[1]
+    eights = F.pad(positions, (0, -kept % 8)).unflatten(1, (-1, 8)).to(torch.int64)
+    words = eights[..., 0].clone()
+    for entry in range(1, 8):
+        words |= eights[..., entry] << entry * bits
+    chunks = words[..., None].view(torch.uint8)[..., :bits]  # low bytes first
+    return chunks.flatten(1)[:, : -(-kept * bits // 8)].contiguous()
+
+
 def options_of(scheme: Scheme) -> PatternOptions:
     """The pattern of a scheme whose format holds patterns."""
     assert isinstance(scheme.options, PatternOptions)

@@ -13,6 +13,7 @@ from ..packed import Format, FormatError, PackedWeight
 from .interleaved_bitmap import InterleavedBitmap
 from .nm_gather import NMGather
 from .nm_panels import NMPanels
+from .nm_rows import NMRows
 from .nm_spmm import NMSpmm
 from .nm_vector import NMVector
 from .sparse_24 import Sparse24
@@ -31,7 +32,7 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-_RUNTIME_FORMS = (InterleavedBitmap(), NMPanels(), NMGather(), NMSpmm(), Sparse24())
+_RUNTIME_FORMS = (InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24())
 for _format in (TiledCSL(), NMVector(), *_RUNTIME_FORMS):
     register_format(_format)
 

@@ -49,4 +49,20 @@ FS_VECTOR_INLINE void widen(const void* row, int64_t first, Dtype dtype, Floats&
   to = reinterpret_cast<Floats>(reinterpret_cast<Words>(value) | special | (bits & 0x8000) << 16);
 }
 
+// Any number of values.
+FS_VECTOR_INLINE void widen_all(const void* from, Dtype dtype, int64_t count, float* to) {
+  Floats floats;
+  int64_t first = 0;
+  for (; first + kLanes <= count; first += kLanes) {
+    widen(from, first, dtype, floats);
+    store(floats, to + first);
+  }
+  if (first == count) return;
+  const int64_t bytes = dtype == Dtype::kFloat32 ? 4 : 2;
+  char rest[sizeof(Floats)] = {};
+  __builtin_memcpy(rest, static_cast<const char*>(from) + first * bytes, (count - first) * bytes);
+  widen(rest, 0, dtype, floats);
+  for (int64_t i = 0; first + i < count; ++i) to[first + i] = floats[i];
+}
+
 }  // namespace

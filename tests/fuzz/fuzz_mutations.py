@@ -31,7 +31,10 @@ JUNK: tuple[Any, ...] = (
 
 
 def of_tensor(random: Random, tensor: Tensor) -> Tensor:
-    """A copy of an integer tensor with something changed, in memory of exactly its size."""
+    """A copy of a tensor with something changed, in memory of exactly its size."""
+    if tensor.is_floating_point():
+        integer = {2: torch.int16, 4: torch.int32}[tensor.itemsize]
+        return of_tensor(random, tensor.view(integer)).view(tensor.dtype)
     flat = tensor.clone().view(-1)
     bits = 8 * tensor.itemsize
     at = random.randrange(len(flat)) if len(flat) else None

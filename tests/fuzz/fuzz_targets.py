@@ -18,8 +18,9 @@ from typing import Any
 import fuzz_mutations as mutations
 import numpy as np
 import torch
-from checkpoints import save_llama
-from foreign_checkpoints import LAYOUTS, rewrite, tensors_of
+from checkpoints import quantization, save_llama
+from foreign_checkpoints import LAYOUTS, QUANTIZED, WRITTEN, rewrite, tensors_of, written
+from safetensors.torch import load_file
 from torch import Tensor
 
 import flashsparse_plugin as fs
@@ -27,6 +28,9 @@ from flashsparse_plugin.attention import CalibrationError, unified_max_of
 from flashsparse_plugin.attention.calibration import text_config
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
 from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
+from flashsparse_plugin.checkpoint.foreign.code_entries import find_codes
+from flashsparse_plugin.checkpoint.foreign.packing import scheme_of
+from flashsparse_plugin.checkpoint.headers import TensorInfo
 from flashsparse_plugin.checkpoint.staging import STATE
 from flashsparse_plugin.dataflow.table import SHIPPED, TableError, read_table
 from flashsparse_plugin.formats import all_formats
@@ -144,6 +148,44 @@ class Foreign(Target):
         assert same(weight, expected), "dense"
 
 
+class Codes(Target):
+    """Codes and scales of another tool: refused, or the same weight dense and packed."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.models = [load_file(WRITTEN / name / "model.safetensors") for name in QUANTIZED]
+        self.configs = [quantization(WRITTEN / name) for name in QUANTIZED]
+
+    def round(self, random: Random) -> bool:
+        number = random.randrange(len(self.models))
+        layer = "model.layers.0." + random.choice(("self_attn.q_proj", "mlp.down_proj"))
+        found = {n: t for n, t in self.models[number].items() if n.startswith(f"{layer}.")}
+        damaged = random.choice(sorted(found))
+        bits = {1: torch.uint8, 2: torch.int16}.get(found[damaged].itemsize)
+        stored = found[damaged] if bits is None else found[damaged].view(bits)
+        changed = mutations.of_tensor(random, stored)
+        found[damaged] = changed if bits is None else changed.view(found[damaged].dtype)
+        infos = {name: Held(name, tensor) for name, tensor in found.items()}
+        return accepted(lambda: self._read(infos, self.configs[number]), FormatError)
+
+    def _read(self, infos: dict[str, TensorInfo], config: dict[str, Any]) -> None:
+        codes, _ = find_codes(infos, config, torch.bfloat16, Path("file"))
+        weight = next(iter(codes.values()))
+        packed = weight.pack(scheme_of(weight, {"n": 2, "m": 4}, weight.dtype)).validate("layer")
+        assert same(packed.unpack(), weight.read()), "dense"
+
+
+class Held(TensorInfo):
+    """An entry of a tensor that is in memory."""
+
+    def __init__(self, name: str, tensor: Tensor):
+        super().__init__(name, Path("file"), tensor.dtype, tuple(tensor.shape))
+        object.__setattr__(self, "tensor", tensor)
+
+    def read(self) -> Tensor:
+        return self.tensor
+
+
 def same(one: Tensor, other: Tensor) -> bool:
     """Whether two weights have the same bits, +0 and -0 taken as one."""
     a, b = one.contiguous().view(torch.int16), other.contiguous().view(torch.int16)
@@ -163,6 +205,7 @@ class Checkpoints(Target):
         convert_checkpoint(folder / "dense", folder / "sharded", max_shard_size="20kB")
         for layout in LAYOUTS:
             self.models.append(rewrite(shutil.copytree(folder / "dense", folder / layout), layout))
+        self.models += [written(name, folder / name) for name in QUANTIZED]
 
     def round(self, random: Random) -> bool:
         copy = self.folder / "copy"
@@ -300,6 +343,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "packed tensors": lambda folder: Tensors(folder, runtime=False),
     "runtime forms": lambda folder: Tensors(folder, runtime=True),
     "foreign layouts": Foreign,
+    "foreign codes": Codes,
     "checkpoints": Checkpoints,
     "configs": Configs,
     "tables": Tables,

@@ -26,7 +26,7 @@ def test_forced_capability_is_used_and_passes(capability):
         return  # the default: all the other tests run with it
     result = run_python(
         "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_pack.py", "test_linear.py",
-        capability=capability,
+        "test_codes.py", capability=capability,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -12,65 +12,77 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
+from ..entry_form import ROWS, EntryForm, by_panel, decode_panels
 from ..nm_pattern import PatternOptions, options_of, unpack_positions
-from ..pattern_form import PatternForm
+from ..value_types import require_scales, scale_count, scale_dtype
 from ..values import value_bits
 from . import reference
 from .ops import ops
 
-ROWS = 16  # of a panel
 
-
-class NMPanels(PatternForm):
+class NMPanels(EntryForm):
     name = "nm_panels"
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
     holds = f"vectors of a multiple of {ROWS} rows"
-    tensor_names = ("values", "columns")
+    tensor_names = ("values", "columns", "scales")
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return options.value_type is None and options.vector_length % ROWS == 0
+        return options.vector_length % ROWS == 0
 
     def examples(self) -> tuple[Scheme, ...]:
         options = {"n": 3, "m": 8, "vector_length": 32}
-        return tuple(self.scheme(dtype, options) for dtype in self.dtypes)
+        codes = {**options, "values": "int4", "group": 32}
+        native = (self.scheme(dtype, options) for dtype in self.dtypes)
+        return (*native, self.scheme(torch.bfloat16, codes))
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        options = options_of(scheme)
-        kept = options.kept(shape[1])
-        return {
-            "values": TensorSpec(value_bits(scheme.dtype), (-(-shape[0] // ROWS), kept, ROWS)),
+        options, panels = options_of(scheme), -(-shape[0] // ROWS)
+        kept, values = options.kept(shape[1]), options.value_type
+        specs = {
+            "values": TensorSpec(value_bits(scheme.dtype), (panels, kept, ROWS)),
             "columns": TensorSpec(torch.int32, (options.groups(shape[0]), kept)),
         }
+        if values is not None:
+            scales = (panels, scale_count(shape[1], options.group), ROWS)
+            specs["values"] = TensorSpec(torch.uint8, (panels, values.code_bytes(kept), ROWS))
+            specs["scales"] = TensorSpec(scale_dtype(scheme.dtype, options.group), scales)
+        return specs
 
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
     ) -> PackedWeight:
-        options, (rows, cols) = self.require_fit(scheme, shape), shape
-        kept = options.kept(cols)
-        weight_index = stored["weight_index"]
-        padded = F.pad(stored["weight_packed"], (0, 0, 0, -rows % ROWS))
-        positions = unpack_positions(weight_index, kept, options.index_bits)
-        windows = (
-            torch.arange(kept // options.n, dtype=torch.int32, device=weight_index.device)
-            * options.m
-        )
-        columns = positions.to(torch.int32) + windows.repeat_interleave(options.n)
+        options, cols = self.require_fit(scheme, shape), shape[1]
+        kept, index = options.kept(cols), stored["weight_index"]
+        positions = unpack_positions(index, kept, options.index_bits)
+        first = torch.arange(kept // options.n, dtype=torch.int32, device=index.device) * options.m
+        columns = positions.to(torch.int32) + first.repeat_interleave(options.n)
         tensors = {
-            "values": padded.view(-1, ROWS, kept).transpose(1, 2).contiguous(),
+            "values": by_panel(stored["weight_packed"]),
             "columns": columns.clamp_(max=cols),
         }
-        return PackedWeight(scheme, (rows, cols), tensors)
+        if options.value_type:
+            tensors["scales"] = by_panel(stored["weight_scale"])
+        return PackedWeight(scheme, shape, tensors)
+
+    def positions(self, packed: PackedWeight) -> Tensor:
+        options, cols = options_of(packed.scheme), packed.shape[1]
+        columns = packed.tensors["columns"]
+        windows = columns.view(len(columns), -1, options.n)
+        first = torch.arange(windows.shape[1], dtype=torch.int32, device=columns.device)
+        positions = windows - first[:, None] * options.m
+        # Entries beyond the edge, which all have column in_features, follow each other.
+        beyond = windows[:, -1] == cols
+        positions[:, -1] += (beyond.cumsum(1, dtype=torch.int32) - 1) * beyond
+        return positions.flatten(1).to(torch.uint8)
+
+    def numbers(self, packed: PackedWeight) -> Tensor:
+        return self._unpack(packed, None, torch.float16)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        values, columns = (packed.tensors[name].cpu() for name in self.tensor_names)
-        length = options_of(packed.scheme).vector_length
-        weight = ops.nm_panels_unpack(values, columns, *packed.shape, length, packed.dtype)
-        return weight.to(packed.device)
+        return self._unpack(packed, packed.tensors.get("scales"), packed.dtype)
 
     def linear(
         self,
@@ -81,9 +93,18 @@ class NMPanels(PatternForm):
         bias: Tensor | None = None,
         plan: Plan | None = None,  # there is one implementation
     ) -> Tensor:
-        length = options_of(scheme).vector_length
+        options = options_of(scheme)
         return ops.nm_panels_linear(
-            x, tensors["values"], tensors["columns"], shape[0], length, scheme.dtype, bias
+            x,
+            tensors["values"],
+            tensors["columns"],
+            shape[0],
+            options.vector_length,
+            scheme.dtype,
+            bias,
+            tensors.get("scales"),
+            options.values,
+            options.group_entries or 0,
         )
 
     def check(self, packed: PackedWeight) -> None:
@@ -98,8 +119,15 @@ class NMPanels(PatternForm):
         inside = columns.view(len(columns), -1, options.n)
         if bool(((inside[..., 1:] <= inside[..., :-1]) & (inside[..., 1:] < cols)).any()):
             raise FormatError("the columns of a window do not rise")
+        values = packed.tensors["values"].cpu()
+        if options.value_type:
+            scales = packed.tensors["scales"].cpu()
+            require_scales(scales, options.value_type, packed.dtype, "scales")
+            values = decode_panels(values, options.value_type, columns.shape[1])
+            if bool(values.isnan().any()):
+                raise FormatError("values has a code that is NaN")
         # An entry beyond the edge meets a zero, which an infinity would make NaN of.
-        values = packed.tensors["values"].cpu()[:, -options.n :]
+        values = values[:, -options.n :]
         beyond = (columns[:, -options.n :] == cols).repeat_interleave(
             options.vector_length // ROWS, 0
         )[: len(values)]
@@ -108,3 +136,17 @@ class NMPanels(PatternForm):
 
     def nonzeros(self, packed: PackedWeight) -> int:
         return int(self.unpack(packed).count_nonzero())
+
+    def _unpack(self, packed: PackedWeight, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+        options = options_of(packed.scheme)
+        weight = ops.nm_panels_unpack(
+            packed.tensors["values"].cpu(),
+            packed.tensors["columns"].cpu(),
+            *packed.shape,
+            options.vector_length,
+            dtype,
+            None if scales is None else scales.cpu(),
+            options.values,
+            options.group_entries or 0,
+        )
+        return weight.to(packed.device)

@@ -25,6 +25,7 @@ from ..nm_pattern import (
     store,
     store_codes,
 )
+from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternStorage
 from ..sparse_24 import Sparse24
@@ -35,7 +36,7 @@ from . import reference
 from .ops import ops
 
 _FORMS: Mapping[str, tuple[PatternForm, ...]] = {
-    "cpu": (NMPanels(),),
+    "cpu": (NMPanels(), NMRows()),
     "cuda": (NMGather(), Sparse24(), NMSpmm()),
 }
 """By device, the forms in which kernels read patterns, the fastest first."""

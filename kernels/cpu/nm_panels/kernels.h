@@ -4,17 +4,27 @@
 #include <cstdint>
 
 #include "cpu/dtype.h"
+#include "formats/value_type.h"
 
 namespace flashsparse::nm_panels {
+
+struct Panel {  // see formats/nm_panels.h
+  const void* values;
+  const int32_t* columns;
+  int64_t kept;           // entries of a row
+  const void* scales;     // of codes
+  int64_t group_entries;  // entries that share a scale; `kept` where a row has one, or none
+  Dtype scale_dtype;
+};
 
 struct Kernels {
   int block_tokens;  // the most tokens whose accumulators fit into registers
 
-  // Widens x[tokens][cols] so that a column's activations follow each other, fp32 [cols][tokens].
-  void (*pack_activations)(const void* x, Dtype dtype, int64_t cols, int tokens, float* packed);
-  // sums[token][16 rows] = the panel's values [kept][16] times packed activations.
-  void (*multiply)(const void* values, Dtype dtype, const int32_t* columns, int64_t kept,
-                   const float* packed, int tokens, float* sums);
+  void (*widen)(const void* from, Dtype dtype, int64_t count, float* to);
+  // sums[token][16 rows] = the panel times activations x, fp32 [columns][tokens]. `dtype` is that
+  // of native values.
+  void (*multiply)(const Panel& panel, ValueType type, Dtype dtype, const float* x, int tokens,
+                   float* sums);
 };
 
 // The table for this machine (cpu/capability.h).

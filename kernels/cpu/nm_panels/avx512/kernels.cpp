@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cpu/avx512/codes.h"
 #include "cpu/nm_panels/product.h"
 
 namespace flashsparse::nm_panels::avx512 {

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What do fewer bits a value gain on this CPU, against the dense layers of torch?
+
+    python benchmarks/cpu_values.py                     the whole table
+    python benchmarks/cpu_values.py --shapes 4096x4096 --tokens 1 --repeats 31
+    FLASHSPARSE_CPU_CAPABILITY=avx2 python benchmarks/cpu_values.py
+
+Weights are cold (copies of half a gigabyte take turns), kernels are timed in turn, and a ratio is
+the median over turns of time / dense time in the same turn; `fastest` is that of the fastest turns,
+which another process on the machine disturbs least. Codes and their places are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import _formats
+import _measure
+import _results
+import torch
+from cpu_linear import Call, dense_kernels, numbers, shapes_of
+from rich import box
+from rich.table import Table
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
+
+PATTERNS: Mapping[str, Mapping[str, int]] = {
+    "2:4": {"n": 2, "m": 4},
+    "8:32, L=32": {"n": 8, "m": 32, "vector_length": 32},
+}
+VALUES: Sequence[Mapping[str, Any]] = (
+    {"values": "native"},
+    {"values": "fp8_e4m3"},
+    {"values": "int8"},
+    {"values": "int4", "group": 128},
+)
+GOALS = {("2:4, int8", "dense"): 0.28, ("2:4, int8", "dense int8"): 0.7}
+"""The largest share of the time of a dense layer, for one token."""
+
+
+def random_weight(shape: tuple[int, int], options: Mapping[str, Any]) -> fs.PackedWeight:
+    """Weights or codes that follow the pattern, prepared for the kernels."""
+    storage = get_format("nm_vector")
+    scheme = storage.scheme(torch.bfloat16, options)
+    weight = scheme.options.keep_largest(torch.randn(shape))
+    if options["values"] == "native":
+        return storage.pack(weight.bfloat16(), scheme).prepare("cpu")
+    kind = VALUE_TYPES[options["values"]]
+    codes = kind.round(weight * kind.most / 4)
+    scales = storage.tensors(scheme, shape)["weight_scale"]
+    made = torch.rand(tuple(map(int, scales.shape))).to(scales.dtype)
+    return storage.pack_codes(codes, made, scheme).prepare("cpu")
+
+
+def coded_kernels(shape: tuple[int, int]) -> dict[str, Call]:
+    """Our layers, by pattern and type of values."""
+    kernels: dict[str, Call] = {}
+    for pattern, options in PATTERNS.items():
+        for values in VALUES:
+            packed = random_weight(shape, {**options, **values})
+            copies = _measure.Rotation(partial(_formats.copy_of, packed), packed.nbytes)
+            group = f" by {values['group']}" if "group" in values else ""
+            name = f"{pattern}, {values['values']}{group}"
+            kernels[name] = lambda x, copies=copies: _formats.multiply(copies(), x)
+    return kernels
+
+
+def measure(shape: tuple[int, int], tokens: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    kernels = dense_kernels(torch.randn(shape).bfloat16())
+    del kernels["dense fp32"]
+    kernels |= coded_kernels(shape)
+    rows = []
+    for count in tokens:
+        single = torch.randn(count, shape[1])
+        calls = {
+            name: partial(kernel, single if name == "dense int8" else single.bfloat16())
+            for name, kernel in kernels.items()
+        }
+        samples = _measure.interleaved(calls, repeats)
+        for name, own in samples.items():
+            for baseline in ("dense", "dense int8"):
+                if baseline not in samples:
+                    continue
+                theirs = samples[baseline]
+                rows.append(
+                    {
+                        "shape": f"{shape[0]}x{shape[1]}",
+                        "tokens": count,
+                        "kernel": name,
+                        "microseconds": round(statistics.median(own) * 1e6, 1),
+                        "baseline": baseline,
+                        "ratio": round(_measure.median_ratio(own, theirs), 3),
+                        "fastest": round(min(own) / min(theirs), 3),
+                        "goal": GOALS.get((name, baseline)) if count == 1 else None,
+                    }
+                )
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Prints a table per shape and baseline: kernels down, tokens across."""
+    console = _measure.console(width=120)
+    tokens = list(dict.fromkeys(row["tokens"] for row in rows))
+    for shape, baseline in dict.fromkeys((row["shape"], row["baseline"]) for row in rows):
+        table = Table(
+            title=f"{shape}, time / time of {baseline}; tokens across; {about['cpu']}, "
+            f"{about['threads']} threads, {about['capability']}",
+            caption="median (fastest), ✓ or ✗ where there is a goal",
+            box=box.SIMPLE_HEAD,
+        )
+        table.add_column("kernel", no_wrap=True)
+        for count in tokens:
+            table.add_column(str(count), justify="right", no_wrap=True)
+        chosen = [row for row in rows if (row["shape"], row["baseline"]) == (shape, baseline)]
+        for kernel in dict.fromkeys(row["kernel"] for row in chosen):
+            table.add_row(kernel, *(_cell(row) for row in chosen if row["kernel"] == kernel))
+        console.print(table)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    text = f"{row['ratio']:.2f} ({row['fastest']:.2f})"
+    if row["goal"] is None:
+        return text
+    met = row["ratio"] <= row["goal"]
+    return f"[green]✓{text}[/]" if met else f"[red]✗{text}[/]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=shapes_of, default="4096x4096,4096x14336")
+    parser.add_argument("--tokens", type=numbers, default="1,2,4,8,16")
+    parser.add_argument("--repeats", type=int, default=21, help="samples of each kernel")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--name", help="of the result file (default: by capability)")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(arguments.threads)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    about = _measure.machine()
+    rows: list[dict[str, Any]] = []
+    for shape in arguments.shapes:
+        rows += measure(shape, arguments.tokens, arguments.repeats)
+    show(rows, about)
+    name = arguments.name or f"cpu_values_{about['capability']}"
+    path = _results.folder_of(about["cpu"]) / f"{name}.csv"
+    _results.write(path, about, rows)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

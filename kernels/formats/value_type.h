@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// How kept values are stored: as they are, or as codes, each of which is a number to be multiplied
+// by a scale. int8 and int4 are two's complement, fp8_e4m3 has no infinities, and its one NaN is no
+// code.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse {
+
+enum class ValueType { kNative, kFp8, kInt8, kInt4 };
+
+// Codes that take up a byte.
+constexpr int codes_in_byte(ValueType type) { return type == ValueType::kInt4 ? 2 : 1; }
+constexpr int64_t code_bytes(ValueType type, int64_t entries) {
+  return (entries + codes_in_byte(type) - 1) / codes_in_byte(type);
+}
+
+}  // namespace flashsparse
