@@ -150,6 +150,7 @@ fuzz: build/fuzz/_C_cpu.so
 bench: env
 	$(BIN)/python benchmarks/cpu_pack.py
 	$(BIN)/python benchmarks/cpu_linear.py
+	$(BIN)/python benchmarks/cpu_values.py
 
 check: lint test
 

@@ -39,6 +39,7 @@ HOST_SOURCES = {
     "nm_spmm/linear_driver": ["cuda/nm_spmm/linear_plan.cpp"],
     "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/wgmma_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
+    "sparse_24/wgmma_fp8_x_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],
     "decode_driver": ["cuda/unified_max_plan.cpp"],
 }

@@ -2,11 +2,14 @@
 """Checkpoints in the layouts of compressed-tensors: some that it wrote, and a writer."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+
+from flashsparse_plugin.formats.value_types import VALUE_TYPES, quantise, spread_scales
 
 WRITTEN = Path(__file__).parent / "data" / "compressed_tensors"
 """What releases of compressed-tensors wrote; make.py there tells how."""
@@ -55,3 +58,84 @@ def rewrite(folder, layout, config="quantization_config"):
     data[config] = sparsity_config(layout)
     (folder / "config.json").write_text(json.dumps(data))
     return folder
+
+
+# What is quantized
+
+
+QUANTIZED = (
+    "fp8-dynamic-24",
+    "fp8-tensor",
+    "int8-24",
+    "int8",
+    "int8-packed",
+    "int4-packed",
+    "marlin-24",
+)
+"""Folders of checkpoints that compressed-tensors quantized; make_quantized.py tells how."""
+
+
+def written(name, folder):
+    """A copy of what compressed-tensors wrote, without what it is to be."""
+    folder.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(WRITTEN / name / file, folder)
+    return folder
+
+
+def expected(name):
+    """The dense tensors that compressed-tensors makes of a checkpoint."""
+    return load_file(WRITTEN / name / "expected.safetensors")
+
+
+def edit_groups(folder, *, weights=None, **changes):
+    """Changes what config.json says of quantization: of weights in every group, and at large."""
+    path = folder / "config.json"
+    data = json.loads(path.read_text())
+    quantization = data["quantization_config"]
+    quantization |= changes
+    for group in quantization["config_groups"].values():
+        group["weights"] |= weights or {}
+    path.write_text(json.dumps(data))
+
+
+def quantize(dense, target, values, group=None):
+    """Writes a dense model directory as compressed-tensors does, and the one that it stands for.
+
+    8-bit codes are kept a byte each, int4 ones in words; config.json says that there are zeros.
+
+    Returns:
+        The directory of the codes, and that of their products with the scales.
+    """
+    kind = VALUE_TYPES[values]
+    folder, twin = (shutil.copytree(dense, target / name) for name in ("codes", "twin"))
+    stored, products = {}, {}
+    for name, tensor in load_file(dense / "model.safetensors").items():
+        layer = name.removesuffix(".weight")
+        if not layer.endswith("_proj"):
+            stored[name] = products[name] = tensor
+            continue
+        codes, scales = quantise(tensor, kind, group)
+        spread = spread_scales(scales.float(), codes.shape[1], group)
+        products[name] = (codes.float() * spread).to(tensor.dtype)
+        stored[f"{layer}.weight_scale"] = scales
+        if kind.bits == 8:
+            fp8 = values == "fp8_e4m3"
+            stored[name] = codes.to(torch.float8_e4m3fn if fp8 else torch.int8)
+            continue
+        nibbles = (codes.to(torch.int32) + 8).unflatten(1, (-1, 8))
+        words = (nibbles << torch.arange(0, 32, 4, dtype=torch.int32)).sum(2, dtype=torch.int32)
+        stored[f"{layer}.weight_packed"] = words
+        stored[f"{layer}.weight_shape"] = torch.tensor(codes.shape)
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    save_file(products, twin / "model.safetensors", {"format": "pt"})
+    weights = {"num_bits": kind.bits, "type": "float" if values == "fp8_e4m3" else "int"}
+    weights |= {"strategy": "group" if group else "channel", "group_size": group}
+    data = json.loads((folder / "config.json").read_text())
+    data["quantization_config"] = sparsity_config("dense") | {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "format": "pack-quantized" if kind.bits == 4 else "naive-quantized",
+    }
+    data["quantization_config"]["sparsity_config"]["sparsity_structure"] = "2:4"
+    (folder / "config.json").write_text(json.dumps(data))
+    return folder, twin

@@ -25,10 +25,19 @@ REGULAR = VECTORS.keep_largest(WEIGHT)
 VECTORS_STORED = fs.pack(REGULAR, "nm_vector", VECTORS.model_dump())
 PANELS = tuple(VECTORS_STORED.prepare("cpu").tensors.values())
 VECTORS_STORED = tuple(VECTORS_STORED.tensors.values())
+CODES = {"values": "int4", "group": 32}
+CODED = VECTORS.model_copy(update=CODES).model_dump()
+CODED_PANELS = fs.pack(REGULAR, "nm_vector", CODED).prepare("cpu")
+CODED_PANELS, PANEL_SCALES = CODED_PANELS.tensors, CODED_PANELS.tensors["scales"]
+CODED_PANELS = (CODED_PANELS["values"], CODED_PANELS["columns"])
+CODED_ROWS = fs.pack(REGULAR, "nm_vector", {**CODED, "vector_length": 1}).prepare("cpu")
+CODED_WEIGHT, CODED_ROWS = CODED_ROWS.unpack(), tuple(CODED_ROWS.tensors.values())
 GATHER_SCHEME = NMGather().scheme(torch.bfloat16, VECTORS.model_dump())
 SPMM_SCHEME = NMSpmm().scheme(torch.float32, VECTORS.model_dump())
 SPMM = tuple(NMSpmm().pack(REGULAR.float(), SPMM_SCHEME).tensors.values())
 GATHER = tuple(NMGather().pack(REGULAR, GATHER_SCHEME).tensors.values())
+CODES_SCHEME = NMGather().scheme(torch.bfloat16, VECTORS.model_dump() | {"values": "int8"})
+*GATHER_CODES, GATHER_SCALE = NMGather().pack(REGULAR, CODES_SCHEME).tensors.values()
 
 
 def x(dtype=torch.float32):
@@ -74,19 +83,37 @@ SAMPLES = {
         (x(), *VECTORS_STORED, OUT, *PATTERN, torch.bfloat16),
         (x(torch.bfloat16), *VECTORS_STORED, OUT, *PATTERN, torch.bfloat16, bias()),
     ],
-    "nm_panels_unpack": [(*PANELS, OUT, IN, 16, torch.bfloat16)],
+    "nm_panels_unpack": [
+        (*PANELS, OUT, IN, 16, torch.bfloat16),
+        (*CODED_PANELS, OUT, IN, 16, torch.bfloat16, PANEL_SCALES, "int4", 12),
+    ],
     "nm_panels_linear": [
         (x(), *PANELS, OUT, 16, torch.bfloat16),
         (x(torch.float16), *PANELS, OUT, 16, torch.bfloat16, bias()),
+        (x(), *CODED_PANELS, OUT, 16, torch.bfloat16, None, PANEL_SCALES, "int4", 12),
+    ],
+    "nm_rows_unpack": [
+        (*CODED_ROWS, OUT, IN, 3, 8, torch.bfloat16, "int4", 32),
+        (*CODED_ROWS[:2], None, OUT, IN, 3, 8, torch.float16, "int4", 32),
+    ],
+    "nm_rows_linear": [
+        (x(), *CODED_ROWS, OUT, 3, 8, torch.bfloat16, "int4", 32),
+        (x(torch.float16), *CODED_ROWS, OUT, 3, 8, torch.bfloat16, "int4", 32, bias()),
     ],
     "sparse_24_linear": [],  # in formats/test_sparse_24.py, as is the next
     "sparse_24_unpack": [],
     "sparse_24_linear_planned": [],  # CUDA only
     "sparse_24_wgmma_planned": [],  # CUDA only
-    "nm_gather_unpack": [(*GATHER, OUT, IN, *PATTERN, torch.bfloat16)],
+    "sparse_24_linear_fp8": [],  # in formats/test_sparse_24.py
+    "sparse_24_linear_fp8_planned": [],  # CUDA only
+    "nm_gather_unpack": [
+        (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
+        (*GATHER_CODES, OUT, IN, *PATTERN, torch.bfloat16, GATHER_SCALE, "int8"),
+    ],
     "nm_gather_linear": [
         (x(), *GATHER, OUT, *PATTERN, torch.bfloat16),
         (x(torch.float16), *GATHER, OUT, *PATTERN, torch.bfloat16, bias(), 4),
+        (x(), *GATHER_CODES, OUT, *PATTERN, torch.bfloat16, None, 4, GATHER_SCALE, "int8", 0),
     ],
     "nm_gather_linear_planned": [],  # CUDA only, as are the next two
     "nm_gather_linear_tiles_planned": [],
@@ -153,6 +180,7 @@ def test_the_planned_linear_is_fake_without_a_gpu():
         ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT, torch.bfloat16), ()),
         ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN, torch.bfloat16), ()),
         ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16, torch.bfloat16), ()),
+        ("nm_rows_linear", CODED_WEIGHT, (*CODED_ROWS, OUT, 3, 8, torch.bfloat16, "int4", 32), ()),
         ("nm_gather_linear", REGULAR, (*GATHER, OUT, *PATTERN, torch.bfloat16), (4,)),
         ("nm_spmm_linear", REGULAR, (*SPMM, OUT, *PATTERN, torch.float32), (4,)),
     ],

@@ -51,6 +51,7 @@ from torch import Tensor
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.ops import ops
 
 Row = dict[str, Any]
 TWO_FOUR = PatternOptions(n=2, m=4)
@@ -170,12 +171,13 @@ class NMChecker(Checker):
             x = x[number % 2 : number % 2 + tokens * case.shape[1]].view(tokens, -1)
             bias = self._random(case.shape[:1], case.dtype) if (number + index) % 2 else None
             where = f"{case}, {form}, {tokens} tokens"
-            own = tokens <= OWN_TOKENS
+            own = tokens <= OWN_TOKENS and form != "nm_vector"  # which multiplies by the library
             plan = None if own else _formats.IMPLEMENTATIONS["sparse"]
             op = partial(_formats.multiply, packed, bias=bias, plan=plan)
             y = op(x)
             norm, element = self._nearest(y, x, weights, bias)
-            own |= self._device.type == "cuda" and case.dtype != torch.float32
+            sparse = case.dtype != torch.float32 and form != "nm_vector"
+            own |= self._device.type == "cuda" and sparse
             self._judge(norm, element, where, 1.0 if own else float("inf"))
             if tokens > OWN_TOKENS:
                 # By the library an element may be as far off as the library always is.
@@ -188,6 +190,8 @@ class NMChecker(Checker):
                 if self._graphs:
                     self._check_graph(op, x, y, where)
             for launch in self._launches(case, packed, tokens):
+                if not is_compiled(launch, packed, x):
+                    continue
                 twice = [launch.linear(packed, x, bias) for _ in range(2)]
                 norm, element = self._nearest(twice[0], x, weights, bias)
                 self._judge(norm, element, f"{where}, {launch}")
@@ -198,7 +202,7 @@ class NMChecker(Checker):
     ) -> tuple[float, float]:
         """Errors by the weight that is nearest in the norm."""
         errors = (errors_of(y, x, weight, bias, self._reference) for weight in weights)
-        return min((float(norm), float(element)) for norm, element in errors)
+        return min(((float(norm), float(element)) for norm, element in errors), key=max)
 
     def _launches(self, case: Case, packed: fs.PackedWeight, tokens: int) -> Sequence[Any]:
         if not case.planned:
@@ -224,6 +228,21 @@ def launches_of(packed: fs.PackedWeight, tokens: int, device: torch.device) -> S
     if not isinstance(packed.scheme.options, PatternOptions):
         return ()
     return _formats.launches(packed.scheme.format.name, packed, tokens, device)
+
+
+def is_compiled(launch: Any, packed: fs.PackedWeight, x: Tensor) -> bool:
+    """Whether a launch is one of those compiled for the weight's type of values."""
+    try:
+        launch.linear(packed, x)
+    except RuntimeError as error:
+        if (
+            "no such shape" in str(error)
+            or "no plan for this" in str(error)
+            or "no such plan" in str(error)
+        ):
+            return False
+        raise
+    return True
 
 
 def pattern_weight(
@@ -291,8 +310,12 @@ class Speed:
             if not self._arguments.launches:
                 continue
             for launch in launches_of(packed, tokens, self._device):
+                if not is_compiled(launch, packed, x):
+                    continue
                 made = row | {"launch": str(launch)}
                 self.rows.append(made | self._compared(timed(launch.linear), row, x))
+        if self._device.type == "cuda" and options == VALUES[0]:
+            self._add_fp8_activations(each, options, packed, dense)
         if options == TWO_FOUR and not self._arguments.launches and self._device.type == "cuda":
             self._add_library(each, weight)
 
@@ -324,6 +347,26 @@ class Speed:
             "ratio": round(row["dense_us"] / us, 3),
             "over_fp8": round(row["fp8_us"] / us, 3) if "fp8_us" in row else None,
         }
+
+    def _add_fp8_activations(
+        self, each: Layer, options: PatternOptions, packed: fs.PackedWeight, dense: dict[int, Row]
+    ) -> None:
+        """fp8 on both sides, x quantised within the timing."""
+        copies = self._copies(partial(_formats.copy_of, packed), packed.nbytes)
+
+        def multiply(packed: fs.PackedWeight, x: Tensor) -> Tensor:
+            return ops.sparse_24_linear_fp8(
+                x, *packed.tensors.values(), packed.shape[0], packed.dtype
+            )
+
+        for tokens in self._arguments.tokens:
+            x = activations(tokens, each, self._dtype, self._device)
+            row = self._row(each, options, packed, tokens, dense[tokens])
+            row["pattern"] = "2:4, fp8 x fp8"
+            us = self._stopwatch(
+                lambda x=x, copies=copies: multiply(copies(), x), len(copies)
+            ).microseconds
+            self.rows.append(row | self._compared(us, row, x))
 
     def _add_rivals(self, each: Layer, dense: dict[int, Row]) -> None:
         weight = pattern_weight(each.shape, TWO_FOUR, self._dtype, self._device)

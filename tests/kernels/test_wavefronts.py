@@ -31,6 +31,7 @@ from emulated_sparse_24 import random_case as random_sparse_24
 from emulation import KERNELS
 from kernel_weights import random_weight
 
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.ops import ops
 
 COMMITTED = KERNELS / "wavefronts.csv"
@@ -126,23 +127,34 @@ def decode_rows(driver, folder: Path) -> Rows:
 def sparse_24_rows(driver, folder: Path) -> Rows:
     """Warps beside each other along rows and columns, and two units of rows to a warp."""
     rows: Rows = {}
-    for tokens, plan in ((8, Plan(0, 2, 2, 2, 2, 1)), (64, Plan(8, 2, 1, 2, 2, 1))):
-        case = random_sparse_24(256, 2048, tokens, 1, plan=plan)
+    int4 = PatternOptions(n=2, m=4, values="int4", group=128)
+    for told, plan, rest in (
+        ("8 tokens", Plan(0, 2, 2, 2, 2, 1), {}),
+        ("64 tokens", Plan(8, 2, 1, 2, 2, 1), {}),
+        ("8 tokens, int4 by 128", Plan(1, 2, 1, 2, 2, 1), {"options": int4}),
+    ):
+        case = random_sparse_24(256, 2048, int(told.split()[0]), 1, plan=plan, **rest)
         counts = count(driver("sparse_24/linear_driver", "plain"), case.encode(), folder)
         for access, row in accesses(counts).items():
-            rows["sparse_24::linear_kernel", f"256x2048 {tokens} tokens", access] = row
+            rows["sparse_24::linear_kernel", f"256x2048 {told}", access] = row
     return rows
 
 
 def gather_rows(driver, folder: Path) -> Rows:
     """Two units of rows, as planned for a GPU of two multiprocessors."""
     rows: Rows = {}
-    for n, tokens, length in ((16, 8, 32), (8, 8, 32), (4, 8, 32), (16, 32, 32), (16, 8, 8)):
-        gpu = (2, HOPPER[1])
-        case = random_case(2 * length, 2048, tokens, n, 32, length, 1, gpu=gpu)
+    native = ((16, 8, 32), (8, 8, 32), (4, 8, 32), (16, 32, 32), (16, 8, 8))
+    for n, tokens, length, values, group in (
+        *((*case, "native", None) for case in native),
+        (8, 8, 32, "int8", None),
+        (8, 8, 32, "int4", 128),
+    ):
+        sizes, gpu = (2 * length, 2048, tokens), (2, HOPPER[1])
+        case = random_case(*sizes, n, 32, length, 1, values, group, gpu=gpu)
         counts = count(driver("nm_gather/linear_driver", "plain"), case.encode(), folder)
         for name, row in accesses(counts).items():
             told = f"{2 * length}x2048 {n}:32, L={length}, {tokens} tokens"
+            told += "" if values == "native" else f", {values}"
             rows["nm_gather::linear_kernel", told, name] = row
     return rows
 
@@ -150,12 +162,16 @@ def gather_rows(driver, folder: Path) -> Rows:
 def tiles_rows(driver, folder: Path) -> Rows:
     """A tile of 128 tokens and two sets of warps; the copies of bulk are not counted."""
     rows: Rows = {}
-    for n, length, shape in ((16, 64, 0), (8, 64, 0), (4, 64, 0), (16, 32, 3)):
+    for n, length, shape, values in (
+        *((16, 64, 0, "native"), (8, 64, 0, "native"), (4, 64, 0, "native")),
+        *((16, 32, 3, "native"), (8, 64, 10, "int8")),
+    ):
         plan = (shape, 2, 1, 2, 2, 1, 1)
-        case = random_case(2 * length, 1024, 128, n, 32, length, 1, plan=plan)
+        case = random_case(2 * length, 1024, 128, n, 32, length, 1, values, plan=plan)
         counts = count(driver("nm_gather/tiles_driver", "plain"), case.encode(), folder)
         for name, row in accesses(counts).items():
             told = f"{2 * length}x1024 {n}:32, L={length}, 128 tokens"
+            told += "" if values == "native" else f", {values}"
             rows["nm_gather::tiles_kernel", told, name] = row
     return rows
 
