@@ -33,6 +33,7 @@ DOCUMENTS = (
     "docs/models.md",
     "docs/nm.md",
     "docs/pruning.md",
+    "docs/values.md",
     "docs/vllm.md",
 )
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
@@ -383,6 +384,9 @@ COMPARED = {
     "fp8": "fp8",
     "2of4": "2:4",
     "8of32": "8:32, L=32",
+    "2of4-fp8_e4m3": "2:4 fp8",
+    "2of4-int4": "2:4 int4",
+    "8of32-int8": "8:32 int8",
     "default": "vLLM's attention",
     "unified_max": "ours",
 }
@@ -409,7 +413,8 @@ def serve(result: Result) -> str:
         cells.append([str(batch), *speeds, *times])
     speeds = [text for other in others for text in (other, "ratio")]
     text = markdown(["batch", f"tokens/s {one}", *speeds, f"ms a token {one}", *others], cells)
-    sizes = {names[run]: each["weight_bytes"] for run, each in about["runs"].items()}
+    runs = about["runs"].items()  # one may have ended before its model was loaded
+    sizes = {names[run]: each["weight_bytes"] for run, each in runs if "weight_bytes" in each}
     weights = [f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items()]
     if len(set(sizes.values())) == 1:
         weights = [f"{sizes[one] / 1e9:.1f} GB"]

@@ -18,9 +18,9 @@ with values of 8 and 4 bits; their tokens are those of other weights, and not co
 --compare attention runs dense weights twice, with vLLM's own attention and with ours
 (--decode-attention unified_max); --prompt makes contexts longer.
 
-opt-30b writes 60 GB to --work. --layers and --batches make a run smaller, and --limit ends it after
-a number of seconds and keeps the measurements until then. Without a GPU, `--model tiny` shows that
-the program works.
+opt-30b writes 60 GB to --work. --layers and --batches make a run smaller, --only picks some of what
+is compared, and --limit ends it after a number of seconds and keeps the measurements until then.
+Without a GPU, `--model tiny` shows that the program works.
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ def show(
     from rich.table import Table
 
     console = Console()
-    methods = methods_of(arguments)
+    methods = {name: each for name, each in methods_of(arguments).items() if name in results}
     baseline = next(iter(methods))
     dense = {row["batch"]: row for row in results[baseline]["rows"]}
     zeros = 0.75 if arguments.compare in FOLLOWING else SPARSITY
@@ -453,6 +453,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many runs")
+    parser.add_argument("--only", nargs="+", help="of what is compared, by the names in results")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
     parser.add_argument("--limit", type=float, help="seconds for everything")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
@@ -485,7 +486,7 @@ def main() -> int:
             torch.cuda.empty_cache()
         results: dict[str, dict] = {}
         agreements: dict[str, dict] = {}
-        methods = methods_of(arguments)
+        methods = {k: v for k, v in methods_of(arguments).items() if k in (arguments.only or [k])}
         for done, method in enumerate(methods):
             log = arguments.out / f"serve-{name}-{method}.log"
             seconds = None

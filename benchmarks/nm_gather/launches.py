@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +16,11 @@ from flashsparse_plugin.formats.nm_gather.layout import Layout
 from flashsparse_plugin.formats.nm_pattern import options_of
 from flashsparse_plugin.ops import ops
 
+from .compiled import bits_of, read_shapes
 from .packed import PackedLaunch, find_packed
 from .tiles import TilesLaunch, find_tiles
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "linear_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d+)\)", re.M)
 FEW_TOKENS = 16  # for more, the kernel for many may be faster
 CHUNKS = (16 << 10, 32 << 10, 64 << 10)  # bytes of x
 
@@ -30,6 +29,7 @@ class Shape(NamedTuple):
     """One X(...) of FS_NM_GATHER_SHAPES; its index is what the op takes."""
 
     index: int
+    value_bits: int
     tokens: int
     unit_rows: int
     stages: int
@@ -60,7 +60,7 @@ class Launch(NamedTuple):
         shape, warps = self.shape, self.row_warps * self.depth_warps
         buffers = 1 if self.chunk_sections >= -(-layout.sections // self.splits) else 2
         rows = self.chunk_sections * layout.section_columns + 31
-        rings = warps * shape.stages * (shape.unit_rows * 64 + 128)
+        rings = warps * shape.stages * (shape.unit_rows * 4 * shape.value_bits + 128)
         sums = warps * shape.tokens * (shape.unit_rows + 4) * 4
         return max(buffers * rows * shape.tokens * 2 + rings, sums) + 16
 
@@ -73,8 +73,7 @@ class Launch(NamedTuple):
 
 def compiled_shapes() -> list[Shape]:
     """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
-    return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+    return [Shape(*numbers) for numbers in read_shapes(HEADER)]
 
 
 def launches(
@@ -90,7 +89,7 @@ def launches(
     if tokens > FEW_TOKENS:
         hopper = (gpu.major, gpu.minor) == (9, 0)
         yield from find_tiles(layout, tokens, processors, shared, hopper)
-        if hopper:
+        if hopper and layout.options.value_type is None:
             yield from find_packed(layout, tokens)
 
 
@@ -98,13 +97,15 @@ def find_launches(
     layout: Layout, tokens: int, multiprocessors: int, shared_bytes: int
 ) -> Iterator[Launch]:
     """Launches for few tokens, by the smallest shape that will do."""
-    shape = next(
+    fitting = [
         s
         for s in compiled_shapes()
-        if s.unit_rows == layout.unit_rows and s.tokens >= min(tokens, 64)
-    )
-    if tokens > shape.tokens:
+        if (s.unit_rows, s.value_bits) == (layout.unit_rows, bits_of(layout.options))
+        and s.tokens >= tokens
+    ]
+    if not fitting:
         return
+    shape = fitting[0]
     for splits in (splits for splits in (1, 2, 3, 4) if splits <= layout.sections):
         idle = []
         for row_warps in range(1, shape.warps + 1):

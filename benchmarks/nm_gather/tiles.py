@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +15,9 @@ from flashsparse_plugin.formats.nm_gather.layout import BLOCK, PAIR, Layout
 from flashsparse_plugin.formats.nm_pattern import options_of
 from flashsparse_plugin.ops import ops
 
+from .compiled import bits_of, read_shapes
+
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "tiles_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d+)\)", re.M)
 BARRIERS = 1024  # bytes
 MOST_STAGES = 16  # of weights
 
@@ -26,6 +26,7 @@ class TileShape(NamedTuple):
     """One X(...) of FS_NM_TILES_SHAPES; its index is what the op takes."""
 
     index: int
+    value_bits: int
     warp_rows: int
     warp_tokens: int
     token_warps: int
@@ -37,6 +38,8 @@ class TileShape(NamedTuple):
 
     def fits(self, layout: Layout) -> bool:
         """TileShapeInfo::fits of the header."""
+        if self.value_bits != bits_of(layout.options):
+            return False
         unit = min(self.warp_rows, 32)
         return layout.unit_rows == unit and layout.options.vector_length % self.warp_rows == 0
 
@@ -78,8 +81,7 @@ class TilesLaunch(NamedTuple):
 
 def compiled_tiles() -> list[TileShape]:
     """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
-    return [TileShape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+    return [TileShape(*numbers) for numbers in read_shapes(HEADER)]
 
 
 def find_tiles(
@@ -103,7 +105,9 @@ def find_tiles(
         for splits in (s for s in (1, 2, 3, 4, 6, 8, 16) if s <= layout.sections):
             for cluster in {1, splits if hopper and splits <= 8 else 1}:
                 for row_warps in {shape.row_warps, max(shape.row_warps // 2, 1), even}:
-                    weight_stage = row_warps * (shape.warp_rows * PAIR * 2 + PAIR)
+                    weight_stage = row_warps * (
+                        shape.warp_rows * PAIR * shape.value_bits // 8 + PAIR
+                    )
                     for x_stages in (2, 3):
                         y = row_warps * shape.token_warps * 8 * (shape.warp_rows + 4) * 4
                         left = shared_bytes - BARRIERS - y - x_stages * x_stage

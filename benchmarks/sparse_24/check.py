@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import sys
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
 from wgmma_launches import GROUP_ROWS, WgmmaLaunch, compiled_shapes, is_compiled, most_stages
 
 from flashsparse_plugin import PackedWeight

@@ -48,9 +48,10 @@ inline void check_nm_gather(const GatherTensors& weight, int64_t out, int64_t in
   check_tensor(values, "gather_values", codes ? ScalarType::Byte : ScalarType::Short, 3);
   check_tensor(index, "gather_index", ScalarType::Byte, 3);
   check_beside(index, "gather_index", values, "gather_values");
-  FS_CHECK(row_scales.has_value() == codes,
-           "weight_scale is for codes: ", codes ? "these need it" : "native values have none");
-  if (codes) {
+  const bool by_row = nm_gather::scaled_by_row(layout.value_type);
+  FS_CHECK(row_scales.has_value() == by_row, "weight_scale is for values of 8 bits: ",
+           by_row ? "these need it" : "those of 4 bits have theirs inside, native ones none");
+  if (by_row) {
     check_tensor(*row_scales, "weight_scale", ScalarType::Float, 2);
     check_beside(*row_scales, "weight_scale", values, "gather_values");
     FS_CHECK(row_scales->size(0) == out && row_scales->size(1) == 1, "weight_scale of a [", out,

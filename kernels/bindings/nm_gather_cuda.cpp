@@ -25,7 +25,7 @@ using torch::stable::accelerator::DeviceGuard;
 constexpr int64_t kMaxSparseTokens = 128;
 // Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
 constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.4;  // share of a dense weight's bytes that values take
+constexpr double kDense = 0.4;  // share of the columns that are kept
 // For more than these, x is packed where the packed kernel takes the weight.
 constexpr int64_t kTilesTokens = 256;
 
@@ -123,8 +123,7 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   if (x.scalar_type() == weight_dtype &&
       inputs.tokens <= sparse_tokens.value_or(kMaxSparseTokens)) {
     const Gpu gpu = gpu_of(values);
-    const double kept = layout.panel_steps * nm_gather::kStep * bits_of(layout.value_type) / 16.0;
-    const bool dense = kept > kDense * layout.panel_columns;
+    const bool dense = layout.panel_steps * nm_gather::kStep > kDense * layout.panel_columns;
     const bool few = inputs.tokens <= std::min<int64_t>(dense ? kFewTokensDense : kFewTokens,
                                                         nm_gather::max_tokens(layout, gpu));
     if (few || !nm_gather::tiles_fit(layout, gpu)) {

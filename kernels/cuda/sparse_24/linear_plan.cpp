@@ -16,24 +16,25 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What a plan costs, fitted to launches on an H200 (benchmarks/gpu/nm.py --launches): of native
 // values to 1,200, where its choices are on average 2.4% slower than the fastest measured launch,
-// and of codes to 700, where they are 3.9% slower. Of other GPUs the ratios are much the same.
+// and of codes to 1,100, where they are 3% slower. Of other GPUs the ratios are much the same.
 struct Rates {
   double memory, l2;  // bytes of the weight and of x, a microsecond and multiprocessor
+  double turns;       // of shared memory, a microsecond
   double mma_clocks;  // of mma.sp for 8 tokens and what feeds it, one sub-core
-  double widening;  // clocks of one sub-core, to widen a unit of codes of 4 bits, and the share of
-  double widening_bare;  // them that nothing hides. Of 8 bits it takes none that would show
-  double step;           // microseconds of a step that nothing hides
-  double x_bare;         // share of the time of x that nothing hides
+  double widening;    // clocks of one sub-core, to widen a unit of codes of 4 bits, and the share
+  double widening_bare;  // of them that nothing hides. Of 8 bits it takes none that would show
+  double x_bare;         // share of the time of x that nothing hides,
+  double first_x_bare;   // and of the time until the first stages of it are there
   double sharing;        // microseconds that sums between blocks take, and how much more
   double ragged;         // where the blocks of a set begin and end anywhere
   double ring, idle;  // bytes in flight beyond which nothing is gained, microseconds lost without
   double few;         // microseconds for each warp below 8
 };
-constexpr Rates kNativeRates = {26e3, 29e3, 6.2, 0, 0, 0, 0.35, 2.4, 15, 37e3, 3.3, 0.5};
-constexpr Rates kCodeRates = {31.7e3, 36.3e3, 13.2, 97,    0.25, 0.067,
-                              0.325,  1.75,   2,    350e3, 3.6,  0.73};
+constexpr Rates kNativeRates = {26e3, 29e3, 860, 6.2, 0, 0, 0.35, 1, 2.4, 15, 37e3, 3.3, 0.5};
+constexpr Rates kCodeRates = {32e3, 29e3, 1050, 11.6,  165, 0.19, 0.19,
+                              0.04, 0.6,  7,    400e3, 3.2, 0.08};
 
-constexpr double kTurns = 860, kClock = 1.9e3;  // of shared memory and a sub-core, a microsecond
+constexpr double kClock = 1.9e3;    // of a sub-core, a microsecond
 constexpr double kXTurns = 5.9;     // of shared memory, for x of a token, by the units a warp takes
 constexpr double kTwoStages = 1.1;  // how much longer it takes where x has two stages and not three
 constexpr double kSharedToken = 34e-3 * 16 / 128;  // of sums, for a unit of rows and token
@@ -56,7 +57,7 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
   const double widening =
       plan.unit.type == ValueType::kInt4 ? units * sub_core * rates.widening : 0;
   const double busy = std::max({weight / rates.memory, (weight + 1.2 * x) / rates.l2,
-                                mine * shared / kTurns, mine * (mma + widening) / kClock});
+                                mine * shared / rates.turns, mine * (mma + widening) / kClock});
   const double ring =
       static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * plan.unit.bytes();
   const double first_x =
@@ -66,8 +67,8 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
                                                      kSharedToken * tokens * row_units
                                                : 0;
   return busy * (plan.x_stages == 2 ? kTwoStages : 1) +
-         mine * (rates.widening_bare * widening / kClock + rates.step) +
-         (rates.x_bare * x + first_x) / kNativeRates.l2 +
+         mine * rates.widening_bare * widening / kClock +
+         (rates.x_bare * x + rates.first_x_bare * first_x) / rates.l2 +
          rates.idle * std::max(0.0, 1 - ring / rates.ring) + shares + kBegin * (turns - 1) +
          rates.few * std::max(0, 8 - plan.warps());
 }
