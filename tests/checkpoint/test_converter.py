@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, convert_checkpoint
 from flashsparse_plugin.checkpoint import converter as converter_module
+from flashsparse_plugin.formats.nm_vector import NMVector
 
 INDEX = "model.safetensors.index.json"
 
@@ -388,11 +389,32 @@ def test_report_is_json(llama, tmp_path):
         "bytes_dense": 128 * 128 * 2,
         "bytes_packed": fs.pack(weight).nbytes,
         "others": {},
+        "error": None,
         "reason": None,
         "scheme": "tiled_csl",
         "bytes_alike": 128 * 128 * 2,
         "packed": True,
     }
+
+
+def test_codes_are_told_of_and_checked(llama, tmp_path, monkeypatch):
+    options = {"n": 4, "m": 4, "values": "int4", "group": 32}
+    out = tmp_path / "out"
+    report = convert_checkpoint(llama, out, format="nm_vector", options=options)
+    names = {layer.name for layer in report.inexact}
+    assert names == {layer.name for layer in report.packed} and names
+    assert all(0.01 < (layer.error or 0) < 0.2 for layer in report.inexact)
+    assert report.inexact[0].name in (report.rounding or "")
+    assert "were rounded to codes" in (out / "README.md").read_text()
+    weight = load_all(llama)["model.layers.0.self_attn.q_proj.weight"]
+    layer = next(each for each in report.layers if each.name.endswith("layers.0.self_attn.q_proj"))
+    rounded = fs.pack(weight, "nm_vector", options).unpack()
+    off = (rounded.double() - weight.double()).norm() / weight.double().norm()
+    assert layer.error == pytest.approx(float(off))
+
+    monkeypatch.setattr(NMVector, "is_rounded_from", lambda self, packed, weight: False)
+    with pytest.raises(CheckpointError, match="does not read back"):
+        convert_checkpoint(llama, tmp_path / "other", format="nm_vector", options=options)
 
 
 def test_model_card(llama, tmp_path):
