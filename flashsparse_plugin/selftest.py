@@ -113,11 +113,17 @@ def _find(op: str) -> Callable[[str], float] | None:
     for promise, test in _PROMISES.items():
         format = formats.get(op.removesuffix(promise))
         if op.endswith(promise) and format is not None:
-            return lambda device: max(test(scheme, device) for scheme in format.examples())
+            own = [scheme for scheme in format.examples() if _takes(scheme, promise)]
+            return lambda device: max(test(scheme, device) for scheme in own)
     source, _, target = op.partition("_to_")
     if source in formats and target in formats:
         return lambda device: _transcode(formats[source], formats[target], device)
     return None
+
+
+def _takes(scheme: Scheme, promise: str) -> bool:
+    """Whether an op is for weights of a scheme: fp8 activations want fp8 weights."""
+    return promise != "_linear_fp8" or scheme.values.get("values") == "fp8_e4m3"
 
 
 def _weight(dtype: torch.dtype) -> Tensor:
@@ -216,6 +222,26 @@ def _linear(scheme: Scheme, device: str) -> float:
     return worst
 
 
+def _linear_fp8(scheme: Scheme, device: str) -> float:
+    """Takes tokens that rounding to fp8 does not change: whole numbers, the largest of them 7.
+
+    So the result is that of exact activations, but for sums: tensor cores of compute capability 9.0
+    keep 14 bits of their mantissa.
+    """
+    weight, packed = _example(scheme, device)
+    generator = torch.Generator().manual_seed(1)
+    worst = 0.0
+    for tokens in _TOKENS:
+        x, bias = _activations(tokens, weight, weight.dtype, generator)
+        x = (x * 3).round().clamp(-7, 7)
+        x[:, 0] = 7
+        y = _op(f"{scheme.format.name}_linear_fp8")(
+            x.to(device), *packed.tensors.values(), len(weight), weight.dtype, bias.to(device)
+        )
+        worst = max(worst, _error(y, x, weight, bias, 0.0 if device == "cpu" else 2.0**-13))
+    return worst
+
+
 def _dense(op: str, weight: Tensor, device: str) -> float:
     """Tests weights whose rows are whole chunks of 8 elements, and weights whose rows are not."""
     generator = torch.Generator().manual_seed(1)
@@ -244,9 +270,12 @@ def _activations(
     return x, torch.randn(len(weight), generator=generator).to(dtype)
 
 
-def _error(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> float:
-    """The largest error of an element in units of sum |x||w|: that of its rounding and its sum."""
-    limit = torch.finfo(x.dtype).eps / 2 + weight.shape[1] * 2.0**-24
+def _error(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, sums: float = 0.0) -> float:
+    """The largest error of an element in units of sum |x||w|: that of its rounding and its sum.
+
+    sums is the error that sums may have beyond that of float32.
+    """
+    limit = torch.finfo(x.dtype).eps / 2 + weight.shape[1] * 2.0**-24 + sums
     expected = reference.linear(x, weight, bias)
     scale = reference.linear(x.abs(), weight.abs(), bias.abs())
     error = float(((y.cpu().double() - expected).abs() / scale).nan_to_num(torch.inf).max())
@@ -305,4 +334,5 @@ _PROMISES = {
     "_unpack": _unpack,
     "_validate": _validate,
     "_linear": _linear,
+    "_linear_fp8": _linear_fp8,
 }

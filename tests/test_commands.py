@@ -72,6 +72,8 @@ NOT_RUN = {
     "vllm serve MODEL --sparse-method tiled_csl": SERVER,
     "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
     '\'{"flashsparse": {"options": {"n": 2, "m": 4}}}\'': SERVER,
+    "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
+    '\'{"flashsparse": {"options": {"n": 2, "m": 4, "values": "int8"}}}\'': SERVER,
     "flashsparse convert MODEL OUT": FOREIGN,
     "flashsparse convert MODEL OUT --format nm_vector --option n=2 --option m=4": FOREIGN,
     "flashsparse prune MODEL OUT --mask mask_compressed.npz": "wants masks: "

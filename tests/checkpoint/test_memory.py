@@ -13,10 +13,12 @@ from flashsparse_plugin.checkpoint import ModelDirectory
 
 LAYERS, HIDDEN, INNER = 4, 2048, 8192
 CONVERT = """
-import json, resource, sys
+import json, pathlib, re, sys
 from flashsparse_plugin.checkpoint import convert_checkpoint
 report = convert_checkpoint(sys.argv[1], sys.argv[2])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# ru_maxrss would count the memory of the process that started this one.
+status = pathlib.Path("/proc/self/status").read_text()
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
 print(json.dumps([peak, len(report.packed)]))
 """
 

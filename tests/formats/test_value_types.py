@@ -195,3 +195,16 @@ def test_parts_keep_their_codes(values):
     parts = [FORMAT.cut(packed, rows, range(160)) for rows in (range(10), range(10, 24))]
     whole = FORMAT.join(parts)
     assert all(torch.equal(whole.tensors[name], each) for name, each in packed.tensors.items())
+
+
+@pytest.mark.parametrize("group", [None, 32])
+@pytest.mark.parametrize("values", VALUE_TYPES)
+def test_parts_that_begin_inside_of_a_byte_keep_their_codes(values, group):
+    options = {"n": 1, "m": 32, "values": values, "group": group}  # 5 bits a position
+    scheme = FORMAT.scheme(torch.bfloat16, options)
+    codes, scales, weight = coded(scheme, (8, 160))
+    packed = FORMAT.pack_codes(codes, scales, scheme)
+    part = FORMAT.cut(packed, range(2, 8), range(32, 96)).validate()
+    assert torch.equal(part.unpack(), weight[2:8, 32:96])
+    wanted = scales[2:8] if group is None else scales[2:8, 1:3]
+    assert torch.equal(part.tensors["weight_scale"], wanted)

@@ -119,17 +119,21 @@ class NMVector(PatternStorage):
         options, columns = options_of(packed.scheme), packed.shape[1]
         values = options.value_type
         assert values is not None
-        kept = values.decode(packed.tensors["weight_packed"], options.kept(columns))
-        codes = ops.nm_vector_unpack(
-            kept.view(torch.int16).cpu(),
-            packed.tensors["weight_index"].cpu(),
-            *packed.shape,
-            *options.numbers,
-            torch.float16,
-        )
         scales = packed.tensors["weight_scale"].float()
         scales = spread_scales(scales, columns, options.group).cpu()
-        return torch.equal(values.round(weight.cpu().float() / scales), codes.float())
+        codes = self._codes(packed).float()
+        return torch.equal(values.round(weight.cpu().float() / scales), codes)
+
+    def _codes(self, packed: PackedWeight) -> Tensor:
+        """Codes as float16 numbers [out_features, in_features], on the CPU."""
+        options = options_of(packed.scheme)
+        assert options.value_type is not None
+        kept = options.value_type.decode(
+            packed.tensors["weight_packed"].cpu(), options.kept(packed.shape[1])
+        )
+        index = packed.tensors["weight_index"].cpu()
+        bits = kept.view(torch.int16)
+        return ops.nm_vector_unpack(bits, index, *packed.shape, *options.numbers, torch.float16)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         values, index = (
@@ -193,18 +197,23 @@ class NMVector(PatternStorage):
         values = options.value_type
         index = bytes_of(options.index_bits)
         entries = slice(first, last) if values is None else bytes_of(values.bits)
-        if index is None or entries is None:
-            return super()._cut(packed, rows, columns)
-        groups = slice(rows.start // options.vector_length, options.groups(rows.stop))
-        parts = {
-            "weight_packed": packed.tensors["weight_packed"][rows.start : rows.stop, entries],
-            "weight_index": packed.tensors["weight_index"][groups, index],
-        }
+        of_rows = slice(rows.start, rows.stop)
+        parts = {}
         if values is not None:
             width = options.group or packed.shape[1]
             scales = slice(columns.start // width, -(-columns.stop // width))
-            parts["weight_scale"] = packed.tensors["weight_scale"][rows.start : rows.stop, scales]
-        parts = {name: part.contiguous() for name, part in parts.items()}
+            parts["weight_scale"] = packed.tensors["weight_scale"][of_rows, scales].contiguous()
+        if index is None or entries is None:
+            if values is None:
+                return super()._cut(packed, rows, columns)
+            codes = self._codes(packed)[of_rows, columns.start : columns.stop]
+            part = self.pack_codes(codes, parts["weight_scale"].cpu(), packed.scheme)
+            return part.to(packed.device)
+        groups = slice(rows.start // options.vector_length, options.groups(rows.stop))
+        parts |= {
+            "weight_packed": packed.tensors["weight_packed"][of_rows, entries].contiguous(),
+            "weight_index": packed.tensors["weight_index"][groups, index].contiguous(),
+        }
         return self._named(parts, packed.scheme, (len(rows), len(columns)))
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
