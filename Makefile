@@ -10,6 +10,7 @@
 #   make test-fast  run those that take no time: no servers, no sanitizers
 #   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
 #   make bench  measure the CPU kernels on this machine
+#   make wheels build the wheel of a release and try it with every Python that is here
 #   make clean  remove .venv and build
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3))
@@ -25,9 +26,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz bench clean
+.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz bench wheels clean
 help:
-	@sed -n '3,15s/^# \{0,1\}//p' Makefile
+	@sed -n '3,16s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -151,6 +152,14 @@ bench: env
 	$(BIN)/python benchmarks/cpu_pack.py
 	$(BIN)/python benchmarks/cpu_linear.py
 	$(BIN)/python benchmarks/cpu_values.py
+
+# FLASHSPARSE_CUDA=OFF makes one without GPU kernels, PYTHONS="python3.11" tries that one only.
+$(VENV)/.wheels: requirements/wheels.txt | $(VENV)/.installed
+	$(PIP) install --quiet --no-deps --require-hashes -r $<
+	@touch $@
+
+wheels: $(VENV)/.wheels
+	release/wheels.sh $(BIN) $(STACK)
 
 check: lint test
 
