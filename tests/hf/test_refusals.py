@@ -411,6 +411,15 @@ def test_half_of_a_layers_tensors_are_noticed_too(own, packed_copy):
         tiny.load(packed_copy)
 
 
+@pytest.mark.parametrize("own", ["weight_packed", "tile_offsets"])
+def test_half_of_a_layers_tensors_are_noticed_under_a_foreign_method(own, packed_copy):
+    """compressed-tensors calls values as we do, and it alone is not asked what it misses."""
+    edit_config(packed_copy, quant_method="elsewhere")
+    damage(packed_copy, lambda state: [state.pop(key) for key in [*state] if key.endswith(own)])
+    with pytest.raises(fs.FormatError, match="packed by flashsparse.*quant_method 'elsewhere'"):
+        tiny.load(packed_copy)
+
+
 def test_a_layer_in_two_files_is_noticed_where_another_method_is_named(packed_copy):
     weights = packed_copy / "model.safetensors"
     state = load_file(weights)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no model directory as we read it, in one text each: what it is, and the way out of it.
+
+Every command, the Python functions and the Hub's models share these texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def about_nothing(path: str) -> str:
+    """Where no directory is."""
+    known = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path)
+    name, folder = (path, path.partition("/")[2]) if known else ("ORG/NAME", "DIRECTORY")
+    return (
+        f"{path} is not a directory. A model is a local directory as transformers saves it; "
+        "commands also take ORG/NAME, the name of one on the Hugging Face Hub, which is fetched by "
+        f"hand with: hf download {name} --local-dir {folder}"
+    )
+
+
+def about_gguf(home: str, file: str, out: str) -> str:
+    """A GGUF file in the place of a model.
+
+    Args:
+        home: The directory that it is in, or a model on the Hub.
+        file: Its name.
+        out: Where to write what can be read.
+    """
+    return (
+        f"{home}/{file} is a GGUF file, and only safetensors are read. transformers unpacks it "
+        'once: python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f"[C.from_pretrained('{home}', gguf_file='{file}').save_pretrained('{out}') "
+        'for C in (M, T)]"'
+    )
+
+
+def about_pickles(home: str, file: str, config: Mapping[str, Any], out: str) -> str:
+    """Weights as pickles.
+
+    Args:
+        home: The directory that they are in, or a model on the Hub.
+        file: The name of one.
+        config: The model's config.json.
+        out: Where to write what can be read.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    known = isinstance(name, str) and name.isidentifier()
+    return (
+        f"{home} holds its weights as pickles ({file}), which can run any code when they are "
+        "opened: only safetensors are read. If you trust the model, convert it once: "
+        f'python -c "from transformers import {name if known else "AutoModelForCausalLM"} as M; '
+        f"M.from_pretrained('{home}', dtype='auto').save_pretrained('{out}')\""
+    )
+
+
+def about_masks(home: str, layer: str) -> str:
+    """A weight that torch.nn.utils.prune left in two parts."""
+    return (
+        f"{home} keeps layer {layer!r} as weight_orig and weight_mask, as torch.nn.utils.prune "
+        "does until pruning is made permanent: call torch.nn.utils.prune.remove(module, 'weight') "
+        "on each such layer of the model, and save it again"
+    )
