@@ -101,7 +101,7 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
         logger.warning("the model card of the source is not carried over: %s", error)
         return {}
     # YAML may contain anything; the card takes words and lists of words.
-    carried = {
+    carried: dict[str, Any] = {
         key: value
         for key, value in data.items()
         if key in (*_CARRIED, "pipeline_tag")

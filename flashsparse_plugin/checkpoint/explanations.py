@@ -65,3 +65,34 @@ def about_masks(home: str, layer: str) -> str:
         "does until pruning is made permanent: call torch.nn.utils.prune.remove(module, 'weight') "
         "on each such layer of the model, and save it again"
     )
+
+
+def about_quantized(home: str, method: object) -> str:
+    """Weights that another tool quantized, in a way that is not read or not wanted."""
+    return (
+        f"{home} is quantized already (quant_method {method!r} in config.json): start from the "
+        "model in float16, bfloat16 or float32, before it was quantized. Where its weights are in "
+        "truth dense, remove quantization_config from config.json"
+    )
+
+
+def about_packed(home: str, format: object) -> str:
+    """A model that is packed, where only the dense one will do."""
+    return (
+        f"{home} is packed already (format {format}): load it as it is, or look at it with "
+        "`flashsparse inspect`. To prune it or to change its format, start from the dense model"
+    )
+
+
+def about_experts(count: str, example: str, done: str) -> str:
+    """Experts of a mixture, which stay dense.
+
+    Args:
+        count: How many there are.
+        example: The name of one.
+        done: What cannot be done with them: "packed" or "pruned".
+    """
+    return (
+        f"The weights of experts stay as they are ({count}, for example {example}): all experts of "
+        f"a layer are one weight in the model, which cannot be {done}."
+    )

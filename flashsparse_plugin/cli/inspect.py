@@ -80,8 +80,6 @@ def _show(found: Inspection, by_layer: bool) -> None:
     made.add_row("of dense", "", "", *_shares(found.layers, sizes), style="dim")
     out.print(made, width=None if out.is_terminal else 140)
     out.print()
-    if found.bytes_experts:
-        out.print(f"Experts, which stay dense: {size(found.bytes_experts)}")
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
     for note in found.notes:
         out.print(Text.assemble(("Note: ", "yellow"), note))

@@ -179,13 +179,12 @@ def load_model(
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
     from flashsparse_plugin.checkpoint.linears import config_of, model_class
+    from flashsparse_plugin.checkpoint.settings import refuse_quantized
     from flashsparse_plugin.packed import FormatError
 
     _transformers()
     # Refuses what transformers would read: pickles, links that lead out, a million layers.
-    method = (ModelDirectory(path).quantization or {}).get("quant_method")
-    if dense and method is not None:
-        raise FormatError(f"{path} is quantized already ({method}): prune its dense source model")
+    refuse_quantized(ModelDirectory(path), packed=not dense, codes=not dense)
     config = config_of(path)
     kind = model_class(config)
     if causal and (config.is_encoder_decoder or not kind.can_generate()):

@@ -150,8 +150,11 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     with err.status("Reading the model"):
         from flashsparse_plugin.checkpoint.linears import find_linears
         from flashsparse_plugin.checkpoint.reader import ModelDirectory
+        from flashsparse_plugin.checkpoint.settings import refuse_quantized
 
-        linears = find_linears(ModelDirectory(directory))
+        model = ModelDirectory(directory)
+        refuse_quantized(model, packed=True)
+        linears = find_linears(model.packed())
     shapes = [linear.shape for linear in linears]
     by_name = {linear.name: linear.shape for linear in linears}
     for linear in linears:

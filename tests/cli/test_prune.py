@@ -189,7 +189,7 @@ def test_pickles_and_quantized_models_are_refused(model_dir, tmp_path):
     config["quantization_config"] = {"quant_method": "flashsparse"}
     (quantized / "config.json").write_text(json.dumps(config))
     result = prune(quantized, tmp_path / "out", "--method", "magnitude")
-    assert result.exit_code == 1 and "quantized already (flashsparse)" in result.stderr
+    assert result.exit_code == 1 and "is packed already" in result.stderr
 
 
 @pytest.mark.parametrize(
