@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+from huggingface_hub import constants
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -70,7 +72,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, name, file):
         if name in self.server.gated:
             return self._answer(403, b"{}", **{"X-Error-Code": "GatedRepo"})
-        data = (self.server.models[name] / file).read_bytes()
+        path = self.server.models[name] / file
+        if not path.is_file():
+            return self._answer(404, b"{}", **{"X-Error-Code": "EntryNotFound"})
+        data = path.read_bytes()
         if self.command == "GET":
             self.server.fetched.append(file)
         etag = f'"{hashlib.sha1(data).hexdigest()}"'
@@ -90,9 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running():
-    """A Hub while the block runs."""
+def running(monkeypatch, cache):
+    """A Hub while the block runs, which huggingface_hub takes for the Hub, and an empty cache."""
     with StubHub() as hub:
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         try:
             yield hub

@@ -20,20 +20,26 @@ def require_inside(path: Path, home: Path) -> None:
 
     A link may lead to the shared blobs of the Hub's cache, whose snapshots consist of links.
     """
-    try:
-        is_file = path.is_file()
-    except OSError:  # a name that is too long
-        is_file = False
-    if not is_file:
-        raise CheckpointError(
-            f"{path.name[:255]} is missing in {home}, or no regular file: fetch the model again"
-        )
+    require_file(path)
     found = path.resolve()
     if not any(found.is_relative_to(place) for place in _homes(home.resolve())):
         what = "is a link that leads out of" if path.is_symlink() else "is outside of"
         raise CheckpointError(
             f"{path} {what} the model directory, to {found}: copy the file into the "
             "directory if you trust it"
+        )
+
+
+def require_file(path: Path) -> None:
+    """Raises CheckpointError for what is no regular file, or no link to one."""
+    try:
+        is_file = path.is_file()
+    except OSError:  # a name that is too long
+        is_file = False
+    if not is_file:
+        raise CheckpointError(
+            f"{path.name[:255]} is missing in {path.parent}, or no regular file: fetch the model "
+            "again"
         )
 
 

@@ -20,15 +20,7 @@ ID = "example/tiny"
 @pytest.fixture
 def hub(model_dir, tmp_path, monkeypatch):
     """A Hub with a model in it, and with an empty cache of what was fetched from it."""
-    with stub_hub.running() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with stub_hub.running(monkeypatch, tmp_path / "cache") as hub:
         monkeypatch.chdir(tmp_path)
         hub.models[ID] = shutil.copytree(model_dir, tmp_path / "on-the-hub")
         yield hub

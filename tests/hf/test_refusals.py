@@ -204,7 +204,8 @@ def test_files_are_read_as_strictly_as_by_convert(llama, tmp_path, settings, pla
 
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"quantization_config": fs.FlashSparseConfig()}])
-def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked):
+@pytest.mark.parametrize("subfolder", ["", "copy"])
+def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked, subfolder):
     """transformers opens the first shard for its dtype before it asks for anything else."""
     path = Path(shutil.copytree(llama.dense if settings else llama.packed, tmp_path / "copy"))
     shard(path, "first.safetensors")
@@ -220,7 +221,9 @@ def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked)
     release.daemon = True
     release.start()
     with pytest.raises(fs.FormatError, match=r"first\.safetensors.*or no regular file"):
-        AutoModelForCausalLM.from_pretrained(path, dtype="auto", **settings)
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path if subfolder else path, dtype="auto", subfolder=subfolder, **settings
+        )
     release.cancel()
 
 
