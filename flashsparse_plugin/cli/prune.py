@@ -157,13 +157,14 @@ def prune(
     from flashsparse_plugin.checkpoint.room import require_room
 
     start = time.perf_counter()
+    directory = ModelDirectory(source)
+    require_room(destination, directory.nbytes)
     with err.status(f"Loading {model_name(source)}"):
         # Wanda runs the model on text; to look at weights any model will do.
         wanda = method is Method.wanda
         device = best_device() if wanda else "cpu"
         loaded = load_model(source, dtype, dense=True, device=device, causal=wanda)
-        stored = StoredModel(ModelDirectory(source))
-        require_room(destination, stored.directory.nbytes)
+        stored = StoredModel(directory)
         windows = None
         if calibration is not None:
             text = calibration.read_text(encoding="utf-8", errors="replace")
