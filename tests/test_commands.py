@@ -38,7 +38,16 @@ NOT_RUN = {
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
-        ["make check", "make env", "make lint", "make test-fast", "make test", "make fuzz"], TREE
+        [
+            "make check",
+            "make env",
+            "make lint",
+            "make test-fast",
+            "make test",
+            "make fuzz",
+            "make soak",
+        ],
+        TREE,
     ),
     "make bench": "measures for minutes",
     ".venv/bin/pytest tests/formats": TREE,
