@@ -224,7 +224,8 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 def tiny_model(folder: Path) -> Path:
     """A packed Llama of random weights, whose logits are far enough apart for any rounding."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from flashsparse_plugin.checkpoint import convert_checkpoint
     from flashsparse_plugin.pruning import prune
@@ -236,6 +237,9 @@ def tiny_model(folder: Path) -> Path:
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **more)).to(torch.bfloat16)
     prune(model, sparsity=0.7, progress=False)
     model.save_pretrained(folder / "dense")
+    words = models.WordLevel({f"w{n}": n for n in range(512)}, unk_token="w0")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="w2")
+    tokenizer.save_pretrained(folder / "dense")  # the server wants one, if only ids are asked
     convert_checkpoint(folder / "dense", folder / "packed")
     return folder / "packed"
 

@@ -8,10 +8,12 @@ Hub before the directory is complete.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .headers import CheckpointError
 from .hub import HubModel
+
+_LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
 
 class Publisher(NamedTuple):
@@ -42,18 +44,24 @@ class Publisher(NamedTuple):
         api = huggingface_hub.HfApi(library_name="flashsparse")
         try:
             user = api.whoami()
-        except (errors.LocalTokenNotFoundError, errors.HfHubHTTPError) as error:
+        except errors.LocalTokenNotFoundError:
+            raise CheckpointError(f"nobody is logged in to push to {model}: {_LOG_IN}") from None
+        except errors.HfHubHTTPError as error:
             raise CheckpointError(
-                f"to push to {model} the Hub has to know you: log in with `hf auth login`, or set "
-                f"HF_TOKEN to a token that may write ({_first_line(error)})"
+                f"the Hub does not know who wants to push to {model} ({_first_line(error)}): "
+                f"{_LOG_IN}"
             ) from None
         except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:
             raise CheckpointError(
                 f"the Hub cannot be reached to push to {model} ({_first_line(error)}): check the "
                 "network, or leave --push out and push later with `hf upload`"
             ) from None
+        role = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
+        if role == "read":
+            raise CheckpointError(f"this token may only read, and not push to {model}: {_LOG_IN}")
         mine = [user.get("name"), *(org.get("name") for org in user.get("orgs") or [])]
-        if (owner := model.id.partition("/")[0]) not in mine:
+        owner = model.id.partition("/")[0]
+        if owner not in mine and role != "fineGrained":  # such a token need not tell of all
             raise CheckpointError(
                 f"{user.get('name')} cannot push to {model}: {owner} is neither you nor an "
                 "organisation of yours"

@@ -29,7 +29,7 @@ class Dtype(StrEnum):
 DTYPES = ", ".join(dtype.value for dtype in Dtype)
 
 
-MODEL = "or its name on the Hub: ORG/NAME[@REVISION]"
+MODEL = "or its name on the Hub: ORG/NAME or ORG/NAME@REVISION"
 """Of an argument that `model_directory` takes, for its help: which other models there are."""
 
 

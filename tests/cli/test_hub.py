@@ -140,14 +140,14 @@ def test_the_cache_is_not_changed(hub, text_file):
 @pytest.fixture
 def account(monkeypatch):
     """What is asked of the Hub to write to it; it knows `me`, of the organisation `lab`."""
-    asked = []
+    asked, token = [], {"role": "write"}
 
     class Api:
         def __init__(self, **settings):
             pass
 
         def whoami(self):
-            return {"name": "me", "orgs": [{"name": "lab"}]}
+            return {"name": "me", "orgs": [{"name": "lab"}], "auth": {"accessToken": token}}
 
         def create_repo(self, name, **settings):
             asked.append(("create", name, settings))
@@ -158,7 +158,7 @@ def account(monkeypatch):
             asked.append(("upload", settings["repo_id"], files, settings["delete_patterns"]))
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    Api.asked = asked
+    Api.asked, Api.token = asked, token
     return Api
 
 
@@ -184,6 +184,9 @@ def test_a_push_that_would_be_refused_is_refused_before_the_work(account, model_
     assert "me cannot push to other/tiny: other is neither you nor an" in told("other/tiny")
     assert "'tiny' is no name of a model on the Hub" in told("tiny")
     assert "no name of a model" in told("me/tiny@main")
+
+    account.token["role"] = "read"
+    assert "this token may only read" in told("me/tiny")
 
     def nobody(self):
         raise errors.LocalTokenNotFoundError("Token is required")
