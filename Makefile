@@ -9,6 +9,7 @@
 #               whether the CUDA kernels load, on a machine without a GPU)
 #   make test-fast  run those that take no time: no servers, no sanitizers
 #   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
+#   make soak   64 clients of a server of packed weights for SECONDS=600: no wrong token, no growth
 #   make bench  measure the CPU kernels on this machine
 #   make wheels build the wheel of a release and try it with every Python that is here
 #   make clean  remove .venv and build
@@ -26,9 +27,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz bench wheels clean
+.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz soak bench wheels clean
 help:
-	@sed -n '3,16s/^# \{0,1\}//p' Makefile
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -147,6 +148,11 @@ fuzz: build/fuzz/_C_cpu.so
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  $(BIN)/python tests/fuzz/fuzz.py --objects build/fuzz --seconds $(FUZZ_SECONDS) \
 	  --seed $(FUZZ_SEED)
+
+# Against a server with vLLM's CPU build where there is no GPU, and with vLLM as it is where there is.
+SECONDS ?= 600
+soak: $(VENV)/.vllm
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) $(if $(MODEL),--model "$(MODEL)")
 
 bench: env
 	$(BIN)/python benchmarks/cpu_pack.py

@@ -29,6 +29,8 @@ SERVER = (
 )
 INSTALL = "installs for minutes; tests/test_packaging.py builds the wheel"
 
+HUB = "wants a network: tests/cli/test_hub.py has a Hub of its own"
+
 FOREIGN = "wants a checkpoint of another tool: tests/checkpoint/test_foreign.py has some"
 
 NOT_RUN = {
@@ -38,7 +40,16 @@ NOT_RUN = {
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
-        ["make check", "make env", "make lint", "make test-fast", "make test", "make fuzz"], TREE
+        [
+            "make check",
+            "make env",
+            "make lint",
+            "make test-fast",
+            "make test",
+            "make fuzz",
+            "make soak",
+        ],
+        TREE,
     ),
     "make bench": "measures for minutes",
     ".venv/bin/pytest tests/formats": TREE,
@@ -78,6 +89,9 @@ NOT_RUN = {
     "flashsparse convert MODEL OUT --format nm_vector --option n=2 --option m=4": FOREIGN,
     "flashsparse prune MODEL OUT --mask mask_compressed.npz": "wants masks: "
     "tests/pruning/test_maskllm.py",
+    "flashsparse inspect ORG/NAME": HUB,
+    "flashsparse prune ORG/NAME@v1.0 pruned --method magnitude --sparsity 0.6": HUB,
+    "flashsparse convert pruned packed --push ME/NAME-sparse": HUB,
     "ray start --head": "starts a cluster of machines",
     "ray start --address FIRST:6379": "starts a cluster of machines",
 }

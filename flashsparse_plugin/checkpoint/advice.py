@@ -10,6 +10,7 @@ from ..formats import get_format
 from ..formats.values import packable_dtype
 from ..packed import Scheme
 from .decision import NEGLIGIBLE
+from .explanations import about_experts
 from .linears import StoredModel
 from .report import ConversionReport, LayerReport, human, told
 
@@ -50,11 +51,7 @@ def notes_on(stored: StoredModel, done: str) -> Iterator[str]:
     experts = stored.experts()
     if experts:
         nbytes = sum(info.nbytes for info in experts)
-        yield (
-            f"The weights of experts stay as they are ({human(nbytes)}, {len(experts)} tensors, "
-            f"for example {experts[0].name}): all experts of a layer are one weight in the model, "
-            f"which cannot be {done}."
-        )
+        yield about_experts(f"{human(nbytes)}, {len(experts)} tensors", experts[0].name, done)
     unfit = stored.unfit()
     if unfit:
         reasons = told((reason, name) for name, reason in unfit.items())

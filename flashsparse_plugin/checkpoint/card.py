@@ -1,38 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card (README.md) of a packed model."""
+"""The model card (README.md) of a pruned or packed model, fit to be published.
+
+Its metadata has what the Hub asks for (licence, base model), and under `pruning` how the zeros were
+chosen, which the card of a model that is made of it takes over.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
+from pydantic import ValidationError
 
 import flashsparse_plugin
 
+from .linears import kind_of
+from .places import hub_name
+from .pruning_record import Pruning
 from .reader import CheckpointError, ModelDirectory
 from .report import ConversionReport, by_kind, human, mean_sparsity
 from .surroundings import CARD
 
+if TYPE_CHECKING:
+    from ..pruning import PruneReport
+
 logger = logging.getLogger(__name__)
+
+EVALUATION: Final = ("<!-- flashsparse eval -->", "<!-- end of flashsparse eval -->")
+"""Lines of a card between which an evaluation puts its table."""
 
 _CARRIED = ("license", "license_name", "license_link", "base_model", "language", "datasets")
 
 
-def write_card(path: Path, directory: ModelDirectory, report: ConversionReport) -> None:
-    """Writes a card with sizes, sparsity per kind of layer and how to load the model.
+def write_card(
+    path: Path, directory: ModelDirectory, report: ConversionReport, name: str | None = None
+) -> None:
+    """Writes the card of a packed model: sizes, zeros by kind of layer, how to load it.
 
-    Licence, base model, language and data sets are those of the source's card, if it has one.
+    Licence, base model, language, data sets and how it was pruned are those of the source's card,
+    if it has one.
+
+    Args:
+        path: The file to write.
+        directory: The source.
+        report: What was done to it.
+        name: What the model is called where it will be loaded from; None: its folder's name.
     """
-    carried = _carried_metadata(directory)
-    data = ModelCardData(
-        **{"pipeline_tag": "text-generation", **carried},
-        library_name="transformers",
-        tags=["flashsparse", "sparse", "pruned", *report.formats],
-    )
-    path.write_text(f"---\n{data.to_yaml()}\n---\n\n{_text(report)}", encoding="utf-8")
+    name = name or Path(report.out).name
+    data = _metadata(directory, ["flashsparse", "sparse", "pruned", *report.formats])
+    text = _packed_text(name, report, _facts(data, directory))
+    _write(path, data, text)
+
+
+def write_pruned_card(
+    path: Path,
+    directory: ModelDirectory,
+    pruning: Pruning,
+    report: PruneReport,
+    name: str,
+) -> None:
+    """Writes the card of a pruned model, whose weights are dense.
+
+    Args:
+        path: The file to write.
+        directory: The source.
+        pruning: How it was pruned.
+        report: The zeros of each layer.
+        name: What the model is called where it will be loaded from.
+    """
+    data = _metadata(directory, ["sparse", "pruned", "flashsparse"])
+    data["pruning"] = pruning.model_dump(exclude_none=True)
+    _write(path, data, _pruned_text(name, pruning, report, _facts(data, directory)))
+
+
+def _write(path: Path, data: dict[str, Any], text: str) -> None:
+    header = ModelCardData(**data).to_yaml()
+    path.write_text(f"---\n{header}\n---\n\n{text}", encoding="utf-8")
+
+
+def _metadata(directory: ModelDirectory, tags: Sequence[str]) -> dict[str, Any]:
+    """What a card says to programs: of the source's card what is as true of the new model."""
+    data: dict[str, Any] = {"pipeline_tag": "text-generation", **_carried_metadata(directory)}
+    if (source := hub_name(directory.path)) is not None:
+        data["base_model"] = source
+    if "license" not in data and any(directory.path.glob("LICENSE*")):
+        data |= {"license": "other", "license_link": "LICENSE"}
+    return data | {"library_name": "transformers", "tags": list(dict.fromkeys(tags))}
 
 
 def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
@@ -44,7 +101,7 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
         logger.warning("the model card of the source is not carried over: %s", error)
         return {}
     # YAML may contain anything; the card takes words and lists of words.
-    return {
+    carried: dict[str, Any] = {
         key: value
         for key, value in data.items()
         if key in (*_CARRIED, "pipeline_tag")
@@ -53,35 +110,93 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
             or (isinstance(value, list) and all(isinstance(item, str) for item in value))
         )
     }
+    if "pruning" in data:
+        try:
+            found = Pruning.model_validate(data["pruning"])
+            carried["pruning"] = found.model_dump(exclude_none=True)
+        except ValidationError:
+            logger.warning("what the source's card says of its pruning is not carried over")
+    return carried
 
 
-def _text(report: ConversionReport) -> str:
-    out = Path(report.out).name
+def _facts(data: dict[str, Any], directory: ModelDirectory) -> list[str]:
+    """Rows of a table of two columns: where the model comes from, and how it was pruned."""
+    base = data.get("base_model", [])
+    names = [base] if isinstance(base, str) else base
+    license = data.get("license_name", data.get("license"))
+    unknown = "not stated by the source model: find out before you publish this one"
+    rows = [f"| Base model | {', '.join(map(_code, names))} |"] if names else []
+    rows.append(f"| Licence | {_code(license) if isinstance(license, str) else unknown} |")
+    pruning = data.get("pruning")
+    return rows + (Pruning.model_validate(pruning).rows() if pruning else [])
+
+
+def _code(text: str) -> str:
+    """Words of unknown origin, as what Markdown shows as they are."""
+    return "`" + "".join(x for x in text if x.isprintable() and x not in "`|<>")[:200] + "`"
+
+
+def _pruned_text(name: str, pruning: Pruning, report: PruneReport, facts: Sequence[str]) -> str:
+    return f"""# {name.rpartition("/")[2]}
+
+A pruned model: {report.sparsity:.1%} of the weights in {len(report.layers)} linear layers are zero.
+Its weights are stored dense, so that anything loads it; packed they take less space and time.
+
+{_two_columns(facts)}
+
+## Layers
+
+| kind | layers | shape | zeros |
+|---|---:|---|---:|
+{_pruned_table(report)}
+
+{_EVALUATION}
+
+## How to load it
+
+With transformers, as it is, or packed while it loads:
+
+```python
+import flashsparse_plugin as fs
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+packed = AutoModelForCausalLM.from_pretrained(
+    "{name}", quantization_config=fs.FlashSparseConfig(pruning="none")
+)
+```
+
+With vLLM:
+
+```bash
+vllm serve {name} --sparse-method auto
+```
+
+{_INSTALL}
+"""
+
+
+def _packed_text(name: str, report: ConversionReport, facts: Sequence[str]) -> str:
     sparsity = report.sparsity
-    return f"""# {out}
+    sizes = [
+        f"| Format | `{report.format}`, {report.dtype} values |",
+        f"| Weights before | {human(report.bytes_source)} |",
+        f"| Weights here | {human(report.bytes_out)} |",
+    ]
+    return f"""# {name.rpartition("/")[2]}
 
 A pruned language model whose linear layers are stored packed, without their zeros: {sparsity:.1%}
 of the weights in {len(report.packed)} packed layers are zero. {_kept(report)}.
 
-| | |
-|---|---|
-| Format | `{report.format}`, {report.dtype} values |
-| Weights before | {human(report.bytes_source)} |
-| Weights here | {human(report.bytes_out)} |
+{_two_columns([*facts, *sizes])}
 
 ## Layers
 
-| kind | layers packed | shape | zeros | dense | here |
-|---|---:|---|---:|---:|---:|
-{_table(report)}
+{_packed_table(report)}
+
+{_EVALUATION}
 
 ## How to load it
-
-In a source tree of FlashSparse, or with one of its release files in place of the dot:
-
-```bash
-pip install ".[hf]"
-```
 
 With transformers:
 
@@ -89,18 +204,37 @@ With transformers:
 import flashsparse_plugin
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{out}")
-tokenizer = AutoTokenizer.from_pretrained("{out}")
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
 
 With vLLM:
 
 ```bash
-vllm serve {out}
+vllm serve {name}
 ```
 
-Written by flashsparse-plugin {flashsparse_plugin.__version__}.
+{_INSTALL}
 """
+
+
+_EVALUATION = f"""## Evaluation
+
+{EVALUATION[0]}
+Not evaluated yet.
+{EVALUATION[1]}"""
+
+_INSTALL = f"""Both need FlashSparse. In its source tree, or with a release file for the dot:
+
+```bash
+pip install ".[hf]"
+```
+
+Written by flashsparse-plugin {flashsparse_plugin.__version__}."""
+
+
+def _two_columns(rows: Iterable[str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def _kept(report: ConversionReport) -> str:
@@ -114,15 +248,35 @@ def _kept(report: ConversionReport) -> str:
     return f"Every other weight is bit for bit\nthat of the source model{rounded}"
 
 
-def _table(report: ConversionReport) -> str:
-    rows = []
+def _shapes(layers: Iterable[Any]) -> str:
+    return ", ".join(sorted({f"{x.shape[0]} x {x.shape[1]}" for x in layers}))
+
+
+def _pruned_table(report: PruneReport) -> str:
+    kinds: dict[str, list[Any]] = {}
+    for layer in report.layers:
+        kinds.setdefault(kind_of(layer.name), []).append(layer)
+    return "\n".join(
+        f"| {kind} | {len(layers)} | {_shapes(layers)} | {mean_sparsity(layers):.1%} |"
+        for kind, layers in kinds.items()
+    )
+
+
+def _packed_table(report: ConversionReport) -> str:
+    """Zeros and bytes by kind of layer; the error of codes, too, where values have fewer bits."""
+    coded = bool(report.inexact)
+    rows = [
+        f"| kind | layers packed | shape | zeros | dense | here |{' error |' if coded else ''}",
+        f"|---|---:|---|---:|---:|---:|{'---:|' if coded else ''}",
+    ]
     for kind, layers in by_kind(x for x in report.layers if x.sparsity is not None).items():
-        shapes = sorted({f"{x.shape[0]} x {x.shape[1]}" for x in layers})
         packed = sum(x.is_packed for x in layers)
         dense = human(sum(x.bytes_dense for x in layers))
         here = human(sum(x.bytes_written for x in layers))
+        errors = [x.error for x in layers if x.is_packed and x.error is not None]
+        error = f"{sum(errors) / len(errors):.2%}" if errors else "none"
         rows.append(
-            f"| {kind} | {packed} of {len(layers)} | {', '.join(shapes)} | "
-            f"{mean_sparsity(layers):.1%} | {dense} | {here} |"
+            f"| {kind} | {packed} of {len(layers)} | {_shapes(layers)} | "
+            f"{mean_sparsity(layers):.1%} | {dense} | {here} |{f' {error} |' if coded else ''}"
         )
     return "\n".join(rows)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -33,6 +32,7 @@ from .keeping import keep_codes, target_of
 from .linears import Linear, StoredModel
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
+from .room import disk_errors, require_room
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging, part_name
 from .stored import Checkpoint
@@ -61,6 +61,7 @@ def convert_checkpoint(
     max_shard_size: int | str = "5GB",
     overwrite: bool = False,
     on_progress: Progress | None = None,
+    name: str | None = None,
 ) -> ConversionReport:
     """Packs the linear layers of a pruned model and writes it as a new model directory.
 
@@ -85,6 +86,7 @@ def convert_checkpoint(
         max_shard_size: Bytes in one output file, as a number or like "5GB".
         overwrite: Replace `out` where it is a model directory.
         on_progress: Called as the work goes on.
+        name: What the model card calls the model, such as "org/name"; None: the name of `out`.
 
     Returns:
         What was done, layer by layer.
@@ -104,9 +106,14 @@ def convert_checkpoint(
         StoredModel(directory),
         settings,
         on_progress or (lambda done, total, what: None),
+        name,
     )
     refuse_overlap(directory.path.resolve(), Path(out).resolve())
-    with Staging(out, conversion.job(), overwrite) as staging:
+    require_room(Path(out))
+    with (
+        Staging(out, conversion.job(), overwrite) as staging,
+        disk_errors(staging.path, lambda: conversion.rest(staging)),
+    ):
         return conversion.run(staging)
 
 
@@ -117,8 +124,10 @@ class _Conversion:
         stored: StoredModel,
         settings: Settings,
         on_progress: Progress,
+        name: str | None,
     ):
         self.directory, self.settings, self.stored = directory, settings, stored
+        self.name = name
         linears = self.linears = stored.linears
         self.linear_of = {f"{x.stored}.weight": x for x in linears if x.stored is not None}
         keep_codes(settings.config, linears, directory.tensors)
@@ -161,22 +170,21 @@ class _Conversion:
             "max_shard_bytes": settings.max_shard_bytes,
         }
 
+    def rest(self, staging: Staging) -> str:
+        """What a run that found no space tells: how much it needs, and that it goes on."""
+        position = staging.finished[-1]["end"] if staging.finished else 0
+        nbytes = sum(info.nbytes for info in self.tensors[position:])
+        return (
+            f", which keeps what is done: the rest needs up to {human(nbytes)}. Make room and run "
+            "the same command, which goes on from there"
+        )
+
     def run(self, staging: Staging) -> ConversionReport:
         self.report.out = str(staging.out)
         position = self._resume(staging)
         self.report.resumed_shards = len(staging.finished)
         while position < len(self.tensors):
-            try:
-                shard = self._write_shard(staging, position)
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                rest = sum(info.nbytes for info in self.tensors[position:])
-                raise CheckpointError(
-                    f"there is no space left for {staging.path}, which keeps what is done: the "
-                    f"rest needs up to {human(rest)}. Make room and run the same command, which "
-                    "goes on from there"
-                ) from None
+            shard = self._write_shard(staging, position)
             self._verify_shard(staging.path / shard["file"], position, shard)
             staging.add(shard)
             position = shard["end"]
@@ -506,7 +514,7 @@ class _Conversion:
     def _write_surroundings(self, staging: Staging) -> None:
         """Everything but the weights; config.json, which makes it a model, last."""
         self.report.warnings += carry_files(self.directory, staging.path)
-        write_card(staging.path / CARD, self.directory, self.report)
+        write_card(staging.path / CARD, self.directory, self.report, self.name)
         name_shards(staging.path, staging.finished)
         config = {**self.directory.config, "quantization_config": self._quantization_config()}
         if self.settings.dtype is not None:

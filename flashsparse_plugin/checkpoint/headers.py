@@ -156,6 +156,19 @@ def tensor_names(files: Iterable[str | Path]) -> list[str]:
     return names
 
 
+def sealed_names(files: Iterable[str | Path]) -> list[str]:
+    """Names of the tensors of some files that have a checksum of ours, read as `tensor_names`."""
+    names: list[str] = []
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+        except SafetensorError:
+            continue
+        names += [key.removeprefix(CHECKSUM) for key in metadata if key.startswith(CHECKSUM)]
+    return names
+
+
 def natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts layers.2 before layers.10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]

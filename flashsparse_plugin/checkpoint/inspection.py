@@ -16,13 +16,15 @@ from ..config import FlashSparseConfig
 from ..formats import format_names, get_format, packed_names
 from ..formats.values import cast, packable_dtype
 from ..messages import complaint
-from ..names import DEFAULT_FORMAT, DENSE, QUANT_METHOD
+from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
+from .advice import notes_on
 from .checksums import verify
 from .decision import IGNORED, reason_not_to_pack, reason_of_size
 from .linears import Linear, StoredModel
 from .reader import CheckpointError, ModelDirectory
 from .report import mean_sparsity
+from .settings import refuse_quantized
 
 _DEFAULTS = FlashSparseConfig()  # of `convert_checkpoint`
 
@@ -77,7 +79,8 @@ class Inspection:
         bytes_stored: All tensors.
         bytes_experts: Those that hold weights of experts, which stay dense.
         bytes_other: Those that are neither, nor the weight of a linear layer.
-        notes: What a user should know of how the model was quantized, one sentence each.
+        notes: What a user should know of how the model was quantized and of what stays dense, one
+            sentence each.
         layers: The linear layers that have a weight of their own.
     """
 
@@ -119,14 +122,16 @@ def inspect_checkpoint(
         CheckpointError: For a directory that cannot be read.
         FormatError: For a packed layer that is not valid.
     """
-    directory = ModelDirectory(path).packed()
+    directory = ModelDirectory(path)
+    refuse_quantized(directory, packed=True)
+    directory = directory.packed()
     config = _packed_config(directory)
     found = Inspection(
         str(directory.path),
         str(directory.config.get("model_type", "unknown")),
         " and ".join(config.formats) if config else None,
         directory.nbytes,
-        notes=directory.notes,
+        notes=[*directory.notes],
     )
     packed = packed_names(directory.tensors)
     stored = StoredModel(directory)
@@ -136,6 +141,7 @@ def inspect_checkpoint(
         if linear.stored is not None
     ]
     sizes = [_stored_bytes(directory, named, linear) for linear, named in linears]
+    found.notes += notes_on(stored, "packed")
     found.bytes_experts = sum(info.bytes_stored for info in stored.experts())
     found.bytes_other = directory.nbytes - sum(sizes) - found.bytes_experts
     done = 0
@@ -151,11 +157,6 @@ def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
     quantization = directory.quantization
     if quantization is None:
         return None
-    if quantization.get("quant_method") != QUANT_METHOD:
-        raise CheckpointError(
-            f"{directory.path} is quantized by {quantization.get('quant_method')!r}: only dense "
-            "models and those packed by flashsparse can be inspected"
-        )
     try:
         return FlashSparseConfig(**quantization)
     except ValidationError as error:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+from .explanations import about_gguf, about_nothing
 from .headers import CheckpointError
 
-CONFIG = "config.json"
+CONFIG: Final = "config.json"
+
+_CACHED: Final = "models--"  # a model's directory in the Hub's cache: its name follows
 
 
 def require_inside(path: Path, home: Path) -> None:
@@ -16,23 +20,36 @@ def require_inside(path: Path, home: Path) -> None:
 
     A link may lead to the shared blobs of the Hub's cache, whose snapshots consist of links.
     """
+    require_file(path)
+    found = path.resolve()
+    if not any(found.is_relative_to(place) for place in _homes(home.resolve())):
+        what = "is a link that leads out of" if path.is_symlink() else "is outside of"
+        raise CheckpointError(
+            f"{path} {what} the model directory, to {found}: copy the file into the "
+            "directory if you trust it"
+        )
+
+
+def require_file(path: Path) -> None:
+    """Raises CheckpointError for what is no regular file, or no link to one."""
     try:
         is_file = path.is_file()
     except OSError:  # a name that is too long
         is_file = False
     if not is_file:
         raise CheckpointError(
-            f"{path.name[:255]} is missing in {home}, or no regular file: fetch the model again"
+            f"{path.name[:255]} is missing in {path.parent}, or no regular file: fetch the model "
+            "again"
         )
-    home = home.resolve()
-    if home.parent.name == "snapshots":
-        home = home.parent.parent
-    if not path.resolve().is_relative_to(home):
-        what = "is a link that leads out of" if path.is_symlink() else "is outside of"
-        raise CheckpointError(
-            f"{path} {what} the model directory, to {path.resolve()}: copy the file into the "
-            "directory if you trust it"
-        )
+
+
+def _homes(home: Path) -> Iterator[Path]:
+    """A model directory, and for one in the Hub's cache (or below one) the blobs it links to."""
+    yield home
+    for snapshot in (home, *home.parents):
+        model = snapshot.parent.parent
+        if snapshot.parent.name == "snapshots" and model.name.startswith(_CACHED):
+            yield model / "blobs"
 
 
 def is_file_name(name: object) -> bool:
@@ -44,34 +61,34 @@ def is_file_name(name: object) -> bool:
 
 def refuse_no_model(path: Path) -> None:
     """Raises CheckpointError where there is no model directory, and says what is there instead."""
-    if gguf_in(path) is not None and not (path / CONFIG).exists():
-        raise CheckpointError(about_gguf(path))
+    gguf = gguf_in(path)
+    if gguf is not None and not (path / CONFIG).exists():
+        raise CheckpointError(gguf)
     if not path.is_dir():
-        known = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.is_absolute()
-        name, folder = (str(path), path.name) if known else ("ORGANISATION/NAME", "DIRECTORY")
-        raise CheckpointError(
-            f"{path} is not a directory. A model is a local directory as transformers saves it; "
-            f"one from the Hub is fetched with: hf download {name} --local-dir {folder}"
-        )
+        raise CheckpointError(about_nothing(str(path)))
     if not (path / CONFIG).is_file():
         raise CheckpointError(f"{path} is not a model directory: it has no {CONFIG}")
 
 
-def gguf_in(path: Path) -> Path | None:
-    """A GGUF file: the path itself, or the first in a directory."""
+def gguf_in(path: Path) -> str | None:
+    """What to do with a GGUF file: the path itself, or the first in a directory; None for none."""
     if path.is_dir():
-        return min(path.glob("*.gguf"), default=None)
-    return path if path.suffix == ".gguf" and path.is_file() else None
+        file = min(path.glob("*.gguf"), default=None)
+    else:
+        file = path if path.suffix == ".gguf" and path.is_file() else None
+    if file is None:
+        return None
+    return about_gguf(str(file.parent), file.name, str(file.parent / f"{file.stem}-safetensors"))
 
 
-def about_gguf(path: Path) -> str:
-    """What to do with a GGUF file that is there instead of a model directory."""
-    file = gguf_in(path)
-    assert file is not None
-    out = file.parent / f"{file.stem}-safetensors"
-    return (
-        f"{file} is a GGUF file, and only safetensors are read. transformers unpacks it once: "
-        'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
-        f"[C.from_pretrained('{file.parent}', gguf_file='{file.name}').save_pretrained('{out}') "
-        'for C in (M, T)]"'
-    )
+def name_of(path: Path) -> str:
+    """What people call the model in a directory: its name on the Hub, or that of the directory."""
+    return hub_name(path) or path.name or path.resolve().name
+
+
+def hub_name(path: Path) -> str | None:
+    """The name on the Hub of the model in a directory of the Hub's cache; None elsewhere."""
+    cached = path.parent.parent
+    if path.parent.name == "snapshots" and cached.name.startswith(_CACHED):
+        return cached.name.removeprefix(_CACHED).replace("--", "/", 1)
+    return None

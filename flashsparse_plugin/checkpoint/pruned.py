@@ -8,7 +8,7 @@ class does when it loads and saves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,9 @@ from ..packed import dtype_name
 from .linears import StoredModel
 from .reader import CONFIG, INDEX, CheckpointError, ModelDirectory, TensorInfo
 from .report import told
+from .room import disk_errors, require_room
 from .staging import Staging
-from .surroundings import carry_files, write_json
+from .surroundings import CARD, carry_files, write_json
 from .writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def write_pruned(
     layers: Sequence[str],
     out: Path,
     dtype: torch.dtype | None = None,
+    write_card: Callable[[Path], None] | None = None,
 ) -> list[str]:
     """Writes a model directory anew, with the zeros of a pruned model.
 
@@ -45,21 +47,32 @@ def write_pruned(
         layers: Names of its layers that were pruned.
         out: The directory to write; must not exist, or be empty.
         dtype: Dtype to write all floating tensors in; None leaves each in its own.
+        write_card: Writes the model card to a path; None keeps that of the source.
 
     Returns:
         Warnings about files that were not copied.
 
     Raises:
-        CheckpointError: For a layer that is not a tensor of the checkpoint by itself.
+        CheckpointError: For a layer that is not a tensor of the checkpoint by itself, and a disk
+            that is full or must not be written.
         FormatError: For a value that is too large for `dtype`.
     """
     masks, directory = _masks(stored, model, layers), stored.directory
-    with Staging(out, {"prune": str(directory.path.resolve())}) as staging:
+    require_room(out)
+    with (
+        Staging(out, {"prune": str(directory.path.resolve())}) as staging,
+        disk_errors(
+            staging.path,
+            lambda: ": what was written is removed. Make room and run the command again",
+        ),
+    ):
         try:
             nbytes = 0
             for path in directory.shards:
                 infos = [info for info in directory.tensors.values() if info.path == path]
                 nbytes += _write_shard(staging.path / path.name, infos, masks, dtype)
+            if write_card is not None:
+                write_card(staging.path / CARD)
             warnings = _write_surroundings(directory, staging.path, nbytes, dtype)
             staging.commit()
         except BaseException:

@@ -18,8 +18,9 @@ import torch
 
 from ..config import FlashSparseConfig
 from ..files import read_bounded
-from ..formats import format_names, get_format, packed_names
+from ..formats import packed_names
 from ..names import QUANT_METHOD
+from .explanations import about_masks, about_pickles
 from .foreign.code_entries import find_codes, show_weights
 from .foreign.entries import as_dense
 from .foreign.packing import as_packed, half_dtype
@@ -28,7 +29,6 @@ from .foreign.sparsity_config import without_sparsity
 from .headers import CheckpointError, TensorInfo, read_headers
 from .places import (
     CONFIG,
-    about_gguf,
     gguf_in,
     is_file_name,
     refuse_no_model,
@@ -38,6 +38,9 @@ from .places import (
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+VALUES: Final = "weight_packed"
+SHARED_NAMES: Final = {VALUES, "weight_scale"}  # of our tensors: compressed-tensors has them, too
 
 MAX_CONFIG_BYTES: Final = 16 << 20  # a table of 100,000 layers takes as much
 MAX_INDEX_BYTES: Final = 64 << 20  # some 500,000 tensors
@@ -107,7 +110,8 @@ class ModelDirectory:
         if not self.has_codes:
             self.tensors = as_dense(self.tensors, self.path)
         self._check_layer_counts(self.config)
-        refuse_unmarked(self.tensors, self.quantization, self.path)
+        sealed = [name for name, info in self.tensors.items() if info.checksum is not None]
+        refuse_unmarked(self.tensors, self.quantization, self.path, sealed)
         self._refuse_masks()
 
     @property
@@ -214,30 +218,16 @@ class ModelDirectory:
         for name in self.tensors:
             layer = name.removesuffix(".weight_orig")
             if layer != name and f"{layer}.weight_mask" in self.tensors:
-                raise CheckpointError(
-                    f"{self.path} keeps layer {layer!r} as weight_orig and weight_mask, as "
-                    "torch.nn.utils.prune does until pruning is made permanent: call "
-                    "torch.nn.utils.prune.remove(module, 'weight') on each such layer of the "
-                    "model, and save it again"
-                )
+                raise CheckpointError(about_masks(str(self.path), layer))
 
     def _no_weights(self) -> str:
-        if gguf_in(self.path) is not None:
-            return about_gguf(self.path)
         pickles = sorted(p.name for p in self.path.iterdir() if p.suffix in PICKLES)
+        if gguf := gguf_in(self.path):
+            return gguf
         if not pickles:
             return f"{self.path} holds neither {SINGLE_FILE} nor {INDEX}"
-        return (
-            f"{self.path} holds its weights as pickles ({pickles[0]}), which can run any code when "
-            "they are opened: only safetensors are read. If you trust the model, convert it once: "
-            f'python -c "from transformers import {self._class_name()} as M; M.from_pretrained('
-            f"'{self.path}', dtype='auto').save_pretrained('{self.path}-safetensors')\""
-        )
-
-    def _class_name(self) -> str:
-        names = self.config.get("architectures")
-        name = names[0] if isinstance(names, list) and names else None
-        return name if isinstance(name, str) and name.isidentifier() else "AutoModelForCausalLM"
+        out = f"{self.path}-safetensors"
+        return about_pickles(str(self.path), pickles[0], self.config, out)
 
     def _check_headers(self, weight_map: Mapping[Any, str]) -> dict[str, TensorInfo]:
         tensors = read_headers(self.shards)
@@ -272,28 +262,37 @@ class ModelDirectory:
 
 
 def refuse_unmarked(
-    names: Iterable[str], quantization: Mapping[str, Any] | None, path: Path
+    names: Iterable[str],
+    quantization: Mapping[str, Any] | None,
+    path: Path,
+    sealed: Iterable[str] = (),
 ) -> None:
     """Raises CheckpointError for packed layers of which config.json does not know.
 
-    Whoever loads by that config would leave them out, and run on random weights instead.
+    Whoever loads by that config would leave them out, and run on random weights instead. One tensor
+    of a layer is enough, whatever became of the others.
 
     Args:
         names: Names of all tensors.
         quantization: The quantization_config, if any.
         path: Where they are, for the message.
+        sealed: Names of those that have a checksum of ours.
+
+    Raises:
+        CheckpointError: For a layer with a tensor that only flashsparse writes.
     """
     method = None if quantization is None else quantization.get("quant_method")
     if method == QUANT_METHOD:
         return
-    ours = [
-        set(scheme.format.tensors(scheme, (1, 1)))
-        for name in format_names()
-        for scheme in get_format(name).examples()
-    ]
+    names, sealed = list(names), set(sealed)
+    parts: dict[str, set[str]] = {}
+    for name in names:
+        layer, _, own = name.rpartition(".")
+        parts.setdefault(layer, set()).add(own)
     for layer, tensors in packed_names(names).items():
-        # Another method may call a tensor of its own as we do (compressed-tensors: weight_packed).
-        if quantization is None or any(whole <= tensors.keys() for whole in ours):
+        # Other tools have a weight_packed, too, and beside it always a scale of that weight.
+        foreign = tensors.keys() <= SHARED_NAMES and parts[layer] - {VALUES, "bias"}
+        if quantization is None or not foreign or sealed & set(tensors.values()):
             told = "has no quantization_config of flashsparse"
             if quantization is not None:
                 told = f"has the quant_method {method!r}"

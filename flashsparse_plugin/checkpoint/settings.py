@@ -15,7 +15,9 @@ from ..config import FlashSparseConfig
 from ..formats import get_format
 from ..formats.values import parse_dtype
 from ..messages import complaint
+from ..names import QUANT_METHOD
 from ..packed import FormatError, dtype_name
+from .explanations import about_packed, about_quantized
 from .reader import CheckpointError, ModelDirectory
 from .values import parse_size
 
@@ -69,23 +71,24 @@ def settings_of(
     return Settings(config, wanted, pack_all, parse_size(max_shard_size))
 
 
-def refuse_quantized(directory: ModelDirectory) -> None:
-    """Raises CheckpointError for a model whose weights are not dense."""
+def refuse_quantized(
+    directory: ModelDirectory, *, packed: bool = False, codes: bool = True
+) -> None:
+    """Raises CheckpointError for a model whose weights are not dense.
+
+    Args:
+        directory: The model.
+        packed: Whether one that is packed by flashsparse will do.
+        codes: Whether one will do that another tool quantized to codes that are read.
+    """
     quantization = directory.quantization
-    if quantization is None or directory.has_codes:
+    if quantization is None or (directory.has_codes and codes):
         return
     method = quantization.get("quant_method")
-    if method == "flashsparse":
-        raise CheckpointError(
-            f"{directory.path} is packed already (format {quantization.get('format')}): load it as "
-            "it is, or look at it with `flashsparse inspect`. To change the format, convert the "
-            "dense model again"
-        )
-    raise CheckpointError(
-        f"{directory.path} is quantized already (quant_method {method!r} in config.json): start "
-        "from the model in float16, bfloat16 or float32. Where its weights are in truth dense, "
-        "remove quantization_config from config.json"
-    )
+    if method != QUANT_METHOD:
+        raise CheckpointError(about_quantized(str(directory.path), method))
+    if not packed:
+        raise CheckpointError(about_packed(str(directory.path), quantization.get("format")))
 
 
 def refuse_overlap(source: Path, out: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .places import is_file_name
 from .reader import CONFIG, INDEX, PICKLES, SINGLE_FILE, CheckpointError, ModelDirectory
 from .report import human
 
@@ -39,8 +40,7 @@ def carry_files(directory: ModelDirectory, out: Path) -> list[str]:
         name = path.name
         if name in _CARRIED_FOLDERS and path.is_dir() and not path.is_symlink():
             _carry_templates(path, out / name)
-        wanted = path.suffix in _CARRIED_SUFFIXES or name.split(".")[0].upper() in _CARRIED_NAMES
-        if not wanted or name.endswith(_NEVER_CARRIED) or name in _WRITTEN_ANEW or name[0] == ".":
+        if not is_carried(name):
             continue
         if (out / name).exists():
             continue
@@ -54,6 +54,16 @@ def carry_files(directory: ModelDirectory, out: Path) -> list[str]:
             continue
         shutil.copyfile(found, out / name)
     return warnings
+
+
+def is_carried(name: str) -> bool:
+    """Whether a file beside the weights belongs to the model, by its name or path."""
+    folder, _, file = name.rpartition("/")
+    if folder:
+        return folder in _CARRIED_FOLDERS and file.endswith(".jinja")
+    wanted = Path(name).suffix in _CARRIED_SUFFIXES or name.split(".")[0].upper() in _CARRIED_NAMES
+    anew = name.endswith(_NEVER_CARRIED) or name in _WRITTEN_ANEW or name[0] == "."
+    return wanted and not anew and is_file_name(name)
 
 
 def _carry_templates(source: Path, out: Path) -> None:

@@ -13,7 +13,15 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, table
-from .models import Dtype, best_device, load_model, load_tokenizer, model_directory
+from .models import (
+    MODEL,
+    Dtype,
+    best_device,
+    load_model,
+    load_tokenizer,
+    model_directory,
+    model_name,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +39,11 @@ class CalibrateDtype(StrEnum):
 
 def calibrate(
     model: Annotated[
-        str, typer.Argument(help="Directory of the model, packed or dense.", metavar="MODEL")
+        str,
+        typer.Argument(
+            help=f"Directory of the model, packed or dense; with --dry-run {MODEL}.",
+            metavar="MODEL",
+        ),
     ],
     text: Annotated[
         Path,
@@ -82,10 +94,10 @@ def calibrate(
       flashsparse calibrate MODEL --text text.txt --plot scores.png
       flashsparse calibrate MODEL --text text.txt --json | jq .refused
     """
-    source = model_directory(model)
+    source = model_directory(model, changes=not dry_run)
     if plot is not None:
         _matplotlib()  # before the work, not after it
-    with err.status(f"Loading {source.name}") as status:
+    with err.status(f"Loading {model_name(source)}") as status:
         found, made_of = _look(source, text, dtype, tokens, context, seed, status.update)
     if plot is not None:
         _draw(found, made_of, limit, plot)
@@ -130,10 +142,10 @@ def _look(
     words = text.read_text(encoding="utf-8", errors="replace")
     samples = max(tokens // context, 1)
     windows = calibration_windows(load_tokenizer(source), words, samples, context, seed)
-    look = f"Looking at {source.name}: window {{}} of {samples}"
+    look = f"Looking at {model_name(source)}: window {{}} of {samples}"
     tell(look.format(1))
     found = run(loaded, windows, dtype.value, lambda done: tell(look.format(done + 1)))
-    return found, f"{source.name}, {dtype.value}, {found.tokens:,} tokens of {text.name}"
+    return found, f"{model_name(source)}, {dtype.value}, {found.tokens:,} tokens of {text.name}"
 
 
 def _plain(layer: LayerFinding | None) -> dict[str, Any] | None:

@@ -17,7 +17,15 @@ from rich.text import Text
 from flashsparse_plugin.names import DEFAULT_FORMAT
 
 from .console import err, out, print_json, size, table, usage
-from .models import model_directory, parse_option
+from .models import (
+    MODEL,
+    PUSH,
+    do_push,
+    may_push,
+    model_directory,
+    parse_option,
+    show_pushed,
+)
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import ConversionReport
@@ -25,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="Directory of the pruned model.", metavar="SRC")],
+    source: Annotated[
+        str, typer.Argument(help=f"Directory of the pruned model, {MODEL}.", metavar="SRC")
+    ],
     destination: Annotated[
         Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
     ],
@@ -62,6 +72,7 @@ def convert(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model that is at OUT.")
     ] = False,
+    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Pack a pruned model: store its linear layers without their zeros.
@@ -103,6 +114,7 @@ def convert(
             check()
         except ValueError as error:
             raise usage(str(error), name) from None
+    publisher = may_push(push)
     start = time.perf_counter()
     with progress("Converting") as on_progress, _own_warnings():
         report = convert_checkpoint(
@@ -116,12 +128,15 @@ def convert(
             max_shard_size=max_shard_size,
             overwrite=overwrite,
             on_progress=on_progress,
+            name=push,
         )
     seconds = time.perf_counter() - start
+    pushed = do_push(publisher, destination, f"Packed to {report.format}")
     if as_json:
-        print_json({**report.to_dict(), "seconds": seconds})
+        print_json({**report.to_dict(), "seconds": seconds, "pushed": pushed})
     else:
         _show(report, seconds)
+        show_pushed(pushed)
 
 
 def _scheme(format: Format, options: Mapping[str, Any]) -> Scheme:

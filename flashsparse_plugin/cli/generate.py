@@ -15,11 +15,13 @@ from flashsparse_plugin.messages import printable
 from .console import err, out, print_json, usage
 from .models import (
     DTYPES,
+    MODEL,
     Dtype,
     best_device,
     load_model,
     load_tokenizer,
     model_directory,
+    model_name,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 def generate(
     model: Annotated[
-        str, typer.Argument(help="Directory of the model, packed or dense.", metavar="MODEL")
+        str,
+        typer.Argument(help=f"Directory of the model, packed or dense, {MODEL}.", metavar="MODEL"),
     ],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads stdin.")],
     max_new_tokens: Annotated[
@@ -70,7 +73,7 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise usage("the prompt is empty", "--prompt")
-    with err.status(f"Loading {source.name}"):
+    with err.status(f"Loading {model_name(source)}"):
         tokenizer = load_tokenizer(source)
         ids = encode(tokenizer, prompt, chat)
         loaded = load_model(source, dtype, device=best_device())

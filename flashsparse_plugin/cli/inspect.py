@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, table
 from .convert import progress
-from .models import model_directory
+from .models import MODEL, model_directory
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint import Inspection, LayerInspection
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(help="Directory of a dense or packed model.", metavar="PATH")
+        str, typer.Argument(help=f"Directory of a dense or packed model, {MODEL}.", metavar="PATH")
     ],
     layers: Annotated[
         bool, typer.Option("--layers", help="One row a layer instead of one a kind of layer.")
@@ -53,10 +53,12 @@ def inspect(
 
 
 def _show(found: Inspection, by_layer: bool) -> None:
+    from flashsparse_plugin.checkpoint.places import hub_name
     from flashsparse_plugin.checkpoint.report import by_kind
 
     state = "dense" if found.format is None else f"packed to {found.format}"
-    head = f"{found.path}  {found.model_type}, {state}, {size(found.bytes_stored)} of weights"
+    name = hub_name(Path(found.path)) or found.path
+    head = f"{name}  {found.model_type}, {state}, {size(found.bytes_stored)} of weights"
     out.print(Text(head, style="bold"), soft_wrap=True)
     out.print()
     formats = list(found.layers[0].bytes_in)
@@ -78,8 +80,6 @@ def _show(found: Inspection, by_layer: bool) -> None:
     made.add_row("of dense", "", "", *_shares(found.layers, sizes), style="dim")
     out.print(made, width=None if out.is_terminal else 140)
     out.print()
-    if found.bytes_experts:
-        out.print(f"Experts, which stay dense: {size(found.bytes_experts)}")
     out.print(f"Everything else (embeddings, norms, biases): {size(found.bytes_other)}")
     for note in found.notes:
         out.print(Text.assemble(("Note: ", "yellow"), note))

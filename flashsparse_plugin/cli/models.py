@@ -8,10 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .console import err, usage
+from rich.text import Text
+
+from .console import err, out, size, usage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from flashsparse_plugin.checkpoint.hub import HubModel
+    from flashsparse_plugin.checkpoint.publishing import Publisher
 
 
 class Dtype(StrEnum):
@@ -24,17 +29,102 @@ class Dtype(StrEnum):
 DTYPES = ", ".join(dtype.value for dtype in Dtype)
 
 
-def model_directory(name: str) -> Path:
-    """Returns the directory of a model; raises a usage error if something is missing."""
+MODEL = "or its name on the Hub: ORG/NAME or ORG/NAME@REVISION"
+"""Of an argument that `model_directory` takes, for its help: which other models there are."""
+
+
+def model_directory(name: str, changes: bool = False) -> Path:
+    """Returns the directory of a model; one on the Hub is fetched into the Hub's cache.
+
+    A local directory of the name is taken first.
+
+    Args:
+        name: What the user calls the model.
+        changes: The command writes into the directory, which must not be the Hub's cache.
+
+    Raises:
+        typer.BadParameter: If something is missing.
+    """
     from flashsparse_plugin.checkpoint.headers import CheckpointError
-    from flashsparse_plugin.checkpoint.places import refuse_no_model
+    from flashsparse_plugin.checkpoint.hub import HubModel
+    from flashsparse_plugin.checkpoint.places import hub_name, refuse_no_model
 
     path = Path(name).expanduser()
+    model = None if path.exists() else HubModel.parse(name)
+    cached = hub_name(path) if model is None else model.id
+    if changes and cached is not None:
+        raise usage(
+            "this writes into the model's directory, and the Hub's cache is not to be changed: "
+            f"fetch a copy with `hf download {cached} --local-dir {cached.partition('/')[2]}`, or "
+            "only look with --dry-run",
+            "MODEL",
+        )
     try:
+        if model is not None:
+            path = _fetched(model)
         refuse_no_model(path)
     except CheckpointError as error:
         raise usage(str(error), "MODEL") from None
     return path
+
+
+def model_name(directory: Path) -> str:
+    """What to call a model in a message: its name on the Hub, or that of its directory."""
+    from flashsparse_plugin.checkpoint.places import name_of
+
+    return name_of(directory)
+
+
+def _fetched(model: HubModel) -> Path:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    from flashsparse_plugin.checkpoint.hub import fetch
+
+    with err.status(f"Looking for {model} on the Hub") as status:
+
+        def tell(name: str, nbytes: int) -> None:
+            status.stop()  # the Hub's own bars follow
+            where = f"{size(nbytes)}, to {constants.HF_HUB_CACHE}"
+            err.print(Text(f"Fetching {name}: {where}", style="dim"), soft_wrap=True)
+            if err.is_terminal:
+                enable_progress_bars()
+
+        disable_progress_bars()
+        return fetch(model, tell)
+
+
+PUSH = "Upload OUT to this model on the Hub when it is complete; a new one is private."
+"""Help of the option --push."""
+
+
+def may_push(name: str | None) -> Publisher | None:
+    """What `do_push` needs for --push; a usage error if the Hub would refuse it.
+
+    To be called before the work, which may take hours.
+    """
+    if name is None:
+        return None
+    from flashsparse_plugin.checkpoint.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.publishing import Publisher
+
+    try:
+        return Publisher.of(name)
+    except CheckpointError as error:
+        raise usage(str(error), "--push") from None
+
+
+def do_push(publisher: Publisher | None, directory: Path, summary: str) -> str | None:
+    """Uploads what was made where --push asks for it; returns its address."""
+    if publisher is None:
+        return None
+    err.print(Text(f"Pushing {directory} to {publisher.model}", style="dim"), soft_wrap=True)
+    return publisher.publish(directory, summary)
+
+
+def show_pushed(address: str | None) -> None:
+    if address is not None:
+        out.print(Text(f"Pushed to {address}"), soft_wrap=True)
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -89,13 +179,12 @@ def load_model(
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
     from flashsparse_plugin.checkpoint.linears import config_of, model_class
+    from flashsparse_plugin.checkpoint.settings import refuse_quantized
     from flashsparse_plugin.packed import FormatError
 
     _transformers()
     # Refuses what transformers would read: pickles, links that lead out, a million layers.
-    method = (ModelDirectory(path).quantization or {}).get("quant_method")
-    if dense and method is not None:
-        raise FormatError(f"{path} is quantized already ({method}): prune its dense source model")
+    refuse_quantized(ModelDirectory(path), packed=not dense, codes=not dense)
     config = config_of(path)
     kind = model_class(config)
     if causal and (config.is_encoder_decoder or not kind.can_generate()):

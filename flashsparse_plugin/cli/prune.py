@@ -16,11 +16,17 @@ from flashsparse_plugin.names import LM_HEAD
 from .console import err, out, print_json, table, usage
 from .models import (
     DTYPES,
+    MODEL,
+    PUSH,
     Dtype,
     best_device,
+    do_push,
     load_model,
     load_tokenizer,
+    may_push,
     model_directory,
+    model_name,
+    show_pushed,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +45,9 @@ class Scope(StrEnum):
 
 
 def prune(
-    model: Annotated[str, typer.Argument(help="Directory of the dense model.", metavar="MODEL")],
+    model: Annotated[
+        str, typer.Argument(help=f"Directory of the dense model, {MODEL}.", metavar="MODEL")
+    ],
     destination: Annotated[
         Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
     ],
@@ -94,6 +102,7 @@ def prune(
     dtype: Annotated[
         Dtype, typer.Option(help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE")
     ] = Dtype.auto,
+    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Choose the zeros: set the least important weights of a model to zero.
@@ -132,6 +141,7 @@ def prune(
         raise usage("magnitude uses no text: leave it out, or use --method wanda", "--calibration")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
+    publisher = may_push(push)
     rule = None if pattern is None else _pattern(pattern)
     if sparsity is not None and not 0 <= sparsity <= 1:
         meant = f": was {sparsity / 100:g} meant?" if 1 < sparsity < 100 else ""
@@ -140,16 +150,21 @@ def prune(
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
     from flashsparse_plugin.checkpoint.advice import notes_on
+    from flashsparse_plugin.checkpoint.card import write_pruned_card
     from flashsparse_plugin.checkpoint.linears import StoredModel
     from flashsparse_plugin.checkpoint.pruned import write_pruned
+    from flashsparse_plugin.checkpoint.pruning_record import Calibration, Pruning
+    from flashsparse_plugin.checkpoint.room import require_room
 
     start = time.perf_counter()
-    with err.status(f"Loading {source.name}"):
+    directory = ModelDirectory(source)
+    require_room(destination, directory.nbytes)
+    with err.status(f"Loading {model_name(source)}"):
         # Wanda runs the model on text; to look at weights any model will do.
         wanda = method is Method.wanda
         device = best_device() if wanda else "cpu"
         loaded = load_model(source, dtype, dense=True, device=device, causal=wanda)
-        stored = StoredModel(ModelDirectory(source))
+        stored = StoredModel(directory)
         windows = None
         if calibration is not None:
             text = calibration.read_text(encoding="utf-8", errors="replace")
@@ -176,15 +191,30 @@ def prune(
         chosen = None if dtype is Dtype.auto else loaded.dtype
         layers = [layer.name for layer in report.layers]
         notes = [*notes_on(stored, "pruned")]
-        notes += write_pruned(stored, loaded, layers, destination, chosen)
+        windows_of = calibration and Calibration.of(calibration, samples, length, seed)
+        shown = pattern and f"{pattern}{f' in vectors of {vector_length}' * (vector_length > 1)}"
+        history = Pruning(
+            method=report.method,
+            sparsity=report.sparsity,
+            pattern=shown,
+            scope=scope.value if scope else None,
+            calibration=windows_of,
+        )
+
+        def card(path: Path) -> None:
+            write_pruned_card(path, stored.directory, history, report, push or destination.name)
+
+        notes += write_pruned(stored, loaded, layers, destination, chosen, card)
     for note in notes:
         err.print(Text.assemble(("Note: ", "yellow"), note))
     seconds = time.perf_counter() - start
+    pushed = do_push(publisher, destination, f"Pruned by {report.method}")
     if as_json:
         paths = {"model": str(source), "out": str(destination), "seconds": seconds}
-        print_json(paths | report.to_dict() | {"warnings": notes})
+        print_json(paths | {"pushed": pushed} | report.to_dict() | {"warnings": notes})
     else:
         _show(report, destination, seconds)
+        show_pushed(pushed)
 
 
 def _pattern(text: str) -> tuple[int, int]:

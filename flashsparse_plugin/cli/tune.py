@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, table, usage
-from .models import model_directory, parse_option
+from .models import MODEL, model_directory, parse_option
 from .tune_plot import draw_times, packed_as
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def tune(
     target: Annotated[
         str,
         typer.Argument(
-            help="Directory of a model, or shapes out x in: 4096x4096,11008x4096.",
+            help=f"Directory of a model, {MODEL}; or shapes out x in: 4096x4096,11008x4096.",
             metavar="MODEL|SHAPES",
         ),
     ],
@@ -97,7 +97,7 @@ def tune(
       flashsparse tune MODEL --estimate H200
       flashsparse tune 4096x4096 --roofline roofline.png --estimate H200
     """
-    shapes = _shapes(target)
+    shapes, directory = _shapes(target)
     if roofline is not None:
         from .roofline import roofline as draw_roofline
 
@@ -110,7 +110,7 @@ def tune(
     with err.status("Starting"):
         from flashsparse_plugin import formats
 
-    stored = _stored_config(target)
+    stored = _stored_config(directory)
     options = dict(parse_option(text) for text in option or [])
     try:
         scheme = _scheme(formats, format, options, stored, dtype.value)
@@ -134,13 +134,15 @@ def tune(
 # ---- what to look at ----------------------------------------------------------------------------
 
 
-def _shapes(target: str) -> list[tuple[int, int]]:
+def _shapes(target: str) -> tuple[list[tuple[int, int]], Path | None]:
+    """The shapes to look at, and the model that has them, if it is one."""
     if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", target):
         found = [tuple(map(int, part.split("x"))) for part in target.split(",")]
         if any(not 1 <= side <= 1 << 23 for shape in found for side in shape):
             raise usage("a layer has between 1 and 2^23 rows and as many columns", "SHAPES")
-        return list(dict.fromkeys((o, i) for o, i in found))
-    return _model_shapes(model_directory(target))
+        return list(dict.fromkeys((o, i) for o, i in found)), None
+    directory = model_directory(target)
+    return _model_shapes(directory), directory
 
 
 def _model_shapes(directory: Path) -> list[tuple[int, int]]:
@@ -148,8 +150,11 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     with err.status("Reading the model"):
         from flashsparse_plugin.checkpoint.linears import find_linears
         from flashsparse_plugin.checkpoint.reader import ModelDirectory
+        from flashsparse_plugin.checkpoint.settings import refuse_quantized
 
-        linears = find_linears(ModelDirectory(directory))
+        model = ModelDirectory(directory)
+        refuse_quantized(model, packed=True)
+        linears = find_linears(model.packed())
     shapes = [linear.shape for linear in linears]
     by_name = {linear.name: linear.shape for linear in linears}
     for linear in linears:
@@ -161,14 +166,13 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     return list(dict.fromkeys(shapes))
 
 
-def _stored_config(target: str) -> dict[str, Any]:
+def _stored_config(directory: Path | None) -> dict[str, Any]:
     """The quantization_config of a model directory, as it is; empty where there is none."""
     import json
 
-    path = Path(target).expanduser() / "config.json"
-    if not path.is_file():
+    if directory is None:
         return {}
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     found = config.get("quantization_config") if isinstance(config, dict) else None
     return found if isinstance(found, dict) else {}
 

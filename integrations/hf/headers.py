@@ -13,7 +13,7 @@ from flashsparse_plugin.checkpoint.foreign.entries import as_dense
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig, as_packed
 from flashsparse_plugin.checkpoint.headers import TensorInfo
 from flashsparse_plugin.checkpoint.headers import read_headers as read
-from flashsparse_plugin.checkpoint.places import require_inside
+from flashsparse_plugin.checkpoint.places import CONFIG, require_file, require_inside
 from flashsparse_plugin.checkpoint.reader import shards_in
 from flashsparse_plugin.config import FlashSparseConfig
 
@@ -68,6 +68,10 @@ def refuse_odd_files(name_or_path: str | None) -> None:
     if name_or_path and home.is_dir():
         for path in shards_in(home):
             require_inside(path, home)
+        # What `subfolder=` names is not told here; whether its files lead out is seen later.
+        for config in home.glob(f"*/{CONFIG}"):
+            for path in shards_in(config.parent):
+                require_file(path)
 
 
 def _read(model: PreTrainedModel, files: Iterable[str]) -> tuple[dict[str, TensorInfo], Path]:

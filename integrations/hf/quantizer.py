@@ -22,6 +22,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers.base import HfQuantizer
 
 from flashsparse_plugin.checkpoint.checksums import checksum, verify
+from flashsparse_plugin.checkpoint.explanations import about_experts
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.headers import CHECKSUM, TensorInfo
 from flashsparse_plugin.checkpoint.reader import refuse_unmarked
@@ -368,8 +369,6 @@ def _warn_of_experts(model: nn.Module, ignored: list[str]) -> None:
     }
     if experts:
         logger.warning(
-            "flashsparse: the weights of experts stay dense, %s of them (%s, ...): each holds all "
-            "experts of a layer, which cannot be packed",
-            len(experts),
-            min(experts),
+            "flashsparse: %s",
+            about_experts(f"{len(experts)} tensors", min(experts), "packed"),
         )

@@ -39,13 +39,14 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
         # Imported when a model is loaded: transformers must not get slower to import.
         from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-        from flashsparse_plugin.checkpoint.headers import tensor_names
+        from flashsparse_plugin.checkpoint.headers import sealed_names, tensor_names
         from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_unmarked
 
         if method != QUANT_METHOD:
             quantization = None if config is None else {"quant_method": method}
             files = checkpoint_files or []
-            refuse_unmarked(tensor_names(files), quantization, Path(*files[:1]).parent)
+            home = Path(*files[:1]).parent
+            refuse_unmarked(tensor_names(files), quantization, home, sealed_names(files))
         elif QUANT_METHOD not in AUTO_QUANTIZER_MAPPING:
             raise CheckpointError(
                 f"{model.config.name_or_path} is packed by flashsparse, which transformers was "

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashsparse_plugin.checkpoint.headers import tensor_names
+from flashsparse_plugin.checkpoint.headers import sealed_names, tensor_names
 from flashsparse_plugin.checkpoint.reader import CheckpointError, refuse_unmarked
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names
@@ -169,7 +169,8 @@ def check_marked(model_config: Any) -> None:
     try:
         method = model_config.quantization
         quantization = None if method is None else {"quant_method": method}
-        refuse_unmarked(tensor_names(path.glob("*.safetensors")), quantization, path)
+        files = [*path.glob("*.safetensors")]
+        refuse_unmarked(tensor_names(files), quantization, path, sealed_names(files))
     except CheckpointError as error:
         raise SettingsError(str(error)) from None
 

@@ -187,7 +187,7 @@ def test_prune_refuses_them(tmp_path, capsys):
     arguments = [str(WRITTEN / "int8"), str(tmp_path / "out"), "--method", "magnitude"]
     app(["prune", *arguments], standalone_mode=False)
     told = " ".join(capsys.readouterr().err.split())
-    assert "is quantized already (compressed-tensors): prune its dense source model" in told
+    assert "is quantized already (quant_method 'compressed-tensors' in config.json)" in told
     assert not (tmp_path / "out").exists()
 
 

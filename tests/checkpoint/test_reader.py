@@ -199,5 +199,12 @@ def test_tensors_of_another_method_are_left_to_it():
     """compressed-tensors calls its values as we do."""
     names = ["a.weight_packed", "a.weight_scale", "a.weight_shape"]
     refuse_unmarked(names, {"quant_method": "compressed-tensors"}, Path("model"))
-    with pytest.raises(CheckpointError, match="layer 'a' of model is packed by flashsparse"):
+    ours = "layer 'a' of model is packed by flashsparse"
+    with pytest.raises(CheckpointError, match=ours):
         refuse_unmarked(names, None, Path("model"))
+    # Half of a layer is ours where nothing foreign is beside it, or it has a checksum of ours.
+    for half in (["a.weight_packed"], ["a.weight_index", "a.weight_scale"], ["a.tile_offsets"]):
+        with pytest.raises(CheckpointError, match=ours):
+            refuse_unmarked(half, {"quant_method": "compressed-tensors"}, Path("model"))
+    with pytest.raises(CheckpointError, match=ours):
+        refuse_unmarked(names[:2], {"quant_method": "mxfp4"}, Path("model"), sealed=names[:1])

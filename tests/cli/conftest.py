@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from huggingface_hub import constants
 from tiny_causal_lms import character_tokenizer, tiny_model
 
 from flashsparse_plugin.cli import console
@@ -25,6 +26,12 @@ def text_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("The fox saw a lantern in the snow, and the snow saw the fox. " * 20)
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Nothing is asked of the Hub but by tests that bring a Hub of their own."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
@@ -56,13 +57,21 @@ def strange(path):
     (path / "code.py").write_text("raise SystemExit('code of a stranger was run')")
 
 
+def quantized(path):
+    """By a tool whose codes are not read."""
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (path / "config.json").write_text(json.dumps(config))
+
+
 EXPLAINED = {
+    quantized: ["is quantized already (quant_method 'gptq' in config", "float32, before it was"],
     strange: ["cannot build the model of", "bring their own code are not supported"],
     masked: ["layers.0.mlp.up_proj' as weight_orig and weight_mask", "prune.remove(module, 'we"],
     pickled: ["pytorch_model.bin", "only safetensors", "import LlamaForCausalLM as M"],
     gguf: ["tiny-Q4_0.gguf is a GGUF file", "gguf_file='tiny-Q4_0.gguf'"],
     unmarked: ["is packed by flashsparse", "no quantization_config"],
-    None: ["example/tiny is not a directory", "hf download example/tiny --local-dir tiny"],
+    None: ["no directory example/tiny is here", "HF_HUB_OFFLINE keeps it from being fetched"],
 }
 
 
@@ -79,7 +88,7 @@ def test_every_command_says_the_same(change, model_dir, text_file, tmp_path, mon
         ["inspect", model],
         ["prune", model, "out", "--method", "magnitude"],
         ["generate", model, "--prompt", "a"],
-        ["calibrate", model, "--text", str(text_file)],
+        ["calibrate", model, "--text", str(text_file), "--dry-run"],
         ["tune", model, "--estimate", "H200"],
     ):
         result = CliRunner().invoke(app, command)
@@ -89,3 +98,20 @@ def test_every_command_says_the_same(change, model_dir, text_file, tmp_path, mon
         told.add(text[text.index(EXPLAINED[change][0]) :].strip(" │╯╰─\n"))
     assert len(told) == 1 and len(*told) < 600, told
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_that_stay_dense_are_told_of_in_the_same_words(tmp_path):
+    settings = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=64)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, num_local_experts=2)
+    path = tmp_path / "mixtral"
+    MixtralForCausalLM(MixtralConfig(**settings, **heads)).bfloat16().save_pretrained(path)
+    for command in (
+        ["inspect", path],
+        ["convert", path, tmp_path / "packed", "--pack-all"],
+        ["prune", path, tmp_path / "pruned", "--method", "magnitude"],
+    ):
+        result = CliRunner().invoke(app, [str(each) for each in command])
+        assert result.exit_code == 0, result.stderr
+        told = " ".join((result.stdout + result.stderr).split())
+        assert "Note: The weights of experts stay as they are (49.2 kB, " in told
+        assert "all experts of a layer are one weight in the model, which cannot be p" in told

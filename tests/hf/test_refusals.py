@@ -204,7 +204,8 @@ def test_files_are_read_as_strictly_as_by_convert(llama, tmp_path, settings, pla
 
 @pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"quantization_config": fs.FlashSparseConfig()}])
-def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked):
+@pytest.mark.parametrize("subfolder", ["", "copy"])
+def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked, subfolder):
     """transformers opens the first shard for its dtype before it asks for anything else."""
     path = Path(shutil.copytree(llama.dense if settings else llama.packed, tmp_path / "copy"))
     shard(path, "first.safetensors")
@@ -220,7 +221,9 @@ def test_a_fifo_does_not_keep_anybody_waiting(llama, tmp_path, settings, linked)
     release.daemon = True
     release.start()
     with pytest.raises(fs.FormatError, match=r"first\.safetensors.*or no regular file"):
-        AutoModelForCausalLM.from_pretrained(path, dtype="auto", **settings)
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path if subfolder else path, dtype="auto", subfolder=subfolder, **settings
+        )
     release.cancel()
 
 
@@ -342,7 +345,9 @@ def mixture(tmp_path_factory):
 def test_experts_stay_dense_beside_packed_attention_and_are_told(mixture, tmp_path, caplog):
     config = fs.FlashSparseConfig(pruning="magnitude", sparsity=0.5)
     model = tiny.load(mixture, quantization_config=config)
-    assert "weights of experts stay dense, 2 of them (model.layers.0.mlp.experts" in caplog.text
+    assert (
+        "weights of experts stay as they are (2 tensors, for example model.layers.0" in caplog.text
+    )
     assert len(tiny.sparse_layers(model)) == 4
     caplog.clear()
     config = fs.FlashSparseConfig(ignore=["experts"], pruning="magnitude", sparsity=0.5)
@@ -408,6 +413,15 @@ def test_half_of_a_layers_tensors_are_noticed_too(own, packed_copy):
     with pytest.raises(
         fs.FormatError, match=r"layer 'model.*packed by flashsparse, and its config"
     ):
+        tiny.load(packed_copy)
+
+
+@pytest.mark.parametrize("own", ["weight_packed", "tile_offsets"])
+def test_half_of_a_layers_tensors_are_noticed_under_a_foreign_method(own, packed_copy):
+    """compressed-tensors calls values as we do, and it alone is not asked what it misses."""
+    edit_config(packed_copy, quant_method="elsewhere")
+    damage(packed_copy, lambda state: [state.pop(key) for key in [*state] if key.endswith(own)])
+    with pytest.raises(fs.FormatError, match="packed by flashsparse.*quant_method 'elsewhere'"):
         tiny.load(packed_copy)
 
 
