@@ -362,6 +362,17 @@ class Format(ABC):
     def unpack(self, packed: PackedWeight) -> Tensor:
         """Returns the dense weight, where the packed tensors are."""
 
+    def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
+        """The activations that a product multiplies: x, but for a scheme that rounds it first.
+
+        For self-tests and tests; `linear` takes x as it is.
+
+        Args:
+            x: [..., in_features].
+            scheme: The scheme of the weight.
+        """
+        return x
+
     @abstractmethod
     def linear(
         self,

@@ -65,7 +65,7 @@ of the weights in {len(report.packed)} packed layers are zero. {_kept(report)}.
 
 | | |
 |---|---|
-| Format | `{report.format}`, {report.dtype} values |
+| Format | `{report.schemes}`, {report.dtype} values |
 | Weights before | {human(report.bytes_source)} |
 | Weights here | {human(report.bytes_out)} |
 

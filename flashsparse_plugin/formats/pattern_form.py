@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,11 +14,15 @@ from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
 from ..packed import Format, FormatError, PackedWeight, Scheme
-from ..plan import Implementation
+from ..plan import Implementation, Plan
+from .activations import multiply_rounded, rounded_tokens
 from .nm_pattern import PatternOptions, conform_to, options_of, store
 
 UNPACK_MEMORY = 0.6
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class PatternFormat(Format):
@@ -32,6 +38,51 @@ class PatternFormat(Format):
 
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
         return options_of(scheme).grain
+
+    def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
+        values = options_of(scheme).activation_type
+        return x if values is None else rounded_tokens(x, values)
+
+    def linear(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        if options_of(scheme).activation_type is None:
+            return self.multiply(x, scheme, shape, tensors, bias, plan)
+        return self.multiply_rounded(x, scheme, shape, tensors, bias, plan)
+
+    @abstractmethod
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """`linear`, of activations as they are."""
+
+    def multiply_rounded(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """`linear`, of activations that are rounded to codes first."""
+        values = options_of(scheme).activation_type
+        assert values is not None
+        return multiply_rounded(
+            x, values, bias, lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan)
+        )
 
 
 class PatternStorage(PatternFormat):
@@ -77,6 +128,18 @@ class PatternForm(PatternFormat):
         Raises:
             FormatError: For a pattern that the form cannot hold.
         """
+
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        """Whether a device has a kernel of this form for activations rounded to codes.
+
+        All others are given codes as 16-bit numbers, or float32 ones on a CPU: that is as exact.
+        """
+        return False
+
+    def tell_of_activations(self, scheme: Scheme, device: torch.device) -> None:
+        """Logs once what becomes of activations that are rounded, where they have no kernel."""
+        if options_of(scheme).activation_type and not self.multiplies_codes(scheme, device):
+            _tell_of_activations(self.name, options_of(scheme).activations, device.type)
 
     def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
         """Codes and scales as `PatternStorage.pack_codes` takes them, of a form that holds codes.
@@ -149,3 +212,12 @@ class CudaPatternForm(PatternForm):
             return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
         itemsize = scheme.dtype.itemsize
         return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, itemsize)
+
+
+@functools.cache
+def _tell_of_activations(form: str, activations: str, device: str) -> None:
+    logger.info(
+        "activations are rounded to %s by token, and multiplied in %s: %s has no kernel on this %s "
+        "device for codes on both sides",
+        *(activations, "32 bits" if device == "cpu" else "16 bits", form, device),
+    )

@@ -96,14 +96,14 @@ class NMGather(CudaPatternForm):
         layout = self._layout(packed.scheme, packed.shape)
         return layout.scales(packed.tensors["gather_values"], packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
+        bias: Tensor | None,
+        plan: Plan | None,
     ) -> Tensor:
         values, index, scales = map(tensors.get, self.tensor_names)
         options = options_of(scheme)

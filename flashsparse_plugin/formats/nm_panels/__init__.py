@@ -84,14 +84,14 @@ class NMPanels(EntryForm):
     def unpack(self, packed: PackedWeight) -> Tensor:
         return self._unpack(packed, packed.tensors.get("scales"), packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         options = options_of(scheme)
         return ops.nm_panels_linear(

@@ -76,14 +76,14 @@ class NMRows(EntryForm):
     def unpack(self, packed: PackedWeight) -> Tensor:
         return self._unpack(packed, packed.tensors["scales"], packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         options = options_of(scheme)
         return ops.nm_rows_linear(

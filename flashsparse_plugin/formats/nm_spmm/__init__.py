@@ -67,14 +67,14 @@ class NMSpmm(CudaPatternForm):
         tensors = (packed.tensors[name] for name in self.tensor_names)
         return ops.nm_spmm_unpack(*tensors, *packed.shape, *pattern, packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
+        bias: Tensor | None,
+        plan: Plan | None,
     ) -> Tensor:
         return ops.nm_spmm_linear(
             x,

@@ -57,7 +57,7 @@ class NMVector(PatternStorage):
         )
         codes: tuple[Mapping[str, Any], ...] = (
             {"n": 2, "m": 4, "values": "int8"},
-            {"n": 2, "m": 4, "values": "fp8_e4m3"},
+            {"n": 2, "m": 4, "values": "fp8_e4m3", "activations": "fp8_e4m3"},
             {"n": 8, "m": 32, "vector_length": 32, "values": "int4", "group": 64},
         )
         return (
@@ -143,14 +143,14 @@ class NMVector(PatternStorage):
         weight = ops.nm_vector_unpack(values, index, *packed.shape, *pattern, packed.dtype)
         return weight.to(packed.device)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         values, index = self._native(tensors, scheme, shape)
         pattern = options_of(scheme).numbers
@@ -179,6 +179,7 @@ class NMVector(PatternStorage):
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         for form in _FORMS.get(device.type, ()):
             if target.format is form and target.options == packed.scheme.options:
+                form.tell_of_activations(target, device)
                 return form.arrange(packed.to(device).tensors, target, packed.shape)
         return super().transcode(packed, target, device)
 
