@@ -123,8 +123,11 @@ def _find(op: str) -> Callable[[str], float] | None:
 
 
 def _takes(scheme: Scheme, promise: str) -> bool:
-    """Whether an op is for weights of a scheme: fp8 activations want fp8 weights."""
-    return promise != "_linear_fp8" or scheme.values.get("values") == "fp8_e4m3"
+    """Whether there is such an op for weights of a scheme: fp8 activations want fp8 weights."""
+    if promise != "_linear_fp8":
+        return True
+    of_fp8 = scheme.values.get("values") == "fp8_e4m3"
+    return of_fp8 and hasattr(ops, f"{scheme.format.name}{promise}")
 
 
 def _weight(dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from ..gpu import Gpu, unpacked_seconds
 from ..packed import Format, FormatError, PackedWeight, Scheme
 from ..plan import Implementation, Plan
 from .activations import multiply_rounded, rounded_tokens
+from .nm_parts import cut, join
 from .nm_pattern import PatternOptions, conform_to, options_of, store
 
 UNPACK_MEMORY = 0.6
@@ -141,12 +142,9 @@ class PatternForm(PatternFormat):
         if options_of(scheme).activation_type and not self.multiplies_codes(scheme, device):
             _tell_of_activations(self.name, options_of(scheme).activations, device.type)
 
-    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        """Codes and scales as `PatternStorage.pack_codes` takes them, of a form that holds codes.
-
-        Forms whose `fits` takes value types have to say.
-        """
-        raise NotImplementedError(f"{self.name} holds no codes")
+    @abstractmethod
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        """The inverse of `arrange`: the tensors of nm_vector by name, codes as they are."""
 
     def require_fit(self, scheme: Scheme, shape: tuple[int, int]) -> PatternOptions:
         """Returns the pattern of a scheme.
@@ -169,13 +167,20 @@ class PatternForm(PatternFormat):
         return self.arrange(stored, scheme, (weight.shape[0], weight.shape[1]))
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """Gives codes back as they are."""
+        """Gives values and codes back as they are, from where any pattern can be reached."""
+        if not isinstance(target.format, PatternStorage):
+            return super().transcode(packed, target, device)
+        own = target.format.scheme(packed.dtype, packed.scheme.values)
+        return PackedWeight(own, packed.shape, self.stored(packed)).transcode(target, device)
+
+    def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         options = options_of(packed.scheme)
-        storage = target.format
-        if isinstance(storage, PatternStorage) and options.value_type and target.options == options:
-            codes, scales = self.codes(packed)
-            return storage.pack_codes(codes, scales, target).to(device)
-        return super().transcode(packed, target, device)
+        part = cut(self.stored(packed), options, rows, columns, packed.shape[1])
+        return self.arrange(part, packed.scheme, (len(rows), len(columns)))
+
+    def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        return self.arrange(join([self.stored(part) for part in parts]), parts[0].scheme, shape)
 
 
 class CudaPatternForm(PatternForm):

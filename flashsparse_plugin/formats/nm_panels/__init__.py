@@ -78,9 +78,6 @@ class NMPanels(EntryForm):
         positions[:, -1] += (beyond.cumsum(1, dtype=torch.int32) - 1) * beyond
         return positions.flatten(1).to(torch.uint8)
 
-    def numbers(self, packed: PackedWeight) -> Tensor:
-        return self._unpack(packed, None, torch.float16)
-
     def unpack(self, packed: PackedWeight) -> Tensor:
         return self._unpack(packed, packed.tensors.get("scales"), packed.dtype)
 

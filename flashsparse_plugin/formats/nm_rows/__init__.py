@@ -70,9 +70,6 @@ class NMRows(EntryForm):
         index = words.contiguous().view(torch.uint8)
         return unpack_positions(index, options.kept(packed.shape[1]), _position_bits(options))
 
-    def numbers(self, packed: PackedWeight) -> Tensor:
-        return self._unpack(packed, None, torch.float16)
-
     def unpack(self, packed: PackedWeight) -> Tensor:
         return self._unpack(packed, packed.tensors["scales"], packed.dtype)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..nm_pattern import PatternOptions, options_of
+from ..nm_pattern import PatternOptions, options_of, store
 from ..pattern_form import CudaPatternForm
 from . import cost, reference
 from .layout import BLOCK, UNIT, Layout, panel_windows
@@ -61,6 +61,9 @@ class NMSpmm(CudaPatternForm):
     ) -> PackedWeight:
         made = self._layout(scheme, shape).arrange(stored["weight_packed"], stored["weight_index"])
         return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
+
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        return store(self.unpack(packed), options_of(packed.scheme))
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         pattern = options_of(packed.scheme).numbers

@@ -18,7 +18,7 @@ from torch.cuda import get_device_capability
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
-from ..nm_pattern import PatternOptions, options_of
+from ..nm_pattern import PatternOptions, options_of, store, store_codes
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
 from . import cost, layout, reference
@@ -71,10 +71,17 @@ class Sparse24(CudaPatternForm):
             tensors["weight_scale"] = stored["weight_scale"]
         return PackedWeight(scheme, shape, tensors)
 
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        options = options_of(packed.scheme)
+        if options.value_type is None:
+            return store(self.unpack(packed), options)
+        return store_codes(*self.codes(packed), options)
+
     def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
-        codes = layout.bits_of(units, packed.shape, own)
-        return codes if own.values == "fp8_e4m3" else codes.view(torch.int8), self._scales(packed)
+        """Of a weight with codes: float16 numbers [out_features, in_features], and scales."""
+        own = layout.layout_of(options_of(packed.scheme))
+        bits = layout.bits_of(packed.tensors["units"], packed.shape, own)
+        return layout.numbers(bits, own), self._scales(packed)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         return ops.sparse_24_unpack(
