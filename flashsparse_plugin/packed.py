@@ -327,14 +327,17 @@ class Format(ABC):
         """Whether packing keeps every value bit for bit; else it rounds finite values to codes."""
         return True
 
-    def is_rounded_from(self, packed: PackedWeight, weight: Tensor) -> bool:
-        """Whether every code is the nearest one to its weight, by the scales that there are.
+    def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor:
+        """What a packed weight holds in the place of a dense one that it was made of, or should.
+
+        That is the weight itself, but for a scheme that is not exact: the nearest codes, by the
+        scales that there are.
 
         Args:
-            packed: Of a scheme that is not exact.
-            weight: [out_features, in_features], what was packed.
+            weight: [out_features, in_features] in the dtype of the scheme.
+            packed: The packed weight.
         """
-        raise NotImplementedError(f"{self.name} rounds no values")
+        return weight
 
     def options_for(self, weight: Tensor) -> Mapping[str, Any] | None:
         """Options by which the format holds a weight as it is, zeros and all; None: it knows none.
@@ -361,6 +364,17 @@ class Format(ABC):
     @abstractmethod
     def unpack(self, packed: PackedWeight) -> Tensor:
         """Returns the dense weight, where the packed tensors are."""
+
+    def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
+        """The activations that a product multiplies: x, but for a scheme that rounds it first.
+
+        For self-tests and tests; `linear` takes x as it is.
+
+        Args:
+            x: [..., in_features].
+            scheme: The scheme of the weight.
+        """
+        return x
 
     @abstractmethod
     def linear(

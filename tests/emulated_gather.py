@@ -23,7 +23,7 @@ from flashsparse_plugin.formats.nm_vector import NMVector
 
 PLAN = "cuda/nm_gather/linear_plan.h"
 LISTS = r"#define FS_NM_\w+\(X\)(?: *\\\n +X\(.*?\))+"  # of shapes, native and of codes
-VALUES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType in formats/nm_gather.h
+VALUES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
 
 
 def shapes_of(plan: str) -> list[list[tuple[int, ...]]]:

@@ -68,8 +68,6 @@ class Case:
         if self.options.values == "native":
             return self.weight.double()
         codes, scales = Sparse24().codes(self.packed)
-        if self.options.values == "fp8_e4m3":
-            codes = codes.view(torch.float8_e4m3fn)
         scales = spread_scales(scales, codes.shape[1], self.options.group)
         exact = codes.double() * scales.double()
         return exact.to(self.weight.dtype).double() if self.rounds else exact

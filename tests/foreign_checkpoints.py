@@ -99,10 +99,11 @@ def edit_groups(folder, *, weights=None, **changes):
     path.write_text(json.dumps(data))
 
 
-def quantize(dense, target, values, group=None):
+def quantize(dense, target, values, group=None, activations=False):
     """Writes a dense model directory as compressed-tensors does, and the one that it stands for.
 
-    8-bit codes are kept a byte each, int4 ones in words; config.json says that there are zeros.
+    8-bit codes are kept a byte each, int4 ones in words; config.json says that there are zeros, and
+    where it is asked for that activations are rounded by token.
 
     Returns:
         The directory of the codes, and that of their products with the scales.
@@ -131,9 +132,12 @@ def quantize(dense, target, values, group=None):
     save_file(products, twin / "model.safetensors", {"format": "pt"})
     weights = {"num_bits": kind.bits, "type": "float" if values == "fp8_e4m3" else "int"}
     weights |= {"strategy": "group" if group else "channel", "group_size": group}
+    how = {"targets": ["Linear"], "weights": weights}
+    if activations:
+        how["input_activations"] = weights | {"strategy": "token", "dynamic": True}
     data = json.loads((folder / "config.json").read_text())
     data["quantization_config"] = sparsity_config("dense") | {
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": {"group_0": how},
         "format": "pack-quantized" if kind.bits == 4 else "naive-quantized",
     }
     data["quantization_config"]["sparsity_config"]["sparsity_structure"] = "2:4"

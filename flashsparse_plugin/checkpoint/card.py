@@ -179,7 +179,7 @@ vllm serve {name} --sparse-method auto
 def _packed_text(name: str, report: ConversionReport, facts: Sequence[str]) -> str:
     sparsity = report.sparsity
     sizes = [
-        f"| Format | `{report.format}`, {report.dtype} values |",
+        f"| Format | `{report.schemes}`, {report.dtype} values |",
         f"| Weights before | {human(report.bytes_source)} |",
         f"| Weights here | {human(report.bytes_out)} |",
     ]

@@ -429,7 +429,8 @@ class _Conversion:
                 again = info.pack(scheme).tensors
                 return all(torch.equal(again[name], each) for name, each in packed.tensors.items())
             source = linear.turned(_cast(info.read(), scheme.dtype, info.name))
-            return scheme.format.is_rounded_from(packed, source)
+            rounded = scheme.format.rounded(source, packed)
+            return same_bits_but_zero_sign(packed.unpack(), rounded)
         weight = linear.turned(packed.unpack())
         start = 0
         for part in info.rows():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -100,6 +101,11 @@ class ConversionReport:
         return " and ".join(self.formats)
 
     @property
+    def schemes(self) -> str:
+        """The formats with their options, for people."""
+        return schemes_of(self.packed) or self.format
+
+    @property
     def packed(self) -> list[LayerReport]:
         return [layer for layer in self.layers if layer.is_packed]
 
@@ -137,6 +143,12 @@ class ConversionReport:
             ],
             "sparsity": self.sparsity,
         }
+
+
+def schemes_of(layers: Iterable[Any]) -> str:
+    """The schemes of some layers, that of most layers first: "nm_vector(2:4, int8)"."""
+    found = Counter(layer.scheme for layer in layers if layer.scheme is not None)
+    return " and ".join(title for title, _ in found.most_common())
 
 
 def mean_sparsity(layers: Iterable[Any]) -> float | None:

@@ -216,7 +216,7 @@ def _show(report: ConversionReport, seconds: float) -> None:
         out.print(Text.assemble(("Note: ", "yellow"), warning))
     if report.rounding:
         out.print(Text.assemble(("Note: ", "yellow"), report.rounding))
-    how = f"{report.format}, {report.dtype}, {seconds:.0f} s"
+    how = f"{report.schemes}, {report.dtype}, {seconds:.0f} s"
     if report.resumed_shards:
         how += f", {report.resumed_shards} files kept from the interrupted run"
     out.print(Text(f"Packed and verified ({how}): {report.out}"), soft_wrap=True)

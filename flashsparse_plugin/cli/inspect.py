@@ -54,9 +54,10 @@ def inspect(
 
 def _show(found: Inspection, by_layer: bool) -> None:
     from flashsparse_plugin.checkpoint.places import hub_name
-    from flashsparse_plugin.checkpoint.report import by_kind
+    from flashsparse_plugin.checkpoint.report import by_kind, schemes_of
 
-    state = "dense" if found.format is None else f"packed to {found.format}"
+    packed = schemes_of(found.layers) or found.format
+    state = "dense" if packed is None else f"packed to {packed}"
     name = hub_name(Path(found.path)) or found.path
     head = f"{name}  {found.model_type}, {state}, {size(found.bytes_stored)} of weights"
     out.print(Text(head, style="bold"), soft_wrap=True)

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..packed import PackedWeight, Scheme
+from ..packed import PackedWeight
 from .nm_pattern import options_of, pack_positions
-from .pattern_form import PatternForm, PatternStorage
+from .pattern_form import PatternForm
 from .value_types import ValueType
 
 ROWS = 16  # of a panel
@@ -20,7 +21,7 @@ ROWS = 16  # of a panel
 class EntryForm(PatternForm):
     """A form whose tensors are those of nm_vector in another order: `values`, `scales`, and places.
 
-    Saving gives nm_vector's tensors back without unpacking.
+    So nm_vector's tensors are found again without unpacking.
     """
 
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
@@ -29,24 +30,15 @@ class EntryForm(PatternForm):
     def positions(self, packed: PackedWeight) -> Tensor:
         """Positions inside the windows, uint8 [groups of rows, kept]."""
 
-    @abstractmethod
-    def numbers(self, packed: PackedWeight) -> Tensor:
-        """Codes as dense float16 numbers [out_features, in_features]."""
-
-    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        return self.numbers(packed), by_row(packed.tensors["scales"], packed.shape[0])
-
-    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
         options, rows = options_of(packed.scheme), packed.shape[0]
-        if not isinstance(target.format, PatternStorage) or target.options != options:
-            return super().transcode(packed, target, device)
         tensors = {
             "weight_packed": by_row(packed.tensors["values"], rows),
             "weight_index": pack_positions(self.positions(packed), options.index_bits),
         }
         if options.value_type:
             tensors["weight_scale"] = by_row(packed.tensors["scales"], rows)
-        return PackedWeight(target, packed.shape, tensors).to(device)
+        return tensors
 
 
 def by_panel(rows: Tensor) -> Tensor:

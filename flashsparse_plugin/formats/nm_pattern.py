@@ -31,6 +31,8 @@ class PatternOptions(Options):
         vector_length: Consecutive rows that share the choice (L); a power of two.
         values: How kept values are stored: as they are, or as codes with scales.
         group: Columns of a row that share a scale of codes; None: all of them.
+        activations: What activations are rounded to, by token, before they are multiplied. It is
+            native, which rounds nothing, or the type of the values.
     """
 
     n: int = Field(ge=1, le=256)
@@ -38,6 +40,7 @@ class PatternOptions(Options):
     vector_length: int = Field(default=1, ge=1, le=128)
     values: Literal["native", "fp8_e4m3", "int8", "int4"] = "native"
     group: int | None = None
+    activations: Literal["native", "fp8_e4m3", "int8"] = "native"
 
     @model_validator(mode="after")
     def _be_a_pattern(self) -> PatternOptions:
@@ -46,6 +49,12 @@ class PatternOptions(Options):
         if self.vector_length not in VECTOR_LENGTHS:
             raise ValueError(
                 f"option vector_length: {self.vector_length} is not a power of two up to 128"
+            )
+        if self.activations not in ("native", self.values):
+            raise ValueError(
+                f"option activations: {self.activations} activations are multiplied by "
+                f"{self.activations} values alone, and these are {self.values}. Remedy: "
+                f"values={self.activations}, or activations=native"
             )
         if self.group is None:
             return self
@@ -64,14 +73,20 @@ class PatternOptions(Options):
         options: dict[str, Any] = plain(self)
         if self.group is None:
             options.pop("group")
-        if self.values == "native":
-            options.pop("values")
+        for option in ("values", "activations"):
+            if options[option] == "native":
+                options.pop(option)
         return options
 
     @property
     def value_type(self) -> ValueType | None:
         """The type of codes; None where values are stored as they are."""
         return VALUE_TYPES.get(self.values)
+
+    @property
+    def activation_type(self) -> ValueType | None:
+        """The type of codes that activations are rounded to; None where they are not rounded."""
+        return VALUE_TYPES.get(self.activations)
 
     @property
     def group_entries(self) -> int | None:
@@ -142,10 +157,11 @@ class PatternOptions(Options):
 
     @property
     def title(self) -> str:
-        """ "2:4", or "8:32, L=32, int4 by 128"."""
+        """ "2:4", or "8:32, L=32, int4 by 128", or, of rounded activations, "2:4, int8 x int8"."""
         length = f", L={self.vector_length}" if self.vector_length > 1 else ""
         group = f" by {self.group}" if self.group else ""
         values = f", {self.values}{group}" if self.value_type else ""
+        values += f" x {self.activations}" if self.activation_type else ""
         return f"{self.n}:{self.m}{length}{values}"
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -12,11 +14,16 @@ from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
 from ..packed import Format, FormatError, PackedWeight, Scheme
-from ..plan import Implementation
+from ..plan import Implementation, Plan
+from .activations import multiply_rounded, rounded_tokens
+from .nm_parts import cut, join
 from .nm_pattern import PatternOptions, conform_to, options_of, store
 
 UNPACK_MEMORY = 0.6
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class PatternFormat(Format):
@@ -32,6 +39,51 @@ class PatternFormat(Format):
 
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
         return options_of(scheme).grain
+
+    def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
+        values = options_of(scheme).activation_type
+        return x if values is None else rounded_tokens(x, values)
+
+    def linear(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        if options_of(scheme).activation_type is None:
+            return self.multiply(x, scheme, shape, tensors, bias, plan)
+        return self.multiply_rounded(x, scheme, shape, tensors, bias, plan)
+
+    @abstractmethod
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """`linear`, of activations as they are."""
+
+    def multiply_rounded(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """`linear`, of activations that are rounded to codes first."""
+        values = options_of(scheme).activation_type
+        assert values is not None
+        return multiply_rounded(
+            x, values, bias, lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan)
+        )
 
 
 class PatternStorage(PatternFormat):
@@ -78,12 +130,21 @@ class PatternForm(PatternFormat):
             FormatError: For a pattern that the form cannot hold.
         """
 
-    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        """Codes and scales as `PatternStorage.pack_codes` takes them, of a form that holds codes.
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        """Whether a device has a kernel of this form for activations rounded to codes.
 
-        Forms whose `fits` takes value types have to say.
+        All others are given codes as 16-bit numbers, or float32 ones on a CPU: that is as exact.
         """
-        raise NotImplementedError(f"{self.name} holds no codes")
+        return False
+
+    def tell_of_activations(self, scheme: Scheme, device: torch.device) -> None:
+        """Logs once what becomes of activations that are rounded, where they have no kernel."""
+        if options_of(scheme).activation_type and not self.multiplies_codes(scheme, device):
+            _tell_of_activations(self.name, options_of(scheme).activations, device.type)
+
+    @abstractmethod
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        """The inverse of `arrange`: the tensors of nm_vector by name, codes as they are."""
 
     def require_fit(self, scheme: Scheme, shape: tuple[int, int]) -> PatternOptions:
         """Returns the pattern of a scheme.
@@ -106,13 +167,20 @@ class PatternForm(PatternFormat):
         return self.arrange(stored, scheme, (weight.shape[0], weight.shape[1]))
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        """Gives codes back as they are."""
+        """Gives values and codes back as they are, from where any pattern can be reached."""
+        if not isinstance(target.format, PatternStorage):
+            return super().transcode(packed, target, device)
+        own = target.format.scheme(packed.dtype, packed.scheme.values)
+        return PackedWeight(own, packed.shape, self.stored(packed)).transcode(target, device)
+
+    def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
         options = options_of(packed.scheme)
-        storage = target.format
-        if isinstance(storage, PatternStorage) and options.value_type and target.options == options:
-            codes, scales = self.codes(packed)
-            return storage.pack_codes(codes, scales, target).to(device)
-        return super().transcode(packed, target, device)
+        part = cut(self.stored(packed), options, rows, columns, packed.shape[1])
+        return self.arrange(part, packed.scheme, (len(rows), len(columns)))
+
+    def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
+        shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        return self.arrange(join([self.stored(part) for part in parts]), parts[0].scheme, shape)
 
 
 class CudaPatternForm(PatternForm):
@@ -149,3 +217,12 @@ class CudaPatternForm(PatternForm):
             return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
         itemsize = scheme.dtype.itemsize
         return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, itemsize)
+
+
+@functools.cache
+def _tell_of_activations(form: str, activations: str, device: str) -> None:
+    logger.info(
+        "activations are rounded to %s by token, and multiplied in %s: %s has no kernel on this %s "
+        "device for codes on both sides",
+        *(activations, "32 bits" if device == "cpu" else "16 bits", form, device),
+    )

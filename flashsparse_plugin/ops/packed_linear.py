@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from .library import ops
 
 
-def register_linear_autograd(name: str, unpack: str) -> None:
+def register_linear_autograd(name: str, unpack: str, **constants: Any) -> None:
     """Gives a linear op of a packed format a gradient for x and bias.
 
     dx = dy W, through the unpacked weight: training happens around a frozen sparse weight (LoRA),
@@ -25,13 +25,14 @@ def register_linear_autograd(name: str, unpack: str) -> None:
         name: The name of an op with arguments x, out_features, weight_dtype and bias among others.
         unpack: The name of the op that unpacks. It takes arguments of the linear op by their
             names, besides in_features, and dtype, which is weight_dtype.
+        **constants: Arguments of `unpack` that the linear op does not have.
     """
-    defaults, wanted = _arguments(name), _arguments(unpack)
+    defaults, wanted = _arguments(name), _arguments(unpack) | constants
     names = list(defaults)
     unpacked: Callable[..., Tensor] = getattr(ops, unpack)
 
     def setup(ctx, inputs, output):
-        given = defaults | dict(zip(names, inputs, strict=False))
+        given = wanted | defaults | dict(zip(names, inputs, strict=False))
         x, bias = given["x"], given["bias"]
         given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
         ctx.tensors = [each for each in wanted if isinstance(given[each], Tensor)]

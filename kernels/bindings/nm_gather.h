@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/codes.h"
 #include "bindings/nm_vector.h"
 #include "formats/nm_gather.h"
 
@@ -14,7 +15,6 @@ namespace flashsparse {
 inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vector_length,
                                               const std::string& values = "native",
                                               int64_t group = 0) {
-  using nm_gather::ValueType;
   check_pattern(n, m, vector_length);
   const bool by_row = group == 0 && (values == "fp8_e4m3" || values == "int8");
   const bool by_group = (group == 32 || group == 64 || group == 128) && values == "int4";
@@ -22,13 +22,9 @@ inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vect
            "nm_gather has kernels for values native, for fp8_e4m3 and int8 with group 0, and for "
            "int4 with group 32, 64 or 128, not for ",
            values, " with group ", group, ": keep the weight in nm_vector");
-  const ValueType value_type = values == "fp8_e4m3" ? ValueType::kFp8
-                               : values == "int8"   ? ValueType::kInt8
-                               : values == "int4"   ? ValueType::kInt4
-                                                    : ValueType::kNative;
-  const auto layout =
-      nm_gather::layout_of(static_cast<int>(n), static_cast<int>(m),
-                           static_cast<int>(vector_length), value_type, static_cast<int>(group));
+  const auto layout = nm_gather::layout_of(static_cast<int>(n), static_cast<int>(m),
+                                           static_cast<int>(vector_length), value_type_of(values),
+                                           static_cast<int>(group));
   FS_CHECK(layout.panel_columns > 0, "nm_gather cannot hold ", n, ":", m, " in vectors of ",
            vector_length, " rows with values ", values, ": pack to nm_vector");
   return layout;
@@ -44,7 +40,7 @@ struct GatherTensors {
 inline void check_nm_gather(const GatherTensors& weight, int64_t out, int64_t in,
                             const nm_gather::Layout& layout) {
   const auto& [values, index, row_scales] = weight;
-  const bool codes = layout.value_type != nm_gather::ValueType::kNative;
+  const bool codes = layout.value_type != ValueType::kNative;
   check_tensor(values, "gather_values", codes ? ScalarType::Byte : ScalarType::Short, 3);
   check_tensor(index, "gather_index", ScalarType::Byte, 3);
   check_beside(index, "gather_index", values, "gather_values");

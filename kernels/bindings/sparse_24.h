@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/codes.h"
 #include "bindings/packed.h"
 #include "formats/sparse_24.h"
 
@@ -12,15 +13,12 @@ namespace flashsparse {
 
 // How units store their values, as ops are told.
 inline sparse_24::UnitLayout sparse_24_layout(const std::string& values, int64_t group) {
-  using sparse_24::ValueType;
+  const ValueType type = value_type_of(values);
   const bool by_group = group == 32 || group == 64 || group == 128;
-  if (values == "fp8_e4m3" && group == 0) return {ValueType::kFp8};
-  if (values == "int8" && group == 0) return {ValueType::kInt8};
-  if (values == "int4" && by_group) return {ValueType::kInt4, static_cast<int>(group)};
-  FS_CHECK(values == "native" && group == 0,
+  FS_CHECK(type == ValueType::kInt4 ? by_group : group == 0,
            "sparse_24 stores native values, fp8_e4m3 and int8 with scales of rows (group 0), and ",
            "int4 with scales of 32, 64 or 128 columns, not ", values, " with group ", group);
-  return {};
+  return {type, static_cast<int>(group)};
 }
 
 // Units, and scales of rows, or none where values have none.

@@ -45,6 +45,7 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "formats/value_type.h"
 
 namespace flashsparse::nm_gather {
 
@@ -61,9 +62,6 @@ FS_HOST_DEVICE constexpr int column_of_x_row(int row) {
 FS_HOST_DEVICE constexpr int block_begin(int column) { return column & ~(kBlock - 1); }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// How values are stored. Codes of fewer bits have scales: a weight is code x scale.
-enum class ValueType { kNative, kFp8, kInt8, kInt4 };
 
 FS_HOST_DEVICE constexpr int bits_of(ValueType type) {
   return type == ValueType::kNative ? 16 : type == ValueType::kInt4 ? 4 : 8;

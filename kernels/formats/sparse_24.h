@@ -47,6 +47,7 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "formats/value_type.h"
 
 namespace flashsparse::sparse_24 {
 
@@ -56,8 +57,6 @@ inline constexpr int kStepCols = 32;
 inline constexpr int kSteps = kUnitCols / kStepCols;
 inline constexpr int kLaneBytes = 16;
 inline constexpr int kVectorBytes = 32 * kLaneBytes;
-
-enum class ValueType { kNative, kFp8, kInt8, kInt4 };
 
 // How a unit stores its values: their type, and the columns that share a scale in the unit, or 0.
 struct UnitLayout {

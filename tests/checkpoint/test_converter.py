@@ -412,7 +412,7 @@ def test_codes_are_told_of_and_checked(llama, tmp_path, monkeypatch):
     off = (rounded.double() - weight.double()).norm() / weight.double().norm()
     assert layer.error == pytest.approx(float(off))
 
-    monkeypatch.setattr(NMVector, "is_rounded_from", lambda self, packed, weight: False)
+    monkeypatch.setattr(NMVector, "rounded", lambda self, weight, packed: weight)
     with pytest.raises(CheckpointError, match="does not read back"):
         convert_checkpoint(llama, tmp_path / "other", format="nm_vector", options=options)
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from checkpoints import edit_weights, load_all, quantization
+from checkpoints import edit_config, edit_weights, load_all, quantization
 from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, written
 from safetensors.torch import load_file
 
@@ -24,9 +24,9 @@ from flashsparse_plugin.packed import FormatError, PackedWeight
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"
 SCHEMES = {
-    "fp8-dynamic-24": "2:4, fp8_e4m3",
+    "fp8-dynamic-24": "2:4, fp8_e4m3 x fp8_e4m3",
     "fp8-tensor": "2:4, fp8_e4m3",
-    "int8-24": "2:4, int8",
+    "int8-24": "2:4, int8 x int8",
     "int8": "2:4, int8",
     "int8-packed": "2:4, int8",
     "int4-packed": "2:4, int4 by 32",
@@ -106,10 +106,52 @@ def test_inspect_shows_them_packed():
     assert "compressed-tensors (marlin-24)" in how
 
 
-def test_activations_are_told_of(capsys):
-    app(["inspect", str(WRITTEN / "fp8-dynamic-24")], standalone_mode=False)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "activations in float8 (dynamic, by token); here activations are 16 bits" in told
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("fp8-dynamic-24", "in float8 (dynamic, by token): nm_vector rounds them so, unless"),
+        ("int8-24", "in int8 (dynamic, by token): nm_vector rounds them so, unless"),
+        ("fp8-tensor", "in float8 (static, by tensor); here activations are 16 bits"),
+    ],
+)
+def test_activations_are_told_of(name, told, capsys):
+    app(["inspect", str(WRITTEN / name)], standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"made for activations {told}" in shown
+    assert f"packed to nm_vector({SCHEMES[name]})" in shown
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dynamic": False},
+        {"dynamic": "local"},
+        {"strategy": "tensor"},
+        {"symmetric": False},
+        {"type": "int"},
+        {"num_bits": 4},
+    ],
+)
+@of("fp8-dynamic-24")
+def test_activations_of_other_kinds_keep_their_bits(copy, change):
+    quantization = json.loads((copy / "config.json").read_text())["quantization_config"]
+    quantization["config_groups"]["group_0"]["input_activations"] |= change
+    edit_config(copy, quantization_config=quantization)
+    directory = ModelDirectory(copy).packed()
+    assert {weight.scheme.options.activations for _, weight in packed_weights(directory)} == {
+        "native"
+    }
+    assert any("here activations are 16 bits" in note for note in directory.notes)
+
+
+def test_activations_are_rounded_or_not_as_is_asked_for(tmp_path):
+    options = {"activations": "native"}
+    convert_checkpoint(WRITTEN / "int8-24", tmp_path / "out", options=options)
+    assert "activations" not in quantization(tmp_path / "out")["options"]
+    options = {"values": "int8", "activations": "int8"}
+    convert_checkpoint(WRITTEN / "int8", tmp_path / "other", options=options)
+    assert quantization(tmp_path / "other")["options"]["activations"] == "int8"
+    assert "`nm_vector(2:4, int8 x int8)`" in (tmp_path / "other" / "README.md").read_text()
 
 
 # convert

@@ -97,9 +97,10 @@ def test_packer_and_reference_read_each_other(scheme, shape):
 def test_linear_is_the_product_in_storage_and_runtime_form(scheme, x_dtype):
     weight = finite_weight_of(scheme)
     x, bias = torch.randn(2, 3, 300).to(x_dtype), torch.randn(200).to(x_dtype)
+    seen = scheme.format.round_activations(x, scheme)
     exact, magnitude = (
-        exact_linear(x, weight, bias),
-        exact_linear(x.abs(), weight.abs(), bias.abs()),
+        exact_linear(seen, weight, bias),
+        exact_linear(seen.abs(), weight.abs(), bias.abs()),
     )
     tolerance = magnitude * 300 * 2**-23 + exact.abs() * torch.finfo(x_dtype).eps
     stored = scheme.format.pack(weight, scheme)
@@ -221,8 +222,9 @@ def test_whole_tiles_are_cut_and_joined_without_unpacking(rows, columns, monkeyp
 
 @every_scheme
 def test_the_self_test_of_doctor_holds_it_against_its_reference(scheme):
-    for test in selftest._PROMISES.values():
-        assert test(scheme, "cpu") < 1e-2
+    for promise, test in selftest._PROMISES.items():
+        if selftest._takes(scheme, promise):
+            assert test(scheme, "cpu") < 1e-2
 
 
 # ---- schemes and configurations -----------------------------------------------------------------
@@ -337,7 +339,8 @@ def test_a_layer_is_saved_loaded_copied_moved_and_cast(scheme):
     assert layer.held == scheme.format.runtime(scheme, torch.device("cpu"))
     x = torch.randn(3, 70)
     expected = layer(x)
-    torch.testing.assert_close(expected, torch.nn.functional.linear(x, weight.float(), bias))
+    seen = scheme.format.round_activations(x, scheme).float()
+    torch.testing.assert_close(expected, torch.nn.functional.linear(seen, weight.float(), bias))
 
     state = layer.state_dict()
     assert set(state) == {*scheme.format.tensors(scheme, (96, 70)), "bias"}

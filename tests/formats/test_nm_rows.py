@@ -50,7 +50,7 @@ def test_any_codes_multiply_and_come_back(options, shape, dtype, x_dtype, tokens
     back = running.transcode(packed.scheme)
     assert all(torch.equal(back.tensors[name], each) for name, each in packed.tensors.items())
 
-    codes, scales = running.format.codes(running)
+    codes, scales = back.format.codes(back), back.tensors["weight_scale"]
     spread = scales.double().repeat_interleave(options.group or shape[1], 1)[:, : shape[1]]
     exact = codes.double() * spread
     x = torch.randn(tokens, shape[1]).to(x_dtype)

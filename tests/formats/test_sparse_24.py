@@ -206,7 +206,8 @@ def test_fp8_activations_on_a_cpu():
     units, scales = packed.tensors["units"], packed.tensors["weight_scale"]
     x, bias = torch.randn(2, 3, 70).bfloat16(), torch.randn(50).bfloat16()
     x[1, 1] = 0
-    opcheck(ops.sparse_24_linear_fp8.default, (x, units, scales, 50, torch.bfloat16, bias))
+    trained = x.clone().requires_grad_()
+    opcheck(ops.sparse_24_linear_fp8.default, (trained, units, scales, 50, torch.bfloat16, bias))
     y = ops.sparse_24_linear_fp8(x, units, scales, 50, torch.bfloat16, bias)
     exact = exact_linear(x, packed.unpack(), bias)
     # Codes have four bits, so they are off by a sixteenth at most: of sums of 35, mostly far less.

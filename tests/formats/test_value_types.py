@@ -7,8 +7,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats import get_format, nm_pattern
+from flashsparse_plugin.formats.nm_gather import NMGather
+from flashsparse_plugin.formats.nm_panels import NMPanels
 from flashsparse_plugin.formats.nm_pattern import VECTOR_LENGTHS
+from flashsparse_plugin.formats.nm_rows import NMRows
+from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.value_types import GROUPS, VALUE_TYPES, quantise
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
@@ -179,32 +183,64 @@ def test_damaged_files_are_refused():
         damaged("weight_scale", lambda t: t[3].fill_(3e38)).validate("mine")
 
 
-@pytest.mark.parametrize("values", VALUE_TYPES)
-def test_parts_keep_their_codes(values):
-    scheme = FORMAT.scheme(torch.bfloat16, {"n": 2, "m": 4, "values": values, "group": 32})
-    codes, scales, weight = coded(scheme, (24, 160))
-    packed = FORMAT.pack_codes(codes, scales, scheme)
-    for rows, columns in ((range(3, 24), range(160)), (range(24), range(32, 96))):
-        part = FORMAT.cut(packed, rows, columns).validate()
-        inside = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-        assert torch.equal(part.unpack(), weight[inside])
-        groups = slice(columns.start // 32, columns.stop // 32)
-        assert torch.equal(part.tensors["weight_scale"], scales[inside[0], groups])
-    with pytest.raises(FormatError, match="multiples of 32"):
-        FORMAT.cut(packed, range(24), range(16, 160))
-    parts = [FORMAT.cut(packed, rows, range(160)) for rows in (range(10), range(10, 24))]
-    whole = FORMAT.join(parts)
-    assert all(torch.equal(whole.tensors[name], each) for name, each in packed.tensors.items())
+FORMS = [None, NMPanels(), NMRows(), NMGather(), Sparse24()]
+"""Storage, and the forms that hold codes."""
 
 
-@pytest.mark.parametrize("group", [None, 32])
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("values", VALUE_TYPES)
-def test_parts_that_begin_inside_of_a_byte_keep_their_codes(values, group):
-    options = {"n": 1, "m": 32, "values": values, "group": group}  # 5 bits a position
+def test_parts_keep_their_codes_in_every_form(form, values, monkeypatch):
+    length = {"nm_panels": 16, "nm_gather": 32}.get(form.name if form else "", 1)
+    group = 64 if values == "int4" else None
+    options = {"n": 2, "m": 4, "vector_length": length, "values": values, "group": group}
     scheme = FORMAT.scheme(torch.bfloat16, options)
-    codes, scales, weight = coded(scheme, (8, 160))
-    packed = FORMAT.pack_codes(codes, scales, scheme)
-    part = FORMAT.cut(packed, range(2, 8), range(32, 96)).validate()
-    assert torch.equal(part.unpack(), weight[2:8, 32:96])
-    wanted = scales[2:8] if group is None else scales[2:8, 1:3]
-    assert torch.equal(part.tensors["weight_scale"], wanted)
+    codes, scales, weight = coded(scheme, (96, 320))
+    stored = FORMAT.pack_codes(codes, scales, scheme)
+    packed = stored if form is None else stored.transcode(form.scheme(scheme.dtype, options))
+    monkeypatch.setattr(nm_pattern, "quantise", None)
+    for rows, columns in ((range(32, 96), range(320)), (range(96), range(64, 192))):
+        part = packed.format.cut(packed, rows, columns).validate()
+        inside = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        assert part.scheme == packed.scheme and torch.equal(part.unpack(), weight[inside])
+        of_groups = slice(columns.start // 64, columns.stop // 64) if group else slice(1)
+        back = part.transcode(scheme)
+        assert torch.equal(back.tensors["weight_scale"], scales[inside[0], of_groups])
+        assert torch.equal(FORMAT.codes(back).float(), codes[inside])
+    parts = [packed.format.cut(packed, rows, range(320)) for rows in (range(32), range(32, 96))]
+    whole = packed.format.join(parts)
+    assert all(torch.equal(whole.tensors[name], each) for name, each in packed.tensors.items())
+    if group:
+        with pytest.raises(FormatError, match="multiples of 64"):
+            packed.format.cut(packed, range(96), range(32, 320))
+
+
+@pytest.mark.parametrize("m", [32, 3])
+@pytest.mark.parametrize("values", ["native", *VALUE_TYPES])
+def test_parts_that_begin_inside_of_a_byte_are_cut_as_they_are(values, m, monkeypatch):
+    options = {"n": 1, "m": m, "values": values}  # 5 bits a position, or 2
+    scheme = FORMAT.scheme(torch.bfloat16, options)
+    if values == "native":
+        weight = FORMAT.conform(torch.randn(8, 165).bfloat16(), scheme)
+        packed = FORMAT.pack(weight, scheme)
+    else:
+        codes, scales, weight = coded(scheme, (8, 165))
+        packed = FORMAT.pack_codes(codes, scales, scheme)
+    for method in ("unpack", "pack", "pack_codes"):
+        monkeypatch.setattr(type(FORMAT), method, None)
+    for first, last in ((m, 3 * m), (0, m), (m, 165)):
+        part = FORMAT.cut(packed, range(2, 8), range(first, last)).validate()
+        assert torch.equal(FORMAT.reference.unpack(part), weight[2:8, first:last])
+
+
+def test_other_options_keep_codes():
+    """Another pattern that they follow, or other activations: nothing is quantised anew."""
+    scheme = FORMAT.scheme(torch.bfloat16, {"n": 1, "m": 4, "values": "int8"})
+    packed = FORMAT.pack_codes(*coded(scheme, (40, 96))[:2], scheme)
+    for change in ({"n": 2}, {"m": 2}, {"activations": "int8"}):
+        target = FORMAT.scheme(torch.float16, scheme.values | change)
+        for source in (packed, packed.prepare("cpu")):
+            made = source.transcode(target).validate()
+            assert torch.equal(FORMAT.codes(made), FORMAT.codes(packed))
+            assert torch.equal(made.tensors["weight_scale"], packed.tensors["weight_scale"])
+    with pytest.raises(FormatError, match="1:8"):
+        packed.transcode(FORMAT.scheme(torch.bfloat16, scheme.values | {"m": 8}))

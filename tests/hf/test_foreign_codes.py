@@ -25,7 +25,7 @@ def test_unasked_they_are_packed_with_their_codes(name, tmp_path, caplog):
     for layer, module in layers.items():
         assert torch.equal(module.weight, expected(name)[f"{layer}.weight"]), layer
     if name == "fp8-dynamic-24":
-        assert "activations in float8 (dynamic, by token); here" in caplog.text
+        assert "activations in float8 (dynamic, by token): nm_vector rounds" in caplog.text
     model.save_pretrained(tmp_path / "saved")
     assert tiny.quantization_config(tmp_path / "saved")["quant_method"] == "flashsparse"
     again = tiny.load(tmp_path / "saved")
@@ -35,6 +35,35 @@ def test_unasked_they_are_packed_with_their_codes(name, tmp_path, caplog):
         assert module.scheme == layers[layer].scheme
         packed, before = module.storage().tensors, layers[layer].storage().tensors
         assert all(torch.equal(packed[own], before[own]) for own in before)
+
+
+def rounded_by_token(x, name):
+    """Activations as compressed-tensors' dynamic quantisation of tokens has them."""
+    most = 448 if name.startswith("fp8") else 127
+    scale = x.abs().amax(-1, keepdim=True) / most
+    codes = (x / scale).clamp(-most, most)
+    return (codes.to(torch.float8_e4m3fn).float() if most == 448 else codes.round()) * scale
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic-24", "int8-24"])
+def test_activations_are_rounded_as_config_json_says_or_not_as_is_asked_for(name, tmp_path):
+    ids, model = torch.arange(8)[None], tiny.load(written(name, tmp_path / "a"))
+    options = {"n": 2, "m": 4, "activations": "native"}
+    config = fs.FlashSparseConfig(format="nm_vector", options=options)
+    native = tiny.load(written(name, tmp_path / "b"), quantization_config=config)
+    plain = fs.FlashSparseConfig(dequantize=True)
+    dense = tiny.load(written(name, tmp_path / "c"), quantization_config=plain)
+    for layer, module in tiny.sparse_layers(model).items():
+        stored = module.storage()
+        exact = stored.format.codes(stored).float() * stored.tensors["weight_scale"]
+        dense.get_submodule(layer).weight.data = exact  # as is multiplied, not rounded to bfloat16
+    torch.testing.assert_close(native(ids).logits, dense(ids).logits)
+    for layer in tiny.sparse_layers(model):
+        dense.get_submodule(layer).register_forward_pre_hook(
+            lambda module, inputs: rounded_by_token(inputs[0], name)
+        )
+    torch.testing.assert_close(model(ids).logits, dense(ids).logits, atol=1e-4, rtol=0)
+    assert (native(ids).logits - dense(ids).logits).abs().max() > 1e-3
 
 
 def test_what_is_asked_for_is_done(tmp_path):

@@ -127,9 +127,10 @@ def models(tmp_path_factory):
     made["unpruned"] = checkpoints.make("llama", folder / "unpruned", sparsity=0.0)
     regular = two_of_four(made["unpruned"][0], folder / "2of4")
     made["2:4"] = regular, None
-    for values, group in (("fp8_e4m3", None), ("int4", 32)):
-        codes, made_of_them = quantize(regular, folder / values, values, group)
-        made[values] = made_of_them, codes
+    codes, made_of_them = quantize(regular, folder / "int4", "int4", 32)
+    made["int4"] = made_of_them, codes
+    rounded, _ = quantize(regular, folder / "fp8", "fp8_e4m3", activations=True)
+    made["fp8 x fp8"] = rounded, rounded  # which transformers reads, too
     return made
 
 
@@ -219,7 +220,7 @@ def jobs(models, tmp_path_factory):
         "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
         "packed 2:4": job(regular),
         # Quantized ones.
-        "codes": job(models["fp8_e4m3"][1]),
+        "codes and activations": job(models["fp8 x fp8"][1]),
         "codes by group": job(models["int4"][1], sparse_method="auto"),
         "codes none": job(models["int4"][1], sparse_method="none"),
         "codes as another format": job(models["int4"][1], sparse_method="tiled_csl"),
@@ -308,7 +309,7 @@ def test_sparse_checkpoints_of_other_tools(results, expected, name, same, kind):
 @pytest.mark.parametrize(
     ("name", "same", "kind"),
     [
-        ("codes", "fp8_e4m3", SPARSE),
+        ("codes and activations", "fp8 x fp8", SPARSE),
         ("codes by group", "int4", SPARSE),
         ("codes none", "int4", "_DenseAfterAll"),
     ],

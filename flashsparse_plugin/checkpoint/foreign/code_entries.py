@@ -54,11 +54,13 @@ class CodesInfo(TensorInfo):
         layout: The layout.
         parts: The entries of its tensors in the files, those that are not used included.
         codes: What these say of its codes.
+        rounds_tokens: Whether config.json asks for activations in codes of the same type, by token.
     """
 
     layout: CodeLayout = field(kw_only=True)
     parts: Mapping[str, TensorInfo] = field(kw_only=True)
     codes: Codes = field(kw_only=True)
+    rounds_tokens: bool = field(kw_only=True)
 
     @property
     def layer(self) -> str:
@@ -73,6 +75,11 @@ class CodesInfo(TensorInfo):
         """The options of a scheme that say of what type its codes are."""
         group = {} if self.codes.group is None else {"group": self.codes.group}
         return {"values": self.codes.values, **group}
+
+    @property
+    def activations(self) -> str:
+        """The option `activations` of a scheme, as config.json has it."""
+        return self.codes.values if self.rounds_tokens else "native"
 
     def read_codes(self, tensors: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Codes [out_features, in_features] and scales [out_features, groups].
@@ -195,6 +202,7 @@ def _describe(layer: str, parts: Mapping[str, TensorInfo], quantization: Quantiz
         layout=layout,
         parts=parts,
         codes=codes,
+        rounds_tokens=quantization.rounds_tokens(layer),
     )
 
 

@@ -21,7 +21,7 @@ from .layout import DTYPES
 from .quantization import Arguments
 
 UNUSED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
-"""Tensors of quantized activations, which run in 16 bits here."""
+"""Tensors of activations whose scales were measured beforehand, which are not used."""
 
 
 @dataclass(frozen=True)

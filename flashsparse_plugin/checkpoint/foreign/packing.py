@@ -80,7 +80,8 @@ def scheme_of(weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype) -
 
     Args:
         weight: The weight.
-        given: Options that were asked for, the pattern among them.
+        given: Options that were asked for, the pattern among them. Of activations they count for
+            more than the checkpoint.
         dtype: Of the unpacked weight.
 
     Raises:
@@ -93,7 +94,7 @@ def scheme_of(weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype) -
                 f"{option}={given[option]} is asked for: codes are packed as they are. Leave the "
                 "option out"
             )
-    return CODES.scheme(dtype, {**given, **weight.options})
+    return CODES.scheme(dtype, {"activations": weight.activations, **given, **weight.options})
 
 
 def as_packed(

@@ -65,7 +65,8 @@ class Arguments(_Lenient):
     @property
     def title(self) -> str:
         when = "dynamic" if self.dynamic else "static"
-        return f"{self.type}{self.num_bits} ({when}, by {self.scope})"
+        zero = "" if self.symmetric else ", asymmetric"
+        return f"{self.type}{self.num_bits} ({when}, by {self.scope}{zero})"
 
     def broken_rule(self) -> str | None:
         """Why weights that are quantized so are not read; None where they are."""
@@ -91,6 +92,22 @@ class _Group(_Lenient):
     weights: Arguments | None = None
     input_activations: Arguments | None = None
     output_activations: Arguments | None = None
+
+    @property
+    def rounds_tokens(self) -> bool:
+        """Whether activations become codes of the weights' type, by a scale found for each token.
+
+        That is what FP8-dynamic and W8A8 are; scales that were measured beforehand are not used.
+        """
+        x, weights = self.input_activations, self.weights
+        return (
+            x is not None
+            and weights is not None
+            and (x.type, x.num_bits) == (weights.type, weights.num_bits)
+            and (x.dynamic, x.scope, x.symmetric) == (True, "token", True)
+            and x.num_bits == 8
+            and self.output_activations is None
+        )
 
 
 class Quantization(_Lenient):
@@ -148,14 +165,8 @@ class Quantization(_Lenient):
         Raises:
             FormatError: Where it is in no group, or quantized in a way that is not read.
         """
-        weights = None
-        # A group may name layers, or their classes ("Linear"); names count for more.
-        for group in self.config_groups.values():
-            if group.weights is not None and _means(group.targets, layer):
-                weights = group.weights
-                break
-            if group.weights is not None and any(each[:1].isupper() for each in group.targets):
-                weights = weights or group.weights
+        group = self._group_of(layer)
+        weights = None if group is None else group.weights
         rule = "no group of config.json means it" if weights is None else weights.broken_rule()
         if weights is None or rule is not None:
             raise FormatError(
@@ -164,18 +175,27 @@ class Quantization(_Lenient):
             )
         return weights
 
+    def rounds_tokens(self, layer: str) -> bool:
+        """Whether activations of a layer are rounded as its weight is, by token."""
+        group = self._group_of(layer)
+        return group is not None and group.rounds_tokens
+
+    def _group_of(self, layer: str) -> _Group | None:
+        """The group of a layer: one that names it, else one that names classes ("Linear")."""
+        found = None
+        for group in self.config_groups.values():
+            if group.weights is None:
+                continue
+            if _means(group.targets, layer):
+                return group
+            if found is None and any(each[:1].isupper() for each in group.targets):
+                found = group
+        return found
+
     @property
     def pattern(self) -> tuple[int, int] | None:
         """N and M of the zeros that the checkpoint says it has; None where it says nothing."""
         return pattern_of(self.model_dump())
-
-    @property
-    def activations(self) -> str | None:
-        """What activations the weights were made for; None: 16 bits."""
-        groups = self.config_groups.values()
-        found = [each for x in groups for each in (x.input_activations, x.output_activations)]
-        titles = dict.fromkeys(each.title for each in found if each is not None)
-        return " and ".join(titles) or None
 
     @property
     def notes(self) -> list[str]:
@@ -183,12 +203,23 @@ class Quantization(_Lenient):
         told = [
             f"Quantized by compressed-tensors ({self.format}): codes and scales stay as they are."
         ]
-        if self.activations is not None:
+        if rounded := self._activations(rounded=True):
             told.append(
-                f"Its weights were made for activations in {self.activations}; here activations "
+                f"Its weights were made for activations in {rounded}: nm_vector rounds them so, "
+                "unless activations=native is asked for."
+            )
+        if others := self._activations(rounded=False):
+            told.append(
+                f"Its weights were made for activations in {others}; here activations "
                 "are 16 bits, which is more exact."
             )
         return told
+
+    def _activations(self, rounded: bool) -> str:
+        """Of the groups whose tokens are rounded, or of the others: what activations are there."""
+        groups = [each for each in self.config_groups.values() if each.rounds_tokens == rounded]
+        found = [each for x in groups for each in (x.input_activations, x.output_activations)]
+        return " and ".join(dict.fromkeys(each.title for each in found if each is not None))
 
 
 def _means(targets: Sequence[str], layer: str) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..nm_pattern import PatternOptions, options_of
+from ..nm_pattern import PatternOptions, options_of, store, store_codes
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
 from . import cost, reference
@@ -84,10 +84,12 @@ class NMGather(CudaPatternForm):
             *(scales, options.values, options.group or 0),
         )
 
-    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        layout = self._layout(packed.scheme, packed.shape)
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        options, layout = options_of(packed.scheme), self._layout(packed.scheme, packed.shape)
+        if options.value_type is None:
+            return store(self.unpack(packed), options)
         bits = layout.spread(packed.tensors["gather_values"], packed.tensors["gather_index"])
-        return layout.numbers(bits), self._scales(packed)
+        return store_codes(layout.numbers(bits), self._scales(packed), options)
 
     def _scales(self, packed: PackedWeight) -> Tensor:
         """As nm_vector stores them."""
@@ -96,14 +98,14 @@ class NMGather(CudaPatternForm):
         layout = self._layout(packed.scheme, packed.shape)
         return layout.scales(packed.tensors["gather_values"], packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
+        bias: Tensor | None,
+        plan: Plan | None,
     ) -> Tensor:
         values, index, scales = map(tensors.get, self.tensor_names)
         options = options_of(scheme)

@@ -78,20 +78,17 @@ class NMPanels(EntryForm):
         positions[:, -1] += (beyond.cumsum(1, dtype=torch.int32) - 1) * beyond
         return positions.flatten(1).to(torch.uint8)
 
-    def numbers(self, packed: PackedWeight) -> Tensor:
-        return self._unpack(packed, None, torch.float16)
-
     def unpack(self, packed: PackedWeight) -> Tensor:
         return self._unpack(packed, packed.tensors.get("scales"), packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         options = options_of(scheme)
         return ops.nm_panels_linear(

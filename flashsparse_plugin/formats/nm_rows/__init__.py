@@ -70,20 +70,17 @@ class NMRows(EntryForm):
         index = words.contiguous().view(torch.uint8)
         return unpack_positions(index, options.kept(packed.shape[1]), _position_bits(options))
 
-    def numbers(self, packed: PackedWeight) -> Tensor:
-        return self._unpack(packed, None, torch.float16)
-
     def unpack(self, packed: PackedWeight) -> Tensor:
         return self._unpack(packed, packed.tensors["scales"], packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         options = options_of(scheme)
         return ops.nm_rows_linear(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..nm_pattern import PatternOptions, options_of
+from ..nm_pattern import PatternOptions, options_of, store
 from ..pattern_form import CudaPatternForm
 from . import cost, reference
 from .layout import BLOCK, UNIT, Layout, panel_windows
@@ -62,19 +62,22 @@ class NMSpmm(CudaPatternForm):
         made = self._layout(scheme, shape).arrange(stored["weight_packed"], stored["weight_index"])
         return PackedWeight(scheme, shape, dict(zip(self.tensor_names, made, strict=True)))
 
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        return store(self.unpack(packed), options_of(packed.scheme))
+
     def unpack(self, packed: PackedWeight) -> Tensor:
         pattern = options_of(packed.scheme).numbers
         tensors = (packed.tensors[name] for name in self.tensor_names)
         return ops.nm_spmm_unpack(*tensors, *packed.shape, *pattern, packed.dtype)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
+        bias: Tensor | None,
+        plan: Plan | None,
     ) -> Tensor:
         return ops.nm_spmm_linear(
             x,

@@ -18,16 +18,11 @@ from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
-from ..nm_pattern import (
-    PatternOptions,
-    native_values,
-    options_of,
-    store,
-    store_codes,
-)
+from ..nm_parts import cut, join
+from ..nm_pattern import PatternOptions, native_values, options_of, store, store_codes
 from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
-from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternStorage
+from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
 from ..sparse_24 import Sparse24
 from ..tiled_csl import TiledCSL
 from ..value_types import require_scales, scale_count, scale_dtype, spread_scales
@@ -57,7 +52,7 @@ class NMVector(PatternStorage):
         )
         codes: tuple[Mapping[str, Any], ...] = (
             {"n": 2, "m": 4, "values": "int8"},
-            {"n": 2, "m": 4, "values": "fp8_e4m3"},
+            {"n": 2, "m": 4, "values": "fp8_e4m3", "activations": "fp8_e4m3"},
             {"n": 8, "m": 32, "vector_length": 32, "values": "int4", "group": 64},
         )
         return (
@@ -115,17 +110,16 @@ class NMVector(PatternStorage):
         require_scales(stored, values, scheme.dtype)
         return self._named(store_codes(numbers, stored, options), scheme, codes.shape)
 
-    def is_rounded_from(self, packed: PackedWeight, weight: Tensor) -> bool:
+    def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor:
         options, columns = options_of(packed.scheme), packed.shape[1]
-        values = options.value_type
-        assert values is not None
-        scales = packed.tensors["weight_scale"].float()
-        scales = spread_scales(scales, columns, options.group).cpu()
-        codes = self._codes(packed).float()
-        return torch.equal(values.round(weight.cpu().float() / scales), codes)
+        if options.value_type is None:
+            return weight
+        scales = packed.tensors["weight_scale"].to(weight.device).float()
+        scales = spread_scales(scales, columns, options.group)
+        return (options.value_type.round(weight.float() / scales) * scales).to(packed.dtype)
 
-    def _codes(self, packed: PackedWeight) -> Tensor:
-        """Codes as float16 numbers [out_features, in_features], on the CPU."""
+    def codes(self, packed: PackedWeight) -> Tensor:
+        """Codes as float16 numbers [out_features, in_features], zeros included, on the CPU."""
         options = options_of(packed.scheme)
         assert options.value_type is not None
         kept = options.value_type.decode(
@@ -143,14 +137,14 @@ class NMVector(PatternStorage):
         weight = ops.nm_vector_unpack(values, index, *packed.shape, *pattern, packed.dtype)
         return weight.to(packed.device)
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         values, index = self._native(tensors, scheme, shape)
         pattern = options_of(scheme).numbers
@@ -177,51 +171,33 @@ class NMVector(PatternStorage):
         return scheme
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        for form in _FORMS.get(device.type, ()):
-            if target.format is form and target.options == packed.scheme.options:
-                return form.arrange(packed.to(device).tensors, target, packed.shape)
-        return super().transcode(packed, target, device)
+        """To any pattern that the weight follows; codes of one type and group stay as they are."""
+        if not isinstance(target.format, PatternFormat):
+            return super().transcode(packed, target, device)
+        stored = self._restored(packed, self.scheme(target.dtype, target.values), device)
+        if not isinstance(target.format, PatternForm):
+            return stored
+        target.format.tell_of_activations(target, device)
+        return target.format.arrange(stored.tensors, target, stored.shape)
+
+    def _restored(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        """The weight in this format with other options, on a device."""
+        old, new = options_of(packed.scheme), options_of(target)
+        if target == packed.scheme:
+            return packed.to(device)
+        if new.value_type is None or (old.values, old.group) != (new.values, new.group):
+            return self.pack(self.unpack(packed).to(device), target)
+        scales = packed.tensors["weight_scale"].to(device)
+        return self.pack_codes(self.codes(packed).to(device), scales, target)
 
     def _cut(self, packed: PackedWeight, rows: range, columns: range) -> PackedWeight:
-        """Takes values and positions as they are, where the positions start on a byte."""
         options = options_of(packed.scheme)
-        first, last = columns.start // options.m * options.n, options.kept(columns.stop)
-        at_edge = columns.stop == packed.shape[1]
-
-        def bytes_of(bits: int) -> slice | None:
-            """The bytes of these entries, where they begin and end on one."""
-            if first * bits % 8 or (last * bits % 8 and not at_edge):
-                return None
-            return slice(first * bits // 8, -(-last * bits // 8))
-
-        values = options.value_type
-        index = bytes_of(options.index_bits)
-        entries = slice(first, last) if values is None else bytes_of(values.bits)
-        of_rows = slice(rows.start, rows.stop)
-        parts = {}
-        if values is not None:
-            width = options.group or packed.shape[1]
-            scales = slice(columns.start // width, -(-columns.stop // width))
-            parts["weight_scale"] = packed.tensors["weight_scale"][of_rows, scales].contiguous()
-        if index is None or entries is None:
-            if values is None:
-                return super()._cut(packed, rows, columns)
-            codes = self._codes(packed)[of_rows, columns.start : columns.stop]
-            part = self.pack_codes(codes, parts["weight_scale"].cpu(), packed.scheme)
-            return part.to(packed.device)
-        groups = slice(rows.start // options.vector_length, options.groups(rows.stop))
-        parts |= {
-            "weight_packed": packed.tensors["weight_packed"][of_rows, entries].contiguous(),
-            "weight_index": packed.tensors["weight_index"][groups, index].contiguous(),
-        }
-        return self._named(parts, packed.scheme, (len(rows), len(columns)))
+        part = cut(packed.tensors, options, rows, columns, packed.shape[1])
+        return self._named(part, packed.scheme, (len(rows), len(columns)))
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
-        tensors = {
-            name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors
-        }
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        return self._named(tensors, parts[0].scheme, shape)
+        return self._named(join([part.tensors for part in parts]), parts[0].scheme, shape)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {"library": Implementation(None, "torch's own linear on the unpacked weight")}

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.cuda import get_device_capability
 
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ...plan import Plan
-from ..nm_pattern import PatternOptions, options_of
+from ...plan import Implementation, Plan
+from ..nm_pattern import PatternOptions, options_of, store, store_codes
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
 from . import cost, layout, reference
@@ -70,10 +71,17 @@ class Sparse24(CudaPatternForm):
             tensors["weight_scale"] = stored["weight_scale"]
         return PackedWeight(scheme, shape, tensors)
 
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        options = options_of(packed.scheme)
+        if options.value_type is None:
+            return store(self.unpack(packed), options)
+        return store_codes(*self.codes(packed), options)
+
     def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
-        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
-        codes = layout.bits_of(units, packed.shape, own)
-        return codes if own.values == "fp8_e4m3" else codes.view(torch.int8), self._scales(packed)
+        """Of a weight with codes: float16 numbers [out_features, in_features], and scales."""
+        own = layout.layout_of(options_of(packed.scheme))
+        bits = layout.bits_of(packed.tensors["units"], packed.shape, own)
+        return layout.numbers(bits, own), self._scales(packed)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
         return ops.sparse_24_unpack(
@@ -83,19 +91,40 @@ class Sparse24(CudaPatternForm):
             *_stored(packed.scheme, packed.tensors),
         )
 
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
+        bias: Tensor | None,
+        plan: Plan | None,
     ) -> Tensor:
         most = None if plan is None else plan.most("sparse")
         return ops.sparse_24_linear(
             x, tensors["units"], shape[0], scheme.dtype, bias, most, *_stored(scheme, tensors)
         )
+
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        of_fp8 = options_of(scheme).activations == "fp8_e4m3"
+        return of_fp8 and device.type == "cuda" and get_device_capability(device) == (9, 0)
+
+    def multiply_rounded(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """By one kernel for any number of tokens, so that results do not depend on the batch."""
+        if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
+            scales = tensors["weight_scale"]
+            return ops.sparse_24_linear_fp8(
+                x, tensors["units"], scales, shape[0], scheme.dtype, bias
+            )
+        return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 
     def check(self, packed: PackedWeight) -> None:
         """No word is an address; but positions that do not rise are undefined behaviour of mma.
@@ -136,6 +165,12 @@ class Sparse24(CudaPatternForm):
         if own.has_row_scales:
             return packed.tensors["weight_scale"]
         return layout.scales_of(packed.tensors["units"], packed.shape, own, packed.dtype)
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        """One for fp8 activations: what their kernel sums, another would sum in another way."""
+        known = super().implementations(scheme)
+        rounded = options_of(scheme).activations == "fp8_e4m3"
+        return {"sparse": known["sparse"]} if rounded else known
 
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu

@@ -161,13 +161,18 @@ def spread(
     bits = bits_of(units, shape, layout)
     if layout.values == "native":
         return bits.view(dtype)
-    codes = VALUE_TYPES["int8" if layout.values == "int4" else layout.values]
     scales = scales_of(units, shape, layout, dtype) if weight_scale is None else weight_scale
     weight = units.new_empty(shape, dtype=dtype)
     for slab in slabs(*shape):
         each = spread_scales(scales[slab].float(), shape[1], layout.group)
-        weight[slab] = (codes.decode(bits[slab], shape[1]).float() * each).to(dtype)
+        weight[slab] = (numbers(bits[slab], layout).float() * each).to(dtype)
     return weight
+
+
+def numbers(bits: Tensor, layout: UnitLayout) -> Tensor:
+    """Codes as float16 numbers, of their `bits`."""
+    codes = VALUE_TYPES["int8" if layout.values == "int4" else layout.values]
+    return codes.decode(bits, bits.shape[1])
 
 
 def bits_of(units: Tensor, shape: tuple[int, int], layout: UnitLayout = NATIVE) -> Tensor:

@@ -13,6 +13,8 @@ from torch.library import impl, register_fake
 
 from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
+from ..activations import rounded_tokens
+from ..value_types import VALUE_TYPES
 from .layout import UnitLayout, bits_of, spread, unit_grid
 
 __all__ = ["ops"]
@@ -150,6 +152,7 @@ def _(x, units, weight_scale, out_features, weight_dtype, bias=None):
     x, of weight_dtype, is rounded to e4m3 with a float32 scale for each token, by which its largest
     magnitude becomes 448; tensor cores multiply codes by codes, and sums are multiplied by both
     scales before bias [out_features] is added. A token with an infinity gives NaN or infinities.
+    The gradient is that of the product of x as it is (straight through).
 
     On CUDA it needs compute capability 9.0, whose tensor cores keep some 14 bits of mantissa from
     one 64 columns to the next. units and weight_scale are those of sparse_24_linear.
@@ -185,17 +188,8 @@ def _linear_fp8(
     _check_units(units, *shape, weight_scale, "fp8_e4m3", 0)
     torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
     codes = bits_of(units, shape, UnitLayout("fp8_e4m3")).view(torch.float8_e4m3fn)
-    y = quantise_tokens(x) @ (codes.double() * weight_scale.double()).T
+    y = rounded_tokens(x, VALUE_TYPES["fp8_e4m3"]) @ (codes.double() * weight_scale.double()).T
     return (y if bias is None else y + bias.double()).to(x.dtype)
-
-
-def quantise_tokens(x: Tensor) -> Tensor:
-    """What fp8 activations make of x [..., in_features]: codes of e4m3 times scales, in float64."""
-    largest = x.float().nan_to_num(nan=0, posinf=torch.inf, neginf=-torch.inf).abs()
-    largest = largest.amax(-1, keepdim=True).clamp_min(2.0**-100)
-    inverse = torch.full_like(largest, 448) / largest  # 448 / largest would round twice
-    codes = (x.float() * inverse).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return codes.double() * (largest / 448).double()
 
 
 @impl("flashsparse::sparse_24_unpack", "CPU")
@@ -214,4 +208,5 @@ def _unpack(
 
 
 register_linear_autograd("sparse_24_linear", unpack="sparse_24_unpack")
+register_linear_autograd("sparse_24_linear_fp8", unpack="sparse_24_unpack", values="fp8_e4m3")
 register_unpacked_linear("sparse_24_linear", unpack="sparse_24_unpack")

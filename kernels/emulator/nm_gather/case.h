@@ -19,7 +19,7 @@ struct NmGatherWeight {
   NmGatherWeight(int64_t n, int64_t m, int64_t vector_length, int64_t value_type, int64_t rows,
                  int64_t cols)
       : layout(flashsparse::nm_gather::layout_of(
-            n, m, vector_length, static_cast<flashsparse::nm_gather::ValueType>(value_type % 8),
+            n, m, vector_length, static_cast<flashsparse::ValueType>(value_type % 8),
             static_cast<int>(value_type / 8))),
         values(read<uint8_t>(layout.units(rows) * layout.pairs(cols) * layout.pair_bytes())),
         index(read<uint8_t>(layout.groups(rows) * layout.pairs(cols) *

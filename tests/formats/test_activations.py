@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations that are rounded to codes by token: what they become, and products of them."""
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from weights import sparse_weight
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.formats import activations, get_format, pattern_form
+from flashsparse_plugin.formats.sparse_24 import Sparse24
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.packed import FormatError
+
+FORMAT = get_format("nm_vector")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+TYPES = ["fp8_e4m3", "int8"]
+CODES = {
+    "int8": [float(code) for code in range(-127, 128)],
+    "fp8_e4m3": sorted(
+        sign * (fraction / 8 + (exponent > 0)) * 2.0 ** (max(exponent, 1) - 7)
+        for sign in (-1, 1)
+        for exponent in range(16)
+        for fraction in range(8 if exponent < 15 else 7)
+    ),
+}
+"""All codes in order, from the definitions of the types."""
+
+
+def scheme_of(values, dtype=torch.bfloat16, **options):
+    pattern = {"n": 2, "m": 4, "values": values, "activations": values}
+    return FORMAT.scheme(dtype, pattern | options)
+
+
+def packed_as(scheme, shape=(50, 70), seed=0):
+    weight = sparse_weight(*shape, 0.7, scheme.dtype, seed)
+    return FORMAT.pack(FORMAT.conform(weight, scheme), scheme)
+
+
+def oracle(token, values):
+    """Codes and scale of one token, by looking the nearest code up."""
+    codes = torch.tensor(CODES[values])
+    largest = token.float().abs().max().clamp_min(2.0**-100)
+    numbers = token.float() * (codes[-1] / largest)
+    distance = (numbers[:, None].double() - codes.double()).abs()
+    nearest = distance.min(1, keepdim=True).values == distance
+    # Of two codes that are as near the one with an even last bit.
+    bits = codes.to(torch.int8 if values == "int8" else torch.float8_e4m3fn).view(torch.uint8)
+    even = bits % 2 == 0
+    tied = nearest.sum(1, keepdim=True) > 1
+    chosen = nearest & (even | ~tied)
+    return codes[chosen.int().argmax(1)], largest / codes[-1]
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(TYPES), st.sampled_from(DTYPES), st.integers(1, 90), st.integers(0, 999))
+def test_tokens_become_the_nearest_codes(values, dtype, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(3, columns, generator=generator) * torch.tensor([1e-3, 1.0, 500.0])[:, None]
+    x[1] = x[1].mul(8).round() / 8  # ties
+    x = x.to(dtype)
+    codes, scales = activations.quantise_tokens(x, VALUE_TYPES[values])
+    for token, found, scale in zip(x, codes, scales, strict=True):
+        wanted, of_token = oracle(token, values)
+        assert torch.equal(found, wanted) and scale == of_token
+        assert found.abs().max() == CODES[values][-1]
+
+
+@st.composite
+def schemes(draw):
+    values, m = draw(st.sampled_from(TYPES)), draw(st.sampled_from([4, 8, 32]))
+    pattern = {"n": draw(st.integers(1, m)), "m": m, "group": draw(st.sampled_from([None, 32]))}
+    length = draw(st.sampled_from([1, 4, 16]))
+    return scheme_of(values, draw(st.sampled_from(DTYPES)), vector_length=length, **pattern)
+
+
+@settings(max_examples=40)
+@given(schemes(), st.sampled_from(DTYPES), st.sampled_from([1, 5]), st.integers(0, 99))
+def test_codes_are_multiplied_by_codes(scheme, x_dtype, tokens, seed):
+    packed = packed_as(scheme, (40, 70), seed)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, 70, generator=generator).to(x_dtype)
+    bias = torch.randn(40, generator=generator).to(x_dtype)
+    seen, weight = scheme.format.round_activations(x, scheme), packed.unpack().double()
+    exact, magnitude = seen @ weight.T + bias.double(), seen.abs() @ weight.abs().T
+    room = (magnitude + bias.double().abs()) * 70 * 2**-22 + exact.abs() * torch.finfo(x_dtype).eps
+    running = packed.prepare("cpu")
+    assert running.scheme.options.activations == scheme.options.activations
+    for form in (packed, running):
+        y = form.linear(x, bias)
+        assert y.dtype == x_dtype and ((y.double() - exact).abs() <= room).all()
+
+
+@pytest.mark.parametrize("values", TYPES)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_kernels_for_16_bits_are_given_codes_that_are_exact(values, dtype, monkeypatch):
+    """As on GPUs. The largest sums of codes are far beyond what float16 holds."""
+    monkeypatch.setattr(activations, "_kernel_dtype", lambda x: x.dtype)
+    weight = torch.full((3, 4096), 0.5, dtype=dtype)
+    given = []
+
+    def product(x):
+        given.append(x)
+        return (x.float() @ weight.float().T).to(x.dtype)
+
+    x = torch.randn(4, 4096).to(dtype)
+    x[0] = x[0].abs() + 1
+    y = activations.multiply_rounded(x, VALUE_TYPES[values], None, product)
+    assert given[0].dtype == dtype
+    codes, _ = activations.quantise_tokens(x, VALUE_TYPES[values])
+    assert torch.equal(given[0].float() * 256, codes)
+    exact = activations.rounded_tokens(x, VALUE_TYPES[values]) @ weight.double().T
+    assert ((y.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps).all()
+
+
+def test_a_token_does_not_depend_on_its_batch_and_spoils_no_other():
+    for values in TYPES:
+        packed = packed_as(scheme_of(values)).prepare("cpu")
+        x = torch.randn(5, 70).bfloat16()
+        x[1], x[3, 7] = 0, torch.inf
+        y = packed.linear(x)
+        assert not y[3].isfinite().all() and not y[1].any()
+        for token in (0, 1, 2, 4):
+            assert torch.equal(packed.linear(x[token]), y[token])
+
+
+def with_fp8_kernels(monkeypatch):
+    """As where sparse_24 has a kernel for fp8 on both sides: here its op's meaning on a CPU."""
+    monkeypatch.setattr(Sparse24, "multiplies_codes", lambda *arguments: True)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_the_kernel_for_both_sides_computes_the_same(tokens, monkeypatch):
+    stored = packed_as(scheme_of("fp8_e4m3"))
+    packed = stored.transcode(Sparse24().scheme(stored.dtype, stored.scheme.values))
+    x, bias = torch.randn(tokens, 70).bfloat16(), torch.randn(50).bfloat16()
+    known = Sparse24().implementations(packed.scheme)
+    assert list(known) == ["sparse"]  # no plan may choose another one for other tokens
+    without = packed.linear(x, bias)
+    with_fp8_kernels(monkeypatch)
+    monkeypatch.setattr(Sparse24, "multiply", None)
+    torch.testing.assert_close(packed.linear(x, bias), without)
+
+
+@pytest.mark.parametrize("values", TYPES)
+def test_gradients_go_straight_through(values, monkeypatch):
+    stored = packed_as(scheme_of(values))
+    form = Sparse24().scheme(stored.dtype, stored.scheme.values)
+    for packed in (stored, stored.prepare("cpu"), stored.transcode(form)):
+        x, bias = torch.randn(2, 3, 70, requires_grad=True), torch.randn(50, requires_grad=True)
+        y = packed.linear(x, bias)
+        assert torch.equal(y, packed.linear(x.detach(), bias.detach()))
+        dy = torch.randn(2, 3, 50)
+        y.backward(dy)
+        torch.testing.assert_close(x.grad, dy @ stored.unpack().float())
+        torch.testing.assert_close(bias.grad, dy.sum((0, 1)))
+    if values == "fp8_e4m3":
+        x = torch.randn(3, 70, dtype=torch.bfloat16, requires_grad=True)
+        with_fp8_kernels(monkeypatch)
+        packed.linear(x).sum().backward()
+        torch.testing.assert_close(x.grad, stored.unpack().sum(0).expand(3, -1))
+
+
+def test_it_compiles_in_one_graph():
+    layer = fs.SparseLinear.from_packed(packed_as(scheme_of("fp8_e4m3")))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (2, 5):
+        x = torch.randn(tokens, 70)
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_what_becomes_of_them_is_told_once(caplog):
+    pattern_form._tell_of_activations.cache_clear()
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        packed_as(scheme_of("int8")).prepare("cpu")
+    told = "rounded to int8 by token, and multiplied in 32 bits: nm_rows has no kernel"
+    assert caplog.text.count(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"activations": "int8"}, "int8 values alone, and these are native. Remedy: values=int8"),
+        ({"values": "int8", "activations": "fp8_e4m3"}, "these are int8.*activations=native"),
+        ({"values": "int4", "activations": "int8"}, "these are int4"),
+        ({"values": "int4", "activations": "int4"}, "activations"),
+    ],
+)
+def test_activations_that_there_are_not(options, said):
+    with pytest.raises(FormatError, match=said):
+        FORMAT.scheme(torch.bfloat16, {"n": 2, "m": 4, **options})
+
+
+def test_they_are_a_part_of_the_scheme():
+    rounded, native = scheme_of("int8"), scheme_of("int8", activations="native")
+    assert rounded != native and "activations" not in native.values
+    assert rounded.title == "nm_vector(2:4, int8 x int8)"
+    assert FORMAT.scheme(torch.bfloat16, rounded.values) == rounded
+    layers = {"a": {"format": "nm_vector", "options": native.values}}
+    config = fs.FlashSparseConfig(
+        format="nm_vector", dtype="bfloat16", options=rounded.values, layers=layers
+    )
+    config = fs.FlashSparseConfig.from_dict(config.to_dict())
+    assert (config.scheme_of("a"), config.scheme_of("b")) == (native, rounded)
