@@ -10,6 +10,7 @@
 #   make test-fast  run those that take no time: no servers, no sanitizers
 #   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
 #   make bench  measure the CPU kernels on this machine
+#   make docs   build the site into build/site
 #   make clean  remove .venv and build
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3))
@@ -25,9 +26,9 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz bench clean
+.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz bench docs clean
 help:
-	@sed -n '3,15s/^# \{0,1\}//p' Makefile
+	@sed -n '3,16s/^# \{0,1\}//p' Makefile
 
 env: $(VENV)/.installed
 
@@ -151,6 +152,17 @@ bench: env
 	$(BIN)/python benchmarks/cpu_pack.py
 	$(BIN)/python benchmarks/cpu_linear.py
 	$(BIN)/python benchmarks/cpu_values.py
+
+# The site, in an environment of its own: it reads the sources and imports nothing of them.
+DOCS_ENV := build/docs-env
+$(DOCS_ENV)/.installed: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_ENV)
+	$(DOCS_ENV)/bin/pip install --quiet --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS_ENV)/.installed
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(DOCS_ENV)/bin:$$PATH" mkdocs build --quiet
+	@echo "Built: open build/site/index.html"
 
 check: lint test
 
