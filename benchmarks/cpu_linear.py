@@ -17,7 +17,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import _formats

@@ -14,11 +14,9 @@ import pytest
 import torch
 from documents import DOCUMENTS, ROOT, blocks, commands, inline
 from tiny_causal_lms import VOCAB, character_tokenizer
-from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.main import get_command
 from typer.testing import CliRunner
-from weights import sparse_weight
 
 from flashsparse_plugin.cli import app
 
@@ -38,7 +36,11 @@ NOT_RUN = {
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
-        ["make check", "make env", "make lint", "make test-fast", "make test", "make fuzz"], TREE
+        [
+            f"make {target}"
+            for target in ("check", "env", "lint", "test-fast", "test", "fuzz", "docs")
+        ],
+        TREE,
     ),
     "make bench": "measures for minutes",
     ".venv/bin/pytest tests/formats": TREE,
@@ -91,12 +93,11 @@ CODE_ELSEWHERE = ["adding-a-format.md"]  # tests/formats/test_contract.py
 
 PROGRAMS = ("flashsparse", "make", "pip", "python", "vllm")
 TEXT_OF = {document.name: document.read_text() for document in DOCUMENTS}
-README = TEXT_OF["README.md"]
 every_document = pytest.mark.parametrize("document", TEXT_OF)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def named(tmp_path_factory):
     """A folder with the models and texts that the documents speak of, named as there."""
     place = tmp_path_factory.mktemp("documents")
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
@@ -113,6 +114,21 @@ def place(tmp_path_factory):
     for name in ("text.txt", "tinyshakespeare.txt"):
         (place / name).write_text("".join(map(chr, letters)))
     return place
+
+
+@pytest.fixture
+def place(named, tmp_path):
+    """The same for one document, which may write beside them what others write, too."""
+    for path in (
+        "path/to/dense",
+        "MODEL",
+        "SmolLM2-135M-Instruct",
+        "text.txt",
+        "tinyshakespeare.txt",
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).symlink_to(named / path)
+    return tmp_path
 
 
 def runnable(document: str) -> list[str]:
@@ -137,15 +153,9 @@ def code_of(document: str) -> list[str]:
 
 @pytest.mark.parametrize("document", [name for name in TEXT_OF if code_of(name)])
 def test_code_runs_as_written(document, place, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(place)
     monkeypatch.setenv("FLASHSPARSE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "path/to").mkdir(parents=True)
-    (tmp_path / "path/to/dense").symlink_to(place / "path/to/dense")
     names = {"torch": torch, "AutoModelForCausalLM": AutoModelForCausalLM}
-    # Of README's:
-    names |= {"linear": nn.Linear(70, 150, dtype=torch.bfloat16), "weight": sparse_weight(150, 70)}
-    names |= {"bias": torch.zeros(150, dtype=torch.bfloat16)}
-    names |= {"x": torch.randn(3, 70, dtype=torch.bfloat16)}
     # Of docs/attention.md's:
     names |= {"path": place / "path/to/dense", "head_dim": 128, "scale": 128**-0.5}
     names |= {"kv_cache": torch.randn(4, 8, 16, 256).half()}
@@ -155,7 +165,6 @@ def test_code_runs_as_written(document, place, monkeypatch, tmp_path):
         exec(compile(block, document, "exec"), names)
     if document == "README.md":
         assert type(names["model"].model.layers[0].mlp.up_proj).__name__ == "SparseLinear"
-        assert torch.equal(names["packed"].unpack(), names["weight"])
     if document == "attention.md":
         assert names["model"].config._attn_implementation == "unified_max"
         assert names["out"].shape == (2, 32, 128)
