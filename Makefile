@@ -161,7 +161,7 @@ $(DOCS_ENV)/.installed: requirements/docs.txt
 	@touch $@
 
 docs: $(DOCS_ENV)/.installed
-	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(DOCS_ENV)/bin:$$PATH" mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(DOCS_ENV)/bin:$$PATH" mkdocs build --quiet
 	@echo "Built: open build/site/index.html"
 
 check: lint test
