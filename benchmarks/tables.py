@@ -149,7 +149,7 @@ def spmm_rows(result: Result) -> list[Result]:
     return [row for row in result["rows"] if row["tokens"] in SPMM_TOKENS]
 
 
-def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
+def spmm(result: Result, models: Sequence[str]) -> str:
     """Dense time / time, geometric means over the layers of some models: zeros down."""
     rows = [row for row in spmm_rows(result) if row["model"] in models]
     tokens = sorted({row["tokens"] for row in rows})
@@ -160,11 +160,11 @@ def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
     cells = []
     for sparsity in sorted({row["sparsity"] for row in rows}):
         own = [row for row in rows if row["sparsity"] == sparsity]
-        first = [f"**{sparsity}% zeros**", mean_of(own, "ratio_bound"), goals.get(sparsity, "")]
-        cells.append([*map(str, first), *by_tokens("ratio", own)])
-    cells.append(["fp8, dense", "2.00", "", *by_tokens("fp8_ratio", rows)])
+        first = [f"**{sparsity}% zeros**", mean_of(own, "ratio_bound")]
+        cells.append([*first, *by_tokens("ratio", own)])
+    cells.append(["fp8, dense", "2.00", *by_tokens("fp8_ratio", rows)])
     layers = len({row["shape"] for row in rows})
-    header = [f"{layers} layers, tokens:", "bound", "goal", *map(str, tokens)]
+    header = [f"{layers} layers, tokens:", "bound", *map(str, tokens)]
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
@@ -479,8 +479,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "busy": busy,
     "choices": choice,
     "pack": pack,
-    "spmm_opt": lambda result: spmm(result, OPT, OPT_GOALS),
-    "spmm_llama": lambda result: spmm(result, LLAMA, {}),
+    "spmm_opt": lambda result: spmm(result, OPT),
+    "spmm_llama": lambda result: spmm(result, LLAMA),
     "nm": nm,
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
