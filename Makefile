@@ -12,6 +12,7 @@
 #   make soak   64 clients of a server of packed weights for SECONDS=600: no wrong token, no growth
 #   make bench  measure the CPU kernels on this machine
 #   make wheels build the wheel of a release and try it with every Python that is here
+#   make docs   build the site into build/site
 #   make clean  remove .venv and build
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3))
@@ -27,7 +28,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz soak bench wheels clean
+.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz soak bench docs wheels clean
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -166,6 +167,17 @@ $(VENV)/.wheels: requirements/wheels.txt | $(VENV)/.installed
 
 wheels: $(VENV)/.wheels
 	release/wheels.sh $(BIN) $(STACK)
+
+# The site, in an environment of its own: it reads the sources and imports nothing of them.
+DOCS_ENV := build/docs-env
+$(DOCS_ENV)/.installed: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_ENV)
+	$(DOCS_ENV)/bin/pip install --quiet --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS_ENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(DOCS_ENV)/bin:$$PATH" mkdocs build --quiet
+	@echo "Built: open build/site/index.html"
 
 check: lint test
 

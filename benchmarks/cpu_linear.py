@@ -17,7 +17,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import _formats
@@ -187,7 +186,7 @@ def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
         table = Table(
             title=f"{shape}, tokens across; "
             f"{about['cpu']}, {about['threads']} threads, {about['capability']}",
-            caption="time / time of the baseline, ✓ or ✗ where there is a goal; "
+            caption="time of the baseline / time: above 1 is faster; ✓ or ✗ where there is a goal; "
             "µs in the rows of the baselines",
             box=box.SIMPLE_HEAD,
         )
@@ -213,54 +212,10 @@ def show(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
 def _cell(row: dict[str, Any]) -> str:
     if row["baseline"] == row["kernel"]:
         return f"[dim]{row['microseconds']:.0f}[/]"
+    speedup = f"{1 / row['ratio']:.2f}"
     if row["goal"] is None:
-        return f"{row['ratio']:.2f}"
-    met = row["ratio"] <= row["goal"]
-    return f"[green]✓{row['ratio']:.2f}[/]" if met else f"[red]✗{row['ratio']:.2f}[/]"
-
-
-def plot(rows: Sequence[dict[str, Any]], about: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    figure, axes = plt.subplots(
-        1, len(shapes), figsize=(5.2 * len(shapes), 4.4), sharey=True, squeeze=False
-    )
-    for axis, shape in zip(axes[0], shapes, strict=True):
-        lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
-        for row in rows:
-            bf16 = row["baseline"] == "dense" and row["kernel"] != "sparse stored"
-            if row["shape"] == shape and bf16:
-                line = lines.setdefault((row["kernel"], row["sparsity"]), [])
-                line.append((row["tokens"], row["ratio"]))
-        for (kernel, sparsity), points in lines.items():
-            sparse = kernel == "sparse"
-            axis.plot(
-                *zip(*points, strict=True),
-                label=f"{kernel}, {sparsity}% zeros" if sparse else kernel,
-                linestyle="-" if sparse else "--",
-                marker="o" if sparse else None,
-                linewidth=2 if sparse else 1.3,
-                color=None
-                if sparse
-                else {"dense": "black", "dense prepacked": "0.45"}.get(kernel, "0.7"),
-            )
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({row["tokens"] for row in rows}))
-        axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.tick_params(axis="x", rotation=45, which="major")
-        axis.set_xlabel("tokens")
-        axis.set_title(shape)
-        axis.grid(alpha=0.3)
-        axis.set_ylim(bottom=0)
-    axes[0][0].set_ylabel("time / torch bf16 F.linear")
-    axes[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.suptitle(f"{about['cpu']}, {about['threads']} threads, {about['capability']}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+        return speedup
+    return f"[green]✓{speedup}[/]" if row["ratio"] <= row["goal"] else f"[red]✗{speedup}[/]"
 
 
 def numbers(text: str) -> list[int]:
@@ -285,7 +240,6 @@ def main() -> None:
     parser.add_argument(
         "--busy", action="store_true", help="measure with another process on one core instead"
     )
-    parser.add_argument("--plot", action="store_true", help="also draw the result")
     parser.add_argument("--name", help="of the result file (default: by capability)")
     arguments = parser.parse_args()
 
@@ -307,10 +261,6 @@ def main() -> None:
     path = _results.folder_of(about["cpu"]) / f"{name}.csv"
     _results.write(path, about, rows)
     print(f"written to {path}")
-    if arguments.plot and not arguments.busy:
-        drawing = path.with_suffix(".png")
-        plot(rows, about, drawing)
-        print(f"drawn to {drawing}")
 
 
 if __name__ == "__main__":

@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import _results
+import choices
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
     "README.md",
     "docs/attention.md",
+    "docs/choose.md",
     "docs/cpu.md",
     "docs/dense.md",
-    "docs/kernels.md",
+    "docs/kernels-notes.md",
+    "docs/kernels-results.md",
     "docs/models.md",
     "docs/nm.md",
     "docs/pruning.md",
@@ -54,7 +57,7 @@ def conditions(about: Result) -> str:
 
 
 def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
-    """Ratios to one baseline at 4096x4096: kernels down, tokens across."""
+    """Time of one baseline / time at 4096x4096: kernels down, tokens across."""
     rows = [row for row in result["rows"] if row["shape"] == "4096x4096"]
     lines: dict[tuple[str, int], dict[int, Result]] = {}
     for row in rows:
@@ -67,10 +70,22 @@ def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
             values = [f"{by_tokens[count]['microseconds']:.0f}" for count in tokens]
         else:
             name = f"**sparse, {sparsity}% zeros**" if sparsity else NAMES[kernel]
-            values = [f"{by_tokens[count]['ratio']:.2f}" for count in tokens]
+            values = [f"{1 / by_tokens[count]['ratio']:.2f}" for count in tokens]
         cells.append([name, *values])
     header = ["4096x4096, tokens:", *map(str, tokens)]
     return markdown(header, cells) + conditions(result["about"])
+
+
+def choice(result: Result) -> str:
+    """What each kind of zeros gains, and what to do about it."""
+    header = ["your zeros", "GPU, 1 to 16 tokens", "CPU, 1 token", "what to do"]
+    lines = [header, ["---", "---:", "---:", "---"], *choices.choices()]
+    about = result["about"]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + (
+        f"\nTime of dense 16-bit weights / time, of linear layers. GPU: {about['gpu']} and H100, "
+        f"layers of more than 100 million weights (8- and 4-bit values: H200 only), "
+        f"{about['date'][:10]}. CPU: AMD EPYC with AVX-512, two threads, 4096x4096.\n"
+    )
 
 
 def patterns(result: Result) -> str:
@@ -101,7 +116,7 @@ def busy(result: Result) -> str:
         rows = [row for row in result["rows"] if row["kernel"] == kernel]
         zeros = f", {rows[0]['sparsity']}% zeros" if rows[0]["sparsity"] else ""
         name = kernel.partition(",")[0] + zeros
-        cells.append([name, *(f"{row['ratio']:.2f}" for row in rows)])
+        cells.append([name, *(f"{1 / row['ratio']:.2f}" for row in rows)])
     return markdown(["4096x4096, tokens:", *map(str, tokens)], cells) + conditions(result["about"])
 
 
@@ -134,7 +149,7 @@ def spmm_rows(result: Result) -> list[Result]:
     return [row for row in result["rows"] if row["tokens"] in SPMM_TOKENS]
 
 
-def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
+def spmm(result: Result, models: Sequence[str]) -> str:
     """Dense time / time, geometric means over the layers of some models: zeros down."""
     rows = [row for row in spmm_rows(result) if row["model"] in models]
     tokens = sorted({row["tokens"] for row in rows})
@@ -145,11 +160,11 @@ def spmm(result: Result, models: Sequence[str], goals: dict[int, float]) -> str:
     cells = []
     for sparsity in sorted({row["sparsity"] for row in rows}):
         own = [row for row in rows if row["sparsity"] == sparsity]
-        first = [f"**{sparsity}% zeros**", mean_of(own, "ratio_bound"), goals.get(sparsity, "")]
-        cells.append([*map(str, first), *by_tokens("ratio", own)])
-    cells.append(["fp8, dense", "2.00", "", *by_tokens("fp8_ratio", rows)])
+        first = [f"**{sparsity}% zeros**", mean_of(own, "ratio_bound")]
+        cells.append([*first, *by_tokens("ratio", own)])
+    cells.append(["fp8, dense", "2.00", *by_tokens("fp8_ratio", rows)])
     layers = len({row["shape"] for row in rows})
-    header = [f"{layers} layers, tokens:", "bound", "goal", *map(str, tokens)]
+    header = [f"{layers} layers, tokens:", "bound", *map(str, tokens)]
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
@@ -462,9 +477,10 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "linear_fp32": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 16, 32, 128, 1024)),
     "linear_avx2": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 32)),
     "busy": busy,
+    "choices": choice,
     "pack": pack,
-    "spmm_opt": lambda result: spmm(result, OPT, OPT_GOALS),
-    "spmm_llama": lambda result: spmm(result, LLAMA, {}),
+    "spmm_opt": lambda result: spmm(result, OPT),
+    "spmm_llama": lambda result: spmm(result, LLAMA),
     "nm": nm,
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import plots
+import yaml
+
 import flashsparse_plugin as fs
 
 ROOT = Path(__file__).parents[1]
@@ -15,8 +18,39 @@ def test_the_tables_are_those_of_the_results():
     command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    for name in ("README.md", "docs/cpu.md", "docs/kernels.md", "docs/vllm.md"):
+    for name in ("README.md", "docs/cpu.md", "docs/kernels-results.md", "docs/vllm.md"):
         assert "<!-- table: " in (ROOT / name).read_text()
+
+
+def test_the_pictures_are_those_of_the_results(tmp_path):
+    """Else: python benchmarks/plots.py."""
+    plots.draw(tmp_path)
+    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    committed = {path.name: path.read_bytes() for path in plots.PICTURES.iterdir()}
+    assert drawn.keys() == committed.keys()
+    assert [name for name in drawn if drawn[name] != committed[name]] == []
+
+
+def test_each_page_is_in_the_navigation_once():
+    def pages(entries):
+        for entry in entries:
+            for value in entry.values():
+                yield from [value] if isinstance(value, str) else pages(value)
+
+    found = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(found) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_messages_in_troubleshooting_are_in_the_sources():
+    folders = ("flashsparse_plugin", "integrations")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))  # literals that follow each other
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^- `([^`]+)`:", page, re.M)
+    assert len(messages) > 20
+    for message in messages:
+        fragments = " ".join(message.split())
+        assert fragments in joined, f"no source says {message!r}"
 
 
 def test_links_between_documents_lead_somewhere():

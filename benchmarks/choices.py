@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of "Is it for you?": what each kind of zeros gains, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import _results
+
+GPUS = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+FEW_TOKENS = (1, 8, 16)
+LARGE = 100_000_000  # weights of a layer
+
+Row = dict[str, Any]
+
+
+def span(figures: list[float]) -> str:
+    """The least and the largest figure, or one where they are alike."""
+    low, high = (f"{each(figures):.1f}" for each in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def large(name: str) -> Iterator[list[Row]]:
+    """The rows of large layers in a result: a list for each GPU and each small number of tokens."""
+    for gpu in GPUS:
+        path = _results.FOLDER / gpu / f"{name}.csv"
+        if not path.exists():
+            continue
+        rows = _results.read(path)["rows"]
+        for count in FEW_TOKENS:
+            yield [
+                row
+                for row in rows
+                if row["tokens"] == count and math.prod(map(int, row["shape"].split("x"))) > LARGE
+            ]
+
+
+def zeros_anywhere(percent: int) -> str:
+    """Speedups of Tiled-CSL over cuBLAS: geometric means over large layers."""
+    return span(
+        [
+            statistics.geometric_mean(row["ratio"] for row in rows if row["sparsity"] == percent)
+            for rows in large("spmm")
+        ]
+    )
+
+
+def pattern(*names: str, result: str = "nm", figure: str = "us") -> str:
+    """Speedups of N:M patterns over cuBLAS: geometric means over large layers."""
+    return span(
+        [
+            statistics.geometric_mean(
+                row["dense_us"] / row[figure] for row in rows if row["pattern"] == name
+            )
+            for rows in large(result)
+            for name in names
+        ]
+    )
+
+
+def on_cpu(kernel: str, percent: int = 0) -> str:
+    """Speedup over torch's bfloat16 layer for one token."""
+    rows = _results.read(_results.FOLDER / "amd-epyc/cpu_linear_avx512.csv")["rows"]
+    wanted = {"shape": "4096x4096", "tokens": 1, "kernel": kernel, "sparsity": percent}
+    [row] = [row for row in rows if wanted.items() <= row.items()]
+    return f"{1 / row['ratio']:.1f}"
+
+
+def choices() -> list[list[str]]:
+    """The rows of the table: zeros, speedup on a GPU and on a CPU, advice."""
+    codes = {"result": "nm_values"}
+    return [
+        [
+            "none",
+            f"dense fp8: {pattern('2:4', figure='fp8_us')}",
+            f"dynamic int8: {on_cpu('dense int8')}",
+            "**not FlashSparse**: fp8 or int4 in vLLM",
+        ],
+        [
+            "unstructured, 50%",
+            zeros_anywhere(50),
+            on_cpu("sparse", 50),
+            "GPU: fp8. CPU: FlashSparse, exact",
+        ],
+        [
+            "unstructured, 70%",
+            zeros_anywhere(70),
+            on_cpu("sparse", 70),
+            "GPU: fp8, or exact with FlashSparse. CPU: FlashSparse",
+        ],
+        [
+            "unstructured, 80%",
+            zeros_anywhere(80),
+            on_cpu("sparse", 80),
+            "FlashSparse: about as fast as fp8, and exact",
+        ],
+        ["unstructured, 90%", zeros_anywhere(90), on_cpu("sparse", 90), "FlashSparse"],
+        ["2:4", pattern("2:4"), "", "fp8 is as fast; fewer bits are the next row"],
+        [
+            "2:4, 8-bit values",
+            pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
+            "",
+            "FlashSparse; fp8 where layers are 4096x4096 or smaller",
+        ],
+        ["2:4, int4 values", pattern("2:4, int4 by 128", **codes), "", "FlashSparse"],
+        ["8:32 for 32 rows (75%)", pattern("8:32, L=32"), "", "FlashSparse"],
+        [
+            "the same, 8-bit values",
+            pattern("8:32, L=32, fp8_e4m3", "8:32, L=32, int8", **codes),
+            "",
+            "FlashSparse",
+        ],
+    ]
