@@ -33,7 +33,7 @@ from flashsparse_plugin.pruning import (
     wanda_scores,
 )
 from flashsparse_plugin.pruning.rule import share_kept
-from flashsparse_plugin.pruning.wanda import InputNorms
+from flashsparse_plugin.pruning.statistics import InputNorms
 
 SPARSITIES = (0.5, 0.75)
 WINDOWS = (4, 8, 16, 32, 64)

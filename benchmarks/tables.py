@@ -36,6 +36,7 @@ DOCUMENTS = (
     "docs/models.md",
     "docs/nm.md",
     "docs/pruning.md",
+    "docs/recover.md",
     "docs/values.md",
     "docs/vllm.md",
 )
@@ -107,6 +108,29 @@ def patterns(result: Result) -> str:
         f"\n{about['model']}, each {about['every']}th decoder layer, {about['samples']} windows of "
         f"{about['tokens']} tokens of {about['text']}, {about['date'][:10]}.\n\n"
     )
+
+
+def recovery(result: Result) -> str:
+    """Perplexities: rules down; methods across, each before and after recovery."""
+    about, rows = result["about"], result["rows"]
+    methods = list(dict.fromkeys(row["method"] for row in rows if "method" in row))
+    dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
+    cells = []
+    for rule in dict.fromkeys(row["rule"] for row in rows if row["rule"] != "dense"):
+        found = {row["method"]: row["perplexity"] for row in rows if row["rule"] == rule}
+        texts = [figure(found[each]) if each in found else "" for each in methods]
+        cells.append([rule.replace("L=", "L = "), *texts])
+    tokens = about["samples"] * about["window"]
+    first = f"the first {1 - about['held_out']:.0%} of {about['text']}"
+    return markdown([f"perplexity (dense: {figure(dense)})", *methods], cells) + (
+        f"\n{about['model']}, calibrated on {tokens:,} tokens of {first}, judged by "
+        f"{about['tokens']:,} of the rest; {about['cpu']}, "
+        f"torch {about['torch']}, {about['date'][:10]}.\n"
+    )
+
+
+def figure(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def busy(result: Result) -> str:
@@ -479,6 +503,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "busy": busy,
     "choices": choice,
     "pack": pack,
+    "recovery": recovery,
     "spmm_opt": lambda result: spmm(result, OPT),
     "spmm_llama": lambda result: spmm(result, LLAMA),
     "nm": nm,

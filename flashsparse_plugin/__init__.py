@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .linear import SparseLinear
     from .llm import LLM
     from .packed import FormatError, PackedWeight
+    from .pruning.sparsify import sparsify_
 
 __version__ = "0.2.0.dev0"
 
@@ -28,6 +29,7 @@ _HOME = {
     "format_names": "formats",
     "get_format": "formats",
     "pack": "formats",
+    "sparsify_": "pruning.sparsify",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "format_names",
     "get_format",
     "pack",
+    "sparsify_",
 ]
 
 

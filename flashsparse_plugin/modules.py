@@ -46,9 +46,15 @@ def is_transposed(module: nn.Module) -> bool:
 
 def weight_of(module: nn.Module) -> Tensor:
     """The weight of a linear layer as [out_features, in_features]; a view of it."""
+    weight = stored_weight(module)
+    return weight.T if is_transposed(module) else weight
+
+
+def stored_weight(module: nn.Module) -> Tensor:
+    """The weight of a linear layer as the module keeps it, and as checkpoints do."""
     weight = module.weight
     assert isinstance(weight, Tensor)
-    return weight.T if is_transposed(module) else weight
+    return weight
 
 
 def bias_of(module: nn.Module) -> Tensor | None:

@@ -19,6 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
+from flashsparse_plugin.pruning import methods
 
 TREE = "compiles and tests this very tree, for minutes"
 GPU = "measures on a GPU"
@@ -174,10 +175,17 @@ def test_code_runs_as_written(document, place, monkeypatch, tmp_path):
     names |= {"kv_cache": torch.randn(4, 8, 16, 256).half()}
     names |= {"block_table": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)}
     names |= {"seq_lens": torch.tensor([30, 7], dtype=torch.int32)}
+    # Of docs/pruning.md's and docs/recover.md's:
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    names |= {"windows": torch.randint(3, VOCAB, (4, 128))}
+    if document == "pruning.md":
+        names["model"] = AutoModelForCausalLM.from_pretrained(place / "path/to/dense")
     for block in code_of(document):
         exec(compile(block, document, "exec"), names)
     if document == "README.md":
         assert type(names["model"].model.layers[0].mlp.up_proj).__name__ == "SparseLinear"
+    if document == "recover.md":
+        assert all(fit.after < fit.before for fit in names["fits"])
     if document == "attention.md":
         assert names["model"].config._attn_implementation == "unified_max"
         assert names["out"].shape == (2, 32, 128)

@@ -34,7 +34,7 @@ from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
 from .room import disk_errors, require_room
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
-from .staging import Staging, part_name
+from .staging import Staging, identity, part_name
 from .stored import Checkpoint
 from .surroundings import CARD, carry_files, name_shards, write_json
 from .values import relative_error, same_bits, same_bits_but_zero_sign
@@ -155,14 +155,10 @@ class _Conversion:
     def job(self) -> dict[str, Any]:
         """What a resumed run must agree on."""
         settings = self.settings
-        files = {}
-        for path in self.directory.shards:
-            stat = path.stat()
-            files[path.name] = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
         config = json.dumps(self.directory.config, sort_keys=True).encode()
         return {
             "tool": flashsparse_plugin.__version__,
-            "files": files,
+            "files": identity(self.directory),
             "config": hashlib.sha256(config).hexdigest(),
             "packing": settings.config.to_dict(),
             "dtype": settings.dtype and dtype_name(settings.dtype),

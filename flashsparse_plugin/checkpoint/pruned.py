@@ -2,13 +2,13 @@
 """write_pruned: a dense checkpoint with the zeros of a pruned model, and otherwise as it was.
 
 The tensors of the source are copied, under their names and in their files, and only what the model
-has pruned is set to zero on the way. So nothing is lost, renamed or invented, whatever the model's
-class does when it loads and saves.
+has pruned is set to zero on the way, or takes the model's values where these have changed. So
+nothing is lost, renamed or invented, whatever the model's class does when it loads and saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ def write_pruned(
     out: Path,
     dtype: torch.dtype | None = None,
     write_card: Callable[[Path], None] | None = None,
+    updated: bool = False,
 ) -> list[str]:
     """Writes a model directory anew, with the zeros of a pruned model.
 
@@ -48,6 +49,7 @@ def write_pruned(
         out: The directory to write; must not exist, or be empty.
         dtype: Dtype to write all floating tensors in; None leaves each in its own.
         write_card: Writes the model card to a path; None keeps that of the source.
+        updated: Take the model's values of these layers, not only their zeros.
 
     Returns:
         Warnings about files that were not copied.
@@ -57,7 +59,7 @@ def write_pruned(
             that is full or must not be written.
         FormatError: For a value that is too large for `dtype`.
     """
-    masks, directory = _masks(stored, model, layers), stored.directory
+    weights, directory = pruned_weights(stored, model, layers), stored.directory
     require_room(out)
     with (
         Staging(out, {"prune": str(directory.path.resolve())}) as staging,
@@ -67,13 +69,9 @@ def write_pruned(
         ),
     ):
         try:
-            nbytes = 0
-            for path in directory.shards:
-                infos = [info for info in directory.tensors.values() if info.path == path]
-                nbytes += _write_shard(staging.path / path.name, infos, masks, dtype)
             if write_card is not None:
                 write_card(staging.path / CARD)
-            warnings = _write_surroundings(directory, staging.path, nbytes, dtype)
+            warnings = write_model(staging.path, directory, weights, dtype, updated)
             staging.commit()
         except BaseException:
             if staging.path.exists():
@@ -82,14 +80,39 @@ def write_pruned(
     return warnings
 
 
-def _masks(stored: StoredModel, model: PreTrainedModel, layers: Sequence[str]) -> dict[str, Tensor]:
-    """Per tensor of the checkpoint the pruned weight whose zeros it takes."""
+def write_model(
+    out: Path,
+    directory: ModelDirectory,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
+    updated: bool = False,
+) -> list[str]:
+    """Copies a model into a directory that is there, with weights from `pruned_weights`.
+
+    Returns:
+        Warnings about files that were not copied.
+    """
+    nbytes = 0
+    for path in directory.shards:
+        infos = [info for info in directory.tensors.values() if info.path == path]
+        nbytes += _write_shard(out / path.name, infos, weights, dtype, updated)
+    return _write_surroundings(directory, out, nbytes, dtype)
+
+
+def pruned_weights(
+    stored: StoredModel, model: PreTrainedModel, layers: Sequence[str]
+) -> dict[str, Tensor]:
+    """Per tensor of the checkpoint the pruned weight that it becomes, as it is kept there.
+
+    Raises:
+        CheckpointError: For a layer that is not a tensor of the checkpoint by itself.
+    """
     pruned = {id(model.get_submodule(name).weight): name for name in layers}
-    masks, lost = {}, set(layers)
+    weights, lost = {}, set(layers)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = stored.checkpoint.stored_as.get(name)
         if key is not None and id(parameter) in pruned:
-            masks[key] = parameter.detach()
+            weights[key] = parameter.detach()
             lost.discard(pruned[id(parameter)])
     if lost:
         why = stored.unfit()
@@ -98,18 +121,23 @@ def _masks(stored: StoredModel, model: PreTrainedModel, layers: Sequence[str]) -
             f"what was pruned cannot be written: {'; '.join(reasons)}. Leave these layers out with "
             "--ignore (ignore=)"
         )
-    return masks
+    return weights
 
 
 def _write_shard(
-    path: Path, infos: Sequence[TensorInfo], masks: dict[str, Tensor], dtype: torch.dtype | None
+    path: Path,
+    infos: Sequence[TensorInfo],
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    updated: bool,
 ) -> int:
     """Copies the tensors of one file, some with more zeros; returns their bytes."""
     writer = ShardWriter(path, [info.name for info in infos])
     try:
         for info in infos:
             chosen = dtype if dtype is not None and info.dtype.is_floating_point else info.dtype
-            writer.add(info.name, chosen, info.shape, _parts(info, masks.get(info.name), chosen))
+            parts = _parts(info, weights.get(info.name), chosen, updated)
+            writer.add(info.name, chosen, info.shape, parts)
         writer.close()
     except BaseException:
         writer.abort()
@@ -117,11 +145,14 @@ def _write_shard(
     return writer.nbytes
 
 
-def _parts(info: TensorInfo, mask: Tensor | None, dtype: torch.dtype) -> Iterator[Tensor]:
+def _parts(
+    info: TensorInfo, weight: Tensor | None, dtype: torch.dtype, updated: bool
+) -> Iterator[Tensor]:
     start = 0
     for part in info.rows():
-        if mask is not None:
-            part = part.masked_fill(mask[start : start + len(part)].cpu() == 0, 0)
+        if weight is not None:
+            rows = weight[start : start + len(part)].cpu()
+            part = rows if updated else part.masked_fill(rows == 0, 0)
             start += len(part)
         yield cast(part, dtype, info.name)
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import read_bounded
-from .reader import CONFIG, CheckpointError
+from .reader import CONFIG, CheckpointError, ModelDirectory
 from .report import LayerReport
 from .writer import digest_of
 
@@ -245,6 +245,15 @@ class Staging:
         new = self.path / (STATE + ".new")
         new.write_text(json.dumps({"job": self.job, "finished": self.finished}))
         new.replace(self.path / STATE)
+
+
+def identity(directory: ModelDirectory) -> dict[str, list[str | int]]:
+    """What tells whether the weights of a model are still those of an earlier run, JSON-able."""
+    files: dict[str, list[str | int]] = {}
+    for path in directory.shards:
+        stat = path.stat()
+        files[path.name] = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    return files
 
 
 def part_name(number: int) -> str:

@@ -21,6 +21,7 @@ from .doctor import doctor
 from .generate import generate
 from .inspect import inspect
 from .prune import prune
+from .recover import recover
 from .tune import tune
 
 app = typer.Typer(
@@ -71,8 +72,8 @@ class _Command(TyperCommand):
         return params
 
 
-for command in (prune, convert, inspect, generate, calibrate, tune, doctor):
-    resumes = command is convert
+for command in (prune, recover, convert, inspect, generate, calibrate, tune, doctor):
+    resumes = command in (convert, recover)
     app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
 
 

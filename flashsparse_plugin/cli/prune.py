@@ -33,9 +33,22 @@ if TYPE_CHECKING:
     from flashsparse_plugin.pruning import PruneReport, Retained
 
 
-class Method(StrEnum):
+class Method(StrEnum):  # tests compare these with the registries: commands start without torch
     wanda = "wanda"
+    ria = "ria"
+    sparsegpt = "sparsegpt"
+    taylor = "taylor"
     magnitude = "magnitude"
+
+
+class Allocation(StrEnum):
+    uniform = "uniform"
+    owl = "owl"
+    sensitivity = "sensitivity"
+
+
+class Preset(StrEnum):
+    flash_llm = "flash-llm"
 
 
 class Scope(StrEnum):
@@ -55,10 +68,26 @@ def prune(
         float | None,
         typer.Option(help="Share of zeros.", show_default="0.5, or what --pattern implies"),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Share of zeros of all layers together, for --allocate."),
+    ] = None,
+    allocate: Annotated[
+        Allocation,
+        typer.Option(help="How a budget is shared: by outliers (owl) or by measured loss."),
+    ] = Allocation.uniform,
     method: Annotated[
         Method | None,
         typer.Option(
-            help="wanda needs --calibration and gives far better models.", show_default="wanda"
+            help="All but magnitude need --calibration. sparsegpt also changes what is kept.",
+            show_default="wanda",
+        ),
+    ] = None,
+    preset: Annotated[
+        Preset | None,
+        typer.Option(
+            help="Paper to prune as: flash-llm leaves the first and last quarter of FFN inputs "
+            "dense; taylor, 0.8 zeros elsewhere."
         ),
     ] = None,
     pattern: Annotated[
@@ -71,13 +100,16 @@ def prune(
     scope: Annotated[
         Scope | None,
         typer.Option(
-            help="Set among which the least important weights are chosen; global is for magnitude.",
-            show_default="row for wanda, layer for magnitude",
+            help="Set among which the least important weights are chosen; global is for magnitude "
+            "and taylor.",
+            show_default="row for wanda, else layer",
         ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="Text file for wanda.", exists=True, dir_okay=False, readable=True),
+        typer.Option(
+            help="Text of the kind the model will see.", exists=True, dir_okay=False, readable=True
+        ),
     ] = None,
     mask: Annotated[
         Path | None,
@@ -114,7 +146,8 @@ def prune(
     \b
     [bold]Examples[/bold]
       flashsparse prune MODEL OUT --calibration text.txt
-      flashsparse prune MODEL OUT --calibration text.txt --sparsity 0.6
+      flashsparse prune MODEL OUT --calibration text.txt --method sparsegpt --sparsity 0.6
+      flashsparse prune MODEL OUT --calibration text.txt --budget 0.5 --allocate owl
       flashsparse prune MODEL OUT --method magnitude --scope global
       flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4
       flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'
@@ -124,28 +157,36 @@ def prune(
     if mask is not None:
         chosen_too: dict[str, object] = {"--method": method, "--sparsity": sparsity}
         chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
+        chosen_too |= {"--budget": budget, "--preset": preset}
         chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
         for name, value in chosen_too.items():
             if value is not None:
                 raise usage(f"a mask has chosen the zeros already: leave {name} out", "--mask")
     elif method is None:
-        method = Method.wanda
-    if method is Method.wanda and calibration is None:
+        method = Method.taylor if preset is not None else Method.wanda
+    _check_budget(budget, sparsity, allocate)
+    if budget is not None:
+        sparsity = budget
+    measured = allocate is not Allocation.uniform
+    if method is not None and method is not Method.magnitude and calibration is None:
         raise usage(
-            "wanda needs the model's activations on a text: give one with --calibration "
+            f"{method.value} needs to see the model at work on a text: give one with --calibration "
             "FILE.txt, of the kind the model will see, or prune by weight alone with "
             "--method magnitude",
             "--calibration",
         )
-    if method is Method.magnitude and calibration is not None:
+    if measured and calibration is None:
+        raise usage(
+            f"{allocate.value} needs to see the model at work on a text: give one with "
+            "--calibration FILE.txt",
+            "--calibration",
+        )
+    if method is Method.magnitude and calibration is not None and not measured:
         raise usage("magnitude uses no text: leave it out, or use --method wanda", "--calibration")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
     publisher = may_push(push)
     rule = None if pattern is None else _pattern(pattern)
-    if sparsity is not None and not 0 <= sparsity <= 1:
-        meant = f": was {sparsity / 100:g} meant?" if 1 < sparsity < 100 else ""
-        raise usage(f"{sparsity:g} is not a share of zeros from 0 to 1{meant}", "--sparsity")
 
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
@@ -160,10 +201,10 @@ def prune(
     directory = ModelDirectory(source)
     require_room(destination, directory.nbytes)
     with err.status(f"Loading {model_name(source)}"):
-        # Wanda runs the model on text; to look at weights any model will do.
-        wanda = method is Method.wanda
-        device = best_device() if wanda else "cpu"
-        loaded = load_model(source, dtype, dense=True, device=device, causal=wanda)
+        # A text wants a model that runs; to look at weights any model will do.
+        runs = calibration is not None
+        device = best_device() if runs else "cpu"
+        loaded = load_model(source, dtype, dense=True, device=device, causal=runs)
         stored = StoredModel(directory)
         windows = None
         if calibration is not None:
@@ -172,6 +213,10 @@ def prune(
                 load_tokenizer(source), text, samples, length, seed
             )
     dense = [*(ignore if ignore is not None else [LM_HEAD]), *stored.unfit()]
+    if preset is not None:
+        dense += pruning.dense_layers(preset.value, loaded)
+        if sparsity is None and rule is None:
+            sparsity = pruning.PRESETS[preset.value].sparsity
     if mask is not None:
         report = pruning.apply_masks(loaded, mask, dense, progress=err.is_terminal)
     else:
@@ -186,6 +231,7 @@ def prune(
             windows,
             dense,
             progress=err.is_terminal,
+            allocation=allocate.value,
         )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
@@ -204,7 +250,8 @@ def prune(
         def card(path: Path) -> None:
             write_pruned_card(path, stored.directory, history, report, push or destination.name)
 
-        notes += write_pruned(stored, loaded, layers, destination, chosen, card)
+        updated = method is Method.sparsegpt
+        notes += write_pruned(stored, loaded, layers, destination, chosen, card, updated)
     for note in notes:
         err.print(Text.assemble(("Note: ", "yellow"), note))
     seconds = time.perf_counter() - start
@@ -215,6 +262,17 @@ def prune(
     else:
         _show(report, destination, seconds)
         show_pushed(pushed)
+
+
+def _check_budget(budget: float | None, sparsity: float | None, allocate: Allocation) -> None:
+    if budget is not None and sparsity is not None:
+        raise usage("--sparsity is each layer's, --budget that of all: give one", "--budget")
+    if budget is None and allocate is not Allocation.uniform:
+        raise usage("what is to be shared? Give --budget, for example 0.5", "--allocate")
+    for value, name in ((sparsity, "--sparsity"), (budget, "--budget")):
+        if value is not None and not 0 <= value <= 1:
+            meant = f": was {value / 100:g} meant?" if 1 < value < 100 else ""
+            raise usage(f"{value:g} is not a share of zeros from 0 to 1{meant}", name)
 
 
 def _pattern(text: str) -> tuple[int, int]:

@@ -1,26 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing zeros: magnitude, Wanda, N:M patterns of either, and MaskLLM's masks."""
+"""Choosing zeros: scores, patterns, allocation, masks of others; and recovery of what they cost."""
 
+from .allocation import ALLOCATIONS
 from .calibration import calibration_windows
 from .layers import LayerReport, PruneReport, Retained, prunable_linears
 from .magnitude import magnitude_scores, prune_weight
 from .maskllm import apply_masks
 from .masks import keep_mask
+from .methods import method_names, register_method
 from .nm import nm_keep_mask
+from .presets import PRESETS, dense_layers
 from .pruner import prune
+from .recovery import Fit, recover_
+from .ria import ria_scores
+from .statistics import Statistics
 from .wanda import wanda_scores
 
 __all__ = [
+    "ALLOCATIONS",
+    "PRESETS",
+    "Fit",
     "LayerReport",
     "PruneReport",
     "Retained",
+    "Statistics",
     "apply_masks",
     "calibration_windows",
+    "dense_layers",
     "keep_mask",
     "magnitude_scores",
+    "method_names",
     "nm_keep_mask",
     "prunable_linears",
     "prune",
     "prune_weight",
+    "recover_",
+    "register_method",
+    "ria_scores",
     "wanda_scores",
 ]

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..text import token_stream, window_start
+from ..text import check_window, token_stream, window_start
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def calibration_windows(
@@ -49,3 +49,34 @@ def calibration_windows(
     generator = torch.Generator().manual_seed(seed)
     offsets = torch.randint(places, (samples,), generator=generator)
     return torch.stack([torch.cat([start, ids[at : at + own]]) for at in offsets.tolist()])
+
+
+def calibration_batches(
+    model: PreTrainedModel, calibration: torch.Tensor, batch_size: int
+) -> tuple[torch.Tensor, ...]:
+    """Check calibration tokens and cut them into batches on the model's device.
+
+    Args:
+        model: The model, a transformers one that takes tokens.
+        calibration: int64 [samples, length].
+        batch_size: Samples a batch.
+
+    Raises:
+        ValueError: For what the model cannot take.
+    """
+    if calibration.dim() != 2 or calibration.dtype != torch.int64 or calibration.numel() == 0:
+        raise ValueError(
+            "calibration must be token ids, int64 [samples, length], "
+            f"not {calibration.dtype} of shape {list(calibration.shape)}"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, but must be 1 or more")
+    check_window(model, calibration.shape[1])
+    embedding: Any = model.get_input_embeddings()  # not always an nn.Embedding, but like one
+    low, high = int(calibration.min()), int(calibration.max())
+    if low < 0 or high >= embedding.num_embeddings:
+        raise ValueError(
+            f"calibration tokens range from {low} to {high}, but the model knows "
+            f"{embedding.num_embeddings}: tokenize with the model's own tokenizer"
+        )
+    return calibration.to(embedding.weight.device).split(batch_size)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +14,6 @@ from torch import nn
 from ..matching import matches
 from ..modules import linear_modules, shape_of, weight_of
 from ..names import LM_HEAD
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -154,9 +151,7 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
         )
 
 
-def prunable_linears(
-    model: PreTrainedModel, ignore: Sequence[str] = (LM_HEAD,)
-) -> dict[str, nn.Module]:
+def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> dict[str, nn.Module]:
     """Return the layers of a model to prune: every linear layer that `ignore` does not match.
 
     Linear layers are `nn.Linear` and what computes the same (see `modules.is_linear`). "lm_head" in
@@ -165,7 +160,7 @@ def prunable_linears(
     A weight that several layers share is listed once, under its first name.
 
     Args:
-        model: A transformers model.
+        model: A transformers model, or any module.
         ignore: Names and `re:` patterns, see `flashsparse_plugin.matching.matches`.
 
     Returns:
@@ -176,7 +171,8 @@ def prunable_linears(
     """
     modules = dict(model.named_modules())
     _warn_of_idle(ignore, modules)
-    head = model.get_output_embeddings() if LM_HEAD in ignore else None
+    find_head = getattr(model, "get_output_embeddings", None) if LM_HEAD in ignore else None
+    head = find_head and find_head()
     embeddings = {
         id(module.weight): name
         for name, module in modules.items()

@@ -3,16 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
-from torch import nn
-from tqdm import tqdm
 
-from ..modules import weight_of
-from .layers import Retained, apply_mask_, check_weight
-from .masks import below, kth_lowest, zero_count
-from .rule import PruningRule, share_kept
+from .layers import apply_mask_, check_weight
+from .rule import PruningRule
 
 
 def magnitude_scores(weight: torch.Tensor) -> torch.Tensor:
@@ -49,48 +43,3 @@ def prune_weight(
     pruned = weight.detach().clone()
     apply_mask_(pruned, rule.keep_mask(magnitude_scores(pruned)))
     return pruned
-
-
-def prune_magnitude(
-    linears: Mapping[str, nn.Module], rule: PruningRule, progress: bool
-) -> dict[str, Retained]:
-    """Prune layers in place by the magnitude of their weights, one layer at a time.
-
-    Returns:
-        How much of the magnitudes is left, by layer.
-    """
-    if rule.scope == "global":
-        assert rule.sparsity is not None  # every rule with a scope has one
-        return _prune_global(linears, zero_count(_elements(linears), rule.sparsity), progress)
-    bar = tqdm(linears.items(), "magnitude", unit="layer", disable=not progress)
-    return {
-        name: rule.prune_(weight_of(linear), magnitude_scores(weight_of(linear)), "layer")
-        for name, linear in bar
-    }
-
-
-def _elements(linears: Mapping[str, nn.Module]) -> int:
-    return sum(weight_of(linear).numel() for linear in linears.values())
-
-
-def _prune_global(
-    linears: Mapping[str, nn.Module], drop: int, progress: bool
-) -> dict[str, Retained]:
-    """Drop the smallest weights of all layers together; only one layer's scores are in memory."""
-    if drop == 0:
-        return dict.fromkeys(linears, Retained(1.0))
-    retained = {}
-    with tqdm(total=3 * len(linears), desc="magnitude", unit="layer", disable=not progress) as bar:
-
-        def scores() -> Iterator[torch.Tensor]:
-            for linear in linears.values():
-                yield magnitude_scores(weight_of(linear))
-                bar.update()
-
-        threshold, ties = kth_lowest(scores, drop)
-        for (name, linear), score in zip(linears.items(), scores(), strict=True):
-            lowest = below(score, threshold, ties)
-            ties -= int((score[lowest] == threshold).sum())
-            apply_mask_(weight_of(linear), ~lowest)
-            retained[name] = Retained(share_kept(score, ~lowest))
-    return retained

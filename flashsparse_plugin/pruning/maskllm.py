@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..modules import is_transposed, linear_modules, weight_of
+from ..modules import linear_modules, stored_weight, weight_of
 from ..names import LM_HEAD
 from .layers import PruneReport, apply_mask_, check_weight, prunable_linears, report
 
@@ -65,15 +65,9 @@ def apply_masks(
         for name, linear in chosen.items():
             check_weight(name, weight_of(linear))
         for name, linear in tqdm(chosen.items(), "masks", unit="layer", disable=not progress):
-            weight = _stored(linear)
+            weight = stored_weight(linear)
             apply_mask_(weight, masks.read(name).to(weight.device))
     return report("maskllm", chosen)
-
-
-def _stored(linear: nn.Module) -> Tensor:
-    """The weight of a linear layer, as a checkpoint has it."""
-    weight = weight_of(linear)
-    return weight.T if is_transposed(linear) else weight
 
 
 def _open(path: Path) -> zipfile.ZipFile:
@@ -97,7 +91,7 @@ class _Masks:
 
     def __init__(self, file: zipfile.ZipFile, path: Path, linears: Mapping[str, nn.Module]):
         self.file, self.path = file, path
-        self.shapes = {name: _stored(linear).shape for name, linear in linears.items()}
+        self.shapes = {name: stored_weight(linear).shape for name, linear in linears.items()}
         self.infos: dict[str, zipfile.ZipInfo] = {}
         for info in file.infolist():
             name = info.filename.removesuffix(_SUFFIX)

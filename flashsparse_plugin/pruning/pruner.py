@@ -3,27 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from ..modules import weight_of
 from ..names import LM_HEAD
-from .layers import (
-    PruneReport,
-    check_weight,
-    prunable_linears,
-    report,
-)
-from .magnitude import prune_magnitude
+from .allocation import UNIFORM, allocate, needs_text
+from .calibration import calibration_batches
+from .layers import PruneReport, Retained, check_weight, prunable_linears, report
+from .layerwise import prune_each, prune_global
+from .methods import Method, get_method
 from .rule import PruningRule
-from .wanda import prune_wanda
+from .sequential import prune_in_order
+from .taylor import loss_gradients
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-METHODS = ("magnitude", "wanda")
 
 
 def prune(
@@ -37,31 +36,39 @@ def prune(
     ignore: Sequence[str] = (LM_HEAD,),
     batch_size: int = 8,
     progress: bool = True,
+    allocation: str = UNIFORM,
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
     Every linear layer is pruned except those that `ignore` matches. Weights that are kept stay the
-    same bit for bit. Of `count` elements of the scope exactly round(sparsity * count) are zero
-    afterwards (halves to even), or more if more were zero before: existing zeros are dropped first
-    and count. Equal scores are dropped in row-major order, layers in the model's order.
+    same bit for bit, but for a method that updates them ("sparsegpt"). Of `count` elements of the
+    scope exactly round(sparsity * count) are zero afterwards (halves to even), or more if more were
+    zero before: existing zeros are dropped first and count. Equal scores are dropped in row-major
+    order, layers in the model's order.
 
     Args:
-        model: Any model of transformers in float16, bfloat16 or float32; for "wanda" one that
-            takes tokens, in a stack of decoder layers.
-        method: "magnitude" drops the smallest weights; "wanda" (arXiv 2306.11695) weighs them by
+        model: Any model of transformers in float16, bfloat16 or float32; for methods that need
+            calibration one that takes tokens, in a stack of decoder layers.
+        method: "magnitude" drops the smallest weights. "wanda" (arXiv 2306.11695) weighs them by
             the size of their inputs on calibration text, which costs a forward pass or two and
-            gives far better models.
-        sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies.
+            gives far better models; "ria" (ICLR 2024) also relates them to their row and column;
+            "sparsegpt" (arXiv 2301.00774) changes what is kept to make up for what is dropped;
+            "taylor" weighs them by the gradient of the loss. Or one of your own, see
+            `register_method`.
+        sparsity: The share of zeros, 0..1; None for 0.5, or for what `pattern` implies. With an
+            allocation other than "uniform", that of all layers together.
         scope: The set among which the least important are chosen: "layer" (a weight; the default of
-            "magnitude"), "row" (an output feature; the default of "wanda") or "global" (all
-            weights together; "magnitude" only).
+            all methods but wanda), "row" (an output feature; the default of "wanda") or "global"
+            (all weights together; "magnitude" and "taylor" only).
         pattern: (n, m) keeps n of every m consecutive input features instead, n <= m <= 256.
         vector_length: Consecutive output features that share the choice of a pattern.
-        calibration: Token ids for "wanda", int64 [samples, length], see `calibration_windows`.
+        calibration: Token ids, int64 [samples, length], see `calibration_windows`.
         ignore: Layers left dense: names, which may be shortened from the left at a dot, and
             `re:` patterns. "lm_head" means the output head whatever its name.
         batch_size: Calibration samples a forward pass.
         progress: Show a progress bar.
+        allocation: How the zeros are shared among decoder layers: "uniform", "owl" (by outliers) or
+            "sensitivity" (by measured loss); see `allocation.allocate`.
 
     Returns:
         The sparsity reached and the share of the scores that is left, layer by layer.
@@ -71,28 +78,76 @@ def prune(
             naming the layer, if every activation of a layer is NaN or infinite (the layers before
             it are pruned then).
     """
-    if method not in METHODS:
-        raise ValueError(
-            f"method {method!r} is invalid: choose one of {', '.join(map(repr, METHODS))}"
-        )
+    chosen = get_method(method)
     if scope is None and pattern is None:
-        scope = "row" if method == "wanda" else "layer"
-    if method == "wanda" and scope == "global":
-        raise ValueError(
-            "wanda scores of different layers cannot be compared: use scope 'row' or 'layer'"
-        )
-    if (calibration is not None) != (method == "wanda"):
-        raise ValueError(
-            "wanda needs calibration tokens: give calibration=calibration_windows(...)"
-            if method == "wanda"
-            else "magnitude uses no calibration: leave it out, or use method='wanda'"
-        )
+        scope = chosen.scope
+    _check(chosen, scope, pattern, calibration, allocation)
     rule = PruningRule(sparsity, scope, pattern, vector_length)
     linears = prunable_linears(model, ignore)
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
-    if calibration is None:
-        retained = prune_magnitude(linears, rule, progress)
-    else:
-        retained = prune_wanda(model, linears, rule, calibration, batch_size, progress)
+    batches: Sequence[torch.Tensor] = ()
+    if calibration is not None:
+        batches = calibration_batches(model, calibration, batch_size)
+    rules = dict.fromkeys(linears, rule)
+    if allocation != UNIFORM:
+        assert rule.sparsity is not None  # every rule with a scope has one
+        shares = allocate(allocation, model, linears, rule.sparsity, batches, progress)
+        rules = {name: replace(rule, sparsity=share) for name, share in shares.items()}
+    gradients: Mapping[str, torch.Tensor] = {}
+    if chosen.needs_gradients:
+        windows = [window for batch in batches for window in batch.split(1)]
+        gradients = loss_gradients(model, linears, windows, progress)
+    retained = _prune(model, linears, chosen, rules, batches, gradients, progress)
     return report(method, linears, retained)
+
+
+def _prune(
+    model: PreTrainedModel,
+    linears: Mapping[str, nn.Module],
+    method: Method,
+    rules: Mapping[str, PruningRule],
+    batches: Sequence[torch.Tensor],
+    gradients: Mapping[str, torch.Tensor],
+    progress: bool,
+) -> dict[str, Retained]:
+    if method.needs_inputs:
+        return prune_in_order(model, linears, method, rules, batches, gradients, progress)
+    rule = next(iter(rules.values()))
+    if rule.scope == "global":
+        assert rule.sparsity is not None
+        return prune_global(linears, method, rule.sparsity, gradients, progress)
+    return prune_each(linears, method, rules, gradients, progress)
+
+
+def _check(
+    method: Method,
+    scope: str | None,
+    pattern: tuple[int, int] | None,
+    calibration: torch.Tensor | None,
+    allocation: str,
+) -> None:
+    """Raises ValueError for choices that do not go together."""
+    if scope == "global" and not method.comparable:
+        raise ValueError(
+            f"{method.name} scores of different layers cannot be compared: use scope 'row' or "
+            "'layer'"
+        )
+    measured = needs_text(allocation)
+    if measured and pattern is not None:
+        raise ValueError(
+            f"a pattern has the same sparsity in every layer, so that allocation={allocation!r} "
+            "has nothing to share: leave one of the two out"
+        )
+    if measured and scope == "global":
+        raise ValueError(
+            f"scope 'global' shares the zeros among the layers by the scores, and "
+            f"allocation={allocation!r} in another way: leave one of the two out"
+        )
+    reader = f"allocation={allocation!r}" if measured and not method.needs else method.name
+    if calibration is None and (method.needs or measured):
+        raise ValueError(
+            f"{reader} needs calibration tokens: give calibration=calibration_windows(...)"
+        )
+    if calibration is not None and not (method.needs or measured):
+        raise ValueError(f"{method.name} uses no calibration: leave it out, or use method='wanda'")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .layers import Retained, apply_mask_
+from .layers import Retained
 from .masks import keep_mask, zero_count
 from .nm import check_pattern, nm_keep_mask
 
@@ -66,20 +66,15 @@ class PruningRule:
         assert self.sparsity is not None and self.scope is not None  # __post_init__ saw to it
         return keep_mask(scores, self.sparsity, self.scope)
 
-    def prune_(self, weight: torch.Tensor, scores: torch.Tensor, free_scope: str) -> Retained:
-        """Prune one weight in place.
+    def retained(self, scores: torch.Tensor, keep: torch.Tensor, free_scope: str) -> Retained:
+        """Return how much of the scores a mask has left.
 
         Args:
-            weight: [out_features, in_features].
-            scores: float32, of its shape.
+            scores: float32 [out_features, in_features].
+            keep: bool, of their shape.
             free_scope: The scope, "layer" or "row", of the unstructured choice that a pattern is
                 compared with.
-
-        Returns:
-            How much of the scores is left.
         """
-        keep = self.keep_mask(scores)
-        apply_mask_(weight, keep)
         share = share_kept(scores, keep)
         if self.pattern is None:
             return Retained(share)

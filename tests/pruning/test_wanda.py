@@ -14,7 +14,7 @@ from flashsparse_plugin.pruning import (
     prune,
     wanda_scores,
 )
-from flashsparse_plugin.pruning.wanda import decoder_layers
+from flashsparse_plugin.pruning.relay import decoder_layers
 
 
 def tokens(samples=5, length=24, seed=0):

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""write_recovered: a pruned checkpoint whose kept weights were fitted to the dense model.
+
+Each decoder layer that is done is noted beside the output, so that a run that was stopped goes on
+behind it. The output is written as `prune` writes: the tensors of the pruned checkpoint, under
+their names and in their files, with the values of fitted weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..modules import linear_modules, weight_of
+from ..pruning.recovery import RIDGE, STEPS, Fit, pruned_layers, recover_layers
+from .linears import StoredModel
+from .pruned import pruned_weights, write_model
+from .reader import CheckpointError, ModelDirectory
+from .room import disk_errors, require_room
+from .staging import Staging, identity, part_name
+from .writer import ShardWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+_ERRORS = "errors"  # float64 [layers, 2] in a part file, beside the weights by their layer's name
+
+
+@dataclass
+class RecoveryReport:
+    """What a recovery reached.
+
+    Attributes:
+        layers: The layers that were fitted, in the model's order.
+        resumed: Decoder layers that were kept from an interrupted run.
+        warnings: What a user should know.
+    """
+
+    layers: list[Fit]
+    resumed: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def before(self) -> float:
+        return sum(fit.before for fit in self.layers) / len(self.layers)
+
+    @property
+    def after(self) -> float:
+        return sum(fit.after for fit in self.layers) / len(self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain values for JSON."""
+        return {"before": self.before, "after": self.after, **asdict(self)}
+
+
+def write_recovered(
+    stored: StoredModel,
+    pruned: PreTrainedModel,
+    dense_directory: ModelDirectory,
+    dense: PreTrainedModel,
+    calibration: Tensor,
+    out: Path,
+    ridge: float = RIDGE,
+    steps: int = STEPS,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int, str], None] = lambda *_: None,
+) -> RecoveryReport:
+    """Recovers a pruned model and writes it; see `pruning.recovery.recover_`.
+
+    Args:
+        stored: The directory of the pruned model.
+        pruned: The pruned model, loaded; it is changed.
+        dense_directory: The directory of the dense model.
+        dense: The dense model, loaded.
+        calibration: Token ids, int64 [samples, length].
+        out: The directory to write; it appears when it is complete.
+        ridge: How strongly weights are held where they are.
+        steps: Conjugate gradient steps for each weight.
+        overwrite: Replace a model that is at `out`.
+        on_progress: Called with the decoder layers that are done, their number and what is done.
+
+    Raises:
+        CheckpointError: If `out` must not be written, or its disk is full.
+        ValueError: As `recover_` does.
+    """
+    groups = pruned_layers(pruned, dense)
+    weights = pruned_weights(stored, pruned, [name for group in groups for name in group])
+    taken = {part_name(number) for number in range(1, len(groups) + 1)}
+    if taken & {path.name for path in stored.directory.shards}:
+        raise CheckpointError(
+            f"{stored.directory.path} has files called {part_name(1)}, as those in which a "
+            "recovery keeps what is done: rename them, and in the index too"
+        )
+    tokens = hashlib.sha256(calibration.contiguous().numpy().tobytes()).hexdigest()
+    job = {
+        "recover": identity(stored.directory),
+        "dense": identity(dense_directory),
+        "calibration": [*calibration.shape, tokens],
+        "settings": [ridge, steps, str(pruned.dtype)],
+    }
+    report = RecoveryReport([])
+    require_room(out, stored.directory.nbytes)
+    with (
+        Staging(out, job, overwrite) as staging,
+        disk_errors(staging.path, lambda: ". Make room: the same command goes on where it stopped"),
+    ):
+        parts = _Parts(staging, pruned, groups)
+        walk = recover_layers(
+            pruned, dense, calibration, ridge=ridge, steps=steps, restore=parts.restore
+        )
+        on_progress(0, len(groups), "decoder layer 0")
+        for index, fits in enumerate(walk):
+            parts.save(index, fits)
+            report.layers += fits
+            on_progress(index + 1, len(groups), f"decoder layer {index + 1}")
+        report.resumed = parts.resumed
+        chosen = pruned.dtype if pruned.dtype != _stored_dtype(stored, weights) else None
+        report.warnings = write_model(staging.path, stored.directory, weights, chosen, updated=True)
+        parts.remove()
+        staging.commit()
+    return report
+
+
+def _stored_dtype(stored: StoredModel, weights: dict[str, Tensor]) -> torch.dtype:
+    return stored.directory.tensors[next(iter(weights))].dtype
+
+
+class _Parts:
+    """The decoder layers that are done, a file each, in the order of the model."""
+
+    def __init__(
+        self, staging: Staging, model: PreTrainedModel, groups: Sequence[Sequence[str]]
+    ) -> None:
+        self.staging, self.groups = staging, groups
+        linears = linear_modules(model)
+        self.weights = {name: weight_of(linears[name]) for group in groups for name in group}
+        pruned = [index for index, group in enumerate(groups) if group]
+        self.number = {index: number for number, index in enumerate(pruned, start=1)}
+        self.resumed = 0
+
+    def restore(self, index: int) -> list[Fit] | None:
+        """Takes the weights of a decoder layer from an earlier run, if it did that layer."""
+        if not self.groups[index]:
+            return []
+        number = self.number[index]
+        if number > len(self.staging.finished):
+            return None
+        try:
+            fits = self._read(self.groups[index], self.staging.path / part_name(number))
+        except (OSError, ValueError, KeyError) as error:
+            logger.warning("%s is not what it should be (%s): done again", part_name(number), error)
+            self.staging.keep(number - 1)
+            return None
+        self.resumed += 1
+        return fits
+
+    @torch.no_grad()
+    def _read(self, group: Sequence[str], path: Path) -> list[Fit]:
+        with safe_open(path, framework="pt") as file:
+            if set(file.keys()) != {_ERRORS, *group}:
+                raise ValueError("it has other tensors")
+            errors = file.get_tensor(_ERRORS)
+            found = {name: file.get_tensor(name) for name in group}
+        if errors.shape != (len(group), 2):
+            raise ValueError("it has other errors")
+        for name, weight in found.items():
+            own = self.weights[name]
+            if weight.shape != own.shape or weight.dtype != own.dtype:
+                raise ValueError(f"{name} has another shape or dtype")
+            if bool(weight[(own == 0).cpu()].any()) or not bool(weight.isfinite().all()):
+                raise ValueError(f"{name} has lost zeros, or is not finite")
+        for name, weight in found.items():
+            self.weights[name].copy_(weight)
+        pairs = zip(group, errors.tolist(), strict=True)
+        return [Fit(name, before, after) for name, (before, after) in pairs]
+
+    def save(self, index: int, fits: Sequence[Fit]) -> None:
+        """Keeps a decoder layer, unless it is kept already."""
+        number = self.number.get(index, 0)
+        if number <= len(self.staging.finished):
+            return
+        tensors = {fit.name: self.weights[fit.name].cpu() for fit in fits}
+        pairs = [[fit.before, fit.after] for fit in fits]
+        tensors[_ERRORS] = torch.tensor(pairs, dtype=torch.float64)
+        file = part_name(number)
+        writer = ShardWriter(self.staging.path / file, tensors)
+        try:
+            for name, tensor in tensors.items():
+                writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor])
+            digest = writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        shard = {"file": file, "digest": digest, "end": index + 1, "tensors": sizes}
+        self.staging.add(shard | {"rounded": 0, "layers": []})
+
+    def remove(self) -> None:
+        """Removes the files, once the whole model is written."""
+        for shard in self.staging.finished:
+            (self.staging.path / shard["file"]).unlink()

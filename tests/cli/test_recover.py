@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse recover` on a tiny random model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoints import load_all
+from typer.testing import CliRunner
+
+from flashsparse_plugin.checkpoint import recovered
+from flashsparse_plugin.cli import app
+
+WINDOWS = ["--samples", "8", "--length", "32"]
+
+
+def flashsparse(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def pruned_dir(model_dir, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pruned") / "pruned"
+    result = flashsparse("prune", model_dir, path, "--method", "magnitude", "--pattern", "2:4")
+    assert result.exit_code == 0, result.stderr
+    return path
+
+
+def recover(pruned_dir, model_dir, out, text_file, *more):
+    return flashsparse(
+        "recover", pruned_dir, model_dir, out, "--calibration", text_file, *WINDOWS, *more
+    )
+
+
+def test_values_change_and_zeros_stay(pruned_dir, model_dir, text_file, tmp_path):
+    out = tmp_path / "out"
+    result = recover(pruned_dir, model_dir, out, text_file, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert len(report["layers"]) == 21 and report["after"] < 0.9 * report["before"]
+    before, after = load_all(pruned_dir), load_all(out)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype
+        if name.endswith("proj.weight"):
+            assert after[name][tensor == 0].eq(0).all()
+            assert not torch.equal(after[name], tensor), name
+        else:
+            assert torch.equal(after[name], tensor), name
+    assert {f.name for f in pruned_dir.iterdir()} == {f.name for f in out.iterdir()}
+    assert [f.name for f in tmp_path.iterdir()] == ["out"]
+    result = flashsparse(
+        "convert", out, tmp_path / "packed", "--format", "nm_vector", *NM, "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+
+
+NM = ["--option", "n=2", "--option", "m=4"]
+
+
+def stop_after(monkeypatch, layers):
+    """The power goes after some decoder layers are done."""
+    save = recovered._Parts.save
+
+    def stopping(parts, index, fits):
+        save(parts, index, fits)
+        if index + 1 == layers:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(recovered._Parts, "save", stopping)
+
+
+def test_the_same_command_goes_on(pruned_dir, model_dir, text_file, tmp_path, monkeypatch):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert recover(pruned_dir, model_dir, whole, text_file).exit_code == 0
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        result = recover(pruned_dir, model_dir, out, text_file)
+        assert result.exit_code == 130 and "The same command goes on" in result.stderr
+    assert not out.exists() and (tmp_path / "out.partial").is_dir()
+    result = recover(pruned_dir, model_dir, out, text_file)
+    assert result.exit_code == 0 and "2 decoder layers kept" in result.stdout
+    assert "error before" in result.stdout and "down_proj" in result.stdout
+    expected = load_all(whole)
+    assert all(torch.equal(t, expected[name]) for name, t in load_all(out).items())
+
+
+def test_what_was_kept_is_not_trusted(pruned_dir, model_dir, text_file, tmp_path, monkeypatch):
+    """Another text begins anew, and a file that is not what it should be is made again."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        recover(pruned_dir, model_dir, out, text_file)
+        recover(pruned_dir, model_dir, tmp_path / "other", text_file)
+    result = recover(pruned_dir, model_dir, tmp_path / "other", text_file, "--seed", "7", "--json")
+    assert json.loads(result.stdout)["resumed"] == 0
+
+    def broken(parts, group, path):
+        raise ValueError("it has other tensors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovered._Parts, "_read", broken)
+        result = recover(pruned_dir, model_dir, out, text_file, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["resumed"] == 0
+
+
+def test_a_part_that_lost_a_zero_is_refused(
+    pruned_dir, model_dir, text_file, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        recover(pruned_dir, model_dir, tmp_path / "out", text_file)
+    from safetensors.torch import load_file
+
+    from flashsparse_plugin.cli.models import load_model
+    from flashsparse_plugin.modules import linear_modules
+
+    part = tmp_path / "out.partial" / "part-00001.safetensors"
+    group = sorted(set(load_file(part)) - {"errors"})
+    model = load_model(pruned_dir)
+
+    class Stage:
+        finished = ()
+
+    parts = recovered._Parts(Stage(), model, [group])
+    assert [fit.name for fit in parts._read(group, part)] == group
+    weight = linear_modules(model)[group[0]].weight
+    weight.data[weight.ne(0).nonzero()[0].tolist()] = 0
+    with pytest.raises(ValueError, match="has lost zeros"):
+        parts._read(group, part)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (["--ridge", "0"], 2, "above 0"),
+        (["--length", "100000"], 1, "tokens"),
+        (["--calibration", "/nowhere.txt"], 2, "/nowhere.txt"),
+    ],
+)
+def test_what_fails_leaves_nothing_behind(
+    pruned_dir, model_dir, text_file, tmp_path, change, code, message
+):
+    result = recover(pruned_dir, model_dir, tmp_path / "out", text_file, *change)
+    assert result.exit_code == code and message in result.stderr
+    assert "Traceback" not in result.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_models_that_do_not_belong_together(pruned_dir, model_dir, text_file, tmp_path):
+    result = recover(model_dir, model_dir, tmp_path / "out", text_file)
+    assert result.exit_code == 1 and "no layer of the pruned model has zeros" in result.stderr
+    other = tmp_path / "other"
+    shutil.copytree(model_dir, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    config["quantization_config"] = {"quant_method": "flashsparse"}
+    (other / "config.json").write_text(json.dumps(config))
+    result = recover(pruned_dir, other, tmp_path / "out", text_file)
+    assert result.exit_code == 1 and "quantized already (flashsparse)" in result.stderr
