@@ -15,7 +15,7 @@ from .reader import CheckpointError
 
 _MODULES_OF_A_TENSOR = 100  # far above those of any model
 _MODULES_AT_LEAST = 5000
-_MODULES_AT_MOST = 100_000  # of a config.json without files
+_MODULES_AT_MOST = 10_000  # of a config.json without files
 
 
 @contextmanager

@@ -180,11 +180,12 @@ def _show_choices(
 def _show_ladders(ladders: Any, batches: Sequence[int], choices: Sequence[Choice]) -> None:
     others = [choice.title for choice in choices if choice.kind != "ours"]
     out.print(Text(f"From how many % zeros on faster than {' / '.join(others)}", style="bold"))
+    out.print(Text("-: at no share of zeros", style="dim"))
     out.print()
     made = table("", *(f"batch {n}" for n in batches))
     for title, _, _, wins in ladders:
         cells = [
-            " / ".join("never" if x is None else f"{100 * x:.0f}" for x in wins[n].values())
+            " / ".join("-" if x is None else f"{100 * x:.0f}" for x in wins[n].values())
             for n in batches
         ]
         made.add_row(Text(title), *cells)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..linear import SparseLinear
 from ..packed import dtype_name
-from ..text import check_window, token_stream
+from ..text import token_stream
 from .quality import perplexity
 from .sizes import Sizes
 from .speed import rates
@@ -99,9 +99,10 @@ def measure(
         device = model.get_input_embeddings().weight.device
         ids = token_stream(tokenizer, text or "It was the best of times. " * effort.context)
         ids = ids[None, : effort.context].to(device)
-        prompt = min(PROMPT, ids.shape[1])
-        check_window(model, prompt + effort.decode_tokens)
-        prefill, decode = rates(model, ids, prompt, effort.decode_tokens, effort.rounds)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+        tokens = min(effort.decode_tokens, limit - 1)
+        prompt = min(PROMPT, ids.shape[1], limit - tokens)
+        prefill, decode = rates(model, ids[:, :limit], prompt, tokens, effort.rounds)
     return Figures(sizes, sparsity, what_runs(model), found, scores, prefill, decode)
 
 

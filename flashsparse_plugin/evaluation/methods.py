@@ -31,8 +31,11 @@ class Method(Protocol):
         dtype: The dtype that a model has to be loaded in; None for any.
     """
 
-    title: str
-    dtype: torch.dtype | None
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def dtype(self) -> torch.dtype | None: ...
 
     def require(self, device: str) -> None:
         """Raises, before any work starts, where it cannot run on a device ("cpu" or "cuda")."""

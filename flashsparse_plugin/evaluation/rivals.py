@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..modules import weight_of
 from ..packed import FormatError
 
 GROUPS = (32, 64, 128, 256)
@@ -81,18 +82,23 @@ class TorchAO:
 
     def apply(self, model: nn.Module, names: Iterable[str]) -> None:
         chosen = set(names)
-        for name in chosen if self.group else ():  # torchao would leave such a layer as it is
-            columns = model.get_submodule(name).weight.shape[1]
-            if columns % self.group:
-                raise FormatError(
-                    f"layer {name!r}: its {columns} columns are no multiple of the group of "
-                    f"{self.group}; a smaller one may fit (torchao_int4:group=32)"
-                )
+        if self.group is not None:
+            for name in chosen:
+                require_groups(name, weight_of(model.get_submodule(name)).shape[1], self.group)
         logging.getLogger("torchao").setLevel(logging.ERROR)  # of kernels for other GPUs
         from torchao.quantization import quantize_
 
         config = self.config(next(model.parameters()).device.type)
         quantize_(model, config, filter_fn=lambda module, name: name in chosen)
+
+
+def require_groups(name: str, columns: int, group: int) -> None:
+    """Raises FormatError for a layer that torchao would leave as it is, in silence."""
+    if columns % group:
+        raise FormatError(
+            f"layer {name!r}: its {columns} columns are no multiple of the group of {group}; a "
+            "smaller one may fit (torchao_int4:group=32)"
+        )
 
 
 def _torchao_int8(**options: Any) -> TorchAO:

@@ -56,7 +56,8 @@ def count(model: nn.Module, names: Iterable[str]) -> int:
     for name in names:
         module = model.get_submodule(name)
         if isinstance(module, SparseLinear) or not is_linear(module):
-            total += module.in_features * module.out_features  # type: ignore[operator]
+            assert isinstance(module, (nn.Linear, SparseLinear))
+            total += module.in_features * module.out_features
         else:
             total += weight_of(module).numel()
     return total
@@ -104,10 +105,10 @@ def stored_bytes(path: Path) -> int:
 
 def _memory(module: nn.Module) -> int:
     """Bytes of what a layer holds beside its bias."""
-    state = module.state_dict() if not isinstance(module, SparseLinear) else {}
     if isinstance(module, SparseLinear):
         return module.packed.nbytes
-    return sum(nbytes_of(value) for key, value in state.items() if not key.endswith("bias"))
+    state = module.state_dict().items()
+    return sum(nbytes_of(value) for key, value in state if not key.endswith("bias"))
 
 
 def nbytes_of(value: Any) -> int:
