@@ -31,6 +31,7 @@ DOCUMENTS = (
     "docs/choose.md",
     "docs/cpu.md",
     "docs/dense.md",
+    "docs/evaluate.md",
     "docs/kernels-notes.md",
     "docs/kernels-results.md",
     "docs/models.md",
@@ -131,6 +132,56 @@ def recovery(result: Result) -> str:
 
 def figure(value: float) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def quality(result: Result) -> str:
+    """Perplexity and bits a weight: rules of zeros and methods down."""
+    about, cells = result["about"], []
+    for row in result["rows"]:
+        name = row["rule"] if row["rule"] != "dense" else ""
+        sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
+        method = f"{'**' * (row['kind'] == 'ours')}{row['method']}{'**' * (row['kind'] == 'ours')}"
+        cells.append([method, name, f"{row['zeros']:.0%}", *sizes, f"{row['perplexity']:.4g}"])
+    header = ["", "pruned to", "zeros", "bits a weight", "MB", "perplexity"]
+    return markdown(header, cells) + (
+        f"\n{about['model']}, {about['method']} by {about['samples']} windows of {about['window']} "
+        f"tokens, nothing retrained; {about['tokens']:,} tokens from the end of {about['text']} in "
+        f"windows of {about['context']}; torch {about['torch']}, {about['date'][:10]}.\n\n"
+    )
+
+
+def quality_values(result: Result) -> str:
+    """Perplexity (bits a weight) of what is left, by the type of its values: rules down."""
+    about, rows = result["about"], result["rows"]
+    kinds = list(dict.fromkeys(row["values"] for row in rows))
+    cells = []
+    for rule in dict.fromkeys(row["rule"] for row in rows if row["kind"] == "ours"):
+        own = {r["values"]: f"{r['perplexity']:.4g} ({r['bits']:.2f})"
+               for r in rows if r["rule"] == rule}  # fmt: skip
+        cells.append([rule, *(own.get(kind, "") for kind in kinds)])
+    dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
+    return markdown(["perplexity (bits a weight)", *kinds], cells) + (
+        f"\n{about['model']}, whose perplexity is {dense:.4g} dense; {about['method']}, nothing "
+        f"retrained, {about['tokens']:,} tokens of {about['text']}, {about['date'][:10]}.\n\n"
+    )
+
+
+def errors(result: Result) -> str:
+    """How far estimates are from measurements: methods down, GPUs across."""
+    rows = result["rows"]
+    gpus = list(dict.fromkeys(row["gpu"] for row in rows))
+    found = {(row["gpu"], row["method"]): row for row in rows}
+    cells = []
+    for method in sorted({row["method"] for row in rows}):
+        line = [method]
+        for gpu in gpus:
+            row = found.get((gpu, method), {})
+            for name in ("few", "many"):
+                line.append(f"{row[f'{name}_error']:.0%}" if f"{name}_error" in row else "")
+        cells.append(line)
+    few = result["about"]["few"]
+    heads = [f"{gpu}, {text}" for gpu in gpus for text in (f"to {few} tokens", "more")]
+    return markdown(["", *heads], cells) + "\n"
 
 
 def busy(result: Result) -> str:
@@ -521,6 +572,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "serve": serve,
     "models": models,
     "patterns": patterns,
+    "quality": quality,
+    "quality_values": quality_values,
+    "estimate_errors": errors,
 }
 
 

@@ -36,6 +36,8 @@ NOT_RUN = {
     "flashsparse doctor": "takes long, and judges the machine: tests/cli/test_doctor.py",
     "flashsparse tune MODEL --sparsity 0.7": f"{GPU}: tests/cli/test_tune.py pretends one",
     "flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png": GPU,
+    "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval, which "
+    "downloads: tests/evaluation/test_tasks.py",
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
@@ -121,7 +123,7 @@ def named(tmp_path_factory):
     for name in ("MODEL", "SmolLM2-135M-Instruct"):
         (place / name).symlink_to(place / "path/to/dense")
     letters = torch.randint(97, 123, (80_000,)).tolist()
-    for name in ("text.txt", "tinyshakespeare.txt"):
+    for name in ("text.txt", "tinyshakespeare.txt", "held-out.txt"):
         (place / name).write_text("".join(map(chr, letters)))
     return place
 

@@ -15,6 +15,7 @@ from .reader import CheckpointError
 
 _MODULES_OF_A_TENSOR = 100  # far above those of any model
 _MODULES_AT_LEAST = 5000
+_MODULES_AT_MOST = 10_000  # of a config.json without files
 
 
 @contextmanager
@@ -41,27 +42,31 @@ def use_plain_implementations(config: Any) -> None:
 
 
 @contextmanager
-def modules_bounded(tensors: int) -> Iterator[None]:
+def modules_bounded(tensors: int | None) -> Iterator[None]:
     """Refuses a model that has far more modules than its files have tensors.
 
     config.json may ask for a million layers (or experts, or blocks) in a few bytes.
 
     Args:
-        tensors: How many tensors the files have.
+        tensors: How many tensors the files have; None where there is nothing but config.json.
 
     Raises:
         CheckpointError: As soon as there are too many modules.
     """
-    most, made = _MODULES_AT_LEAST + _MODULES_OF_A_TENSOR * tensors, 0
+    made, most = 0, _MODULES_AT_MOST
+    why = "which no model has: fetch it again"
+    if tensors is not None:
+        most = _MODULES_AT_LEAST + _MODULES_OF_A_TENSOR * tensors
+        why = (
+            f"and the files hold {tensors} tensors: the two belong to different models, fetch them "
+            "together again"
+        )
 
     def count(module: nn.Module, name: str, child: nn.Module | None) -> None:
         nonlocal made
         made += 1
         if made > most:
-            raise CheckpointError(
-                f"config.json asks for more than {most:,} modules, and the files hold {tensors} "
-                "tensors: the two belong to different models, fetch them together again"
-            )
+            raise CheckpointError(f"config.json asks for more than {most:,} modules, {why}")
 
     handle = register_module_module_registration_hook(count)
     try:

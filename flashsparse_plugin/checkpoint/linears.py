@@ -84,9 +84,22 @@ def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
         CheckpointError: Where transformers is missing or does not know the model, and for a model
             that is far larger than its files.
     """
+    return build_config_on_meta(directory.path, len(directory.tensors))
+
+
+def build_config_on_meta(path: Path, tensors: int | None = None) -> PreTrainedModel:
+    """Builds the model that a config.json describes, whether or not there are weights beside it.
+
+    Args:
+        path: The directory of the config.json.
+        tensors: How many tensors its files have, which bounds the model; None for no files.
+
+    Raises:
+        CheckpointError: As `build_on_meta` does.
+    """
     try:
-        with nothing_fetched(), modules_bounded(len(directory.tensors)), torch.device("meta"):
-            config = config_of(directory.path)
+        with nothing_fetched(), modules_bounded(tensors), torch.device("meta"):
+            config = config_of(path)
             if hasattr(config, "quantization_config"):
                 del config.quantization_config
             use_plain_implementations(config)
@@ -94,7 +107,7 @@ def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
     except CheckpointError:
         raise
     except Exception as error:
-        raise _unknown(directory.path, error) from error
+        raise _unknown(path, error) from error
 
 
 def config_of(path: Path) -> Any:

@@ -14,10 +14,12 @@ from typer.core import TyperCommand
 
 import flashsparse_plugin
 
+from .advise import advise
 from .calibrate import calibrate
 from .console import out, reported
 from .convert import convert
 from .doctor import doctor
+from .eval import evaluate
 from .generate import generate
 from .inspect import inspect
 from .prune import prune
@@ -72,9 +74,24 @@ class _Command(TyperCommand):
         return params
 
 
-for command in (prune, recover, convert, inspect, generate, calibrate, tune, doctor):
+_COMMANDS = (
+    prune,
+    recover,
+    convert,
+    inspect,
+    generate,
+    evaluate,
+    advise,
+    calibrate,
+    tune,
+    doctor,
+)
+for command in _COMMANDS:
     resumes = command in (convert, recover)
-    app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
+    name = "eval" if command is evaluate else None
+    app.command(name, cls=_Command)(
+        reported(command, "The same command goes on." if resumes else "")
+    )
 
 
 def main() -> None:

@@ -28,7 +28,6 @@ _STYLES = {  # letters of implementations; one that is not here shows its own fi
     "library": ("L", "black on yellow"),
 }
 _SHOWN = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
-_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # by engines such as vLLM
 
 
 class TuneDtype(StrEnum):
@@ -134,13 +133,25 @@ def tune(
 # ---- what to look at ----------------------------------------------------------------------------
 
 
+def shapes_in(text: str) -> list[tuple[int, int]] | None:
+    """Reads shapes out x in with commas between them; None for what is not written so.
+
+    Raises:
+        typer.BadParameter: For a shape that no layer has.
+    """
+    if not re.fullmatch(r"\d+x\d+(,\d+x\d+)*", text):
+        return None
+    found = [tuple(map(int, part.split("x"))) for part in text.split(",")]
+    if any(not 1 <= side <= 1 << 23 for shape in found for side in shape):
+        raise usage("a layer has between 1 and 2^23 rows and as many columns", "SHAPES")
+    return list(dict.fromkeys((o, i) for o, i in found))
+
+
 def _shapes(target: str) -> tuple[list[tuple[int, int]], Path | None]:
     """The shapes to look at, and the model that has them, if it is one."""
-    if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", target):
-        found = [tuple(map(int, part.split("x"))) for part in target.split(",")]
-        if any(not 1 <= side <= 1 << 23 for shape in found for side in shape):
-            raise usage("a layer has between 1 and 2^23 rows and as many columns", "SHAPES")
-        return list(dict.fromkeys((o, i) for o, i in found)), None
+    found = shapes_in(target)
+    if found is not None:
+        return found, None
     directory = model_directory(target)
     return _model_shapes(directory), directory
 
@@ -151,19 +162,12 @@ def _model_shapes(directory: Path) -> list[tuple[int, int]]:
         from flashsparse_plugin.checkpoint.linears import find_linears
         from flashsparse_plugin.checkpoint.reader import ModelDirectory
         from flashsparse_plugin.checkpoint.settings import refuse_quantized
+        from flashsparse_plugin.checkpoint.shapes import as_merged
 
         model = ModelDirectory(directory)
         refuse_quantized(model, packed=True)
-        linears = find_linears(model.packed())
-    shapes = [linear.shape for linear in linears]
-    by_name = {linear.name: linear.shape for linear in linears}
-    for linear in linears:
-        parent, _, kind = linear.name.rpartition(".")
-        for kinds in _MERGED:
-            parts = [f"{parent}.{each}" for each in kinds]
-            if kind == kinds[0] and all(part in by_name for part in parts):
-                shapes.append((sum(by_name[part][0] for part in parts), linear.shape[1]))
-    return list(dict.fromkeys(shapes))
+        linears = {each.name: each.shape for each in find_linears(model.packed())}
+    return list(dict.fromkeys([*linears.values(), *as_merged(linears).values()]))
 
 
 def _stored_config(directory: Path | None) -> dict[str, Any]:

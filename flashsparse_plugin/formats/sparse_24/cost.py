@@ -21,13 +21,16 @@ WIDENING = 8.3e-9  # seconds to widen the codes of a unit that nothing hides
 # share of the bandwidth, and of the clock under load; bytes a clock from the L2; seconds beside.
 # Tiles that it is compiled for: tokens, and warpgroups of 64 rows each.
 WGMMA_MEMORY, WGMMA_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.92, 28, 4.9e-6
-TILE_TOKENS, GROUPS, GROUP_ROWS, SMALL = (64, 128, 192, 256), (2, 3, 4), 64, 32 << 20
+TILE_TOKENS, GROUPS, GROUP_ROWS = (64, 128, 192, 256), (2, 3, 4), 64
+# Elements of a layer that counts as small, and of one of codes; and the clocks of a panel of codes
+# that warpgroups need however few the tokens, as in kernels/cuda/sparse_24/wgmma_plan.cpp.
+SMALL, SMALL_CODES, CODES_PANEL, CODES_GROUP = 32 << 20, 96 << 20, 45, 135
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The sparse kernels, by the one that runs, in as many launches as it needs."""
-    # As prefers_wgmma in kernels/cuda/sparse_24/wgmma_plan.h; codes have less than 8 bits a weight.
-    early = math.prod(shape) <= SMALL or nbytes < math.prod(shape)
+    # As prefers_wgmma in kernels/cuda/sparse_24/wgmma_plan.h.
+    early = math.prod(shape) <= (SMALL_CODES if _codes(shape, nbytes) else SMALL)
     if gpu.capability == (9, 0) and tokens > (16 if early else 32):
         return wgmma_seconds(shape, nbytes, tokens, gpu)
     return mma_seconds(shape, nbytes, tokens, gpu)
@@ -44,6 +47,8 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
         weight = groups * GROUP_ROWS * 64 * nbytes / math.prod(shape)
         x = min(width, tokens) * 128
         clocks = max((groups + 1) * width + weight / 128, (weight + x / 2) / L2_CLOCK)
+        if _codes(shape, nbytes):
+            clocks = max(clocks, width + CODES_PANEL + CODES_GROUP * groups)
         blocks = -(-shape[0] // (groups * GROUP_ROWS)) * -(-tokens // width)
         turns = blocks / gpu.multiprocessors
         # Whole tiles to each block where there are many, else blocks share them.
@@ -55,7 +60,7 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
 
 def mma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The mma kernel."""
-    total, codes = 0.0, nbytes < math.prod(shape)
+    total, codes = 0.0, _codes(shape, nbytes)
     # Blocks of 99 KB of shared memory have room for x of 32 tokens; so many are compiled for codes.
     has_room = gpu.capability in ((8, 0), (9, 0), (10, 0))
     launch_tokens = 64 if has_room and not codes else 32
@@ -67,3 +72,8 @@ def mma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> f
         total += LAUNCH + BEGIN + FIXED + TOKEN * taken + (units * WIDENING if codes else 0)
         total += max(nbytes / (MEMORY * gpu.memory), shared)
     return total
+
+
+def _codes(shape: tuple[int, int], nbytes: int) -> bool:
+    """Whether values are codes: those have less than 8 bits a weight, positions included."""
+    return nbytes < math.prod(shape)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What do zeros and fewer bits cost a real model? Perplexity and bytes, before any retraining.
+
+    make demo; python benchmarks/quality.py
+    python benchmarks/quality.py --model DIRECTORY --text FILE --method magnitude
+    python benchmarks/quality.py --plot    draws what is in the result
+
+Every linear layer but the output head is pruned, by Wanda on the beginning of the text unless told
+otherwise, then packed as `flashsparse eval --with` does, and the model predicts the end of the
+text. What people could take instead is beside it: int8 and int4 of the dense model, by torch and
+torchao (the extra `eval`). Results are saved after each line; speed is not measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _measure
+import _results
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flashsparse_plugin.evaluation import Effort, Method, chart, measure, parse_method, sizes
+from flashsparse_plugin.evaluation.methods import Packed
+from flashsparse_plugin.pruning import calibration_windows, prune
+
+HELD_OUT = 0.1  # of the text, from its end
+CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
+CODES = (":values=int8", ":values=int4:group={group}")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to prune, and what to make of the result.
+
+    Attributes:
+        title: Of the zeros.
+        prune: Arguments of `prune`; none for the dense model.
+        methods: As `flashsparse eval --with` takes them; "" is the model as it is.
+    """
+
+    title: str
+    prune: Mapping[str, Any]
+    methods: tuple[str, ...]
+
+
+def pattern(n: int, m: int, length: int = 1, values: tuple[str, ...] = ()) -> Rule:
+    title = f"{n}:{m}" + (f", L={length}" if length > 1 else "")
+    packed = f"nm_vector:n={n}:m={m}:vector_length={length}"
+    methods = tuple(packed + value for value in ("", *values))
+    return Rule(title, {"pattern": (n, m), "vector_length": length}, methods)
+
+
+RULES = (
+    Rule("dense", {}, ("", "torch_int8", "torchao_int8", "torchao_int4:group={group}")),
+    pattern(2, 4, values=CODES),
+    pattern(8, 32, 32, values=CODES),
+    Rule("50% zeros", {"sparsity": 0.5}, ("tiled_csl",)),
+    pattern(16, 32, 32, values=CODES),
+    pattern(4, 8, values=CODES),
+    pattern(8, 32),
+    pattern(2, 4, 4),
+    pattern(12, 32, 32),
+    Rule("62.5% zeros", {"sparsity": 0.625}, ("tiled_csl",)),
+    Rule("75% zeros", {"sparsity": 0.75}, ("tiled_csl",)),
+)
+
+
+def lines(arguments: argparse.Namespace) -> Iterator[Row]:
+    text = arguments.text.read_text()
+    begin = round(len(text) * (1 - HELD_OUT))
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    windows = calibration_windows(tokenizer, text[:begin], arguments.samples, arguments.window)
+    given = {"calibration": windows} if arguments.method == "wanda" else {}
+    effort = Effort(context=arguments.context, most_tokens=arguments.tokens, decode_tokens=0)
+
+    def load(dtype: torch.dtype) -> Any:
+        return AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
+
+    for rule in RULES:
+        kept: dict[str, torch.Tensor] = {}
+        if rule.prune:
+            model = load(torch.bfloat16)
+            prune(model, arguments.method, progress=False, **given, **rule.prune)
+            kept = model.state_dict()
+        for text_of_method in (each.format(group=arguments.group) for each in rule.methods):
+            method: Method | None = parse_method(text_of_method) if text_of_method else None
+            model = load(method.dtype if method and method.dtype else torch.bfloat16)
+            if kept:
+                model.load_state_dict(kept)
+            names = sizes.linear_names(model)
+            count = sizes.count(model, names)
+            zeros = sizes.zeros(model, names) / count
+            if method is not None:
+                method.apply(model, names)
+            held = sizes.sizes_of(model, names, count)
+            found = measure(model, tokenizer, text[begin:], held, zeros, effort)
+            yield {
+                "rule": rule.title,
+                "method": "bfloat16" if method is None else method.title,
+                "kind": "dense" if method is None else kind_of(method),
+                "values": values_of(text_of_method),
+                "zeros": round(zeros, 4),
+                "bits": round(held.bits, 3),
+                "disk_bytes": held.disk,
+                "memory_bytes": held.memory,
+                "perplexity": round(found.perplexity or 0.0, 3),
+                "ran": found.ran,
+            }
+
+
+def kind_of(method: Method) -> str:
+    return "ours" if isinstance(method, Packed) else "rival"
+
+
+def values_of(method: str) -> str:
+    """What a value is stored as: "16 bits", or the type of its codes."""
+    for name in ("int8", "int4"):
+        if name in method:
+            return name
+    return "16 bits"
+
+
+def draw(target: Path) -> None:
+    """The lines of a result that are within four times of the best perplexity, as a picture."""
+    found = _results.read(target)
+    about, rows = found["about"], found["rows"]
+    best = min(row["perplexity"] for row in rows)
+    near = [row for row in rows if row["perplexity"] <= 4 * best]
+    points = [
+        chart.Point(label_of(row), row["bits"], row["perplexity"], row["kind"]) for row in near
+    ]
+    left = f"; {len(rows) - len(near)} lines beyond four times the best are left out"
+    chart.draw(
+        points,
+        f"{about['model']}, {about['text']}, {about['method']}, nothing retrained"
+        + (left if len(near) < len(rows) else ""),
+        target.with_suffix(".png"),
+    )
+    print(f"drawn to {target.with_suffix('.png')}")
+
+
+def label_of(row: Row) -> str:
+    if row["kind"] != "ours":
+        return str(row["method"])
+    values = "" if row["values"] == "16 bits" else f", {row['values']}"
+    return f"{row['rule']}{values}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=CACHE / "SmolLM2-135M-Instruct")
+    parser.add_argument("--text", type=Path, default=CACHE / "tinyshakespeare.txt")
+    parser.add_argument("--method", choices=("wanda", "magnitude"), default="wanda")
+    parser.add_argument("--tokens", type=int, default=4096, help="of the held out text")
+    parser.add_argument("--context", type=int, default=512, help="of a window of it")
+    parser.add_argument("--samples", type=int, default=32, help="windows of calibration")
+    parser.add_argument("--window", type=int, default=256, help="tokens of each")
+    parser.add_argument("--group", type=int, default=64, help="columns that share a scale of int4")
+    parser.add_argument("--plot", action="store_true", help="draw the result, measure nothing")
+    arguments = parser.parse_args()
+    target = _results.folder_of(arguments.model.name) / "quality.csv"
+    if arguments.plot:
+        draw(target)
+        return
+    names = ("method", "tokens", "context", "samples", "window", "group")
+    about = {"model": arguments.model.name, "text": arguments.text.name, "held_out": HELD_OUT}
+    about |= {name: getattr(arguments, name) for name in names} | _measure.machine()
+    rows: list[Row] = []
+    for row in lines(arguments):
+        rows.append(row)
+        _results.write(target, about, rows)
+        print(f"{row['rule']:>12} {row['method']:<44} {row['bits']:6.2f} {row['perplexity']:10.3f}",
+              flush=True)  # fmt: skip
+    print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of a model's linear layers, by its config.json alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..modules import experts_of, linear_modules, shape_of
+from .linears import build_config_on_meta
+
+Shape = tuple[int, int]  # (out_features, in_features)
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """What the estimates of a model's speed and size go by.
+
+    Attributes:
+        layers: How many linear layers there are of each shape, as engines merge them; without the
+            output head.
+        head: Shape of the output head; None where there is none.
+        others: Parameters that are in none of these layers, a tied head's counted once.
+        experts: How many of the others are weights of experts.
+    """
+
+    layers: Mapping[Shape, int]
+    head: Shape | None = None
+    others: int = 0
+    experts: int = 0
+
+
+def model_shapes(path: Path) -> ModelShapes:
+    """Reads config.json, and no weight.
+
+    Args:
+        path: The directory of the config.json.
+
+    Raises:
+        CheckpointError: For a model that transformers cannot build.
+    """
+    model = build_config_on_meta(path)
+    head = model.get_output_embeddings()
+    linears = {name: module for name, module in linear_modules(model).items() if module is not head}
+    shapes = {name: shape_of(module) for name, module in linears.items()}
+    alone = as_merged(shapes)
+    parameters = sum(each.numel() for each in model.parameters())
+    return ModelShapes(
+        Counter(alone.values()),
+        None if head is None else shape_of(head),
+        parameters - sum(rows * columns for rows, columns in shapes.values()),
+        sum(each.numel() for each in experts_of(model).values()),
+    )
+
+
+def as_merged(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The layers as engines such as vLLM run them: q, k and v as one, and gate and up.
+
+    Args:
+        shapes: Shapes by the name of the layer.
+
+    Returns:
+        The same, a merged layer by the name of its first part.
+    """
+    found = dict(shapes)
+    for name in shapes:
+        parent, _, kind = name.rpartition(".")
+        for kinds in _MERGED:
+            parts = [f"{parent}.{each}" for each in kinds]
+            if kind == kinds[0] and all(part in shapes for part in parts):
+                found[name] = (sum(shapes[part][0] for part in parts), shapes[name][1])
+                for part in parts[1:]:
+                    del found[part]
+    return found

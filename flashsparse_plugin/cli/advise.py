@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse advise`: what our formats and others should bring a model on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from .console import err, out, print_json, size, table, usage
+from .models import model_directory
+from .tune import shapes_in
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.checkpoint.shapes import ModelShapes
+    from flashsparse_plugin.dataflow.advice import Choice, Verdict
+    from flashsparse_plugin.gpu import Gpu
+
+
+class Device(StrEnum):
+    H200 = "H200"
+    H100 = "H100"
+    A100 = "A100"
+    this = "this"
+
+
+def advise(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="Directory of a model, of which only config.json is read; or shapes out x in.",
+            metavar="MODEL|SHAPES",
+        ),
+    ],
+    gpu: Annotated[Device, typer.Option(help="The GPU; this: the one of this machine.")] = (
+        Device.H100
+    ),
+    batch: Annotated[
+        str, typer.Option(help="Sequences that are decoded at once.", metavar="N,N,...")
+    ] = "1,8,64",
+    zeros: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of zeros that the model has, or may get.")
+    ] = 0.5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the estimates as JSON.")] = False,
+) -> None:
+    """Estimate what zeros and fewer bits bring on a GPU, and say where to leave it.
+
+    Nothing is measured and no weight is read: bytes, latencies and arithmetic of each kernel are
+    put together by models that were fitted to measurements (docs/evaluate.md has their errors).
+    int4 (Marlin) was not measured by us; its estimate is kind to it. Counted are the linear layers;
+    attention and all else come on top, so that a whole model gains less.
+
+    \b
+    [bold]Examples[/bold]
+      flashsparse advise MODEL --gpu H200
+      flashsparse advise MODEL --gpu H100 --batch 1,16 --zeros 0.75
+      flashsparse advise 4096x4096,28672x4096 --gpu H100
+    """
+    batches = _batches(batch)
+    with err.status("Starting"):
+        from flashsparse_plugin.dataflow import advice
+
+    shapes = _shapes(target)
+    device = _gpu(gpu)
+    choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros)]
+    found = {n: list(advice.verdicts(choices, shapes.layers, n)) for n in batches}
+    ladders = [
+        (title, values, steps, _wins(steps, values, choices, shapes, batches))
+        for title, values, steps in advice.ladders(device)
+    ]
+    if as_json:
+        print_json(_plain(device, choices, shapes, batches, found, ladders))
+        return
+    _show_choices(device, choices, shapes, batches, zeros)
+    _show_ladders(ladders, batches, choices)
+    for n in batches:
+        for verdict in found[n]:
+            out.print(_sentence(n, verdict))
+    _show_rest(shapes)
+
+
+def _batches(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1 << 16 for part in parts) or len(parts) > 4:
+        raise usage(f"{text!r} is not up to four numbers from 1 to 65536: 1,8,64", "--batch")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _shapes(target: str) -> ModelShapes:
+    from flashsparse_plugin.checkpoint.shapes import ModelShapes, model_shapes
+
+    found = shapes_in(target)
+    if found is not None:
+        return ModelShapes(dict.fromkeys(found, 1))
+    path = Path(target)
+    directory = model_directory(str(path.parent) if path.name == "config.json" else target)
+    with err.status("Reading config.json"):
+        shapes = model_shapes(directory)
+    if not shapes.layers:
+        raise ValueError(f"{directory} describes a model without linear layers: nothing to advise")
+    return shapes
+
+
+def _gpu(name: Device) -> Gpu:
+    from flashsparse_plugin.gpu import find_gpu
+
+    if name is not Device.this:
+        return find_gpu(name.value, (0, 0))
+    import torch
+
+    if not torch.cuda.is_available():
+        raise usage("torch sees no GPU here: name one, such as --gpu H100", "--gpu")
+    own = torch.cuda.get_device_name()
+    found = find_gpu(own, torch.cuda.get_device_capability())
+    if found.name not in own:
+        err.print(Text(f"Note: estimated as an {found.name}: nothing is known of an {own}"))
+    return found
+
+
+def _wins(
+    steps: Sequence[Choice],
+    values: int,
+    choices: Sequence[Choice],
+    shapes: ModelShapes,
+    batches: Sequence[int],
+) -> dict[int, dict[str, float | None]]:
+    """By batch and rival, from how many zeros on a format is faster."""
+    from flashsparse_plugin.dataflow.advice import wins_from
+
+    others = [choice for choice in choices if choice.kind != "ours"]
+    return {
+        n: {x.title: wins_from(steps, x.total(shapes.layers, n), shapes.layers, n) for x in others}
+        for n in batches
+    }
+
+
+def _rate(choice: Choice, dense: Choice, shapes: ModelShapes, batch: int) -> float:
+    """Tokens a second of the linear layers, with the head, which is dense in every choice."""
+    head = 0.0 if shapes.head is None else dense.seconds(shapes.head, batch)
+    return batch / (choice.total(shapes.layers, batch) + head)
+
+
+def _nbytes(choice: Choice, shapes: ModelShapes) -> tuple[float, float]:
+    """Bytes of the linear layers, and of all parameters."""
+    weights = sum(count * rows * columns for (rows, columns), count in shapes.layers.items())
+    layers = choice.bits * weights / 8
+    return layers, layers + 2 * shapes.others
+
+
+# ---- showing ------------------------------------------------------------------------------------
+
+
+def _show_choices(
+    gpu: Gpu, choices: Sequence[Choice], shapes: ModelShapes, batches: Sequence[int], zeros: float
+) -> None:
+    out.print(Text(f"Linear layers on an {gpu.name}, at {zeros:.0%} zeros", style="bold"))
+    out.print(Text("Tokens a second, and in brackets times dense; estimated", style="dim"))
+    out.print()
+    made = table("", "bits", "memory", *(f"batch {n}" for n in batches))
+    dense = choices[0]
+    for choice in choices:
+        cells = []
+        for n in batches:
+            rate, base = (_rate(each, dense, shapes, n) for each in (choice, dense))
+            cells.append(f"{_short(rate)} ({rate / base:.2f})")
+        name = Text(f"{choice.title}{'' if choice.is_checked else ' *'}")
+        style = "bold" if choice.kind == "ours" else ""
+        memory = size(_nbytes(choice, shapes)[1])
+        made.add_row(name, f"{choice.bits:.2f}", memory, *cells, style=style)
+    _print(made)
+    if not all(choice.is_checked for choice in choices):
+        out.print(Text("* not compared with any measurement of ours", style="dim"))
+        out.print()
+
+
+def _show_ladders(ladders: Any, batches: Sequence[int], choices: Sequence[Choice]) -> None:
+    others = [choice.title for choice in choices if choice.kind != "ours"]
+    out.print(Text(f"From how many % zeros on faster than {' / '.join(others)}", style="bold"))
+    out.print(Text("-: at no share of zeros", style="dim"))
+    out.print()
+    made = table("", *(f"batch {n}" for n in batches))
+    for title, _, _, wins in ladders:
+        cells = [
+            " / ".join("-" if x is None else f"{100 * x:.0f}" for x in wins[n].values())
+            for n in batches
+        ]
+        made.add_row(Text(title), *cells)
+    _print(made)
+
+
+def _print(made: Any) -> None:
+    for column in made.columns:
+        column.no_wrap = True
+    out.print(made)
+    out.print()
+
+
+def _short(rate: float) -> str:
+    """ "982", "14.1k", "1.59M"."""
+    if rate < 9999.5:
+        return f"{rate:,.0f}"
+    return f"{rate / 1e3:.3g}k" if rate < 999.5e3 else f"{rate / 1e6:.3g}M"
+
+
+_NO_LESS = {8: "8 bits or more", 4: "4 bits or more"}
+
+
+def _sentence(batch: int, verdict: Verdict) -> Text:
+    from flashsparse_plugin.dataflow.advice import MARGIN
+
+    text = Text(f"Batch {batch}, {_NO_LESS[verdict.values]}: ")
+    ours, other, ratio = verdict.ours.title, verdict.rival.title, verdict.ratio
+    if not verdict.is_for_us:
+        text.append("do not use us here", style="yellow")
+        how = f"{1 / ratio:.2f} times as fast" if ratio < 1 / MARGIN else "as fast"
+        return text.append(f": {other} is {how}, and keeps every weight.")
+    text.append(f"{ours} is {ratio:.2f} times as fast as {other}")
+    if verdict.lost:
+        shapes = ", ".join(f"{rows}x{columns}" for rows, columns in verdict.lost)
+        text.append(f"; not on layers of {shapes}: leave those to {other}")
+    return text.append(".")
+
+
+def _show_rest(shapes: ModelShapes) -> None:
+    notes = []
+    if shapes.head is not None:
+        notes.append("The output head is dense in every line, and counted.")
+    if shapes.others:
+        notes.append(f"Memory has {size(2 * shapes.others)} of embeddings and the like.")
+    if shapes.experts:
+        notes.append(
+            f"Of that {size(2 * shapes.experts)} are experts, which stay dense; their time is not "
+            "counted."
+        )
+    notes.append("Memory of the key-value cache comes on top, and time of attention.")
+    notes.append("Zeros and fewer bits cost quality: `flashsparse eval` measures it.")
+    out.print()
+    out.print(Text(" ".join(notes), style="dim"))
+
+
+def _plain(
+    gpu: Gpu,
+    choices: Sequence[Choice],
+    shapes: ModelShapes,
+    batches: Sequence[int],
+    found: dict[int, list[Verdict]],
+    ladders: Any,
+) -> dict[str, Any]:
+    lines = []
+    for choice in choices:
+        layers, whole = _nbytes(choice, shapes)
+        rates = {str(n): round(_rate(choice, choices[0], shapes, n), 1) for n in batches}
+        line = {"title": choice.title, "kind": choice.kind, "zeros": round(choice.sparsity, 4)}
+        line |= {"bits": round(choice.bits, 3), "linear_bytes": round(layers)}
+        lines.append(line | {"bytes": round(whole), "tokens_per_second": rates})
+    return {
+        "gpu": gpu.name,
+        "measured": False,
+        "layers": {f"{rows}x{cols}": count for (rows, cols), count in shapes.layers.items()},
+        "choices": lines,
+        "faster_from_zeros": {
+            title: {str(n): wins[n] for n in batches} for title, _, _, wins in ladders
+        },
+        "verdicts": [
+            {
+                "batch": n,
+                "least_bits": verdict.values,
+                "use": verdict.is_for_us,
+                "ours": verdict.ours.title,
+                "other": verdict.rival.title,
+                "ratio": round(verdict.ratio, 3),
+                "not_on": [f"{rows}x{columns}" for rows, columns in verdict.lost],
+            }
+            for n in batches
+            for verdict in found[n]
+        ],
+    }

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse eval`: quality, speed and bytes of models side by side."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from .console import err, out, print_json, size, table, usage
+from .models import DTYPES, Dtype, best_device, load_model, load_tokenizer, model_directory
+
+if TYPE_CHECKING:
+    from flashsparse_plugin.evaluation import Effort, Figures, Method
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a model and what was made of it."""
+
+    model: str
+    method: str
+    kind: str
+    figures: Figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values; what was not measured is left out."""
+        found = self.figures
+        rates = {"prefill_tokens_s": found.prefill, "decode_tokens_s": found.decode}
+        plain = {
+            "model": self.model,
+            "method": self.method,
+            "kind": self.kind,
+            "perplexity": found.perplexity and round(found.perplexity, 4),
+            **{name: round(score, 4) for name, score in found.tasks.items()},
+            "zeros": round(found.sparsity, 4),
+            "bits": round(found.sizes.bits, 3),
+            "disk_bytes": found.sizes.disk,
+            "memory_bytes": found.sizes.memory,
+            **{name: rate and round(rate, 2) for name, rate in rates.items()},
+            "ran": found.ran,
+        }
+        return {name: value for name, value in plain.items() if value is not None}
+
+
+def evaluate(
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Directories of models, dense or packed.", metavar="MODEL..."),
+    ],
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to predict, which no model was calibrated on.", exists=True, dir_okay=False
+        ),
+    ] = None,  # fmt: skip
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of lm-eval: arc_easy,hellaswag.", metavar="TASKS")
+    ] = None,
+    with_: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            help="What to make of each dense MODEL, too: torchao_int8,nm_vector:n=2:m=4.",
+            metavar="METHODS",
+        ),
+    ] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of a window of the text.")] = 512,
+    max_tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens from the start of the text that count.")
+    ] = 8192,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Examples a task.", show_default="all")
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
+    ] = Dtype.auto,
+    speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure it, too.")] = True,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write the lines to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw quality against bytes to this file: bytes.png.")
+    ] = None,
+    card: Annotated[
+        bool, typer.Option("--card", help="Write the table into README.md of the first MODEL.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as JSON.")] = False,
+) -> None:
+    """Compare models by quality, speed and bytes: as they are, and as what can be made of them.
+
+    Perplexity is that of a causal language model on windows of the text that do not overlap; lower
+    is better. Bytes are those of the linear layers but for the output head, which stays dense.
+    Methods of [bold]--with[/bold] are our formats and what people could take instead, with options
+    after colons; they are made in memory, and one that does not fit a model is told of.
+
+    \b
+    [bold]Examples[/bold]
+      flashsparse eval MODEL PACKED --text held-out.txt
+      flashsparse eval MODEL --text held-out.txt --with torch_int8,torchao_int4:group=32
+      flashsparse eval MODEL PRUNED --text held-out.txt --with nm_vector:n=2:m=4:values=int8 \\
+        --csv quality.csv --plot quality.png
+      flashsparse eval MODEL PACKED --tasks arc_easy,hellaswag --limit 200
+    """
+    if text is None and tasks is None:
+        raise usage("there is nothing to predict: give a text, or tasks of lm-eval", "--text")
+    if plot is not None and text is None:
+        raise usage("it draws perplexity, which needs --text", "--plot")
+    directories = [model_directory(each) for each in models]
+    if card:
+        from flashsparse_plugin.checkpoint.card_section import read_card
+
+        read_card(directories[0])
+    with err.status("Starting"):
+        from flashsparse_plugin.evaluation import Effort, chart, parse_method
+        from flashsparse_plugin.evaluation.tasks import require_tasks
+
+    wanted = [each.strip() for each in tasks.split(",")] if tasks else []
+    if wanted:
+        require_tasks(wanted)
+    if plot is not None:
+        chart.require_matplotlib()
+    device = best_device()
+    methods = _methods(with_, parse_method, device)
+    content = None if text is None else text.read_text(encoding="utf-8", errors="replace")
+    effort = Effort(context, max_tokens, wanted, limit, 32 if speed else 0)
+    lines: list[Line] = []
+    for line in _lines(directories, methods, content, effort, dtype, device):
+        lines.append(line)
+        if csv_file is not None:
+            _write(csv_file, lines)  # after each line: what follows may take long, or fail
+    about = _about(directories, text, effort)
+    if plot is not None:
+        chart.draw(_points(lines, chart.Point), about, plot)
+        err.print(Text(f"Drawn to {plot}"), soft_wrap=True)
+    if card:
+        from flashsparse_plugin.checkpoint.card_section import write_evaluation
+
+        write_evaluation(directories[0], [each.to_dict() for each in lines], about)
+        err.print(Text(f"Written into {directories[0] / 'README.md'}"), soft_wrap=True)
+    if as_json:
+        print_json({"about": about, "lines": [each.to_dict() for each in lines]})
+    else:
+        _show(lines, about)
+
+
+def _methods(text: str | None, parse: Any, device: str) -> list[Method]:
+    if text is None:
+        return []
+    try:
+        methods = [parse(each) for each in text.split(",")]
+        for method in methods:
+            method.require(device)
+    except ValueError as error:
+        raise usage(str(error), "--with") from None
+    return methods
+
+
+def _lines(
+    directories: Sequence[Path],
+    methods: Sequence[Method],
+    text: str | None,
+    effort: Effort,
+    dtype: Dtype,
+    device: str,
+) -> Iterator[Line]:
+    """Every model as it is and by every method that fits it, one in memory at a time."""
+    from flashsparse_plugin.evaluation import measure, sizes
+    from flashsparse_plugin.linear import SparseLinear
+    from flashsparse_plugin.packed import FormatError
+    from flashsparse_plugin.text import token_stream
+
+    names = _names(directories)
+    first_ids = None
+    for path, name in zip(directories, names, strict=True):
+        tokenizer = load_tokenizer(path)
+        if text is not None:
+            ids = token_stream(tokenizer, text[:2000]).tolist()
+            if first_ids not in (None, ids):
+                _note(f"{name} has another tokenizer than {names[0]}: their perplexities cannot "
+                      "be compared")  # fmt: skip
+            first_ids = first_ids or ids
+        fitting: list[Method | None] = [None, *methods]
+        for method in fitting:
+            what = "as it is" if method is None else method.title
+            with err.status(f"{name}, {what}: loading") as status:
+                own = dtype
+                if method is not None and method.dtype is not None:
+                    own = Dtype(str(method.dtype).removeprefix("torch."))
+                model = load_model(path, own, device=device)
+                layers = sizes.linear_names(model)
+                weights = sizes.count(model, layers)
+                sparsity = sizes.zeros(model, layers) / weights
+                packed = [m for m in model.modules() if isinstance(m, SparseLinear)]
+                if method is None:
+                    found = sizes.sizes_of(model, layers, weights)
+                    found = sizes.Sizes(weights, sizes.stored_bytes(path), found.memory)
+                    titles = dict.fromkeys(layer.scheme.title for layer in packed)
+                    what = " and ".join(titles) or str(model.dtype).removeprefix("torch.")
+                elif packed:
+                    _note(f"{name} is packed already: --with is for dense models")
+                    break
+                else:
+                    try:
+                        method.apply(model, layers)
+                    except FormatError as error:
+                        _note(f"{name} cannot be {method.title}: {error}")
+                        continue
+                    found = sizes.sizes_of(model, layers, weights)
+                status.update(f"{name}, {what}: measuring")
+                figures = measure(model, tokenizer, text, found, sparsity, effort)
+            yield Line(name, what, _kind(method, bool(packed)), figures)
+            del model
+
+
+def _kind(method: Method | None, packed: bool) -> str:
+    from flashsparse_plugin.evaluation.methods import Packed
+
+    if method is None:
+        return "ours" if packed else "dense"
+    return "ours" if isinstance(method, Packed) else "rival"
+
+
+def _names(directories: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as tell the models apart."""
+    resolved = [path.absolute() for path in directories]
+    for depth in range(1, 6):
+        names = ["/".join(path.parts[-depth:]) for path in resolved]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in directories]
+
+
+def _note(text: str) -> None:
+    err.print(Text.assemble(("Note: ", "yellow"), text))
+
+
+def _about(directories: Sequence[Path], text: Path | None, effort: Effort) -> str:
+    import torch
+
+    from flashsparse_plugin.diagnostics import hardware
+
+    gpu = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if gpu else hardware()["cpu"]
+    threads = "" if gpu else f", {torch.get_num_threads()} threads"
+    what = ""
+    if text is not None:
+        what = f"{text.name}, up to {effort.most_tokens:,} tokens in windows of {effort.context}. "
+    return f"{what}{where}{threads}, torch {torch.__version__}."
+
+
+def _points(lines: Sequence[Line], point: Any) -> list[Any]:
+    several = len({line.model for line in lines}) > 1
+    return [
+        point(
+            f"{line.model}, {line.method}" if several else line.method,
+            line.figures.sizes.bits,
+            line.figures.perplexity,
+            line.kind,
+        )
+        for line in lines
+    ]
+
+
+def _write(path: Path, lines: Sequence[Line]) -> None:
+    rows = [line.to_dict() for line in lines]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _show(lines: Sequence[Line], about: str) -> None:
+    tasks = list(dict.fromkeys(name for line in lines for name in line.figures.tasks))
+    quality = ["perplexity"] if lines[0].figures.perplexity is not None else []
+    rates = ["prefill\ntokens/s", "decode\ntokens/s"] if lines[0].figures.prefill else []
+    heads = [*(name.replace(" ", "\n") for name in tasks), "zeros", "bits a\nweight"]
+    made = table("", *quality, *heads, "on disk", "in\nmemory", *rates)
+    model = None
+    for line in lines:
+        if line.model != model:
+            model = line.model
+            if made.row_count:
+                made.add_section()
+            made.add_row(Text(model, style="bold"))
+        found = line.figures
+        cells = [] if found.perplexity is None else [f"{found.perplexity:,.4g}"]
+        cells += [f"{found.tasks[name]:.3f}" for name in tasks]
+        cells += [f"{found.sparsity:.0%}", f"{found.sizes.bits:.2f}"]
+        cells += [size(found.sizes.disk), size(found.sizes.memory)]
+        cells += [f"{rate:,.1f}" for rate in (found.prefill, found.decode) if rate]
+        made.add_row(Text(f" {line.method}"), *cells)
+    for column in made.columns[1:]:
+        column.no_wrap = True
+    out.print(made)
+    out.print()
+    for ran in dict.fromkeys(line.figures.ran for line in lines):
+        of = ", ".join(dict.fromkeys(x.method for x in lines if x.figures.ran == ran))
+        out.print(Text(f"{of}: {ran}", style="dim"))
+    out.print(Text(about, style="dim"))

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each way to store a model's linear layers should bring on a GPU: estimates, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from ..formats import get_format
+from ..gpu import Gpu, library_seconds
+from ..packed import Scheme
+from . import model, rivals
+from .model import Weight
+from .tuner import packed_weight
+
+Shape = tuple[int, int]
+Kind = Literal["dense", "rival", "ours"]
+Values = Literal[16, 8, 4]
+
+MARGIN = 1.1  # what counts as faster: benchmarks/results/estimates.csv has how far off they are
+WINDOW, LENGTH = 32, 32  # of vector-wise patterns
+DENSITIES = tuple(1 - 0.05 * step for step in range(20))  # where a win is looked for
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to store weights.
+
+    Attributes:
+        title: For people.
+        kind: Dense in 16 bits, what others offer, or ours.
+        values: Bits of a value: what it costs in quality goes by them and by the zeros.
+        sparsity: Share of zeros that it needs.
+        bits: A weight, in the memory of the GPU.
+        seconds: Time of a product by shape and tokens, with x read and y written.
+        is_checked: Whether its estimates were compared with measurements of ours.
+    """
+
+    title: str
+    kind: Kind
+    values: Values
+    sparsity: float
+    bits: float
+    seconds: Callable[[Shape, int], float]
+    is_checked: bool = True
+
+    def total(self, layers: Mapping[Shape, int], tokens: int) -> float:
+        """Seconds of so many layers of each shape."""
+        return sum(count * self.seconds(shape, tokens) for shape, count in layers.items())
+
+
+def dense_choices(gpu: Gpu) -> list[Choice]:
+    """What needs no zeros: 16 bits by the library, fp8 where the GPU has it, and int4."""
+
+    def whole(own: Callable[[Shape, int, Gpu], float]) -> Callable[[Shape, int], float]:
+        return lambda shape, tokens: (
+            own(shape, tokens, gpu) + rivals.activation_seconds(shape, tokens, gpu)
+        )
+
+    hopper = gpu.capability == (9, 0)  # what was measured
+    found = [Choice("dense", "dense", 16, 0.0, 16.0, whole(library_seconds), hopper)]
+    if gpu.capability >= rivals.FP8_CAPABILITY:
+        found.append(Choice("fp8", "rival", 8, 0.0, 8.0, whole(rivals.fp8_seconds)))
+    int4 = Choice("int4", "rival", 4, 0.0, rivals.INT4_BITS, whole(rivals.int4_seconds), False)
+    return [*found, int4]
+
+
+def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
+    """Our formats at a share of zeros: those that need no more zeros than that.
+
+    Args:
+        gpu: What the estimates know of the device.
+        sparsity: 0 to 1.
+    """
+    schemes: list[tuple[str, dict[str, Any], Values]] = [("tiled_csl", {}, 16)]
+    patterns: list[dict[str, Any]] = []
+    if sparsity >= 0.5:
+        patterns.append({"n": 2, "m": 4})
+    kept = 4 * int((1 - sparsity) * WINDOW / 4 + 1e-9)  # kernels want multiples of 4
+    if 0 < kept < WINDOW:
+        patterns.append({"n": kept, "m": WINDOW, "vector_length": LENGTH})
+    for pattern in patterns:
+        schemes.append(("nm_vector", pattern, 16))
+        schemes.append(("nm_vector", pattern | {"values": "int8"}, 8))
+        schemes.append(("nm_vector", pattern | {"values": "int4", "group": 128}, 4))
+    return [
+        sparse_choice(gpu, format, options, values, 1 - sparsity)
+        for format, options, values in schemes
+    ]
+
+
+def sparse_choice(
+    gpu: Gpu, format: str, options: Mapping[str, Any], values: Values, density: float
+) -> Choice:
+    """One of our formats, as a GPU holds it.
+
+    Args:
+        gpu: What the estimates know of the device.
+        format: Its name.
+        options: Its options.
+        values: Bits of a value.
+        density: Share of the weights that are kept, where no pattern says so.
+    """
+    own = get_format(format)
+    stored = own.scheme(torch.bfloat16, dict(options))
+    scheme = own.runtime(stored, torch.device("cuda"))
+    bits, density = _sample(scheme, round(density, 6))
+
+    def seconds(shape: Shape, tokens: int) -> float:
+        nbytes = max(int(bits * shape[0] * shape[1] / 8), 1)
+        weight = Weight(shape, scheme, density, nbytes)
+        return min(model.seconds(name, weight, tokens, gpu) for name in weight.implementations)
+
+    pattern = stored.options.title
+    needed = 1 - options["n"] / options["m"] if "n" in options else 1 - density
+    title = pattern.removesuffix(" by 128") or f"unstructured, {needed:.0%}"
+    checked = gpu.capability == (9, 0) and not (values == 4 and options["m"] > 4)
+    return Choice(title, "ours", values, needed, bits, seconds, checked)
+
+
+@lru_cache(maxsize=200)
+def _sample(scheme: Scheme, density: float) -> tuple[float, float]:
+    """Bits a weight, and the density, of a random weight."""
+    side = 512
+    found = packed_weight((side, side), scheme, density)
+    return 8 * found.nbytes / side**2, found.density
+
+
+def wins_from(
+    choices: Sequence[Choice], best: float, layers: Mapping[Shape, int], tokens: int
+) -> float | None:
+    """The least share of zeros from which on a format is faster than something else.
+
+    Args:
+        choices: A format at rising shares of zeros.
+        best: Seconds to be below, by `MARGIN`.
+        layers: How many there are of each shape.
+        tokens: A batch.
+
+    Returns:
+        None where no choice is faster, else the least zeros such that all more zeros are faster.
+    """
+    found = None
+    for choice in reversed(choices):
+        if choice.total(layers, tokens) * MARGIN > best:
+            break
+        found = choice.sparsity
+    return found
+
+
+def ladders(gpu: Gpu) -> Iterator[tuple[str, Values, list[Choice]]]:
+    """Each of our formats at rising shares of zeros, for `wins_from`."""
+    yield (
+        "unstructured, 16 bits",
+        16,
+        [sparse_choice(gpu, "tiled_csl", {}, 16, density) for density in DENSITIES],
+    )
+    values: list[tuple[str, Values, dict[str, Any]]] = [
+        ("16 bits", 16, {}),
+        ("int8", 8, {"values": "int8"}),
+        ("int4", 4, {"values": "int4", "group": 128}),
+    ]
+    for name, bits, more in values:
+        own = {"m": WINDOW, "vector_length": LENGTH, **more}
+        steps = [
+            sparse_choice(gpu, "nm_vector", {"n": kept, **own}, bits, kept / WINDOW)
+            for kept in range(WINDOW - 4, 0, -4)
+        ]
+        yield f"N:{WINDOW}, L={LENGTH}, {name}", bits, steps
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to use us for a batch, among values of some bits.
+
+    Attributes:
+        values: The least bits of a value that are accepted: 8 or 4.
+        ours: The fastest of ours.
+        rival: The fastest of the others.
+        ratio: The rival's time / ours.
+        lost: Shapes of layers on which the rival is not slower, where ours is faster as a whole.
+    """
+
+    values: Values
+    ours: Choice
+    rival: Choice
+    ratio: float
+    lost: tuple[Shape, ...]
+
+    @property
+    def is_for_us(self) -> bool:
+        """Whether ours is expected to be faster, beyond the error of the estimates."""
+        return self.ratio >= MARGIN
+
+
+def verdicts(
+    choices: Sequence[Choice], layers: Mapping[Shape, int], tokens: int
+) -> Iterator[Verdict]:
+    """For values of 8 bits or more, and with those of 4, the fastest of ours beside the others'.
+
+    What has fewer bits is compared with what has as few: 4 bits cost quality that 8 do not.
+    """
+    for bits in (8, 4):
+        ours = [x for x in choices if x.kind == "ours" and x.values >= bits]
+        others = [x for x in choices if x.kind != "ours" and x.values >= bits]
+        if not ours:
+            continue
+
+        def total(choice: Choice) -> float:
+            return choice.total(layers, tokens)
+
+        best, rival = min(ours, key=total), min(others, key=total)
+        lost = tuple(
+            shape
+            for shape in layers
+            if rival.seconds(shape, tokens) < MARGIN * best.seconds(shape, tokens)
+        )
+        yield Verdict(8 if bits == 8 else 4, best, rival, total(rival) / total(best), lost)

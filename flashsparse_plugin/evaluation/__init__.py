@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quality, speed and bytes of models side by side.
+
+quality.py  perplexity on a text
+tasks.py    tasks of lm-eval
+speed.py    tokens a second of prefill and of decode
+sizes.py    bytes of the linear weights, on disk and in memory
+methods.py  what can be made of a dense model in memory: our formats, and what people could take
+rivals.py   the latter: int8, int4 and fp8 of torch and torchao
+measure.py  all of it for one model
+chart.py    quality against bytes, as a picture
+"""
+
+from .measure import Effort, Figures, measure
+from .methods import Method, method_names, parse_method
+from .quality import perplexity
+
+__all__ = [
+    "Effort",
+    "Figures",
+    "Method",
+    "measure",
+    "method_names",
+    "parse_method",
+    "perplexity",
+]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quality against bytes, as a picture: a point a method, labelled where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["dense", "ours", "rival"]
+
+_COLOURS: dict[Kind, str] = {"dense": "black", "ours": "tab:blue", "rival": "tab:orange"}
+_NAMES: dict[Kind, str] = {"dense": "dense", "ours": "FlashSparse", "rival": "others"}
+_CLOSE = 1.05  # a perplexity so many times the best one counts as good
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method: its label, bits a weight when saved, perplexity, and whose it is."""
+
+    label: str
+    bits: float
+    perplexity: float
+    kind: Kind
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats in both bits and perplexity, by rising bits."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.bits, each.perplexity)):
+        if not best or point.perplexity < best[-1].perplexity:
+            best.append(point)
+    return best
+
+
+def finding(points: Sequence[Point]) -> str:
+    """One sentence: the fewest bits whose perplexity is close to the best one."""
+    best = min(point.perplexity for point in points)
+    close = [point for point in points if point.perplexity <= _CLOSE * best]
+    least = min(close, key=lambda point: point.bits)
+    return (
+        f"{least.bits:.1f} bits a weight suffice: {least.label} is within "
+        f"{_CLOSE - 1:.0%} of the best perplexity"
+    )
+
+
+def require_matplotlib() -> None:
+    """Raises ImportError, with the remedy, where no picture can be drawn."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ImportError(
+            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
+        ) from None
+    matplotlib.use("Agg")
+
+
+def draw(points: Sequence[Point], about: str, path: Path) -> None:
+    """Draws perplexity against bits a weight.
+
+    Args:
+        points: What to draw; at least one.
+        about: The model, the text and the machine, in small print.
+        path: The file, whose ending tells its type.
+
+    Raises:
+        ImportError: Where matplotlib is not installed.
+    """
+    require_matplotlib()
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8.4, 5.2))
+    edge = frontier(points)
+    axis.plot(
+        [point.bits for point in edge],
+        [point.perplexity for point in edge],
+        color="0.8",
+        linewidth=6,
+        solid_joinstyle="round",
+        zorder=0,
+    )
+    for kind, colour in _COLOURS.items():
+        own = [point for point in points if point.kind == kind]
+        if own:
+            axis.scatter(
+                [point.bits for point in own],
+                [point.perplexity for point in own],
+                color=colour,
+                label=_NAMES[kind],
+                s=34,
+            )
+    axis.set_yscale("log")
+    axis.set_xlim(0, 1.25 * max(point.bits for point in points))
+    low, high = (pick(point.perplexity for point in points) for pick in (min, max))
+    axis.set_ylim(low / 1.15, max(high * 1.2, low * 1.5))
+    axis.yaxis.set_major_formatter("{x:,.5g}")
+    axis.yaxis.set_minor_formatter("{x:,.5g}" if high / low < 10 else "")
+    axis.set_xlabel("bits a linear weight, saved (fewer are better)")
+    axis.set_ylabel("perplexity (lower is better)")
+    axis.grid(alpha=0.25, which="both")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(finding(points), loc="left", fontsize=11, fontweight="bold")
+    axis.legend(loc="upper right", frameon=False, fontsize=9)
+    figure.text(0.01, 0.01, about, fontsize=7, color="0.4")
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    _label(figure, axis, points)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def _label(figure: Any, axis: Any, points: Sequence[Point]) -> None:
+    """Writes each label beside its point, at the first place where it covers no other one."""
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    dots = [tuple(axis.transData.transform((each.bits, each.perplexity))) for each in points]
+    taken: list[Any] = []
+    places = [(7, 0), (7, 9), (7, -9), (-7, 0), (-7, 9), (-7, -9), (7, 18), (7, -18), (-7, 18)]
+    places += [(-7, -18), (7, 27), (7, -27), (-7, 27), (-7, -27)]
+    for point in sorted(points, key=lambda each: -each.perplexity):
+        for x, y in places:
+            text = axis.annotate(
+                point.label,
+                (point.bits, point.perplexity),
+                xytext=(x, y),
+                textcoords="offset points",
+                ha="left" if x > 0 else "right",
+                va="center",
+                fontsize=8,
+                color=_COLOURS[point.kind],
+            )
+            box = text.get_window_extent(renderer)
+            inside = axis.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            free = not any(box.overlaps(other) for other in taken)
+            if inside and free and not any(box.contains(*dot) for dot in dots):
+                break
+            if (x, y) != places[-1]:
+                text.remove()
+        taken.append(box)

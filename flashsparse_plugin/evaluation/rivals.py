@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people could take in place of sparsity: fewer bits of all weights.
+
+GGUF is not among them: there is no binary package of llama.cpp that pip could install.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import util
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..modules import weight_of
+from ..packed import FormatError
+
+GROUPS = (32, 64, 128, 256)
+
+
+def no_options(name: str, options: dict[str, Any]) -> None:
+    if options:
+        raise ValueError(f"the method {name} has no option {next(iter(options))!r}")
+
+
+class TorchInt8:
+    """torch's dynamic quantisation: int8 weights by row, activations quantised at every call."""
+
+    title = "torch dynamic int8"
+    dtype: ClassVar[torch.dtype | None] = torch.float32
+
+    def __init__(self, **options: Any):
+        no_options("torch_int8", options)
+
+    def require(self, device: str) -> None:
+        if device != "cpu":
+            raise ValueError("torch_int8 runs on CPUs only: use torchao_int8 on a GPU")
+
+    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
+
+        chosen = dict.fromkeys(names, per_channel_dynamic_qconfig)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch announces its end, for years now
+            quantize_dynamic(model, chosen, torch.qint8, inplace=True)
+
+
+@dataclass(frozen=True)
+class TorchAO:
+    """A weight-only or fp8 configuration of torchao.
+
+    Attributes:
+        title: What it is, for people.
+        config: Makes the configuration for a device.
+        dtype: The dtype that a model has to be loaded in; None for any.
+        capability: The least compute capability; None where it runs on CPUs, too.
+        group: Columns of a row that share a scale; None where rows have one.
+    """
+
+    title: str
+    config: Callable[[str], Any]
+    dtype: torch.dtype | None = None
+    capability: tuple[int, int] | None = None
+    group: int | None = None
+
+    def require(self, device: str) -> None:
+        if util.find_spec("torchao") is None:
+            raise ImportError(f"{self.title} needs torchao: pip install 'flashsparse-plugin[eval]'")
+        if self.capability is not None:
+            found = torch.cuda.get_device_capability() if device == "cuda" else None
+            if found is None or found < self.capability:
+                wanted = ".".join(map(str, self.capability))
+                here = "a CPU" if found is None else "a GPU of {}.{}".format(*found)
+                raise ValueError(
+                    f"{self.title} needs a GPU of compute capability {wanted} or newer, and this "
+                    f"is {here}: leave it out"
+                )
+
+    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        chosen = set(names)
+        if self.group is not None:
+            for name in chosen:
+                require_groups(name, weight_of(model.get_submodule(name)).shape[1], self.group)
+        logging.getLogger("torchao").setLevel(logging.ERROR)  # of kernels for other GPUs
+        from torchao.quantization import quantize_
+
+        config = self.config(next(model.parameters()).device.type)
+        quantize_(model, config, filter_fn=lambda module, name: name in chosen)
+
+
+def require_groups(name: str, columns: int, group: int) -> None:
+    """Raises FormatError for a layer that torchao would leave as it is, in silence."""
+    if columns % group:
+        raise FormatError(
+            f"layer {name!r}: its {columns} columns are no multiple of the group of {group}; a "
+            "smaller one may fit (torchao_int4:group=32)"
+        )
+
+
+def _torchao_int8(**options: Any) -> TorchAO:
+    no_options("torchao_int8", options)
+
+    def config(device: str) -> Any:
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return Int8WeightOnlyConfig(set_inductor_config=False)
+
+    return TorchAO("torchao int8", config)
+
+
+def _torchao_int4(group: int = 128, **options: Any) -> TorchAO:
+    no_options("torchao_int4", options)
+    if group not in GROUPS:
+        raise ValueError(
+            f"option group of torchao_int4: {group} is not one of {', '.join(map(str, GROUPS))}"
+        )
+
+    def config(device: str) -> Any:
+        if device == "cuda":
+            from torchao.quantization import Int4WeightOnlyConfig
+
+            return Int4WeightOnlyConfig(
+                group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+            )
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        return PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
+
+    return TorchAO(f"torchao int4 by {group}", config, torch.bfloat16, group=group)
+
+
+def _torchao_fp8(**options: Any) -> TorchAO:
+    no_options("torchao_fp8", options)
+
+    def config(device: str) -> Any:
+        from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
+
+        return Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+
+    return TorchAO("torchao fp8", config, torch.bfloat16, (8, 9))
+
+
+RIVALS: dict[str, Callable[..., Any]] = {
+    "torch_int8": TorchInt8,
+    "torchao_int8": _torchao_int8,
+    "torchao_int4": _torchao_int4,
+    "torchao_fp8": _torchao_fp8,
+}
+"""By name, what makes each method of its options."""

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of lm-eval, an optional package (the extra `eval`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import util
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def require_tasks(tasks: Sequence[str]) -> None:
+    """Raises, before any work starts, where tasks cannot be run.
+
+    Raises:
+        ImportError: Where lm-eval is not installed.
+        ValueError: For a task that it does not know.
+    """
+    if util.find_spec("lm_eval") is None:
+        raise ImportError("--tasks needs lm-eval: pip install 'flashsparse-plugin[eval]'")
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager()
+    for task in tasks:
+        if task not in known.all_tasks:
+            raise ValueError(f"lm-eval has no task {task!r}: `lm-eval ls tasks` lists them")
+
+
+def task_scores(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str],
+    limit: int | None = None,
+) -> dict[str, float]:
+    """Scores of a model in some tasks, "task metric" to number.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        tasks: Names that lm-eval knows.
+        limit: Examples a task; None for all.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    result = simple_evaluate(
+        model=wrapped, tasks=list(tasks), limit=limit, bootstrap_iters=0, log_samples=False
+    )
+    scores = {}
+    for task in tasks:
+        for metric, value in result["results"].get(task, {}).items():
+            name, _, kind = metric.partition(",")
+            if isinstance(value, (int, float)) and "stderr" not in name and kind:
+                shown = name if kind == "none" else f"{name} ({kind})"
+                scores[f"{task} {shown}"] = float(value)
+    return scores

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flashsparse advise`: from a config.json alone, and where it sends people elsewhere."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsparse_plugin.cli import app
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+
+
+def advise(*arguments):
+    return CliRunner().invoke(app, ["advise", *map(str, arguments)])
+
+
+@pytest.fixture
+def llama(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def test_a_config_is_enough(llama):
+    result = advise(llama / "config.json", "--gpu", "H200", "--batch", "1,64", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    shapes = ("6144x4096", "4096x4096", "28672x4096", "4096x14336")  # as engines merge them
+    assert found["layers"] == dict.fromkeys(shapes, 32)
+    choices = {choice["title"]: choice for choice in found["choices"]}
+    assert {"dense", "fp8", "int4", "unstructured, 50%", "2:4, int8"} <= choices.keys()
+    dense = choices["dense"]
+    assert dense["bytes"] == 2 * 8_030_261_248  # parameters of Llama 3 8B
+    assert choices["2:4"]["linear_bytes"] == dense["linear_bytes"] * 9 / 16
+    rates = {title: choice["tokens_per_second"]["1"] for title, choice in choices.items()}
+    assert rates["dense"] < rates["2:4"] < rates["fp8"] < rates["2:4, int8"]
+    wins = found["faster_from_zeros"]["unstructured, 16 bits"]
+    assert 0.5 < wins["1"]["dense"] <= 0.65 and wins["64"]["fp8"] is None
+
+
+def test_it_says_where_to_leave_us():
+    """8 bits on a small layer: fp8 is as fast, which docs/values.md has measured."""
+    text = advise("4096x4096", "--gpu", "H200", "--batch", "64").stdout
+    assert "Batch 64, 8 bits or more: do not use us here: fp8 is" in " ".join(text.split())
+    found = json.loads(advise("57344x8192", "--batch", "1", "--json").stdout)
+    assert all(verdict["use"] for verdict in found["verdicts"])
+
+
+def test_an_a100_has_no_fp8():
+    found = json.loads(advise("4096x4096", "--gpu", "A100", "--batch", "8", "--json").stdout)
+    assert [c["title"] for c in found["choices"] if c["kind"] != "ours"] == ["dense", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["4096x4096", "--batch", "0"], "not up to four numbers"),
+        (["4096x4096", "--batch", "1,a"], "not up to four numbers"),
+        (["0x4096"], "between 1 and 2^23"),
+        (["4096x4096", "--gpu", "this"], "torch sees no GPU here"),
+        (["nothing-here"], "is not a directory"),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    result = advise(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_config_that_asks_for_a_million_layers_is_refused(llama):
+    (llama / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 10**6}))
+    result = advise(llama)
+    assert result.exit_code == 1
+    assert "more than 10,000 modules" in result.stderr

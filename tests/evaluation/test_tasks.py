@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of lm-eval, in whose place there is a stand-in: the package is large."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from flashsparse_plugin.evaluation.tasks import require_tasks, task_scores
+
+
+@pytest.fixture
+def lm_eval(monkeypatch):
+    """A package with one task, and what it was asked."""
+    asked = {}
+
+    def simple_evaluate(**given):
+        asked.update(given)
+        scores = {"alias": "arc", "acc,none": 0.25, "acc_stderr,none": 0.1, "f1,strict": 0.5}
+        return {"results": {"arc_easy": scores}}
+
+    names = ("lm_eval", "lm_eval.tasks", "lm_eval.models", "lm_eval.models.huggingface")
+    made = {name: ModuleType(name) for name in names}
+    made["lm_eval"].__spec__ = ModuleSpec("lm_eval", None)
+    made["lm_eval"].simple_evaluate = simple_evaluate
+    made["lm_eval.tasks"].TaskManager = lambda: SimpleNamespace(all_tasks=["arc_easy"])
+    made["lm_eval.models.huggingface"].HFLM = lambda **given: given
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return asked
+
+
+def test_scores_by_task_and_metric(lm_eval):
+    found = task_scores("model", "tokenizer", ["arc_easy"], limit=7)
+    assert found == {"arc_easy acc": 0.25, "arc_easy f1 (strict)": 0.5}
+    assert lm_eval["limit"] == 7 and lm_eval["model"]["pretrained"] == "model"
+
+
+def test_an_unknown_task_is_refused_beforehand(lm_eval):
+    require_tasks(["arc_easy"])
+    with pytest.raises(ValueError, match="no task 'arc_hard'"):
+        require_tasks(["arc_easy", "arc_hard"])
+
+
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("flashsparse_plugin.evaluation.tasks.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'flashsparse-plugin\[eval\]'"):
+        require_tasks(["arc_easy"])
