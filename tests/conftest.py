@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import os
 from pathlib import Path
 
@@ -9,6 +10,15 @@ from hypothesis import settings
 # Examples are judged by what they compute: on a busy machine any of them may be slow.
 settings.register_profile("flashsparse", deadline=None, print_blob=True)
 settings.load_profile("flashsparse")
+
+# What is imported while tests are collected stays. Looking for garbage among it, again and again,
+# would take a fifth of the time of the imports, and a part of every test's.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def _downloaded(fetch):

@@ -73,11 +73,9 @@ class Decode:
         generator = torch.Generator().manual_seed(blocks)
         table = torch.randperm(blocks, generator=generator)[: sequences * count]
         table = table.view(sequences, count).int()
-        for sequence in range(sequences):
-            for position in range(positions):
-                block = table[sequence, position // self.page]
-                both = (self.key[sequence, :, position], self.value[sequence, :, position])
-                cache[block, position % self.page] = torch.cat(both, -1)
+        position = torch.arange(positions)
+        both = torch.cat([self.key, self.value], -1).transpose(1, 2)
+        cache[table[:, position // self.page], position % self.page] = both
         key, value = cache.split(head_dim, -1)
         return key, value, table
 

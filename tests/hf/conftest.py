@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from transformers import AutoTokenizer
 
 import flashsparse_plugin as fs
 
@@ -60,3 +61,13 @@ def wanted(llama):
     tokens = tiny.generate(tiny.load(llama.masked))
     assert len(torch.unique(tokens[:, 9:])) > 3  # a model that repeats one token proves nothing
     return tokens
+
+
+@pytest.fixture(scope="session")
+def real_dir(smollm2_dir, tmp_path_factory):
+    """The first layers of a real model: what follows them does the same once more."""
+    path = tmp_path_factory.mktemp("real") / "model"
+    real = tiny.load(smollm2_dir, torch.bfloat16, num_hidden_layers=tiny.REAL_LAYERS)
+    real.save_pretrained(path)
+    AutoTokenizer.from_pretrained(smollm2_dir).save_pretrained(path)
+    return path

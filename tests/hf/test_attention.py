@@ -5,6 +5,7 @@ import gc
 import shutil
 
 import pytest
+import tiny
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +26,7 @@ from flashsparse_plugin.cli import app
 
 PROMPTS = ("Once upon a time, in a small village by the sea, there lived", "The capital of France")
 NAME = "unified_max"
+LAYERS = tiny.REAL_LAYERS
 
 
 class Counted(TorchDispatchMode):
@@ -38,13 +40,13 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_dir):
+def smollm2(real_dir):
     """By attention, and the tokenizer, which pads on the left."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(real_dir, padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token
     load = AutoModelForCausalLM.from_pretrained
     models = {
-        name: load(smollm2_dir, dtype=torch.float32, attn_implementation=name)
+        name: load(real_dir, dtype=torch.float32, attn_implementation=name)
         for name in ("sdpa", NAME)
     }
     return models, tokenizer
@@ -69,7 +71,7 @@ def test_the_same_text_as_sdpa(smollm2, prompts, options):
     assert tokens == expected
     # Each layer at each step but the prompt's.
     steps = len(tokens[0]) - given["input_ids"].shape[1] - 1
-    assert (none, calls) == (0, 30 * steps) and steps > 0
+    assert (none, calls) == (0, LAYERS * steps) and steps > 0
 
 
 @pytest.mark.slow
@@ -90,7 +92,7 @@ def test_compiled(smollm2, calibrated_dir):
                 step(input_ids=ids, attention_mask=mask, past_key_values=out.past_key_values).logits
             )
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
-    assert counts(models[NAME]) == [(0, 2 * 9)] * 30
+    assert counts(models[NAME]) == [(0, 2 * 9)] * LAYERS
 
 
 @pytest.mark.oldest_transformers
@@ -165,10 +167,10 @@ def entry_of(phi, **changes):
 
 
 @pytest.fixture(scope="module")
-def calibrated_dir(smollm2_dir, shakespeare, tmp_path_factory):
-    """SmolLM2 with an entry "unified_max" of two short windows."""
+def calibrated_dir(real_dir, shakespeare, tmp_path_factory):
+    """The same with an entry "unified_max" of two short windows."""
     path = tmp_path_factory.mktemp("calibrated") / "model"
-    shutil.copytree(smollm2_dir, path)
+    shutil.copytree(real_dir, path)
     text = path.parent / "text.txt"
     text.write_text(shakespeare[:100_000])
     command = ["calibrate", str(path), "--text", str(text), "--tokens", "384", "--context", "192"]
@@ -205,11 +207,11 @@ def test_calibrated_it_is_the_same_text(smollm2, calibrated_dir, options):
         options = options | {"disable_compile": True}
     expected, _ = generated(models["sdpa"], given, **options)
     model = load(calibrated_dir)
-    assert len(model.config.unified_max["layers"]) == 30
+    assert len(model.config.unified_max["layers"]) == LAYERS
     tokens, calls = generated(model, given, **options)
     assert tokens == expected
-    steps = calls // 30
-    assert steps > 0 and counts(model) == [(0, steps * 2 * 9)] * 30
+    steps = calls // LAYERS
+    assert steps > 0 and counts(model) == [(0, steps * 2 * 9)] * LAYERS
 
 
 @pytest.mark.slow
@@ -218,15 +220,15 @@ def test_a_wrong_phi_is_counted_and_changes_nothing(smollm2, calibrated_dir):
     given = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
     expected, _ = generated(models["sdpa"], given)
     entry = attention.unified_max_of(load(calibrated_dir).config).model_dump()
-    entry["layers"][3]["phi"] = [500.0] * 9
-    entry["layers"][7]["phi"][4] = -500.0
-    entry["layers"][9] = None
+    entry["layers"][1]["phi"] = [500.0] * 9
+    entry["layers"][3]["phi"][4] = -500.0
+    entry["layers"][4] = None
     model = load(calibrated_dir, unified_max=entry)
     tokens, calls = generated(model, given)
     assert tokens == expected
-    pairs = calls // 30 * 2
-    wanted = {f"layer {n}": (0, pairs * 9) for n in range(30) if n != 9}
-    wanted |= {"layer 3": (pairs * 9, pairs * 9), "layer 7": (pairs, pairs * 9)}
+    pairs = calls // LAYERS * 2
+    wanted = {f"layer {n}": (0, pairs * 9) for n in range(LAYERS) if n != 4}
+    wanted |= {"layer 1": (pairs * 9, pairs * 9), "layer 3": (pairs, pairs * 9)}
     assert counts(model) == list(wanted.values())
     gc.collect()  # models of other tests
     assert list(attention.counters().items()) == list(wanted.items())

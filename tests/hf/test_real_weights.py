@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M, pruned and packed, against the same model with the same zeros, dense."""
+"""Layers of SmolLM2-135M, pruned and packed, against the same model with the same zeros, dense."""
 
 import pytest
 import torch
-from tiny import linears, sparse_layers
+from tiny import REAL_LAYERS, linears, sparse_layers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import flashsparse_plugin as fs
@@ -23,9 +23,9 @@ def continued(model, tokenizer, prompt):
 
 
 @pytest.mark.slow
-def test_packed_is_masked_dense(smollm2_dir, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
-    masked = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+def test_packed_is_masked_dense(real_dir, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(real_dir)
+    masked = AutoModelForCausalLM.from_pretrained(real_dir, dtype=torch.float32)
     weights = {}
     with torch.no_grad():
         for name, linear in linears(masked).items():
@@ -37,17 +37,17 @@ def test_packed_is_masked_dense(smollm2_dir, tmp_path):
 
     config = fs.FlashSparseConfig(pruning="magnitude", sparsity=SPARSITY)
     packing = AutoModelForCausalLM.from_pretrained(
-        smollm2_dir, dtype=torch.float32, quantization_config=config
+        real_dir, dtype=torch.float32, quantization_config=config
     )
-    packing.save_pretrained(tmp_path / "packed", max_shard_size="50MB")
+    packing.save_pretrained(tmp_path / "packed", max_shard_size="10MB")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed", dtype=torch.float32)
     for model in (packing, loaded):
         layers = sparse_layers(model)
-        assert layers.keys() == weights.keys() and len(layers) == 7 * 30
+        assert layers.keys() == weights.keys() and len(layers) == 7 * REAL_LAYERS
         for name, layer in layers.items():
             assert torch.equal(layer.weight, weights[name])
         for prompt, (tokens, logits) in zip(PROMPTS, expected, strict=True):
             own_tokens, own_logits = continued(model, tokenizer, prompt)
             assert own_tokens == tokens
-            # 30 layers of fp32 sums in another order
+            # layers of fp32 sums in another order
             torch.testing.assert_close(own_logits, logits, rtol=1e-4, atol=1e-3)

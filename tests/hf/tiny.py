@@ -14,6 +14,7 @@ from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.pruning import prune_weight
 
 SPARSITY = 0.6
+REAL_LAYERS = 6  # of SmolLM2's 30
 
 # Small, not round numbers of tiles, and with gaps between logits that fp32 rounding cannot close.
 _COMMON = dict(

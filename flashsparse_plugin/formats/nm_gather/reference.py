@@ -6,6 +6,7 @@ Written from the drawing in kernels/formats/nm_gather.h and from no other code.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
@@ -38,6 +39,7 @@ def _kept(rows: Tensor, n: int, m: int, width: int) -> list[int]:
     return columns
 
 
+@functools.cache
 def _place(unit_rows: int, row: int, entry: int, values: str) -> int:
     """Where a value lies in its unit and pair."""
     step, half, lane = entry // 16, entry // 8 % 2, row % 8 * 4 + entry % 8 // 2
@@ -101,7 +103,8 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     if kind != "native":
         bits, _ = _codes(wide, kind, shared or wide.shape[1])
         _, scale = _codes(weight, kind, shared or weight.shape[1])
-    values = torch.zeros(units, pairs, unit_rows * 32, dtype=bits.dtype)
+    lines, unit_size = bits.tolist(), pairs * unit_rows * 32
+    flat = [0] * (units * unit_size)
     index = torch.zeros(-(-len(weight) // length), pairs, 32, dtype=torch.uint8)
     for group in range(len(index)):
         kept = _kept(wide[group * length : (group + 1) * length], n, m, wide.shape[1])
@@ -114,9 +117,11 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
             for place, column in enumerate(dealt, number * count):
                 pair, entry = divmod(place, 32)
                 index[group, pair, entry] = _row(column) - number * panel // 32 * 32
-                for row in range(group * length, min((group + 1) * length, len(bits))):
+                for row in range(group * length, min((group + 1) * length, len(lines))):
                     unit, inside = divmod(row, unit_rows)
-                    values[unit, pair, _place(unit_rows, inside, entry, kind)] = bits[row, column]
+                    begin = unit * unit_size + pair * unit_rows * 32
+                    flat[begin + _place(unit_rows, inside, entry, kind)] = lines[row][column]
+    values = torch.tensor(flat, dtype=bits.dtype).view(units, pairs, unit_rows * 32)
     packed = {"gather_values": values, "gather_index": index}
     if scale is None:
         return packed
@@ -131,26 +136,28 @@ def unpack(packed: PackedWeight) -> Tensor:
     kind, group = packed.scheme.values.get("values", "native"), packed.scheme.values.get("group")
     (panel, steps), unit_rows = _panel(n, m, group), min(length, 32)
     values, index = packed.tensors["gather_values"], packed.tensors["gather_index"]
-    scales = packed.tensors.get("weight_scale", torch.zeros(packed.shape))
+    held, scales = [], torch.zeros(packed.shape).tolist()
     if kind == "int4":
-        held = values[:, :, 512:].contiguous().view(packed.dtype)
+        held = values[:, :, 512:].contiguous().view(packed.dtype).tolist()
         values = torch.stack((values & 15, values >> 4), 3).flatten(2)
     column_at = {_row(column): column for column in range(packed.shape[1] + 512)}
-    weight = torch.zeros(packed.shape, dtype=values.dtype)
-    for row in range(len(weight)):
+    entries, units = index.flatten(1).tolist(), values.tolist()
+    lines = torch.zeros(packed.shape, dtype=values.dtype).tolist()
+    for row, line in enumerate(lines):
         unit, inside = divmod(row, unit_rows)
-        for place in range(index.shape[1] * 32):
+        for place, at_row in enumerate(entries[row // length]):
             pair, entry = divmod(place, 32)
             begin = place // (16 * steps) * panel // 32 * 32
-            column = column_at[begin + int(index[row // length, pair, entry])]
+            column = column_at[begin + at_row]
             if column < packed.shape[1]:
-                weight[row, column] = values[unit, pair, _place(unit_rows, inside, entry, kind)]
+                line[column] = units[unit][pair][_place(unit_rows, inside, entry, kind)]
                 if kind == "int4":
                     at = inside % 8 * 8 + entry // 16 * 4 + inside // 8
-                    scales[row, column] = held[unit, pair, at].float()
+                    scales[row][column] = held[unit][pair][at]
+    weight = torch.tensor(lines, dtype=values.dtype)
     if kind == "native":
         return weight.view(packed.dtype)
     codes = weight.view(torch.float8_e4m3fn if kind == "fp8_e4m3" else torch.int8).float()
     if kind == "int4":
         codes = (codes + 8) % 16 - 8
-    return (codes * scales).to(packed.dtype)
+    return (codes * packed.tensors.get("weight_scale", torch.tensor(scales))).to(packed.dtype)

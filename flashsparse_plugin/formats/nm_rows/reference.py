@@ -22,21 +22,23 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     codes, scales = quantise(weight, VALUE_TYPES[name], scheme.values.get("group"))
     bits = 2 if m <= 4 else 4 if m <= 16 else 8
     kept, in_word = -(-cols // m) * n, 32 // bits
-    values = torch.zeros(rows, kept)
-    words = torch.zeros(rows, -(-kept // in_word), dtype=torch.int64)
-    for row in range(rows):
-        group = codes[row // length * length :][:length]
-        nonzero, entry = (group != 0).any(0).tolist() + [False] * m, 0
+    values = [[0.0] * kept for _ in range(rows)]
+    words = [[0] * -(-kept // in_word) for _ in range(rows)]
+    for row, line in enumerate(codes.tolist()):
+        if row % length == 0:
+            nonzero = (codes[row : row + length] != 0).any(0).tolist() + [False] * m
+        entry = 0
         for first in range(0, cols, m):
             used = [p for p in range(m) if nonzero[first + p]]
             spare = [p for p in range(m) if p not in used][: n - len(used)]
             for p in sorted(used + spare):
-                values[row, entry] = float(codes[row, first + p]) or 0.0 if first + p < cols else 0
-                words[row, entry // in_word] |= p << bits * (entry % in_word)
+                values[row][entry] = line[first + p] or 0.0 if first + p < cols else 0.0
+                words[row][entry // in_word] |= p << bits * (entry % in_word)
                 entry += 1
-    signed = torch.where(words >= 2**31, words - 2**32, words)
+    unsigned = torch.tensor(words)
+    signed = torch.where(unsigned >= 2**31, unsigned - 2**32, unsigned)
     return {
-        "values": code_bits(by_16(values), name),
+        "values": code_bits(by_16(torch.tensor(values)), name),
         "positions": by_16(signed.to(torch.int32)),
         "scales": by_16(scales),
     }
@@ -48,14 +50,15 @@ def unpack(packed: PackedWeight) -> Tensor:
     name, (rows, cols) = packed.scheme.values["values"], packed.shape
     width = packed.scheme.values.get("group") or cols
     bits, kept = 2 if m <= 4 else 4 if m <= 16 else 8, -(-cols // m) * n
-    codes = code_numbers(packed.tensors["values"], name, kept)
-    weight = torch.zeros(rows, cols)
-    for row in range(rows):
+    numbers = code_numbers(packed.tensors["values"], name, kept)
+    weight = [[0.0] * cols for _ in range(rows)]
+    for row, line in enumerate(weight):
         words = packed.tensors["positions"][row // 16, :, row % 16].tolist()
-        scales = packed.tensors["scales"][row // 16, :, row % 16].float()
+        scales = packed.tensors["scales"][row // 16, :, row % 16].float().tolist()
+        codes = numbers[row // 16, :, row % 16].tolist()
         for entry in range(kept):
             position = words[entry * bits // 32] >> entry * bits % 32 & (2**bits - 1)
             column = entry // n * m + position
             if column < cols:
-                weight[row, column] = codes[row // 16, entry, row % 16] * scales[column // width]
-    return weight.to(packed.dtype)
+                line[column] = codes[entry] * scales[column // width]
+    return torch.tensor(weight).to(packed.dtype)

@@ -21,9 +21,9 @@ def _panel(n: int, m: int) -> tuple[int, int]:
 
 def _kept(rows: Tensor, n: int, m: int, first: int, width: int) -> list[int]:
     """The columns that some rows keep, of `width` from `first` on, counted from there."""
-    columns = []
+    columns, nonzero = [], (rows != 0).any(0).tolist()
     for window in range(first, first + width, m):
-        used = [c for c in range(window, window + m) if bool((rows[:, c] != 0).any())]
+        used = [c for c in range(window, window + m) if nonzero[c]]
         spare = [c for c in range(window, window + m) if c not in used]
         columns += sorted(used + spare[: n - len(used)])
     return [column - first for column in columns]
@@ -37,7 +37,7 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     wide = torch.zeros(blocks * 128, panels * width)
     wide[: weight.shape[0], : weight.shape[1]] = torch.where(weight == 0, 0.0, weight)
     capacity = -(-min(width, entries * (128 // length)) // 4) * 4
-    values = torch.zeros(blocks, panels, 4, entries, 32)
+    lines, values = wide.tolist(), torch.zeros(blocks, panels, 4, entries, 32).tolist()
     index = torch.zeros(blocks, panels, 128 // length, entries, dtype=torch.uint8)
     columns = torch.zeros(blocks, panels, capacity, dtype=torch.uint8)
     packed = torch.zeros_like(index)
@@ -53,10 +53,10 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
                     index[block, panel, group, entry] = column
                     packed[block, panel, group, entry] = listed.index(column)
                     for row in range(group * length, (group + 1) * length):
-                        value = wide[block * 128 + row, panel * width + column]
-                        values[block, panel, row // 32, entry, row % 32] = value
+                        value = lines[block * 128 + row][panel * width + column]
+                        values[block][panel][row // 32][entry][row % 32] = value
     return {
-        "spmm_values": values.view(torch.int32),
+        "spmm_values": torch.tensor(values).view(torch.int32),
         "spmm_index": index,
         "spmm_columns": columns,
         "spmm_packed": packed,
@@ -66,16 +66,15 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
 def unpack(packed: PackedWeight) -> Tensor:
     """Unpacks by looking every entry up in the list of columns."""
     n, m, length = (packed.scheme.values[name] for name in ("n", "m", "vector_length"))
-    width, entries = _panel(n, m)
-    values = packed.tensors["spmm_values"].view(torch.float32)
-    columns, places = packed.tensors["spmm_columns"], packed.tensors["spmm_packed"]
-    weight = torch.zeros(packed.shape)
-    for row in range(len(weight)):
+    width, _ = _panel(n, m)
+    values = packed.tensors["spmm_values"].view(torch.float32).tolist()
+    columns, places = (packed.tensors[name].tolist() for name in ("spmm_columns", "spmm_packed"))
+    weight = torch.zeros(packed.shape).tolist()
+    for row, line in enumerate(weight):
         block, inside = divmod(row, 128)
-        for panel in range(columns.shape[1]):
-            for entry in range(entries):
-                place = int(places[block, panel, inside // length, entry])
-                column = panel * width + int(columns[block, panel, place])
+        for panel, listed in enumerate(columns[block]):
+            for entry, place in enumerate(places[block][panel][inside // length]):
+                column = panel * width + listed[place]
                 if column < packed.shape[1]:
-                    weight[row, column] = values[block, panel, inside // 32, entry, inside % 32]
-    return weight
+                    line[column] = values[block][panel][inside // 32][entry][inside % 32]
+    return torch.tensor(weight)

@@ -7,6 +7,7 @@ so that a mistake in one is not repeated in the other.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ class Four(NamedTuple):
     shift: int
 
 
+@functools.cache
 def place(row: int, column: int, values: str = "native") -> Four:
     """Of four columns from `column` on."""
     step, group, half = column // 32, row % 8, row // 8
