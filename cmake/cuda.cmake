@@ -16,22 +16,40 @@ else()
   endif()
 endif()
 
-# An nvcc can be there and of no use: too old for an architecture or too old for this g++, or, from
-# pip, without the packages that go with it. So each candidate compiles an empty kernel.
-set(probe_flags -c -std=c++17 -o "${CMAKE_CURRENT_BINARY_DIR}/probe.o")
+# The options of nvcc for these architectures. PTX takes longer to make than code. The PTX of our
+# kernels is the same for sm_86 as for sm_80, and for sm_120 as for sm_100: it is made once for both.
+set(ptx_of_86 80)
+set(ptx_of_120 100)
+set(arch_flags "")
+set(ptx_archs "")
 foreach(arch IN LISTS FLASHSPARSE_CUDA_ARCHS)
   if(arch MATCHES "^([0-9]+[af]?)(-real|-virtual)?$")
-    set(code "compute_${CMAKE_MATCH_1},sm_${CMAKE_MATCH_1}")
-    if(CMAKE_MATCH_2 STREQUAL "-real")
-      set(code "sm_${CMAKE_MATCH_1}")
-    elseif(CMAKE_MATCH_2 STREQUAL "-virtual")
-      set(code "compute_${CMAKE_MATCH_1}")
+    set(number ${CMAKE_MATCH_1})
+    set(kind "${CMAKE_MATCH_2}")
+    set(ptx ${number})
+    if(kind STREQUAL "-real" AND DEFINED ptx_of_${number})
+      set(ptx ${ptx_of_${number}})
     endif()
-    list(APPEND probe_flags "--generate-code=arch=compute_${CMAKE_MATCH_1},code=[${code}]")
+    list(APPEND ptx_archs ${ptx})
+    if(NOT kind STREQUAL "-virtual")
+      list(APPEND code_of_${ptx} sm_${number})
+    endif()
+    if(NOT kind STREQUAL "-real")
+      list(APPEND code_of_${ptx} compute_${ptx})
+    endif()
   else()
-    list(APPEND probe_flags "-arch=${arch}") # native, all, all-major
+    list(APPEND arch_flags "-arch=${arch}") # native, all, all-major
   endif()
 endforeach()
+list(REMOVE_DUPLICATES ptx_archs)
+foreach(ptx IN LISTS ptx_archs)
+  list(JOIN code_of_${ptx} "," code)
+  list(APPEND arch_flags "--generate-code=arch=compute_${ptx},code=[${code}]")
+endforeach()
+
+# An nvcc can be there and of no use: too old for an architecture or too old for this g++, or, from
+# pip, without the packages that go with it. So each candidate compiles an empty kernel.
+set(probe_flags -c -std=c++17 -o "${CMAKE_CURRENT_BINARY_DIR}/probe.o" ${arch_flags})
 set(probe_source "${CMAKE_CURRENT_BINARY_DIR}/probe.cu")
 file(WRITE "${probe_source}" "#include <cuda_runtime.h>\n__global__ void probe() {}\n")
 set(nvcc "")
@@ -81,22 +99,33 @@ if(EXISTS "${toolkit}/lib/libcudart_static.a" AND NOT EXISTS "${toolkit}/lib64")
 endif()
 
 set(CMAKE_CUDA_COMPILER "${nvcc}")
-set(CMAKE_CUDA_ARCHITECTURES ${FLASHSPARSE_CUDA_ARCHS})
+set(CMAKE_CUDA_ARCHITECTURES OFF) # arch_flags has them
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static) # nothing but libtorch is needed to load the object
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-# A format is found by its folders: kernels/cuda/<format>/ and bindings/<format>_cuda.cpp.
-file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp
-     kernels/cuda/*.cu kernels/cuda/*.cpp kernels/cuda/*/*.cu kernels/cuda/*/*.cpp)
-add_library(_C_cuda MODULE ${cuda_sources})
+# A format is found by its folders: kernels/cuda/<format>/ and bindings/<format>_cuda.cpp. Kernels
+# that only Hopper can run are in a folder sm_90a, and are compiled for nothing else, unless a build
+# leaves sm_90a out: then they are there, and empty.
+file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp kernels/cuda/*.cpp
+     kernels/cuda/*/*.cpp)
+file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/cuda/*.cu kernels/cuda/*/*.cu)
+file(GLOB hopper_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_90a/*.cu)
+add_library(_C_cuda MODULE ${cuda_sources} ${kernel_sources} ${hopper_sources})
 target_include_directories(_C_cuda PRIVATE kernels)
 target_include_directories(_C_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_compile_definitions(_C_cuda PRIVATE USE_CUDA) # the stable ABI's CUDA part
 target_compile_options(_C_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CUDA>:--threads=2 -Xptxas=--warn-on-spills,-Werror>
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
+set(hopper_flags ${arch_flags})
+list(FILTER hopper_flags INCLUDE REGEX "sm_90a")
+if(NOT hopper_flags)
+  set(hopper_flags ${arch_flags})
+endif()
+set_source_files_properties(${kernel_sources} PROPERTIES COMPILE_OPTIONS "${arch_flags}")
+set_source_files_properties(${hopper_sources} PROPERTIES COMPILE_OPTIONS "${hopper_flags}")
 target_link_options(_C_cuda PRIVATE -Wl,--exclude-libs,ALL) # keeps our cudart to ourselves
 target_link_libraries(_C_cuda PRIVATE torch_stable)
 list(APPEND objects _C_cuda)

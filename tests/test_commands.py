@@ -152,18 +152,12 @@ ONE_OF_ALIKE = {tuple(runnable(name)): name for name in TEXT_OF if runnable(name
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
 @pytest.mark.parametrize("document", ONE_OF_ALIKE.values())
-def test_commands_run_as_written(document, place, monkeypatch):
-    monkeypatch.chdir(place)
-=======
-@pytest.mark.parametrize("document", [name for name in TEXT_OF if runnable(name)])
 def test_commands_run_as_written(document, place, monkeypatch, tmp_path):
     """Each document in a folder of its own: two may write to the same name."""
     for given in place.iterdir():
         (tmp_path / given.name).symlink_to(given)
     monkeypatch.chdir(tmp_path)
->>>>>>> time-tests
     for command in runnable(document):
         program, *arguments = shlex.split(command)
         assert program == "flashsparse", f"{command!r} of {document} is neither run nor listed"
