@@ -19,7 +19,7 @@ from .calibrate import calibrate
 from .console import out, reported
 from .convert import convert
 from .doctor import doctor
-from .eval import evaluate
+from .eval import eval
 from .generate import generate
 from .inspect import inspect
 from .prune import prune
@@ -73,13 +73,10 @@ class _Command(TyperCommand):
         return params
 
 
-_COMMANDS = (prune, convert, inspect, generate, evaluate, advise, calibrate, tune, doctor)
+_COMMANDS = (prune, convert, inspect, generate, eval, advise, calibrate, tune, doctor)
 for command in _COMMANDS:
-    resumes = command is convert
-    name = "eval" if command is evaluate else None
-    app.command(name, cls=_Command)(
-        reported(command, "The same command goes on." if resumes else "")
-    )
+    stopped = "The same command goes on." if command is convert else ""
+    app.command(cls=_Command)(reported(command, stopped))
 
 
 def main() -> None:
