@@ -19,7 +19,7 @@ from .calibrate import calibrate
 from .console import out, reported
 from .convert import convert
 from .doctor import doctor
-from .eval import evaluate
+from .eval import eval
 from .generate import generate
 from .inspect import inspect
 from .prune import prune
@@ -74,24 +74,10 @@ class _Command(TyperCommand):
         return params
 
 
-_COMMANDS = (
-    prune,
-    recover,
-    convert,
-    inspect,
-    generate,
-    evaluate,
-    advise,
-    calibrate,
-    tune,
-    doctor,
-)
+_COMMANDS = (prune, recover, convert, inspect, generate, eval, advise, calibrate, tune, doctor)
 for command in _COMMANDS:
     resumes = command in (convert, recover)
-    name = "eval" if command is evaluate else None
-    app.command(name, cls=_Command)(
-        reported(command, "The same command goes on." if resumes else "")
-    )
+    app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
 
 
 def main() -> None:

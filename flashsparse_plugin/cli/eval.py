@@ -48,7 +48,7 @@ class Line:
         return {name: value for name, value in plain.items() if value is not None}
 
 
-def evaluate(
+def eval(
     models: Annotated[
         list[str],
         typer.Argument(help="Directories of models, dense or packed.", metavar="MODEL..."),
