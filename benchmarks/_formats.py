@@ -51,9 +51,3 @@ def launches(format: str, *arguments: Any) -> list[Any]:
     """Every launch that the format's kernel can make for a shape, tokens and device."""
     own = room(format, "launches")
     return list(own.launches(*arguments)) if own else []
-
-
-def code_arguments(packed: Any) -> tuple[Any, str, int]:
-    """What planned ops take of a weight with codes: its scales by row, value type and group."""
-    options = packed.scheme.options
-    return packed.tensors.get("weight_scale"), options.values, options.group or 0

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_gather.layout import Layout
-from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.ops import ops
 
 from .compiled import bits_of, read_shapes
@@ -52,7 +51,7 @@ class Launch(NamedTuple):
         values, index = (packed.tensors[name] for name in ("gather_values", "gather_index"))
         return ops.nm_gather_linear_planned(
             x, values, index, packed.shape[0], *pattern, packed.dtype, bias,
-            self.shape.index, *self[1:], *code_arguments(packed),
+            self.shape.index, *self[1:], *value_arguments(packed.scheme, packed.tensors),
         )  # fmt: skip
 
     def shared_bytes(self, layout: Layout) -> int:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_gather.layout import BLOCK, PAIR, Layout
-from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.ops import ops
 
 from .compiled import bits_of, read_shapes
@@ -60,7 +59,8 @@ class TilesLaunch(NamedTuple):
         values, index = (packed.tensors[name] for name in ("gather_values", "gather_index"))
         return ops.nm_gather_linear_tiles_planned(
             x, values, index, packed.shape[0], *options_of(packed.scheme).numbers,
-            packed.dtype, bias, self.shape.index, *self[1:], *code_arguments(packed),
+            packed.dtype, bias, self.shape.index, *self[1:],
+            *value_arguments(packed.scheme, packed.tensors),
         )  # fmt: skip
 
     @property

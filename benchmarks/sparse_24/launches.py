@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layout_of
 from flashsparse_plugin.ops import ops
 
@@ -54,7 +53,7 @@ class Launch(NamedTuple):
         """Multiplies by this launch."""
         return ops.sparse_24_linear_planned(
             x, packed.tensors["units"], packed.shape[0], packed.dtype, bias, list(self),
-            *code_arguments(packed),
+            *value_arguments(packed.scheme, packed.tensors),
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -10,10 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from _formats import code_arguments
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.formats.nm_pattern import value_arguments
 from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout
 from flashsparse_plugin.ops import ops
 
@@ -46,7 +46,7 @@ class WgmmaLaunch(NamedTuple):
         """Multiplies by this launch."""
         return ops.sparse_24_wgmma_planned(
             x, packed.tensors["units"], packed.shape[0], packed.dtype, bias, list(self),
-            *code_arguments(packed),
+            *value_arguments(packed.scheme, packed.tensors),
         )  # fmt: skip
 
     def linear_fp8(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:

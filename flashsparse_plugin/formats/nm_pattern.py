@@ -219,6 +219,19 @@ def options_of(scheme: Scheme) -> PatternOptions:
     return scheme.options
 
 
+def value_arguments(
+    scheme: Scheme, tensors: Mapping[str, Tensor]
+) -> tuple[Tensor | None, str, int]:
+    """How values are stored, as ops take it last: scales of rows or None, the type, and the group.
+
+    Args:
+        scheme: With a pattern.
+        tensors: The packed tensors by name.
+    """
+    options = options_of(scheme)
+    return tensors.get("weight_scale"), options.values, options.group or 0
+
+
 def conform_to(options: PatternOptions, weight: Tensor) -> Tensor:
     """A weight like the given one that a scheme with these options holds exactly."""
     kept = options.keep_largest(weight)

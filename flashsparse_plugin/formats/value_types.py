@@ -63,8 +63,7 @@ class ValueType:
         codes = numbers.to(torch.int8).view(torch.uint8)
         if self.bits == 8:
             return codes
-        low, high = F.pad(codes & 15, (0, codes.shape[1] % 2)).unflatten(1, (-1, 2)).unbind(2)
-        return low | high << 4
+        return join_nibbles(F.pad(codes & 15, (0, codes.shape[1] % 2)))
 
     def decode(self, codes: Tensor, entries: int) -> Tensor:
         """The inverse of `encode`: float16 numbers [rows, entries], which hold every code."""
@@ -72,8 +71,7 @@ class ValueType:
             return codes.view(torch.float8_e4m3fn).to(torch.float16)
         if self.bits == 8:
             return codes.view(torch.int8).to(torch.float16)
-        nibbles = torch.stack((codes & 15, codes >> 4), 2).flatten(1)[:, :entries]
-        return (nibbles ^ 8).to(torch.float16) - 8
+        return (split_nibbles(codes)[:, :entries] ^ 8).to(torch.float16) - 8
 
 
 VALUE_TYPES = {
@@ -84,6 +82,16 @@ VALUE_TYPES = {
         ValueType("int4", 4, -8, 7, clip=0.4),
     )
 }
+
+
+def split_nibbles(codes: Tensor) -> Tensor:
+    """Both nibbles of each byte [..., n], the low one first: uint8 [..., 2 n], 0 to 15."""
+    return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
+
+
+def join_nibbles(nibbles: Tensor) -> Tensor:
+    """The inverse of `split_nibbles`."""
+    return nibbles[..., ::2] | nibbles[..., 1::2] << 4
 
 
 def scale_dtype(dtype: torch.dtype, group: int | None) -> torch.dtype:

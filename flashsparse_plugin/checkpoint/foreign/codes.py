@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from ...formats.value_types import scale_count, spread_scales
+from ...formats.value_types import scale_count, split_nibbles, spread_scales
 from ...packed import FormatError, dtype_name
 from .layout import DTYPES
 from .quantization import Arguments
@@ -120,8 +120,7 @@ def multiply(codes: Tensor, scales: Tensor, group: int | None, dtype: torch.dtyp
 
 def nibbles(words: Tensor) -> Tensor:
     """The nibbles of int32 words [rows, count], the lowest first: int8 [rows, 8 * count], 0..15."""
-    packed = words.contiguous().view(torch.uint8)
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(1).view(torch.int8)
+    return split_nibbles(words.contiguous().view(torch.uint8)).view(torch.int8)
 
 
 def signed(words: Tensor, bits: int) -> Tensor:

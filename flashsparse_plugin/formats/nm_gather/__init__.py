@@ -16,7 +16,7 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..nm_pattern import PatternOptions, options_of, store, store_codes
+from ..nm_pattern import PatternOptions, options_of, store, store_codes, value_arguments
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
 from . import cost, reference
@@ -77,11 +77,10 @@ class NMGather(CudaPatternForm):
         return PackedWeight(scheme, shape, tensors)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        values, index, scales = map(packed.tensors.get, self.tensor_names)
-        options = options_of(packed.scheme)
+        values, index = map(packed.tensors.get, self.tensor_names[:2])
         return ops.nm_gather_unpack(
-            *(values, index, *packed.shape, *options.numbers, packed.dtype),
-            *(scales, options.values, options.group or 0),
+            *(values, index, *packed.shape, *options_of(packed.scheme).numbers, packed.dtype),
+            *value_arguments(packed.scheme, packed.tensors),
         )
 
     def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
@@ -107,21 +106,18 @@ class NMGather(CudaPatternForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        values, index, scales = map(tensors.get, self.tensor_names)
-        options = options_of(scheme)
+        values, index = map(tensors.get, self.tensor_names[:2])
         sparse_tokens = None if plan is None else plan.most("sparse")
         return ops.nm_gather_linear(
             x,
             values,
             index,
             shape[0],
-            *options.numbers,
+            *options_of(scheme).numbers,
             scheme.dtype,
             bias,
             sparse_tokens,
-            scales,
-            options.values,
-            options.group or 0,
+            *value_arguments(scheme, tensors),
         )
 
     def check(self, packed: PackedWeight) -> None:

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..value_types import join_nibbles
+
 ROWS, CODE_BYTES = 32, 512  # of a unit; of a unit and pair
-
-
-def nibbles(codes: Tensor) -> Tensor:
-    """Both nibbles of each byte, the low one first."""
-    return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
 
 
 def to_pairs(fragments: Tensor, scales: Tensor, group_steps: int) -> Tensor:
@@ -32,7 +29,7 @@ def to_pairs(fragments: Tensor, scales: Tensor, group_steps: int) -> Tensor:
     steps = bits.repeat_interleave(group_steps, 1)
     parts = steps.view(-1, ROWS // 8, 8, pairs, 2).permute(0, 3, 2, 4, 1)
     held = parts.contiguous().view(torch.uint8).flatten(2)
-    return torch.cat([fragments[:, :, ::2] | fragments[:, :, 1::2] << 4, held], 2)
+    return torch.cat([join_nibbles(fragments), held], 2)
 
 
 def scales_of(pairs: Tensor, group_steps: int, dtype: torch.dtype) -> Tensor:

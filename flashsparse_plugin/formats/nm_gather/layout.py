@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
-from ..value_types import scale_count, spread_scales
+from ..value_types import scale_count, split_nibbles, spread_scales
 from . import int4
 
 STEP, PAIR = 16, 32  # kept columns: the depth of one mma, and what a warp loads at a time
@@ -185,7 +185,7 @@ class Layout:
             order, index[groups] = self.order(weight_index[groups])
             stored = weight_packed[rows]
             if of_nibbles:
-                stored = int4.nibbles(stored)[:, : self.options.kept(self.shape[1])]
+                stored = split_nibbles(stored)[:, : self.options.kept(self.shape[1])]
             missing = len(order) * length - len(stored)
             padded = F.pad(stored, (0, entries - stored.shape[1], 0, missing))
             taken = padded.view(-1, length, entries).gather(
@@ -223,7 +223,7 @@ class Layout:
             view = values.view(-1, self.pairs, 8, 4, 2, 2, 2).permute(0, 2, 1, 4, 5, 3, 6)
         else:
             if value_bits(self.options) == 4:
-                values = int4.nibbles(values[:, :, : int4.CODE_BYTES])
+                values = split_nibbles(values[:, :, : int4.CODE_BYTES])
             lanes = values.reshape(
                 -1, self.pairs, self.unit_rows // 8 // self.together, 8, 4, self.together, 2, 2, 2
             )

@@ -18,17 +18,11 @@ from torch.cuda import get_device_capability
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
-from ..nm_pattern import PatternOptions, options_of, store, store_codes
+from ..nm_pattern import PatternOptions, options_of, store, store_codes, value_arguments
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
 from . import cost, layout, reference
 from .ops import ops
-
-
-def _stored(scheme: Scheme, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, str, int]:
-    """How values are stored, as the last arguments of ops."""
-    options = options_of(scheme)
-    return tensors.get("weight_scale"), options.values, options.group or 0
 
 
 class Sparse24(CudaPatternForm):
@@ -88,7 +82,7 @@ class Sparse24(CudaPatternForm):
             packed.tensors["units"],
             *packed.shape,
             packed.dtype,
-            *_stored(packed.scheme, packed.tensors),
+            *value_arguments(packed.scheme, packed.tensors),
         )
 
     def multiply(
@@ -102,7 +96,13 @@ class Sparse24(CudaPatternForm):
     ) -> Tensor:
         most = None if plan is None else plan.most("sparse")
         return ops.sparse_24_linear(
-            x, tensors["units"], shape[0], scheme.dtype, bias, most, *_stored(scheme, tensors)
+            x,
+            tensors["units"],
+            shape[0],
+            scheme.dtype,
+            bias,
+            most,
+            *value_arguments(scheme, tensors),
         )
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:

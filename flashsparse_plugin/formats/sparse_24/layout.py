@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
-from ..value_types import VALUE_TYPES, spread_scales
+from ..value_types import VALUE_TYPES, join_nibbles, split_nibbles, spread_scales
 
 UNIT_ROWS, UNIT_COLS = 16, 256
 METADATA_WORDS = 128
@@ -131,8 +131,7 @@ def arrange(
         columns = (positions + window).repeat_interleave(length, 0)[: slab.stop - slab.start]
         values = weight_packed[slab]
         if layout.values == "int4":
-            nibbles = torch.stack((values & 15, values >> 4), 2).flatten(1)[:, :kept]
-            values = (nibbles ^ 8) - 8
+            values = (split_nibbles(values)[:, :kept] ^ 8) - 8
         bits = values.new_zeros(len(columns), max(width, kept // options.n * options.m))
         bits.scatter_(1, columns, values)
         parts = _units(bits[:, :width], two_of_four, layout)
@@ -213,7 +212,7 @@ def values_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
     down, across, _ = units.shape
     values = units[:, :, : layout.value_words].contiguous().view(layout.value_dtype)
     if layout.values == "int4":
-        values = (torch.stack((values & 15, values >> 4), 3) ^ 8) - 8
+        values = (split_nibbles(values) ^ 8) - 8
     order, sizes = _order(layout), _sizes(down, across, layout)
     lanes = values.view([sizes[dimension] for dimension in order])
     by_unit = (_DOWN, _ACROSS, _HALF_ROWS, _GROUP, _VECTOR, _STEP, _HALF_COLS, _FOUR, _WHICH)
@@ -242,8 +241,7 @@ def _units(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor
     lanes = values.view(_sizes(down, across, layout)).permute(_order(layout))
     lanes = lanes.reshape(down, across, -1)
     if layout.values == "int4":
-        low, high = (lanes & 15).view(down, across, -1, 2).unbind(3)
-        lanes = low | high << 4
+        lanes = join_nibbles(lanes & 15)
     nibbles = (places[..., 0] | places[..., 1] << 2).to(torch.int32)
     nibbles = nibbles.view(down, 2, 8, across, 4, 2, 2, 4)  # of two steps, step, half, four columns
     shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=bits.device)
