@@ -222,7 +222,7 @@ def _transformers():
         import transformers
     except ImportError:
         raise ImportError(
-            "this command needs transformers: pip install 'flashsparse-plugin[hf]'"
+            "this command needs transformers: pip install transformers accelerate"
         ) from None
     # Commands show their own progress, and only on a terminal.
     transformers.utils.logging.disable_progress_bar()
