@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a server of packed weights hold out? Many streams at once, every token compared.
 
-    python benchmarks/soak.py [--seconds 600] [--streams 64] [--model PACKED]
+    python benchmarks/soak.py [--seconds 600] [--streams 64] [--model PACKED] [-- VLLM OPTIONS]
 
 Starts `vllm serve` on a packed model, by default a tiny one of random weights, and asks it for
 greedy continuations from 64 clients at once until the time is over, half of them streamed. Each
@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-PATIENCE = 300  # seconds until a server has to be there, and for an answer
+PATIENCE = 900  # seconds until a server has to be there, and for an answer, on a busy machine
 GROWTH = 0.02  # of memory, that is noise
 SHOWN = 5  # of what went wrong
 
@@ -177,8 +177,8 @@ def memory_of(group: int) -> int:
 
 
 @contextmanager
-def serving(model: Path, log: Path, streams: int) -> Iterator[tuple[str, int]]:
-    """`vllm serve` while the block runs: its address and process group.
+def serving(model: Path, log: Path, streams: int, more: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """`vllm serve`, with more options, while the block runs: its address and process group.
 
     Raises:
         RuntimeError: If it does not start.
@@ -191,6 +191,7 @@ def serving(model: Path, log: Path, streams: int) -> Iterator[tuple[str, int]]:
     command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", str(streams)]
     # A cache of so few blocks has all been written to before memory is compared.
     command += ["--gpu-memory-utilization", "0.3", "--num-gpu-blocks-override", str(4 * streams)]
+    command += more
     on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment = {**on_cpu, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
     with open(log, "wb") as out:
@@ -269,13 +270,15 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=48, help="that differ")
     parser.add_argument("--model", type=Path, help="a packed model; default: a tiny random one")
+    parser.add_argument("options", nargs="*", help="of vllm serve, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         model = arguments.model or tiny_model(folder)
         requests = requests_of(model, arguments.prompts)
         print(f"{arguments.streams} streams for {arguments.seconds:g} s on {model}", flush=True)
-        with serving(model, folder / "vllm.log", arguments.streams) as (url, group):
+        server = serving(model, folder / "vllm.log", arguments.streams, arguments.options)
+        with server as (url, group):
             outcome = soak(url, requests, arguments.streams, arguments.seconds, group)
     print("\n".join(outcome.lines()))
     return 0 if outcome.holds else 1

@@ -295,8 +295,8 @@ def _judge_gpu(
     cuda_object = compiled.get("objects", {}).get("_C_cuda")
     if torch["gpus"] and cuda_object and not cuda_object["loaded"]:
         problems.append(
-            f"there is a GPU, but _C_cuda is {cuda_object['reason']}: install nvcc (pip install "
-            "'flashsparse-plugin[toolkit]' brings it) and build the package again with "
+            f"there is a GPU, but _C_cuda is {cuda_object['reason']}: install nvcc (in "
+            "the source tree pip install '.[toolkit]' brings it) and build the package again with "
             "FLASHSPARSE_CUDA=ON"
         )
 
@@ -306,7 +306,7 @@ def _judge_transformers(
 ) -> None:
     version = found.get("transformers")
     if version is None:
-        hints.append("transformers is not installed: pip install 'flashsparse-plugin[hf]'")
+        hints.append("transformers is not installed: pip install transformers accelerate")
         return
     if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < TRANSFORMERS_WANTED:
         wanted = ".".join(map(str, TRANSFORMERS_WANTED))

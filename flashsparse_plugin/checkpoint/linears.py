@@ -120,7 +120,7 @@ def config_of(path: Path) -> Any:
         import transformers
     except ImportError:
         raise CheckpointError(
-            "this needs transformers: pip install 'flashsparse-plugin[hf]'"
+            "this needs transformers: pip install transformers accelerate"
         ) from None
     try:
         return transformers.AutoConfig.from_pretrained(

@@ -250,9 +250,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError(
-            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
-        ) from None
+        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot
 

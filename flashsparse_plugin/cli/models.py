@@ -209,7 +209,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """
     transformers = _transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(path)
+        # None would ask on the terminal whether to run the code of a stranger.
+        return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{path} has no tokenizer that transformers can load ({error}): copy tokenizer.json "
@@ -222,7 +223,7 @@ def _transformers():
         import transformers
     except ImportError:
         raise ImportError(
-            "this command needs transformers: pip install 'flashsparse-plugin[hf]'"
+            "this command needs transformers: pip install transformers accelerate"
         ) from None
     # Commands show their own progress, and only on a terminal.
     transformers.utils.logging.disable_progress_bar()

@@ -61,9 +61,7 @@ def roofline(
     try:
         import matplotlib
     except ImportError:
-        raise ImportError(
-            "--roofline needs matplotlib: pip install 'flashsparse-plugin[plot]'"
-        ) from None
+        raise ImportError("--roofline needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     with err.status("Starting"):
         from flashsparse_plugin.formats.nm_pattern import PatternOptions

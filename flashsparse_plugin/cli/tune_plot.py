@@ -26,9 +26,7 @@ def draw_times(entries: Sequence[Entry], device: str, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError(
-            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
-        ) from None
+        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -115,3 +115,15 @@ def test_experts_that_stay_dense_are_told_of_in_the_same_words(tmp_path):
         told = " ".join((result.stdout + result.stderr).split())
         assert "Note: The weights of experts stay as they are (49.2 kB, " in told
         assert "all experts of a layer are one weight in the model, which cannot be p" in told
+
+
+def test_a_tokenizer_that_brings_code_is_refused_without_asking(model_dir, tmp_path):
+    path = shutil.copytree(model_dir, tmp_path / "model")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Strange", "auto_map": {"AutoTokenizer": ["code.Strange", None]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "code.py").write_text("raise SystemExit('code of a stranger was run')")
+    result = CliRunner().invoke(app, ["generate", str(path), "--prompt", "a"], input="y\n")
+    assert result.exit_code == 1, result.output
+    assert "has no tokenizer that transformers can load" in " ".join(result.stderr.split())
+    assert "run this custom code" not in result.stdout

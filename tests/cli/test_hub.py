@@ -7,7 +7,7 @@ import shutil
 import huggingface_hub
 import pytest
 import stub_hub
-from huggingface_hub import constants, errors
+from huggingface_hub import ModelCard, constants, errors
 from safetensors import safe_open
 from typer.testing import CliRunner
 
@@ -64,6 +64,8 @@ def test_every_command_takes_the_name_of_a_model(hub, text_file, tmp_path):
         assert result.exit_code == 0, (command, result.stderr)
         assert ("Fetching example/tiny: " in result.stderr) == (command[0] == "prune")
     assert hub.fetched.count("model.safetensors") == 1
+    for made in (pruned, packed):
+        assert ModelCard.load(made / "README.md").data.base_model == ID
 
 
 def test_only_what_is_read_is_fetched(hub, tmp_path):
