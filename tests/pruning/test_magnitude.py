@@ -216,7 +216,7 @@ def test_a_model_without_linears_is_refused():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"method": "sparsegpt"}, "method 'sparsegpt'"),
+        ({"method": "obd"}, "method 'obd'"),
         ({"scope": "column"}, "scope 'column'"),
         ({"sparsity": 1.5}, "sparsity 1.5"),
         ({"vector_length": 4}, "give pattern"),
