@@ -98,7 +98,7 @@ def choices() -> list[list[str]]:
             "FlashSparse: about as fast as fp8, and exact",
         ],
         ["unstructured, 90%", zeros_anywhere(90), on_cpu("sparse", 90), "FlashSparse"],
-        ["2:4", pattern("2:4"), "", "fp8 is as fast; fewer bits are the next row"],
+        ["2:4", pattern("2:4"), "", "fp8 is a little faster; fewer bits are the next row"],
         [
             "2:4, 8-bit values",
             pattern("2:4, fp8_e4m3", "2:4, int8", **codes),

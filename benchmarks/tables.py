@@ -260,7 +260,7 @@ def nm(result: Result) -> str:
         own = [row for row in rows if least <= math.prod(map(int, row["shape"].split("x"))) < most]
         cells = []
         for pattern in dict.fromkeys(row["pattern"] for row in own):
-            lines = {f"**{pattern}**": "us"}
+            lines = {pattern if pattern.startswith("cuSPARSELt") else f"**{pattern}**": "us"}
             if any("cusparselt_us" in row for row in own if row["pattern"] == pattern):
                 lines[f"{pattern}, cuSPARSELt"] = "cusparselt_us"
             for name, figure in lines.items():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of examples/ run, on a tiny model. That of the client is in tests/vllm."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -47,6 +48,21 @@ def test_prune_your_own(model, tmp_path, capsys):
     assert linear_of(tmp_path / "out" / "packed").scheme.format.name == "nm_vector"
 
 
+def test_notebook(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "path/to").mkdir(parents=True)
+    (tmp_path / "path/to/dense").symlink_to(model)
+    cells = json.loads((EXAMPLES / "quickstart.ipynb").read_text())["cells"]
+    names: dict = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []  # figures of one machine are no documentation
+            exec("".join(cell["source"]), names)
+    assert names["packed_bytes"] < names["dense_bytes"]
+    assert capsys.readouterr().out.count("tokens/s") == 2
+    assert linear_of("packed").packed.density == 0.5
+
+
 def test_layer(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("layer.py", 128, 256)
@@ -56,5 +72,5 @@ def test_layer(tmp_path, monkeypatch, capsys):
 
 
 def test_each_is_listed():
-    listed = (EXAMPLES / "README.md").read_text()
-    assert [path.name for path in EXAMPLES.glob("*.py") if f"({path.name})" not in listed] == []
+    listed = (EXAMPLES / "README.md").read_text() + "(README.md)(__pycache__)"
+    assert [path.name for path in EXAMPLES.iterdir() if f"({path.name})" not in listed] == []
