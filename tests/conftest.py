@@ -16,7 +16,8 @@ settings.load_profile("flashsparse")
 gc.disable()
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
     gc.freeze()
     gc.enable()
 

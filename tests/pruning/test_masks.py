@@ -39,14 +39,14 @@ def drops(keep):
     return set((~keep).nonzero().flatten().tolist())
 
 
-@given(score_matrices(), st.floats(0, 1))
+@given(score_matrices(8), st.floats(0, 1))
 def test_layer_scope_drops_exactly_the_lowest(scores, sparsity):
     keep = keep_mask(scores, sparsity, "layer")
     count = round(sparsity * scores.numel())
     assert drops(keep.flatten()) == expected_drops(scores.flatten().tolist(), count)
 
 
-@given(score_matrices(), st.floats(0, 1))
+@given(score_matrices(8), st.floats(0, 1))
 def test_row_scope_drops_exactly_the_lowest_of_each_row(scores, sparsity):
     keep = keep_mask(scores, sparsity, "row")
     count = round(sparsity * scores.shape[1])
