@@ -35,8 +35,8 @@ NOT_RUN = {
     "flashsparse doctor": "takes long, and judges the machine: tests/cli/test_doctor.py",
     "flashsparse tune MODEL --sparsity 0.7": f"{GPU}: tests/cli/test_tune.py pretends one",
     "flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png": GPU,
-    "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval and what "
-    "it downloads: tests/evaluation/test_tasks.py",
+    "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval and its "
+    "data: tests/evaluation/test_tasks.py",
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
