@@ -187,7 +187,8 @@ def test_options_and_targets_that_a_document_names_exist(document):
         program, *arguments = re.split(r"\s+", command)
         named = {word.partition("=")[0] for word in arguments if word.startswith("--")}
         if program == "flashsparse" and arguments:
-            options = {option for param in known[arguments[0]].params for option in param.opts}
+            params = known[arguments[0]].params
+            options = {name for each in params for name in (*each.opts, *each.secondary_opts)}
             assert named <= options, command
         elif program == "make" and arguments:
             assert arguments[0] in targets, command
