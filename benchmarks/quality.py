@@ -128,15 +128,15 @@ def values_of(method: str) -> str:
 
 
 def draw(target: Path) -> None:
-    """The lines of a result that are within four times of the best perplexity, as a picture."""
+    """The lines of a result that are within five times of the best perplexity, as a picture."""
     found = _results.read(target)
     about, rows = found["about"], found["rows"]
     best = min(row["perplexity"] for row in rows)
-    near = [row for row in rows if row["perplexity"] <= 4 * best]
+    near = [row for row in rows if row["perplexity"] <= 5 * best]
     points = [
         chart.Point(label_of(row), row["bits"], row["perplexity"], row["kind"]) for row in near
     ]
-    left = f"; {len(rows) - len(near)} lines beyond four times the best are left out"
+    left = f"; {len(rows) - len(near)} lines beyond five times the best are left out"
     chart.draw(
         points,
         f"{about['model']}, {about['text']}, {about['method']}, nothing retrained"

@@ -119,34 +119,37 @@ def recovery(result: Result) -> str:
     cells = []
     for rule in dict.fromkeys(row["rule"] for row in rows if row["rule"] != "dense"):
         found = {row["method"]: row["perplexity"] for row in rows if row["rule"] == rule}
-        texts = [figure(found[each]) if each in found else "" for each in methods]
+        texts = [perplexity(found[each]) if each in found else "" for each in methods]
         cells.append([rule.replace("L=", "L = "), *texts])
     tokens = about["samples"] * about["window"]
     first = f"the first {1 - about['held_out']:.0%} of {about['text']}"
-    return markdown([f"perplexity (dense: {figure(dense)})", *methods], cells) + (
+    return markdown([f"perplexity (dense: {perplexity(dense)})", *methods], cells) + (
         f"\n{about['model']}, calibrated on {tokens:,} tokens of {first}, judged by "
         f"{about['tokens']:,} of the rest; {about['cpu']}, "
         f"torch {about['torch']}, {about['date'][:10]}.\n"
     )
 
 
-def figure(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+def perplexity(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def quality(result: Result) -> str:
-    """Perplexity and bits a weight: rules of zeros and methods down."""
+    """Zeros, bytes and perplexity of what was made of a model, a line each; ours are bold."""
     about, cells = result["about"], []
     for row in result["rows"]:
-        name = row["rule"] if row["rule"] != "dense" else ""
+        name = row["method"]
+        if row["kind"] == "ours":
+            name = f"**{row['rule']}{'' if row['values'] == '16 bits' else ', ' + row['values']}**"
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
-        method = f"{'**' * (row['kind'] == 'ours')}{row['method']}{'**' * (row['kind'] == 'ours')}"
-        cells.append([method, name, f"{row['zeros']:.0%}", *sizes, f"{row['perplexity']:.4g}"])
-    header = ["", "pruned to", "zeros", "bits a weight", "MB", "perplexity"]
+        cells.append([name, f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
+    header = ["", "zeros", "bits a weight", "MB", "perplexity"]
     return markdown(header, cells) + (
-        f"\n{about['model']}, {about['method']} by {about['samples']} windows of {about['window']} "
-        f"tokens, nothing retrained; {about['tokens']:,} tokens from the end of {about['text']} in "
-        f"windows of {about['context']}; torch {about['torch']}, {about['date'][:10]}.\n\n"
+        f"\n{about['model']}; {about['method']} by {about['samples']} windows of "
+        f"{about['window']} tokens, nothing retrained; int4 has a scale for {about['group']} "
+        f"columns. {about['tokens']:,} tokens from the last {about['held_out']:.0%} of "
+        f"{about['text']}, in windows of {about['context']}. torch {about['torch']}, "
+        f"{about['date'][:10]}.\n\n"
     )
 
 
@@ -156,13 +159,17 @@ def quality_values(result: Result) -> str:
     kinds = list(dict.fromkeys(row["values"] for row in rows))
     cells = []
     for rule in dict.fromkeys(row["rule"] for row in rows if row["kind"] == "ours"):
-        own = {r["values"]: f"{r['perplexity']:.4g} ({r['bits']:.2f})"
-               for r in rows if r["rule"] == rule}  # fmt: skip
-        cells.append([rule, *(own.get(kind, "") for kind in kinds)])
+        own = {row["values"]: row for row in rows if row["rule"] == rule}
+        shown = {
+            kind: f"{perplexity(row['perplexity'])} ({row['bits']:.2f})"
+            for kind, row in own.items()
+        }
+        cells.append([rule, *(shown.get(kind, "") for kind in kinds)])
     dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
     return markdown(["perplexity (bits a weight)", *kinds], cells) + (
-        f"\n{about['model']}, whose perplexity is {dense:.4g} dense; {about['method']}, nothing "
-        f"retrained, {about['tokens']:,} tokens of {about['text']}, {about['date'][:10]}.\n\n"
+        f"\n{about['model']}, whose perplexity is {perplexity(dense)} dense; {about['method']}, "
+        f"nothing retrained, {about['tokens']:,} tokens of {about['text']}, "
+        f"{about['date'][:10]}.\n\n"
     )
 
 

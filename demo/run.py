@@ -39,6 +39,7 @@ from flashsparse_plugin.cli.generate import Stream, describe, encode
 from flashsparse_plugin.cli.generate import run as generate
 from flashsparse_plugin.diagnostics import hardware
 from flashsparse_plugin.evaluation import perplexity
+from flashsparse_plugin.evaluation.speed import decode_rate
 from flashsparse_plugin.pruning import calibration_windows, prune
 
 BUILD = Path(__file__).resolve().parent.parent / "build" / "demo"
@@ -198,17 +199,6 @@ def measure_perplexity(
         )
         del model
     return found
-
-
-@torch.no_grad()
-def decode_rate(model: Any, ids: torch.Tensor, tokens: int) -> float:
-    """Tokens a second of greedy decoding, one sequence, after the prompt has been read."""
-    output = model(input_ids=ids, use_cache=True)
-    start = time.perf_counter()
-    for _ in range(tokens):
-        ids = output.logits[:, -1:].argmax(-1)
-        output = model(input_ids=ids, past_key_values=output.past_key_values, use_cache=True)
-    return tokens / (time.perf_counter() - start)
 
 
 def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> dict[str, float]:

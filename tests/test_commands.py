@@ -36,8 +36,8 @@ NOT_RUN = {
     "flashsparse doctor": "takes long, and judges the machine: tests/cli/test_doctor.py",
     "flashsparse tune MODEL --sparsity 0.7": f"{GPU}: tests/cli/test_tune.py pretends one",
     "flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png": GPU,
-    "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval, which "
-    "downloads: tests/evaluation/test_tasks.py",
+    "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval and its "
+    "data: tests/evaluation/test_tasks.py",
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
@@ -220,7 +220,8 @@ def test_options_and_targets_that_a_document_names_exist(document):
         program, *arguments = re.split(r"\s+", command)
         named = {word.partition("=")[0] for word in arguments if word.startswith("--")}
         if program == "flashsparse" and arguments:
-            options = {option for param in known[arguments[0]].params for option in param.opts}
+            params = known[arguments[0]].params
+            options = {name for each in params for name in (*each.opts, *each.secondary_opts)}
             assert named <= options, command
         elif program == "make" and arguments:
             assert arguments[0] in targets, command

@@ -247,7 +247,8 @@ def _about(directories: Sequence[Path], text: Path | None, effort: Effort) -> st
 
     gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if gpu else hardware()["cpu"]
-    threads = "" if gpu else f", {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    threads = "" if gpu else f", {count} thread{'s' * (count > 1)}"
     what = ""
     if text is not None:
         what = f"{text.name}, up to {effort.most_tokens:,} tokens in windows of {effort.context}. "
@@ -258,13 +259,18 @@ def _points(lines: Sequence[Line], point: Any) -> list[Any]:
     several = len({line.model for line in lines}) > 1
     return [
         point(
-            f"{line.model}, {line.method}" if several else line.method,
+            f"{line.model}, {_brief(line.method)}" if several else _brief(line.method),
             line.figures.sizes.bits,
             line.figures.perplexity,
             line.kind,
         )
         for line in lines
     ]
+
+
+def _brief(method: str) -> str:
+    """The options of a scheme where it has some: "2:4, int8" of "nm_vector(2:4, int8)"."""
+    return method.partition("(")[2].removesuffix(")") or method
 
 
 def _write(path: Path, lines: Sequence[Line]) -> None:
@@ -280,7 +286,7 @@ def _show(lines: Sequence[Line], about: str) -> None:
     tasks = list(dict.fromkeys(name for line in lines for name in line.figures.tasks))
     quality = ["perplexity"] if lines[0].figures.perplexity is not None else []
     rates = ["prefill\ntokens/s", "decode\ntokens/s"] if lines[0].figures.prefill else []
-    heads = [*(name.replace(" ", "\n") for name in tasks), "zeros", "bits a\nweight"]
+    heads = [*(name.replace(" ", "\n") for name in tasks), "bits a\nweight"]
     made = table("", *quality, *heads, "on disk", "in\nmemory", *rates)
     model = None
     for line in lines:
@@ -288,14 +294,15 @@ def _show(lines: Sequence[Line], about: str) -> None:
             model = line.model
             if made.row_count:
                 made.add_section()
-            made.add_row(Text(model, style="bold"))
+            zeros = f", {line.figures.sparsity:.0%} zeros"
+            made.add_row(Text.assemble((model, "bold"), (zeros, "dim")))
         found = line.figures
         cells = [] if found.perplexity is None else [f"{found.perplexity:,.4g}"]
         cells += [f"{found.tasks[name]:.3f}" for name in tasks]
-        cells += [f"{found.sparsity:.0%}", f"{found.sizes.bits:.2f}"]
+        cells.append(f"{found.sizes.bits:.2f}")
         cells += [size(found.sizes.disk), size(found.sizes.memory)]
         cells += [f"{rate:,.1f}" for rate in (found.prefill, found.decode) if rate]
-        made.add_row(Text(f" {line.method}"), *cells)
+        made.add_row(Text(f" {_brief(line.method)}"), *cells)
     for column in made.columns[1:]:
         column.no_wrap = True
     out.print(made)

@@ -75,8 +75,8 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
     axis.plot(
         [point.bits for point in edge],
         [point.perplexity for point in edge],
-        color="0.8",
-        linewidth=6,
+        color="0.88",
+        linewidth=5,
         solid_joinstyle="round",
         zorder=0,
     )
