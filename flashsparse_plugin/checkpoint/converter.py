@@ -69,7 +69,7 @@ def convert_checkpoint(
         out: Directory to make; nothing is there before it is complete.
         format: Packed format, one of `format_names()`; None: the default, or the one that holds the
             codes of a model that another tool quantized.
-        options: Options of the format (nm_vector: n, m, vector_length, values, group).
+        options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
         layers: Layers that differ, by name: `{"format": ..., "options": ..., "dtype": ...}`, as in
             FlashSparseConfig. Stronger than `ignore`.
         dtype: A dtype of the format, such as float16 or bfloat16, for all matrices; vectors (norms,

@@ -177,4 +177,6 @@ class Sparse24(CudaPatternForm):
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
+        if options_of(scheme).activations == "fp8_e4m3" and gpu.capability == (9, 0):
+            return cost.fp8_seconds(shape, nbytes, tokens, gpu)
         return cost.sparse_seconds(shape, nbytes, tokens, gpu)
