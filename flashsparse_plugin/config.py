@@ -69,7 +69,7 @@ class FlashSparseConfig(BaseModel):
             packs it too.
         layers: Layers that differ from the rest, by name: a scheme of their own, or "dense".
             Stronger than `ignore`.
-        options: Options of the format (nm_vector: n, m, vector_length, values, group).
+        options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
         dequantize: Unpack while loading and run dense. Not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype

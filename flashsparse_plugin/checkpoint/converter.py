@@ -17,19 +17,18 @@ from torch import Tensor
 import flashsparse_plugin
 
 from ..config import FlashSparseConfig, LayerConfig
-from ..formats import format_names, get_format
-from ..formats.values import cast, count_changed, packable_dtype
+from ..formats.values import count_changed
 from ..messages import printable
 from ..names import DENSE
-from ..packed import FormatError, PackedWeight, Scheme, dtype_name
+from ..packed import FormatError, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
 from .checksums import checksum
-from .decision import reason_not_to_pack, reason_of_size
-from .foreign.code_entries import CodesInfo
 from .headers import read_header
-from .keeping import keep_codes, target_of
-from .linears import Linear, StoredModel
+from .keeping import target_of
+from .linears import StoredModel
+from .packer import Packer, cast_part
+from .readback import reads_back
 from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
 from .room import disk_errors, require_room
@@ -37,12 +36,9 @@ from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
 from .staging import Staging, identity, part_name
 from .stored import Checkpoint
 from .surroundings import CARD, carry_files, name_shards, write_json
-from .values import relative_error, same_bits, same_bits_but_zero_sign
 from .writer import ShardWriter
 
 logger = logging.getLogger(__name__)
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Progress = Callable[[int, int, str], None]
 """Called with bytes done, bytes in all, and what is done now."""
@@ -74,7 +70,7 @@ def convert_checkpoint(
         out: Directory to make; nothing is there before it is complete.
         format: Packed format, one of `format_names()`; None: the default, or the one that holds the
             codes of a model that another tool quantized.
-        options: Options of the format (nm_vector: n, m, vector_length, values, group).
+        options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
         layers: Layers that differ, by name: `{"format": ..., "options": ..., "dtype": ...}`, as in
             FlashSparseConfig. Stronger than `ignore`.
         dtype: A dtype of the format, such as float16 or bfloat16, for all matrices; vectors (norms,
@@ -128,22 +124,11 @@ class _Conversion:
     ):
         self.directory, self.settings, self.stored = directory, settings, stored
         self.name = name
-        linears = self.linears = stored.linears
-        self.linear_of = {f"{x.stored}.weight": x for x in linears if x.stored is not None}
-        keep_codes(settings.config, linears, directory.tensors)
-        self.reasons = {x.name: reason_not_to_pack(x, settings.config) for x in linears}
-        self._refuse_unknown_layers()
-        self.rounded_unasked = self._choose_dtype()
-        self.schemes: dict[str, Scheme] = {}  # of the layers that are to be packed
-        for linear in linears:
-            if self.reasons[linear.name] is None:
-                scheme = settings.config.scheme_of(linear.name)
-                assert scheme is not None  # a layer that is configured as dense has a reason
-                self.schemes[linear.name] = scheme
+        self.packer = Packer(directory, stored, settings)
         self.tensors = list(directory.tensors.values())
         self.on_progress, self.done = on_progress, 0
         self.total = 2 * sum(info.nbytes for info in self.tensors)
-        assert settings.config.dtype is not None  # _choose_dtype settled it
+        assert settings.config.dtype is not None  # the packer settled it
         self.report = ConversionReport(
             str(directory.path),
             "",
@@ -225,20 +210,20 @@ class _Conversion:
         """Writes the tensors from number `start` on until the shard is full."""
         file = part_name(len(staging.finished) + 1)
         rest = self.tensors[start:]
-        writer = ShardWriter(staging.path / file, self._names(rest))
+        writer = ShardWriter(staging.path / file, self.packer.names(rest))
         layers: list[LayerReport] = []
         tensors: dict[str, int] = {}
         rounded, end = 0, start
         try:
             for info in rest:
                 planned = info.nbytes
-                packed, layer = self._pack(info)
+                packed, layer = self.packer.pack(info)
                 if packed is not None:
                     planned = packed.nbytes
                 if tensors and writer.nbytes + planned > self.settings.max_shard_bytes:
                     break
                 if packed is None:
-                    dtype = self._carried_dtype(info)
+                    dtype = self.packer.carried_dtype(info)
                     nbytes = writer.nbytes
                     rounded += self._carry(writer, info, dtype)
                     tensors[info.name] = writer.nbytes - nbytes
@@ -269,72 +254,6 @@ class _Conversion:
             "layers": [asdict(layer) for layer in layers],
         }
 
-    def _names(self, infos: Sequence[TensorInfo]) -> Iterator[str]:
-        for info in infos:
-            yield info.name
-            if info.name in self.linear_of:
-                scheme = self.schemes.get(self.linear_of[info.name].name)
-                for name in scheme.format.tensor_names if scheme else ():
-                    yield f"{info.name.removesuffix('weight')}{name}"
-
-    def _pack(self, info: TensorInfo) -> tuple[PackedWeight | None, LayerReport | None]:
-        """Packs a tensor where it is a weight to be packed, and tells about it where it is one."""
-        layer = self._layer(info)
-        if layer is None or layer.reason is not None:
-            return None, layer
-        scheme = self.schemes[layer.name]
-        try:
-            packed, weight = self._pack_by(scheme, info)
-        except FormatError as error:
-            raise CheckpointError(
-                f"layer {layer.name!r} {list(layer.shape)} cannot be packed to {scheme.title}: "
-                f"{error}. Leave it dense with --ignore {layer.name} (ignore=), or choose another "
-                "format or options"
-            ) from None
-        if weight is not None and not scheme.format.is_exact(scheme):
-            layer.error = relative_error(packed.unpack(), weight)
-        self._judge(layer, packed.nbytes)
-        return (packed if layer.is_packed else None), layer
-
-    def _pack_by(self, scheme: Scheme, info: TensorInfo) -> tuple[PackedWeight, Tensor | None]:
-        """Packs a weight; gives it dense, too, unless its codes were packed as they are."""
-        if isinstance(info, CodesInfo) and not scheme.format.is_exact(scheme):
-            return info.pack(scheme), None
-        weight = self.linear_of[info.name].turned(_cast(info.read(), scheme.dtype, info.name))
-        return scheme.format.pack(weight, scheme), weight
-
-    def _layer(self, info: TensorInfo) -> LayerReport | None:
-        """What is known of a layer before it is packed; None where the tensor is no weight."""
-        linear = self.linear_of.get(info.name)
-        if linear is None:
-            return None
-        bytes_dense = info.nbytes // info.dtype.itemsize * self._carried_dtype(info).itemsize
-        sparsity = None
-        if info.dtype in _FLOATS:
-            kept = sum(int(part.count_nonzero()) for part in info.rows())
-            sparsity = 1 - kept / (info.shape[0] * info.shape[1])
-        reason = self.reasons[linear.name]
-        layer = LayerReport(
-            linear.name, linear.kind, linear.shape, sparsity, bytes_dense, None, reason
-        )
-        if reason is None:
-            layer.others = self._others(linear, info)
-        return layer
-
-    def _others(self, linear: Linear, info: TensorInfo) -> dict[str, dict[str, Any]]:
-        """Formats with options, other than the layer's own, that hold its weight as it is."""
-        weight, own = linear.turned(info.read()), self.schemes[linear.name].format.name
-        found = {name: get_format(name).options_for(weight) for name in format_names()}
-        return {name: dict(each) for name, each in found.items() if each and name != own}
-
-    def _judge(self, layer: LayerReport, nbytes: int) -> None:
-        """Notes how large a layer is packed, and gives it a reason to stay dense if too large."""
-        scheme, (rows, columns) = self.schemes[layer.name], layer.shape
-        layer.bytes_packed, layer.scheme = nbytes, scheme.title
-        layer.bytes_alike = rows * columns * scheme.dtype.itemsize
-        if not self.settings.pack_all:
-            layer.reason = reason_of_size(nbytes, layer.bytes_alike, layer.known_sparsity)
-
     def _carry(self, writer: ShardWriter, info: TensorInfo, dtype: torch.dtype) -> int:
         """Copies a tensor into the shard as it is, or cast; returns how many values changed."""
         changed = 0
@@ -343,16 +262,10 @@ class _Conversion:
             nonlocal changed
             for part in info.rows():
                 changed += count_changed(part, dtype)
-                yield _cast(part, dtype, info.name)
+                yield cast_part(part, dtype, info.name)
 
         writer.add(info.name, dtype, info.shape, parts())
         return changed
-
-    def _carried_dtype(self, info: TensorInfo) -> torch.dtype:
-        wanted = self.settings.dtype
-        if wanted is None or info.dtype not in _FLOATS or len(info.shape) < 2:
-            return info.dtype
-        return wanted
 
     # Verifying
 
@@ -360,16 +273,7 @@ class _Conversion:
         """Reads a finished shard back and compares it, tensor by tensor, with the source."""
         header = {written.name: written for written in read_header(path)}
         for info in self.tensors[position : shard["end"]]:
-            written = header.get(info.name)
-            if written is not None:
-                dtype = self._carried_dtype(info)
-                same = (written.dtype, written.shape) == (dtype, info.shape) and all(
-                    same_bits(part, _cast(other, dtype, info.name))
-                    for part, other in zip(written.rows(), info.rows(), strict=True)
-                )
-            else:
-                same = self._packed_is_same(header, info)
-            if not same:
+            if not reads_back(self.packer, header, info):
                 raise CheckpointError(
                     f"tensor {info.name!r} {list(info.shape)} does not read back from {path} as "
                     "it was written: check disk and memory of this machine, then run again"
@@ -384,16 +288,16 @@ class _Conversion:
         and the error of codes are taken as they are.
         """
         names: set[str] = set()
-        layers, rounded = [], 0
+        layers, rounded, packer = [], 0, self.packer
         claimed = {layer["name"]: layer for layer in shard["layers"]}
         for info in self.tensors[start : shard["end"]]:
-            layer, dtype, own = self._layer(info), self._carried_dtype(info), {info.name}
+            layer, dtype, own = packer.layer(info), packer.carried_dtype(info), {info.name}
             if layer is not None:
                 if layer.reason is None and layer.name in claimed:
                     layer.error = claimed[layer.name]["error"]
-                    self._judge(layer, claimed[layer.name]["bytes_packed"] or 0)
+                    packer.judge(layer, claimed[layer.name]["bytes_packed"] or 0)
                 if layer.is_packed:
-                    dtype, own = self.schemes[layer.name].dtype, {*self._names([info])} - own
+                    dtype, own = packer.schemes[layer.name].dtype, {*packer.names([info])} - own
                     if layer.bytes_packed != sum(shard["tensors"].get(name, 0) for name in own):
                         return False
                 layers.append(asdict(layer))
@@ -408,33 +312,6 @@ class _Conversion:
             return False
         known = (layers, rounded) == (shard["layers"], shard["rounded"])
         return known and start < shard["end"] <= len(self.tensors)
-
-    def _packed_is_same(self, header: Mapping[str, TensorInfo], info: TensorInfo) -> bool:
-        linear = self.linear_of[info.name]
-        scheme = self.schemes[linear.name]
-        prefix = info.name.removesuffix("weight")
-        infos = {
-            name: header[prefix + name] for name in scheme.format.tensors(scheme, linear.shape)
-        }
-        packed = PackedWeight(scheme, linear.shape, {n: each.read() for n, each in infos.items()})
-        if any(each.checksum != checksum(packed, name) for name, each in infos.items()):
-            return False
-        packed.validate(linear.name)
-        if not scheme.format.is_exact(scheme):
-            if isinstance(info, CodesInfo):
-                again = info.pack(scheme).tensors
-                return all(torch.equal(again[name], each) for name, each in packed.tensors.items())
-            source = linear.turned(_cast(info.read(), scheme.dtype, info.name))
-            rounded = scheme.format.rounded(source, packed)
-            return same_bits_but_zero_sign(packed.unpack(), rounded)
-        weight = linear.turned(packed.unpack())
-        start = 0
-        for part in info.rows():
-            part = _cast(part, scheme.dtype, info.name)
-            if not same_bits_but_zero_sign(weight[start : start + len(part)], part):
-                return False
-            start += len(part)
-        return start == len(weight)
 
     def _check_loading(self, staging: Staging) -> None:
         """Has the written files placed in the model, by their headers, as loading will."""
@@ -454,58 +331,18 @@ class _Conversion:
                 "(ignore=) leaves a layer dense"
             ) from None
 
-    # Deciding
-
-    def _refuse_unknown_layers(self) -> None:
-        unknown = self.settings.config.layers.keys() - {linear.name for linear in self.linears}
-        if unknown:
-            raise CheckpointError(
-                f"layers= names {min(unknown)!r}, and the model has no such linear layer"
-            )
-
-    def _choose_dtype(self) -> bool:
-        """Settles the dtype of the packed values; whether it was chosen unasked for some layer."""
-        config = self.settings.config
-        found: dict[torch.dtype, str] = {}  # by dtype, the first layer that has it
-        for name, linear in self.linear_of.items():
-            if self.reasons[linear.name] is None:
-                info = self.directory.tensors[name]
-                found.setdefault(info.dtype, f"layer {linear.name!r} {list(info.shape)}")
-        for dtype, layer in found.items():
-            if dtype not in _FLOATS[:3]:
-                raise CheckpointError(
-                    f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 "
-                    "or float32. Start from the model before it was quantized, or leave the layer "
-                    "dense with --ignore (ignore=)"
-                )
-        if config.dtype is not None:
-            return False
-        format = get_format(config.format)
-        stored = [dtype for dtype in format.dtypes if dtype in found]
-        if len(stored) > 1:
-            one, other = stored[:2]
-            raise CheckpointError(
-                f"{found[one]} is {dtype_name(one)} and {found[other]} is {dtype_name(other)}, and "
-                "a packed model has one dtype: choose it with --dtype (dtype=)"
-            )
-        named = self.directory.config.get("dtype", self.directory.config.get("torch_dtype"))
-        chosen = stored[0] if stored else packable_dtype(format, str(named))
-        config.dtype = dtype_name(chosen)
-        return any(dtype not in format.dtypes for dtype in found)
-
     # Finishing
 
     def _summarize(self, shards: Sequence[Mapping[str, Any]]) -> None:
         report = self.report
         known = {x["name"]: LayerReport(**x) for shard in shards for x in shard["layers"]}
-        for linear in self.linears:
-            absent = LayerReport(
-                linear.name, linear.kind, linear.shape, None, 0, None, self.reasons[linear.name]
-            )
+        for linear in self.packer.linears:
+            reason = self.packer.reasons[linear.name]
+            absent = LayerReport(linear.name, linear.kind, linear.shape, None, 0, None, reason)
             report.layers.append(known.get(linear.name, absent))
         report.bytes_out = sum(sum(shard["tensors"].values()) for shard in shards)
         report.rounded_values = sum(shard["rounded"] for shard in shards)
-        warnings = warnings_about(report, self.stored, self.rounded_unasked)
+        warnings = warnings_about(report, self.stored, self.packer.rounded_unasked)
         report.warnings = [*self.directory.notes, *warnings]
 
     def _write_surroundings(self, staging: Staging) -> None:
@@ -528,10 +365,3 @@ class _Conversion:
         own = {layer.name: LayerConfig(format=DENSE, reason=layer.reason) for layer in dense}
         config.layers = {**config.layers, **own}
         return config.to_dict()
-
-
-def _cast(part: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    try:
-        return cast(part, dtype, name)
-    except FormatError as error:
-        raise CheckpointError(f"{error} (--dtype, dtype=)") from None

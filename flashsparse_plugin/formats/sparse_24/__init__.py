@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.cuda import get_device_capability
+from torch.cuda import get_device_properties
 
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
@@ -106,8 +106,10 @@ class Sparse24(CudaPatternForm):
         )
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
-        of_fp8 = options_of(scheme).activations == "fp8_e4m3"
-        return of_fp8 and device.type == "cuda" and get_device_capability(device) == (9, 0)
+        if device.type != "cuda" or options_of(scheme).activations != "fp8_e4m3":
+            return False
+        found = get_device_properties(device)  # which torch.compile takes for a constant
+        return (found.major, found.minor) == (9, 0)
 
     def multiply_rounded(
         self,
@@ -175,4 +177,6 @@ class Sparse24(CudaPatternForm):
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
+        if options_of(scheme).activations == "fp8_e4m3" and gpu.capability == (9, 0):
+            return cost.fp8_seconds(shape, nbytes, tokens, gpu)
         return cost.sparse_seconds(shape, nbytes, tokens, gpu)
