@@ -9,7 +9,7 @@ that only the tensors that the caller holds are resident.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +18,6 @@ import torch
 
 from ..config import FlashSparseConfig
 from ..files import read_bounded
-from ..formats import packed_names
-from ..names import QUANT_METHOD
 from .explanations import about_masks, about_pickles
 from .foreign.code_entries import find_codes, show_weights
 from .foreign.entries import as_dense
@@ -34,13 +32,11 @@ from .places import (
     refuse_no_model,
     require_inside,
 )
+from .unmarked import refuse_unmarked
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-VALUES: Final = "weight_packed"
-SHARED_NAMES: Final = {VALUES, "weight_scale"}  # of our tensors: compressed-tensors has them, too
 
 MAX_CONFIG_BYTES: Final = 16 << 20  # a table of 100,000 layers takes as much
 MAX_INDEX_BYTES: Final = 64 << 20  # some 500,000 tensors
@@ -259,45 +255,3 @@ class ModelDirectory:
                     f"{len(self.tensors)} tensors: the two belong to different models, fetch them "
                     "together again"
                 )
-
-
-def refuse_unmarked(
-    names: Iterable[str],
-    quantization: Mapping[str, Any] | None,
-    path: Path,
-    sealed: Iterable[str] = (),
-) -> None:
-    """Raises CheckpointError for packed layers of which config.json does not know.
-
-    Whoever loads by that config would leave them out, and run on random weights instead. One tensor
-    of a layer is enough, whatever became of the others.
-
-    Args:
-        names: Names of all tensors.
-        quantization: The quantization_config, if any.
-        path: Where they are, for the message.
-        sealed: Names of those that have a checksum of ours.
-
-    Raises:
-        CheckpointError: For a layer with a tensor that only flashsparse writes.
-    """
-    method = None if quantization is None else quantization.get("quant_method")
-    if method == QUANT_METHOD:
-        return
-    names, sealed = list(names), set(sealed)
-    parts: dict[str, set[str]] = {}
-    for name in names:
-        layer, _, own = name.rpartition(".")
-        parts.setdefault(layer, set()).add(own)
-    for layer, tensors in packed_names(names).items():
-        # Other tools have a weight_packed, too, and beside it always a scale of that weight.
-        foreign = tensors.keys() <= SHARED_NAMES and parts[layer] - {VALUES, "bias"}
-        if quantization is None or not foreign or sealed & set(tensors.values()):
-            told = "has no quantization_config of flashsparse"
-            if quantization is not None:
-                told = f"has the quant_method {method!r}"
-            raise CheckpointError(
-                f"layer {layer!r} of {path} is packed by flashsparse, and its {CONFIG} {told}: "
-                "restore the quantization_config that `flashsparse convert` wrote, or convert the "
-                "dense model again"
-            )

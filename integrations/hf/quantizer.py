@@ -25,8 +25,8 @@ from flashsparse_plugin.checkpoint.checksums import checksum, verify
 from flashsparse_plugin.checkpoint.explanations import about_experts
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.headers import CHECKSUM, TensorInfo
-from flashsparse_plugin.checkpoint.reader import refuse_unmarked
 from flashsparse_plugin.checkpoint.stored import Checkpoint
+from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values import packable_dtype

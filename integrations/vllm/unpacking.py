@@ -21,7 +21,7 @@ from flashsparse_plugin.checkpoint.foreign import dense_weights
 from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
 from flashsparse_plugin.checkpoint.linears import find_linears
-from flashsparse_plugin.checkpoint.reader import refuse_unmarked
+from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.names import QUANT_METHOD
 from flashsparse_plugin.packed import FormatError, PackedWeight
