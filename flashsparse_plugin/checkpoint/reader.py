@@ -9,7 +9,7 @@ that only the tensors that the caller holds are resident.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +108,7 @@ class ModelDirectory:
             self.tensors = as_dense(self.tensors, self.path)
         self._check_layer_counts(self.config)
         refuse_unmarked(self.tensors, self.quantization, self.path)
-        self._refuse_masks()
+        refuse_masks(self.tensors, self.path)
 
     @property
     def nbytes(self) -> int:
@@ -209,18 +209,6 @@ class ModelDirectory:
                 )
         return weight_map
 
-    def _refuse_masks(self) -> None:
-        """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts."""
-        for name in self.tensors:
-            layer = name.removesuffix(".weight_orig")
-            if layer != name and f"{layer}.weight_mask" in self.tensors:
-                raise CheckpointError(
-                    f"{self.path} keeps layer {layer!r} as weight_orig and weight_mask, as "
-                    "torch.nn.utils.prune does until pruning is made permanent: call "
-                    "torch.nn.utils.prune.remove(module, 'weight') on each such layer of the "
-                    "model, and save it again"
-                )
-
     def _no_weights(self) -> str:
         if gguf_in(self.path) is not None:
             return about_gguf(self.path)
@@ -269,6 +257,26 @@ class ModelDirectory:
                     f"{len(self.tensors)} tensors: the two belong to different models, fetch them "
                     "together again"
                 )
+
+
+def refuse_masks(names: Collection[str], path: Path) -> None:
+    """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts.
+
+    Whoever loads by the model's names would not find them, and run on random weights instead.
+
+    Args:
+        names: Names of all tensors.
+        path: Where they are, for the message.
+    """
+    for name in names:
+        layer = name.removesuffix(".weight_orig")
+        if layer != name and f"{layer}.weight_mask" in names:
+            raise CheckpointError(
+                f"{path} keeps layer {layer!r} as weight_orig and weight_mask, as "
+                "torch.nn.utils.prune does until pruning is made permanent: call "
+                "torch.nn.utils.prune.remove(module, 'weight') on each such layer of the "
+                "model, and save it again"
+            )
 
 
 def refuse_unmarked(
