@@ -42,6 +42,7 @@ NOT_RUN = {
         ["make check", "make env", "make lint", "make test-fast", "make test", "make fuzz"], TREE
     ),
     "make bench": "measures for minutes",
+    "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
     ".venv/bin/pytest tests/formats": TREE,
     "pip install 'torch>=2.11'": INSTALL,
     "pip install '.[hf]'": INSTALL,

@@ -54,7 +54,8 @@ def loss_gradients(
         ValueError: Naming the layer, for gradients that are NaN or infinite.
     """
     totals = {
-        name: torch.zeros_like(lin.weight, dtype=torch.float32) for name, lin in linears.items()
+        name: torch.zeros_like(stored_weight(lin), dtype=torch.float32)
+        for name, lin in linears.items()
     }
     required = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hooks = []
