@@ -52,6 +52,7 @@ NOT_RUN = {
         ],
         TREE,
     ),
+    "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
     ".venv/bin/pytest tests/formats": TREE,
     "pip install 'torch>=2.11'": INSTALL,
     "pip install '.[hf]'": INSTALL,

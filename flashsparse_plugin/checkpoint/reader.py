@@ -9,7 +9,7 @@ that only the tensors that the caller holds are resident.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +108,7 @@ class ModelDirectory:
         self._check_layer_counts(self.config)
         sealed = [name for name, info in self.tensors.items() if info.checksum is not None]
         refuse_unmarked(self.tensors, self.quantization, self.path, sealed)
-        self._refuse_masks()
+        refuse_masks(self.tensors, self.path)
 
     @property
     def nbytes(self) -> int:
@@ -209,13 +209,6 @@ class ModelDirectory:
                 )
         return weight_map
 
-    def _refuse_masks(self) -> None:
-        """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts."""
-        for name in self.tensors:
-            layer = name.removesuffix(".weight_orig")
-            if layer != name and f"{layer}.weight_mask" in self.tensors:
-                raise CheckpointError(about_masks(str(self.path), layer))
-
     def _no_weights(self) -> str:
         pickles = sorted(p.name for p in self.path.iterdir() if p.suffix in PICKLES)
         if gguf := gguf_in(self.path):
@@ -255,3 +248,18 @@ class ModelDirectory:
                     f"{len(self.tensors)} tensors: the two belong to different models, fetch them "
                     "together again"
                 )
+
+
+def refuse_masks(names: Collection[str], path: Path) -> None:
+    """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts.
+
+    Whoever loads by the model's names would not find them, and run on random weights instead.
+
+    Args:
+        names: Names of all tensors.
+        path: Where they are, for the message.
+    """
+    for name in names:
+        layer = name.removesuffix(".weight_orig")
+        if layer != name and f"{layer}.weight_mask" in names:
+            raise CheckpointError(about_masks(str(path), layer))

@@ -74,12 +74,18 @@ def prune(
     ] = None,
     allocate: Annotated[
         Allocation,
-        typer.Option(help="How a budget is shared: by outliers (owl) or by measured loss."),
+        typer.Option(
+            help="How a budget is shared: uniform, owl (by outliers) or sensitivity (by measured "
+            "loss).",
+            metavar="HOW",
+        ),
     ] = Allocation.uniform,
     method: Annotated[
         Method | None,
         typer.Option(
-            help="All but magnitude need --calibration. sparsegpt also changes what is kept.",
+            help="wanda, ria, sparsegpt (also changes what is kept), taylor or magnitude (needs no "
+            "--calibration).",
+            metavar="METHOD",
             show_default="wanda",
         ),
     ] = None,
@@ -87,7 +93,8 @@ def prune(
         Preset | None,
         typer.Option(
             help="Paper to prune as: flash-llm leaves the first and last quarter of FFN inputs "
-            "dense; taylor, 0.8 zeros elsewhere."
+            "dense and prunes the rest to 0.8 by taylor.",
+            metavar="PAPER",
         ),
     ] = None,
     pattern: Annotated[
@@ -146,8 +153,10 @@ def prune(
     \b
     [bold]Examples[/bold]
       flashsparse prune MODEL OUT --calibration text.txt
-      flashsparse prune MODEL OUT --calibration text.txt --method sparsegpt --sparsity 0.6
-      flashsparse prune MODEL OUT --calibration text.txt --budget 0.5 --allocate owl
+      flashsparse prune MODEL OUT --calibration text.txt --sparsity 0.6
+      flashsparse prune MODEL OUT --calibration text.txt --method sparsegpt
+      flashsparse prune MODEL OUT --calibration text.txt --budget 0.5 \\
+          --allocate owl
       flashsparse prune MODEL OUT --method magnitude --scope global
       flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4
       flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'

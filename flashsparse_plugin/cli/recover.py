@@ -67,7 +67,8 @@ def recover(
     \b
     [bold]Examples[/bold]
       flashsparse recover PRUNED MODEL OUT --calibration text.txt
-      flashsparse recover PRUNED MODEL OUT --calibration text.txt --samples 32 --length 256
+      flashsparse recover PRUNED MODEL OUT --calibration text.txt \\
+          --samples 32 --length 256
     """
     source, original = model_directory(pruned), model_directory(dense)
     if ridge <= 0:

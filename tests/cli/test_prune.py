@@ -84,6 +84,31 @@ def test_a_pattern_holds(model_dir, text_file, tmp_path):
         assert torch.equal(kept[::2], kept[1::2])
 
 
+def test_sparsegpt_writes_the_values_that_it_updated(model_dir, text_file, tmp_path):
+    out = tmp_path / "out"
+    options = ["--calibration", text_file, *WINDOWS, "--method", "sparsegpt", "--pattern", "2:4"]
+    result = prune(model_dir, out, *options)
+    assert result.exit_code == 0, result.stderr
+    before = linears(model_dir)
+    for name, weight in linears(out).items():
+        kept = weight != 0
+        assert kept.view(-1, 4).sum(1).eq(2).all() and weight.dtype == before[name].dtype
+        assert not torch.equal(weight[kept], before[name][kept])
+
+
+def test_a_budget_is_shared_and_a_preset_is_the_papers(model_dir, text_file, tmp_path):
+    text = ["--calibration", text_file, *WINDOWS]
+    budget = ["--budget", "0.5", "--allocate", "owl"]
+    result = prune(model_dir, tmp_path / "owl", *text, *budget, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["sparsity"] == pytest.approx(0.5, abs=0.01)
+    assert len({round(layer["sparsity"], 2) for layer in report["layers"]}) > 1
+    result = prune(model_dir, tmp_path / "paper", *text, "--preset", "flash-llm", "--json")
+    report = json.loads(result.stdout)
+    assert report["method"] == "taylor" and report["sparsity"] == pytest.approx(0.8, abs=1e-3)
+
+
 def test_ignored_layers_stay_as_they_were(model_dir, tmp_path):
     out = tmp_path / "out"
     options = ["--method", "magnitude", "--ignore", "lm_head", "--ignore", "re:.*down_proj"]
@@ -107,6 +132,10 @@ def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
         (["--method", "magnitude", "--pattern", "2-4"], "not a pattern N:M"),
         (["--method", "magnitude", "--sparsity", "1.5"], "not a share of zeros"),
         (["--method", "guess"], "guess"),
+        (["--method", "taylor"], "taylor needs to see the model at work"),
+        (["--allocate", "owl"], "Give --budget"),
+        (["--budget", "0.5", "--sparsity", "0.5"], "give one"),
+        (["--method", "magnitude", "--budget", "0.5", "--allocate", "owl"], "owl needs to see"),
         (["--calibration", "/nowhere.txt"], "/nowhere.txt"),
     ],
 )
