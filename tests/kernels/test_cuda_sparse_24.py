@@ -7,6 +7,7 @@ import importlib
 import subprocess
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,21 +181,27 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
         assert torch.isfinite(y[1][others & full & ~kept]).all()
 
 
+def switched_driver() -> tuple[Path, list[str]]:
+    """Under the thread sanitizer: one program for what is right and for all mutants."""
+    parts = [f"cuda/sparse_24/{part}.cuh" for part in ("linear", "sums", "x_ring", "weight_ring")]
+    pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
+    headers, places = with_switched_barriers(parts, pattern)
+    return compile_driver(LINEAR, "thread", headers), places
+
+
 @pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_sanitizers_find_nothing(driver, sanitizer):
     cases = [planned(n, shape, (2, 2), 3) for n, shape in enumerate((0, 3, 8))]
     cases += [random_case(33, 1300, 9, 3), random_case(17, 257, 64, 4)]
     cases += [of_codes(*each, 2, code_shapes(*each)[-1], (1, 2)) for each in CODES]
-    require_all(driver(LINEAR, sanitizer), [replace(case, seed=7) for case in cases])
+    binary = switched_driver()[0] if sanitizer == "thread" else driver(LINEAR, sanitizer)
+    require_all(binary, [replace(case, seed=7) for case in cases])
 
 
 @pytest.mark.slow
 def test_no_barrier_can_be_spared():
     """Without any one of them a race is found, a deadlock, or a wrong result."""
-    parts = [f"cuda/sparse_24/{part}.cuh" for part in ("linear", "sums", "x_ring", "weight_ring")]
-    pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
-    headers, places = with_switched_barriers(parts, pattern)
-    binary = compile_driver(LINEAR, "thread", headers)
+    binary, places = switched_driver()
     cases = [planned(1, 1, (2, 3), 3), planned(2, 0, (1, 2), 5)]  # with sums between blocks
     cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
     int4 = PatternOptions(n=2, m=4, values="int4", group=128)
