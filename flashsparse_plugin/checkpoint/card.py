@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 import flashsparse_plugin
 
+from .card_section import evaluation
 from .linears import kind_of
 from .places import hub_name
 from .pruning_record import Pruning
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from ..pruning import PruneReport
 
 logger = logging.getLogger(__name__)
-
-EVALUATION: Final = ("<!-- flashsparse eval -->", "<!-- end of flashsparse eval -->")
-"""Lines of a card between which an evaluation puts its table."""
 
 _CARRIED = ("license", "license_name", "license_link", "base_model", "language", "datasets")
 
@@ -150,7 +148,7 @@ Its weights are stored dense, so that anything loads it; packed they take less s
 |---|---:|---|---:|
 {_pruned_table(report)}
 
-{_EVALUATION}
+{evaluation()}
 
 ## How to load it
 
@@ -194,7 +192,7 @@ of the weights in {len(report.packed)} packed layers are zero. {_kept(report)}.
 
 {_packed_table(report)}
 
-{_EVALUATION}
+{evaluation()}
 
 ## How to load it
 
@@ -217,12 +215,6 @@ vllm serve {name}
 {_INSTALL}
 """
 
-
-_EVALUATION = f"""## Evaluation
-
-{EVALUATION[0]}
-Not evaluated yet.
-{EVALUATION[1]}"""
 
 _INSTALL = f"""Both need FlashSparse. In its source tree, or with a release file for the dot:
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..cache import write_whole
 from ..files import read_bounded
@@ -16,8 +16,10 @@ from .places import require_inside
 from .report import human
 from .surroundings import CARD
 
-_BEGIN, _END = "<!-- flashsparse eval -->", "<!-- end of flashsparse eval -->"
-_MARKED = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}\n?", re.S)
+EVALUATION: Final = ("<!-- flashsparse eval -->", "<!-- end of flashsparse eval -->")
+"""Lines of a card between which an evaluation puts its table."""
+
+_MARKED = re.compile("{}.*?{}\n?".format(*map(re.escape, EVALUATION)), re.S)
 _MAX_BYTES = 16 << 20
 
 _COLUMNS = {
@@ -54,6 +56,12 @@ def read_card(path: Path) -> str:
         raise CheckpointError(f"{path / CARD} cannot be read as text: {error}") from None
 
 
+def evaluation(text: str = "Not evaluated yet.") -> str:
+    """The section of a card that tells how good and how fast the model is."""
+    begin, end = EVALUATION
+    return f"{begin}\n## Evaluation\n\n{text}\n{end}"
+
+
 def write_evaluation(path: Path, lines: Sequence[Mapping[str, Any]], about: str) -> None:
     """Puts a table into a model's card: in the place of the last one, or else at the end.
 
@@ -66,7 +74,7 @@ def write_evaluation(path: Path, lines: Sequence[Mapping[str, Any]], about: str)
         CheckpointError: As `read_card` does.
     """
     text = read_card(path)
-    section = f"{_BEGIN}\n## Evaluation\n\n{_table(lines)}\n{_cell(about)}\n{_END}\n"
+    section = evaluation(f"{_table(lines)}\n{_cell(about)}") + "\n"
     if _MARKED.search(text):
         text = _MARKED.sub(lambda _: section, text, count=1)
     else:

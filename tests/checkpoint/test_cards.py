@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
-from flashsparse_plugin.checkpoint.card import EVALUATION
+from flashsparse_plugin.checkpoint.card_section import EVALUATION
 from flashsparse_plugin.checkpoint.pruning_record import Calibration, Pruning
 from flashsparse_plugin.cli import app
 

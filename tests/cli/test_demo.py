@@ -2,6 +2,7 @@
 """demo/run.py on a tiny random model: what it makes, what it says, and when it reuses its work."""
 
 import json
+import logging
 
 import pytest
 import run as demo
@@ -23,6 +24,10 @@ def own_sources(model_dir, text_file, monkeypatch):
     monkeypatch.setattr(demo, "Effort", lambda: EFFORT)
     monkeypatch.setattr(demo, "SAMPLES", 4)
     monkeypatch.setattr(demo, "LENGTH", 16)
+    library = logging.getLogger("flashsparse_plugin.checkpoint")
+    level = library.level
+    yield
+    library.setLevel(level)  # the program silences it, for good
 
 
 @pytest.fixture

@@ -158,4 +158,4 @@ def test_models_that_do_not_belong_together(pruned_dir, model_dir, text_file, tm
     config["quantization_config"] = {"quant_method": "flashsparse"}
     (other / "config.json").write_text(json.dumps(config))
     result = recover(pruned_dir, other, tmp_path / "out", text_file)
-    assert result.exit_code == 1 and "quantized already (flashsparse)" in result.stderr
+    assert result.exit_code == 1 and "is packed already" in result.stderr
