@@ -50,9 +50,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ImportError(
-            "--plot needs matplotlib: pip install 'flashsparse-plugin[plot]'"
-        ) from None
+        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
 
 

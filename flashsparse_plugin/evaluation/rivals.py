@@ -69,7 +69,7 @@ class TorchAO:
 
     def require(self, device: str) -> None:
         if util.find_spec("torchao") is None:
-            raise ImportError(f"{self.title} needs torchao: pip install 'flashsparse-plugin[eval]'")
+            raise ImportError(f"{self.title} needs torchao: pip install 'torchao==0.18.*'")
         if self.capability is not None:
             found = torch.cuda.get_device_capability() if device == "cuda" else None
             if found is None or found < self.capability:

@@ -19,7 +19,7 @@ def require_tasks(tasks: Sequence[str]) -> None:
         ValueError: For a task that it does not know.
     """
     if util.find_spec("lm_eval") is None:
-        raise ImportError("--tasks needs lm-eval: pip install 'flashsparse-plugin[eval]'")
+        raise ImportError("--tasks needs lm-eval: pip install lm-eval")
     from lm_eval.tasks import TaskManager
 
     known = TaskManager()
