@@ -12,6 +12,7 @@ import torch
 
 from ..formats import get_format
 from ..gpu import Gpu, library_seconds
+from ..names import DEFAULT_FORMAT
 from ..packed import Scheme
 from . import model, rivals
 from .model import Weight
@@ -76,7 +77,7 @@ def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
         gpu: What the estimates know of the device.
         sparsity: 0 to 1.
     """
-    schemes: list[tuple[str, dict[str, Any], Values]] = [("tiled_csl", {}, 16)]
+    schemes: list[tuple[str, dict[str, Any], Values]] = [(DEFAULT_FORMAT, {}, 16)]
     patterns: list[dict[str, Any]] = []
     if sparsity >= 0.5:
         patterns.append({"n": 2, "m": 4})
@@ -157,7 +158,7 @@ def ladders(gpu: Gpu) -> Iterator[tuple[str, Values, list[Choice]]]:
     yield (
         "unstructured, 16 bits",
         16,
-        [sparse_choice(gpu, "tiled_csl", {}, 16, density) for density in DENSITIES],
+        [sparse_choice(gpu, DEFAULT_FORMAT, {}, 16, density) for density in DENSITIES],
     )
     values: list[tuple[str, Values, dict[str, Any]]] = [
         ("16 bits", 16, {}),

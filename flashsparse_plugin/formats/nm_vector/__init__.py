@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...gpu import Gpu, unpacked_seconds
+from ...names import DEFAULT_FORMAT
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec, dtype_name
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
@@ -24,7 +25,6 @@ from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
 from ..sparse_24 import Sparse24
-from ..tiled_csl import TiledCSL
 from ..value_types import require_scales, scale_count, scale_dtype, spread_scales
 from ..values import value_bits
 from . import reference
@@ -165,7 +165,10 @@ class NMVector(PatternStorage):
                 return form.scheme(scheme.dtype, scheme.values)
         if options_of(scheme).value_type:
             return scheme  # no other format holds codes
-        unstructured = InterleavedBitmap() if device.type == "cpu" else TiledCSL()
+        from .. import get_format  # here, as it imports this module
+
+        on_cpu = device.type == "cpu"
+        unstructured = InterleavedBitmap() if on_cpu else get_format(DEFAULT_FORMAT)
         if scheme.dtype in unstructured.dtypes:
             return unstructured.scheme(scheme.dtype)
         return scheme
