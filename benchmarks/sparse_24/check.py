@@ -23,10 +23,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from wgmma_launches import GROUP_ROWS, WgmmaLaunch, compiled_shapes, is_compiled, most_stages
 
 from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.formats.activations import rounded_tokens
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.sparse_24.layout import layout_of
-from flashsparse_plugin.formats.sparse_24.ops import quantise_tokens
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
 CLUSTERS = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (1, 8))  # down, depth
 
@@ -91,7 +92,7 @@ def inexact(
     packed = kind.pack(torch.randn(rows, cols, device="cuda").to(dtype))
     x, bias = (torch.randn(*size, device="cuda").to(dtype) for size in ((tokens, cols), (rows,)))
     y, again = (kind.linear(launch, packed, x, bias) for _ in range(2))
-    taken = quantise_tokens(x) if kind.fp8_x else x.double()
+    taken = rounded_tokens(x, VALUE_TYPES["fp8_e4m3"]) if kind.fp8_x else x.double()
     weight = packed.unpack().double()
     exact = taken @ weight.T + bias.double()
     magnitude = taken.abs() @ weight.abs().T + bias.double().abs()

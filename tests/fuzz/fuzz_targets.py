@@ -115,8 +115,9 @@ class Tensors(Target):
         assert same(running.unpack(), weight), "prepare"
         dtype = random.choice((torch.float32, torch.float16, torch.bfloat16))
         x = torch.randint(-3, 4, (random.choice((1, 2, 5, 26)), packed.shape[1])).to(dtype)
+        taken = packed.format.round_activations(x, packed.scheme)
         expected, size = (
-            reference.linear(a, b, None) for a, b in ((x, weight), (x.abs(), weight.abs()))
+            reference.linear(a, b, None) for a, b in ((taken, weight), (taken.abs(), weight.abs()))
         )
         for form in (packed, running):
             y = form.linear(x)

@@ -24,8 +24,9 @@ from emulation import (
 )
 from torch import Tensor
 
+from flashsparse_plugin.formats.activations import rounded_tokens
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24.ops import quantise_tokens
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
 DRIVER, FP8_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_fp8_x_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
@@ -130,7 +131,9 @@ def require_fp8(binary: Path, cases: list[Case]) -> list[Tensor]:
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     found = split(ran.stdout, cases)
     for case, y in zip(cases, found, strict=True):
-        require_exact(replace(case, x=quantise_tokens(case.x), weight=case.exact), y)
+        require_exact(
+            replace(case, x=rounded_tokens(case.x, VALUE_TYPES["fp8_e4m3"]), weight=case.exact), y
+        )
     return found
 
 

@@ -14,7 +14,7 @@ int main() {
   int64_t header[6];
   while (driver::read_header(header)) {
     const auto [rows, cols, seed, bfloat16, type, group] = header;
-    const UnitLayout unit{static_cast<ValueType>(type), static_cast<int>(group)};
+    const UnitLayout unit{static_cast<flashsparse::ValueType>(type), static_cast<int>(group)};
     const int64_t count = unit_rows(rows) * unit_cols(cols);
     const auto units = driver::read<uint32_t>(count * unit.words());
     const auto scales = driver::read<float>(unit.has_row_scales() ? rows : 0);
