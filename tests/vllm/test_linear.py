@@ -51,12 +51,11 @@ def test_results_that_may_not_depend_on_the_batch_are_refused(monkeypatch):
     engine = SimpleNamespace(
         additional_config={"flashsparse": {"method": "tiled_csl"}}, load_config=LOAD
     )
-    monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
     with pytest.raises(SettingsError, match="VLLM_BATCH_INVARIANT is set.*--sparse-method none"):
-        quantization.FlashSparseQuantization()._settle()
+        quantization.FlashSparseQuantization().settle(engine)
     engine.additional_config["flashsparse"]["method"] = "none"
     packed = quantization.FlashSparseQuantization(fs.FlashSparseConfig())
-    packed._settle()
+    packed.settle(engine)
     assert packed.config.dequantize
 
 
@@ -67,8 +66,7 @@ def test_amx_is_asked_for_where_all_layers_may_be_packed(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: asked.append(True))
     engine = SimpleNamespace(additional_config={}, load_config=LOAD)
-    monkeypatch.setattr(quantization, "get_current_vllm_config", lambda: engine)
-    quantization.FlashSparseQuantization(fs.FlashSparseConfig())._settle()
+    quantization.FlashSparseQuantization(fs.FlashSparseConfig()).settle(engine)
     assert asked == [True]
 
 
