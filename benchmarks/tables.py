@@ -134,10 +134,17 @@ def perplexity(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
-def quality(result: Result) -> str:
-    """Zeros, bytes and perplexity of what was made of a model, a line each; ours are bold."""
+def quality(result: Result, rules: Sequence[str] | None = None) -> str:
+    """Zeros, bytes and perplexity of what was made of a model, a line each; ours are bold.
+
+    Args:
+        result: The measurements.
+        rules: How the models of the table were pruned; None: in all ways there are.
+    """
     about, cells = result["about"], []
     for row in result["rows"]:
+        if rules is not None and row["rule"] not in rules:
+            continue
         name = row["method"]
         if row["kind"] == "ours":
             name = f"**{row['rule']}{'' if row['values'] == '16 bits' else ', ' + row['values']}**"
@@ -580,6 +587,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "models": models,
     "patterns": patterns,
     "quality": quality,
+    "quality_short": lambda result: quality(result, ("dense", "50% zeros", "2:4")),
     "quality_values": quality_values,
     "estimate_errors": errors,
 }
