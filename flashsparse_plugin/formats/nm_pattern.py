@@ -145,15 +145,7 @@ class PatternOptions(Options):
 
     def is_followed_by(self, weight: Tensor) -> bool:
         """Whether a weight [out_features, in_features] has no value that it cannot keep."""
-        m, length = self.m, self.vector_length
-
-        def used(rows: Tensor) -> Tensor:
-            missing = self.groups(len(rows)) * length - len(rows)
-            padded = F.pad(rows != 0, (0, -rows.shape[1] % m, 0, missing))
-            return padded.view(-1, length, padded.shape[1] // m, m).any(1).sum(2)
-
-        step = max(1, (1 << 22) // (weight.shape[1] * length)) * length
-        return all(bool((used(rows) <= self.n).all()) for rows in weight.split(step))
+        return columns_used(weight, self.m, self.vector_length, self.n) <= self.n
 
     @property
     def title(self) -> str:
@@ -163,6 +155,28 @@ class PatternOptions(Options):
         values = f", {self.values}{group}" if self.value_type else ""
         values += f" x {self.activations}" if self.activation_type else ""
         return f"{self.n}:{self.m}{length}{values}"
+
+
+def columns_used(weight: Tensor, m: int, length: int, enough: int) -> int:
+    """The most columns that a window of `m` columns and `length` rows has values in.
+
+    Args:
+        weight: [out_features, in_features].
+        m: Columns of a window.
+        length: Consecutive rows that share the choice.
+        enough: Rows are looked at until a window has values in more columns than that.
+    """
+
+    def used(rows: Tensor) -> int:
+        padded = F.pad(rows != 0, (0, -rows.shape[1] % m, 0, -len(rows) % length))
+        return int(padded.view(-1, length, padded.shape[1] // m, m).any(1).sum(2).max())
+
+    step, most = max(1, (1 << 22) // (weight.shape[1] * length)) * length, 0
+    for rows in weight.split(step):
+        most = max(most, used(rows))
+        if most > enough:
+            break
+    return most
 
 
 def unpack_positions(weight_index: Tensor, kept: int, bits: int) -> Tensor:
@@ -221,14 +235,19 @@ def options_of(scheme: Scheme) -> PatternOptions:
 
 def value_arguments(
     scheme: Scheme, tensors: Mapping[str, Tensor]
-) -> tuple[Tensor | None, str, int]:
+) -> tuple[Tensor | None, str, int] | tuple[()]:
     """How values are stored, as ops take it last: scales of rows or None, the type, and the group.
+
+    Nothing where they are stored as they are, which is what ops take for granted: each argument
+    costs a call half a microsecond.
 
     Args:
         scheme: With a pattern.
         tensors: The packed tensors by name.
     """
     options = options_of(scheme)
+    if options.value_type is None:
+        return ()
     return tensors.get("weight_scale"), options.values, options.group or 0
 
 

@@ -17,6 +17,7 @@ from .nm_rows import NMRows
 from .nm_spmm import NMSpmm
 from .nm_vector import NMVector
 from .sparse_24 import Sparse24
+from .tiled_bitmap import TiledBitmap
 from .tiled_csl import TiledCSL
 
 _FORMATS: dict[str, Format] = {}
@@ -33,7 +34,7 @@ def register_format(format: Format) -> None:
 
 
 _RUNTIME_FORMS = (InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24())
-for _format in (TiledCSL(), NMVector(), *_RUNTIME_FORMS):
+for _format in (TiledCSL(), TiledBitmap(), NMVector(), *_RUNTIME_FORMS):
     register_format(_format)
 
 

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of an interleaved bitmap, and the way to them that every unstructured format has: by
-// its dense weight.
+// The tensors of an interleaved bitmap on a CPU, for the ops that turn it into other formats and
+// back.
 #pragma once
 #include <tuple>
 
 #include "bindings/torch_stable.h"
+#include "cpu/interleaved_bitmap/interleaved_bitmap.h"
 
 namespace flashsparse {
 
 using InterleavedBitmap = std::tuple<Tensor, Tensor, Tensor>;  // values, masks, panel_offsets
 
 InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight);
+
+// Checks the tensors, and all that they hold.
+interleaved_bitmap::Weight valid_interleaved_bitmap(const Tensor& values, const Tensor& masks,
+                                                    const Tensor& offsets, int64_t out, int64_t in);
 
 }  // namespace flashsparse

@@ -6,7 +6,6 @@
 #include "bindings/cpu.h"
 #include "bindings/interleaved_bitmap.h"
 #include "bindings/linear.h"
-#include "cpu/interleaved_bitmap/interleaved_bitmap.h"
 #include "formats/interleaved_bitmap.h"
 
 namespace flashsparse {
@@ -38,7 +37,7 @@ InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight_) {
   check_on_cpu(weight_, "weight");
   check_weight_shape(weight_);
   dtype_of(weight_.scalar_type(), "weight");
-  const Tensor weight = torch::stable::contiguous(weight_);
+  const Tensor weight = as_contiguous(weight_);
   const ScalarType stored = stored_dtype(weight.scalar_type());
   return stored == ScalarType::Int ? pack_values<uint32_t>(weight, stored)
                                    : pack_values<uint16_t>(weight, stored);
@@ -70,13 +69,24 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
       out, in, words_of(masks), values.const_data_ptr(), offset, dtype_of(dtype, "weight_dtype")};
 }
 
-Tensor interleaved_bitmap_validate(const Tensor& values, const Tensor& masks, const Tensor& offsets,
-                                   int64_t out, int64_t in) {
+}  // namespace
+
+interleaved_bitmap::Weight valid_interleaved_bitmap(const Tensor& values, const Tensor& masks,
+                                                    const Tensor& offsets, int64_t out,
+                                                    int64_t in) {
   const ScalarType dtype =  // whatever has values of this width
       values.scalar_type() == ScalarType::Int ? ScalarType::Float : ScalarType::BFloat16;
   const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
   const std::string error = interleaved_bitmap::validate(packed, values.numel());
   FS_CHECK(error.empty(), error);
+  return packed;
+}
+
+namespace {
+
+Tensor interleaved_bitmap_validate(const Tensor& values, const Tensor& masks, const Tensor& offsets,
+                                   int64_t out, int64_t in) {
+  const auto packed = valid_interleaved_bitmap(values, masks, offsets, out, in);
   Tensor nonzeros = empty({}, ScalarType::Long);
   *nonzeros.mutable_data_ptr<int64_t>() = packed.panel_offsets[panels(out)];
   return nonzeros;

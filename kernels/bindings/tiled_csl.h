@@ -21,8 +21,8 @@ inline void check_tiled_csl(const Tensor& words, const Tensor& offsets, int64_t 
 }
 
 // While packing, when the words have been counted.
-inline void check_word_count(int64_t words, const Tensor& weight) {
-  FS_CHECK(words <= INT32_MAX, "a [", weight.size(0), ", ", weight.size(1), "] weight with ", words,
+inline void check_word_count(int64_t words, int64_t out, int64_t in) {
+  FS_CHECK(words <= INT32_MAX, "a [", out, ", ", in, "] weight with ", words,
            " packed words overflows the int32 offsets of tiled_csl: split the ",
            "layer or leave it dense");
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of Tiled-CSL: their schemas, and the CPU implementations.
+#include "bindings/tiled_csl_cpu.h"
+
 #include <optional>
 #include <string>
 #include <tuple>
@@ -8,14 +10,9 @@
 #include "bindings/cpu.h"
 #include "bindings/interleaved_bitmap.h"
 #include "bindings/linear.h"
-#include "bindings/tiled_csl.h"
-#include "cpu/tiled_csl/tiled_csl.h"
 #include "formats/interleaved_bitmap.h"
 
 namespace flashsparse {
-namespace {
-
-void require(const std::string& error) { FS_CHECK(error.empty(), error); }
 
 tiled_csl::Packed tiled_csl_of(const Tensor& words, const Tensor& offsets, int64_t out,
                                int64_t in) {
@@ -24,21 +21,31 @@ tiled_csl::Packed tiled_csl_of(const Tensor& words, const Tensor& offsets, int64
   return {words_of(words), words.numel(), offsets.const_data_ptr<int32_t>(), out, in};
 }
 
-std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
-  check_on_cpu(weight_, "weight");
-  check_weight(weight_);
-  const Tensor weight = torch::stable::contiguous(weight_);
-  const int64_t rows = weight.size(0), cols = weight.size(1);
+std::tuple<Tensor, Tensor> tiled_csl_pack(const cpu::Blocks& blocks, int64_t rows, int64_t cols) {
   const int64_t tiles = tiled_csl::tile_rows(rows) * tiled_csl::tile_cols(cols);
   std::vector<int64_t> counted(tiles + 1);
-  tiled_csl::count(bits(weight), rows, cols, counted.data());
-  check_word_count(counted.back(), weight);
+  tiled_csl::count(blocks, rows, cols, counted.data());
+  check_word_count(counted.back(), rows, cols);
   Tensor offsets = empty({tiles + 1}, ScalarType::Int);
   int32_t* offset = offsets.mutable_data_ptr<int32_t>();
   for (int64_t i = 0; i <= tiles; ++i) offset[i] = static_cast<int32_t>(counted[i]);
   Tensor words = empty({counted.back()}, ScalarType::Int);
-  tiled_csl::pack(bits(weight), rows, cols, offset, mutable_words(words));
+  tiled_csl::pack(blocks, rows, cols, offset, mutable_words(words));
   return {words, offsets};
+}
+
+namespace {
+
+void require(const std::string& error) { FS_CHECK(error.empty(), error); }
+
+std::tuple<Tensor, Tensor> tiled_csl_pack_dense(const Tensor& weight_) {
+  check_on_cpu(weight_, "weight");
+  check_weight(weight_);
+  const Tensor weight = as_contiguous(weight_);
+  const int64_t rows = weight.size(0), cols = weight.size(1);
+  const auto blocks =
+      cpu::blocks_of(bits(weight), rows, cols, tiled_csl::kBlockRows, tiled_csl::kBlockCols);
+  return tiled_csl_pack(blocks, rows, cols);
 }
 
 Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
@@ -109,7 +116,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {
-  m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack));
+  m.impl("tiled_csl_pack", TORCH_BOX(&tiled_csl_pack_dense));
   m.impl("tiled_csl_unpack", TORCH_BOX(&tiled_csl_unpack));
   m.impl("tiled_csl_validate", TORCH_BOX(&tiled_csl_validate));
   m.impl("tiled_csl_linear", TORCH_BOX(&tiled_csl_linear));

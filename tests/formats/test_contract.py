@@ -203,23 +203,6 @@ def test_cut_and_join_are_those_of_the_dense_weight(scheme):
             scheme.format.join([stump, odd])
 
 
-@pytest.mark.parametrize("rows", [range(0, 128), range(128, 300), range(0, 300)], ids=str)
-@pytest.mark.parametrize("columns", [range(0, 64), range(64, 200), range(0, 200)], ids=str)
-def test_whole_tiles_are_cut_and_joined_without_unpacking(rows, columns, monkeypatch):
-    """Tiled-CSL's own way, at the ends of tiles, is what packing the part gives."""
-    weight = sparse_weight(300, 200, 0.3)
-    packed = fs.pack(weight, "tiled_csl")
-    expected = fs.pack(weight[rows.start : rows.stop, columns.start : columns.stop].contiguous())
-    top, bottom = (fs.pack(weight[part].contiguous()) for part in (slice(128), slice(128, 300)))
-    monkeypatch.setattr(type(packed.format), "unpack", None)
-    for made, wanted in (
-        (packed.format.cut(packed, rows, columns), expected),
-        (packed.format.join([top, bottom]), packed),
-    ):
-        assert made.shape == wanted.shape
-        assert all(torch.equal(made.tensors[name], t) for name, t in wanted.tensors.items())
-
-
 @every_scheme
 def test_the_self_test_of_doctor_holds_it_against_its_reference(scheme):
     for promise, test in selftest._PROMISES.items():
@@ -290,12 +273,11 @@ def test_a_layer_has_a_scheme_of_its_own(toy):
             "c": {"format": "tiled_csl", "dtype": "float16"},
         },
     )
-    assert config.formats == ["tiled_csl", "toy"]
+    assert config.formats == ["tiled_bitmap", "toy", "tiled_csl"]
     assert config.scheme_of("a") == toy.scheme(torch.bfloat16, {"group": 4})
     assert config.scheme_of("b") == toy.scheme(torch.float32, {"group": 2})
-    csl = fs.get_format("tiled_csl")
-    assert config.scheme_of("c") == csl.scheme(torch.float16)
-    assert config.scheme_of("d") == csl.scheme(torch.bfloat16)
+    assert config.scheme_of("c") == fs.get_format("tiled_csl").scheme(torch.float16)
+    assert config.scheme_of("d") == fs.get_format("tiled_bitmap").scheme(torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -312,12 +294,12 @@ def test_a_layer_has_a_scheme_of_its_own(toy):
     ],
 )
 def test_a_layer_that_cannot_be_is_refused_by_name(layer, message):
-    with pytest.raises(ValidationError, match=rf"layer 'model\.a': .*{message}"):
+    with pytest.raises(fs.FormatError, match=rf"layer 'model\.a': .*{message}"):
         fs.FlashSparseConfig(dtype="bfloat16", layers={"model.a": layer})
 
 
 def test_options_of_the_checkpoint_are_judged_too():
-    with pytest.raises(ValidationError, match="tiled_csl has no option 'banana'"):
+    with pytest.raises(fs.FormatError, match="tiled_bitmap has no option 'banana'"):
         fs.FlashSparseConfig(options={"banana": 7})
 
 
@@ -487,11 +469,11 @@ def test_formats_and_options_are_mixed_by_layer(dense, tokens, tmp_path):
         down: {"format": "toy", "options": {"group": 1, "label": "other"}, "dtype": "float32"},
     }
     report = convert_checkpoint(dense, tmp_path / "packed", layers=layers, pack_all=True)
-    assert report.format == "tiled_csl and toy"
+    assert report.format == "tiled_bitmap and toy"
     by_name = {layer.name: layer.scheme for layer in report.packed}
     assert by_name.pop(up) == "toy(group=1, label=plain)"
     assert by_name.pop(down) == "toy(group=1, label=other)"
-    assert set(by_name.values()) == {"tiled_csl"} and len(by_name) == 12
+    assert set(by_name.values()) == {"tiled_bitmap"} and len(by_name) == 12
     assert quantization(tmp_path / "packed")["layers"][up]["options"] == {"group": 1}
 
     found = {layer.name: layer for layer in inspect_checkpoint(tmp_path / "packed").layers}

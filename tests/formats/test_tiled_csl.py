@@ -3,9 +3,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from weights import DTYPES, bits, sparse_weight, weights, without_negative_zero
+from hypothesis import given
+from weights import DTYPES, sparse_weight, weights
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats.tiled_csl import reference
@@ -19,12 +18,6 @@ def tensors_of(packed):
 
 
 @given(weights())
-def test_unpack_gives_every_bit_back(weight):
-    packed = fs.pack(weight, "tiled_csl").validate()
-    assert torch.equal(bits(packed.unpack()), without_negative_zero(weight))
-
-
-@given(weights())
 def test_words_and_offsets_are_those_of_the_specification(weight):
     packed = fs.pack(weight, "tiled_csl")
     words, offsets = tensors_of(packed)
@@ -35,26 +28,11 @@ def test_words_and_offsets_are_those_of_the_specification(weight):
         assert set(words[own].tolist()) == set(reference_words[own].tolist())
 
 
-@given(weights())
-def test_runtime_form_loses_nothing_on_the_way_there_and_back(weight):
-    stored = fs.pack(weight, "tiled_csl")
-    running = stored.prepare("cpu")
-    assert running.format.name == "interleaved_bitmap" and not running.format.on_disk
-    expected = running.format.reference.pack(weight, running.scheme)
-    assert list(expected) == list(running.tensors)
-    assert all(torch.equal(running.tensors[name], want) for name, want in expected.items())
-    assert torch.equal(bits(running.format.reference.unpack(running)), bits(stored.unpack()))
-    assert running.density == stored.density
-    back = running.transcode(stored.scheme)
-    for name, tensor in stored.tensors.items():
-        assert torch.equal(back.tensors[name], tensor)
-
-
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 0.51, 0.99, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_density_is_legal(density, dtype):
     weight = sparse_weight(257, 130, density, dtype)
-    packed = fs.pack(weight).validate()
+    packed = fs.pack(weight, "tiled_csl").validate()
     assert torch.equal(packed.unpack(), weight)
     assert packed.density == pytest.approx((weight != 0).double().mean().item())
 
@@ -62,7 +40,7 @@ def test_every_density_is_legal(density, dtype):
 def test_an_empty_tile_has_no_words():
     weight = torch.zeros(256, 128, dtype=torch.float16)
     weight[0, 64] = weight[200, 3] = 1.0
-    words, offsets = tensors_of(fs.pack(weight))
+    words, offsets = tensors_of(fs.pack(weight, "tiled_csl"))
     assert offsets.tolist() == [0, 0, 4, 8, 8]
     assert len(set(words[:4].tolist())) == 1, "padding repeats a word of the same tile"
 
@@ -70,7 +48,7 @@ def test_an_empty_tile_has_no_words():
 @pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.9])
 def test_consecutive_words_fall_into_different_banks(sparsity):
     """Flash-LLM, Algorithm 3: what keeps a GPU's stores to shared memory free of conflicts."""
-    words, offsets = tensors_of(fs.pack(sparse_weight(128, 64, 1 - sparsity)))
+    words, offsets = tensors_of(fs.pack(sparse_weight(128, 64, 1 - sparsity), "tiled_csl"))
     banks = ((words & 0xFFFF) // 2 % 32)[: len(words) // 32 * 32].view(-1, 32)
     conflicts = torch.stack([(banks == bank).sum(1) for bank in range(32)]).max(0).values
     in_location_order = 2.9  # wavefronts a group without reordering, at these densities
@@ -87,7 +65,7 @@ def test_a_weight_too_large_for_int32_offsets_is_refused():
 
 
 def damaged(change):
-    packed = fs.pack(sparse_weight(200, 100))
+    packed = fs.pack(sparse_weight(200, 100), "tiled_csl")
     tensors = {name: tensor.clone() for name, tensor in packed.tensors.items()}
     change(tensors)
     return PackedWeight(packed.scheme, packed.shape, tensors)
@@ -134,7 +112,7 @@ def test_validate_names_the_broken_rule(change, rule):
 
 
 def test_validate_refuses_two_values_at_one_location():
-    packed = fs.pack(torch.ones(128, 64, dtype=torch.float16))
+    packed = fs.pack(torch.ones(128, 64, dtype=torch.float16), "tiled_csl")
     words = packed.tensors["weight_packed"]
     words[1] = (int(words[0]) & 0xFFFF) | (0x4000 << 16)
     with pytest.raises(fs.FormatError, match="second value"):
@@ -152,27 +130,6 @@ def test_ops_that_read_words_are_safe_without_validate():
     ):
         with pytest.raises(RuntimeError, match="outside its tile"):
             call()
-
-
-@settings(max_examples=300)
-@given(data=st.data(), weight=weights(max_rows=140, max_cols=80))
-def test_mutations_give_an_error_or_the_right_answer(data, weight):
-    """tests/kernels runs many more of these, under the address sanitizer."""
-    packed = fs.pack(weight)
-    words, offsets = (tensor.clone() for tensor in tensors_of(packed))
-    target = data.draw(st.sampled_from([words, offsets]))
-    if len(target):
-        index = data.draw(st.integers(0, len(target) - 1))
-        target[index] ^= 1 << data.draw(st.integers(0, 30))
-    try:
-        unpacked = ops.tiled_csl_unpack(words, offsets, *weight.shape, weight.dtype)
-    except RuntimeError:
-        return
-    damaged = PackedWeight(
-        packed.scheme, packed.shape, {"weight_packed": words, "tile_offsets": offsets}
-    )
-    expected = reference.unpack(damaged)
-    assert torch.equal(bits(unpacked), bits(expected))
 
 
 # ---- the public face ---------------------------------------------------------------------------
@@ -203,7 +160,7 @@ def test_unknown_formats_and_options_are_refused_by_name():
 
 
 def test_sizes_and_repr_tell_what_is_gained():
-    packed = fs.pack(sparse_weight(1024, 1024, 0.2))
+    packed = fs.pack(sparse_weight(1024, 1024, 0.2), "tiled_csl")
     assert packed.dense_nbytes == 2 * 1024 * 1024
     assert packed.nbytes == sum(tensor.nbytes for tensor in packed.tensors.values())
     assert 0.39 < packed.nbytes / packed.dense_nbytes < 0.42
@@ -212,14 +169,18 @@ def test_sizes_and_repr_tell_what_is_gained():
 
 def test_non_contiguous_weights_are_read_right():
     weight = sparse_weight(100, 140).T
-    assert torch.equal(fs.pack(weight).unpack(), weight)
+    assert torch.equal(fs.pack(weight, "tiled_csl").unpack(), weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
 @pytest.mark.parametrize("form", ["storage", "runtime"])
 def test_linear_agrees_with_float64(dtype, form):
     weight = sparse_weight(200, 300, 0.4, torch.bfloat16)
-    packed = fs.pack(weight) if form == "storage" else fs.pack(weight).prepare("cpu")
+    packed = (
+        fs.pack(weight, "tiled_csl")
+        if form == "storage"
+        else fs.pack(weight, "tiled_csl").prepare("cpu")
+    )
     x, bias = torch.randn(3, 5, 300).to(dtype), torch.randn(200).to(dtype)
     y = packed.linear(x, bias)
     exact = linear(x, weight, bias)
@@ -235,4 +196,4 @@ def test_linear_agrees_with_float64(dtype, form):
 def test_a_sparse_tensor_is_refused_in_our_words():
     sparse = torch.eye(8, dtype=torch.bfloat16).to_sparse_csr()
     with pytest.raises(fs.FormatError, match=r"not a tensor of layout torch.sparse_csr.*to_dense"):
-        fs.pack(sparse)
+        fs.pack(sparse, "tiled_csl")

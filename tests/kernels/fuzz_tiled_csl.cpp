@@ -56,10 +56,11 @@ std::vector<uint16_t> random_weight(int64_t rows, int64_t cols) {
 Tensors pack(const std::vector<uint16_t>& weight, int64_t rows, int64_t cols) {
   Tensors made{{}, {}, rows, cols};
   std::vector<int64_t> counted(made.tiles() + 1);
-  tiled_csl::count(weight.data(), rows, cols, counted.data());
+  const auto blocks = cpu::blocks_of(weight.data(), rows, cols, tiled_csl::kBlockRows, 64);
+  tiled_csl::count(blocks, rows, cols, counted.data());
   made.offsets.assign(counted.begin(), counted.end());
   made.words.resize(counted.back());
-  tiled_csl::pack(weight.data(), rows, cols, made.offsets.data(), made.words.data());
+  tiled_csl::pack(blocks, rows, cols, made.offsets.data(), made.words.data());
   return made;
 }
 

@@ -22,6 +22,7 @@ BASELINE = [source for source in SOURCES if source.parent.name not in SETS]
 VECTOR = [source for source in SOURCES if X86 and source.parent.name in SETS]
 FUZZED = [source for source in BASELINE + VECTOR if "nm_" not in str(source.relative_to(KERNELS))]
 HEADERS = [path for path in KERNELS.glob("**/*.h") if path.parent.name not in SETS]
+STD_THREAD = "parallel_std_thread.cpp"
 COMPILER = os.environ.get("CXX", "g++")
 
 
@@ -43,24 +44,30 @@ def compile_all(folder: Path, sources: list[Path], *flags: str) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def fuzzer(tmp_path_factory) -> Path:
+def fuzzers(tmp_path_factory) -> dict[str, Path]:
+    """Programs by the name of their format."""
     folder = tmp_path_factory.mktemp("fuzz")
     flags = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     flags += ["-DFLASHSPARSE_X86"] if X86 else []
-    drivers = [HERE / "fuzz_tiled_csl.cpp", HERE / "parallel_std_thread.cpp"]
-    objects = compile_all(folder, FUZZED + drivers, *flags)
-    program = folder / "fuzz_tiled_csl"
-    command = [COMPILER, *flags, *map(str, objects), "-pthread", "-o", str(program)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return program
+    drivers = sorted(HERE.glob("fuzz_*.cpp"))
+    *built, threads = compile_all(folder, [*FUZZED, *drivers, HERE / STD_THREAD], *flags)
+    programs = {}
+    for driver, own in zip(drivers, built[len(FUZZED) :], strict=True):
+        name = driver.stem.removeprefix("fuzz_")
+        programs[name] = folder / driver.stem
+        objects = map(str, [*built[: len(FUZZED)], own, threads])
+        command = [COMPILER, *flags, *objects, "-pthread", "-o", str(programs[name])]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+    return programs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", supported_capabilities())
-def test_ten_thousand_mutations_are_refused_or_read_right(fuzzer, capability):
+@pytest.mark.parametrize("format", ["tiled_bitmap", "tiled_csl"])
+def test_ten_thousand_mutations_are_refused_or_read_right(fuzzers, format, capability):
     result = subprocess.run(
-        [fuzzer, "10000"], capture_output=True, text=True,
+        [fuzzers[format], "10000"], capture_output=True, text=True,
         env={**os.environ, "FLASHSPARSE_CPU_CAPABILITY": capability},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

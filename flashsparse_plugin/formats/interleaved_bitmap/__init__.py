@@ -8,26 +8,28 @@ smaller below 93.75% sparsity. The bit layout is in kernels/formats/interleaved_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...packed import Format, PackedWeight, Reference, Scheme, TensorSpec, rules
+from ...packed import PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Plan
+from ..unstructured_form import UnstructuredFormat
 from ..values import value_bits
 from . import reference
 from .ops import ops
 
 
-class InterleavedBitmap(Format):
+class InterleavedBitmap(UnstructuredFormat):
     name = "interleaved_bitmap"
     version = 1
     on_disk = False
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_names = ("values", "masks", "panel_offsets")
     reference: ClassVar[Reference] = reference
+    ops: ClassVar[Any] = ops
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         panels = -(-shape[0] // 16)
@@ -36,11 +38,6 @@ class InterleavedBitmap(Format):
             "masks": TensorSpec(torch.int32, (panels, -(-shape[1] // 2))),
             "panel_offsets": TensorSpec(torch.int64, (panels + 1,)),
         }
-
-    def wrap(self, tensors: Sequence[Tensor], scheme: Scheme, shape: Sequence[int]) -> PackedWeight:
-        """Names the tensors that an op returned."""
-        named = dict(zip(self.tensor_names, tensors, strict=True))
-        return PackedWeight(scheme, (shape[0], shape[1]), named)
 
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)

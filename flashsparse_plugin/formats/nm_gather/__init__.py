@@ -106,17 +106,15 @@ class NMGather(CudaPatternForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        values, index = map(tensors.get, self.tensor_names[:2])
-        sparse_tokens = None if plan is None else plan.most("sparse")
         return ops.nm_gather_linear(
             x,
-            values,
-            index,
+            tensors["gather_values"],
+            tensors["gather_index"],
             shape[0],
             *options_of(scheme).numbers,
             scheme.dtype,
             bias,
-            sparse_tokens,
+            None if plan is None else plan.most("sparse"),
             *value_arguments(scheme, tensors),
         )
 

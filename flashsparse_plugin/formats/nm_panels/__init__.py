@@ -8,7 +8,7 @@ layout is in kernels/formats/nm_panels.h.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -91,6 +91,9 @@ class NMPanels(EntryForm):
         plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         options = options_of(scheme)
+        codes: tuple[Any, ...] = ()
+        if options.value_type is not None:
+            codes = (tensors["scales"], options.values, options.group_entries or 0)
         return ops.nm_panels_linear(
             x,
             tensors["values"],
@@ -99,9 +102,7 @@ class NMPanels(EntryForm):
             options.vector_length,
             scheme.dtype,
             bias,
-            tensors.get("scales"),
-            options.values,
-            options.group_entries or 0,
+            *codes,
         )
 
     def check(self, packed: PackedWeight) -> None:

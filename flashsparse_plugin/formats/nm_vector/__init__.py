@@ -20,7 +20,7 @@ from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_parts import cut, join
-from ..nm_pattern import PatternOptions, native_values, options_of, store, store_codes
+from ..nm_pattern import columns_used, native_values, options_of, store, store_codes
 from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
@@ -35,6 +35,9 @@ _FORMS: Mapping[str, tuple[PatternForm, ...]] = {
     "cuda": (NMGather(), Sparse24(), NMSpmm()),
 }
 """By device, the forms in which kernels read patterns, the fastest first."""
+
+# M, L, the largest N that `options_for` finds, and what N is a multiple of for the fast kernels.
+_LOOKED_FOR = ((4, 1, 2, 2), (32, 32, 28, 4))
 
 
 class NMVector(PatternStorage):
@@ -61,8 +64,14 @@ class NMVector(PatternStorage):
         )
 
     def options_for(self, weight: Tensor) -> Mapping[str, int] | None:
-        """2:4 for a weight that follows it: other patterns are not looked for."""
-        return {"n": 2, "m": 4} if PatternOptions(n=2, m=4).is_followed_by(weight) else None
+        """2:4, or N:32 for vectors of 32 rows; other patterns are not looked for."""
+        found = []
+        for m, length, most, step in _LOOKED_FOR:
+            used = columns_used(weight, m, length, most)
+            if 0 < used <= most:
+                vectors = {"vector_length": length} if length > 1 else {}
+                found.append({"n": max(1, -(-used // step)) * step, "m": m, **vectors})
+        return min(found, key=lambda options: options["n"] / options["m"], default=None)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         options = options_of(scheme)

@@ -12,7 +12,6 @@ from ...gpu import BEGIN, LAUNCH, Gpu
 # blocks, and for each token of them. Fitted to measurements on an H200.
 TILE, TILE_CLOCKS, TILE_CLOCKS_A_BYTE, TILE_TOKEN = 128 * 64, 320, 0.028, 0.0135
 JOIN, JOIN_TOKEN = 3.5e-6, 0.06e-6
-UNPACK_MEMORY = 0.61  # share of the bandwidth that unpacking reaches, over what it reads and writes
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:

@@ -32,6 +32,15 @@ def _check_offsets(tile_offsets: Tensor, out_features: int, in_features: int) ->
     )
 
 
+def empty_tiles(like: Tensor, out_features: int, in_features: int) -> tuple[Tensor, Tensor]:
+    """(weight_packed, tile_offsets) of a weight, for torch.compile."""
+    words = get_ctx().new_dynamic_size()
+    return (
+        like.new_empty(words, dtype=torch.int32),
+        like.new_empty(_tiles(out_features, in_features) + 1, dtype=torch.int32),
+    )
+
+
 @register_fake("flashsparse::tiled_csl_pack")
 def _(weight: Tensor):
     """tiled_csl_pack(weight) -> (weight_packed, tile_offsets)
@@ -42,13 +51,7 @@ def _(weight: Tensor):
     every device. On CUDA it waits for the device, to learn how many words there are: no part of a
     CUDA graph.
     """
-    out_features, in_features = weight.shape
-    tiles = _tiles(out_features, in_features)
-    words = get_ctx().new_dynamic_size()
-    return (
-        weight.new_empty(words, dtype=torch.int32),
-        weight.new_empty(tiles + 1, dtype=torch.int32),
-    )
+    return empty_tiles(weight, *weight.shape)
 
 
 @register_fake("flashsparse::tiled_csl_unpack")

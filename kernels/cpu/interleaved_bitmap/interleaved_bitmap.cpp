@@ -2,9 +2,10 @@
 #include "cpu/interleaved_bitmap/interleaved_bitmap.h"
 
 #include <algorithm>
-#include <atomic>
 
+#include "common/aligned_buffer.h"
 #include "common/parallel.h"
+#include "cpu/first_bad.h"
 #include "cpu/interleaved_bitmap/kernels.h"
 #include "cpu/kernels.h"
 #include "cpu/panels.h"
@@ -123,16 +124,12 @@ std::string validate(const Weight& packed, int64_t num_values) {
   std::string error = check_offsets(packed, num_values);
   if (!error.empty()) return error;
   const int64_t count = panels(packed.out_features);
-  std::atomic<int64_t> first_bad{count};
+  cpu::FirstBad bad;
   parallel_chunks(count, [&](int64_t panel) {
-    if (!check_masks(packed, panel)) return;
-    int64_t known = first_bad.load();
-    while (panel < known && !first_bad.compare_exchange_weak(known, panel)) {
-    }
+    if (check_masks(packed, panel)) bad.report(panel);
   });
-  const int64_t bad = first_bad.load();
-  if (bad == count) return {};
-  return "the masks of panel " + std::to_string(bad) + check_masks(packed, bad);
+  if (bad.none()) return {};
+  return "the masks of panel " + std::to_string(bad.index()) + check_masks(packed, bad.index());
 }
 
 void unpack(const Weight& packed, void* weight) {
@@ -141,6 +138,28 @@ void unpack(const Weight& packed, void* weight) {
   } else {
     unpack_panels(kernels().unpack_panel, packed, static_cast<uint16_t*>(weight));
   }
+}
+
+cpu::Blocks blocks_of(const Weight& packed, int64_t wide) {
+  return [=](const std::function<void(const cpu::Block&)>& consume) {
+    const Kernels& own = kernels();
+    parallel_chunks(panels(packed.out_features), [&](int64_t panel) {
+      static thread_local AlignedBuffer buffer;
+      uint16_t* block = buffer.get<uint16_t>(kPanelRows * wide);
+      const int rows = rows_of(panel, packed.out_features);
+      const cpu::Panel whole = panel_of(packed, panel);
+      const uint16_t* values = static_cast<const uint16_t*>(whole.values);
+      for (int64_t col = 0; col < packed.in_features; col += wide) {
+        const int64_t cols = std::min(wide, packed.in_features - col);
+        const uint32_t* masks = whole.masks + column_pairs(col);
+        own.unpack_panel({masks, values}, rows, cols, block, wide);
+        consume({panel * kPanelRows, col, rows, cols, block, wide});
+        for (int64_t pair = 0; pair < column_pairs(cols); ++pair) {
+          values += __builtin_popcount(masks[pair]);
+        }
+      }
+    });
+  };
 }
 
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cpu/blocks.h"
 #include "cpu/dtype.h"
 
 namespace flashsparse::interleaved_bitmap {
@@ -31,6 +32,8 @@ void pack(const uint32_t* weight, int64_t rows, int64_t cols, const int64_t* pan
 std::string validate(const Weight& packed, int64_t num_values);
 // Writes every element of weight[rows, cols].
 void unpack(const Weight& packed, void* weight);
+// Blocks of 16 rows and `wide` columns, an even number, of a valid weight of 16-bit values.
+cpu::Blocks blocks_of(const Weight& packed, int64_t wide);
 
 // y[tokens, out] = x[tokens, in] W^T + bias, as cpu::LinearProblem says. `bias` may be null.
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,

@@ -20,7 +20,7 @@ using TileRowPanels = cpu::GrowingPanels<kTilePanels>;
 
 // Appends every tile of a row of tiles to its panels; reports the tiles that break a rule.
 void transcode_row(const Packed& packed, int64_t tile_row, TileRowPanels& panels,
-                   FirstBadTile& bad) {
+                   cpu::FirstBad& bad) {
   const Kernels& own = kernels();
   const int64_t across = tile_cols(packed.cols);
   TileReader reader(packed);
@@ -63,7 +63,7 @@ Transcoding to_interleaved_bitmap(const Packed& packed, const int64_t* tile_row_
                                   uint32_t* masks, uint16_t* values, int64_t* panel_offsets) {
   kernels();  // chosen before any thread starts
   const int64_t pairs = column_pairs(packed.cols), tile_row_count = tile_rows(packed.rows);
-  FirstBadTile bad;
+  cpu::FirstBad bad;
   std::atomic<bool> counted{true};
   panel_offsets[0] = 0;
   parallel_chunks(tile_row_count, [&](int64_t tile_row) {
@@ -84,7 +84,7 @@ Transcoding to_interleaved_bitmap(const Packed& packed, const int64_t* tile_row_
     if (offset != tile_row_values[tile_row + 1]) counted.store(false);
   });
   std::fill_n(values + tile_row_values[tile_row_count], kValueSlack, uint16_t{0});
-  return {bad.error(packed), counted.load()};
+  return {error_of(bad, packed), counted.load()};
 }
 
 std::string linear(const Packed& packed, Dtype weight_dtype, const void* x, int64_t tokens,
@@ -92,13 +92,13 @@ std::string linear(const Packed& packed, Dtype weight_dtype, const void* x, int6
   std::string error = check_offsets(packed);
   if (!error.empty()) return error;
   kernels();  // chosen before any thread starts
-  FirstBadTile bad;
+  cpu::FirstBad bad;
   const cpu::LinearProblem problem{packed.rows, packed.cols, weight_dtype, x, tokens,
                                    bias,        y,           dtype};
   cpu::multiply_after_reading<kTilePanels>(problem, [&](int64_t tile_row, TileRowPanels& panels) {
     transcode_row(packed, tile_row, panels, bad);
   });
-  return bad.error(packed);
+  return error_of(bad, packed);
 }
 
 }  // namespace flashsparse::tiled_csl

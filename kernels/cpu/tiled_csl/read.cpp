@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiled-CSL of any origin: validated, and turned back into a dense weight.
 #include <atomic>
-#include <memory>
 
+#include "common/aligned_buffer.h"
 #include "common/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/tiled_csl/tile.h"
@@ -26,11 +26,11 @@ int64_t nonzeros_inside(const cpu::Kernels& kernels, const uint16_t* dense, cons
   return nonzeros;
 }
 
-// Copies a tile in location order to its place in weight[, stride].
-void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* weight, int64_t stride) {
+// Copies a tile in location order to rows `stride` apart.
+void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* to, int64_t stride) {
   constexpr int kChunk = 8;  // columns that the swizzle keeps together
   for (int r = 0; r < tile.rows; ++r) {
-    uint16_t* out = weight + (tile.row + r) * stride + tile.col;
+    uint16_t* out = to + r * stride;
     for (int c = 0; c < tile.cols; c += kChunk) {
       const int width = std::min(kChunk, tile.cols - c);
       const uint16_t* chunk = dense + location(static_cast<uint32_t>(r), static_cast<uint32_t>(c));
@@ -50,7 +50,7 @@ Validation read(const Packed& packed, const Consume& consume) {
   if (!error.empty()) return {0, std::move(error)};
   const cpu::Kernels& kernels = cpu::kernels();
   std::atomic<int64_t> nonzeros{0};
-  FirstBadTile bad;
+  cpu::FirstBad bad;
   for_each_tile(packed.rows, packed.cols, [&](int64_t index, const Tile& tile) {
     TileReader reader(packed);
     reader.scatter(index);
@@ -59,7 +59,7 @@ Validation read(const Packed& packed, const Consume& consume) {
     nonzeros.fetch_add(kept, std::memory_order_relaxed);
     consume(reader.dense(), tile);
   });
-  return {nonzeros.load(), bad.error(packed)};
+  return {nonzeros.load(), error_of(bad, packed)};
 }
 
 }  // namespace
@@ -109,8 +109,30 @@ Validation validate(const Packed& packed) {
 
 Validation unpack(const Packed& packed, uint16_t* weight) {
   return read(packed, [&](const uint16_t* dense, const Tile& tile) {
-    copy_rows(dense, tile, weight, packed.cols);
+    copy_rows(dense, tile, weight + tile.row * packed.cols + tile.col, packed.cols);
   });
+}
+
+cpu::Blocks blocks_of(const Packed& packed, int64_t wide) {
+  return [=](const std::function<void(const cpu::Block&)>& consume) {
+    const int64_t across = tile_cols(packed.cols), wide_tiles = wide / kTileCols;
+    parallel_chunks(tile_rows(packed.rows), [&](int64_t tile_row) {
+      static thread_local AlignedBuffer buffer;
+      uint16_t* block = buffer.get<uint16_t>(kTileRows * wide);
+      TileReader reader(packed);
+      for (int64_t first = 0; first < across; first += wide_tiles) {
+        cpu::Block made{tile_row * kTileRows, first * kTileCols, 0, 0, block, wide};
+        for (int64_t t = first; t < std::min(across, first + wide_tiles); ++t) {
+          const Tile tile = tile_at(tile_row * across + t, packed.rows, packed.cols);
+          reader.scatter(tile_row * across + t);
+          copy_rows(reader.dense(), tile, block + (t - first) * kTileCols, wide);
+          made.rows = tile.rows;
+          made.cols += tile.cols;
+        }
+        consume(made);
+      }
+    });
+  };
 }
 
 }  // namespace flashsparse::tiled_csl

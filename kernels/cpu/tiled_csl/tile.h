@@ -2,12 +2,12 @@
 // The tiles of a weight: where they are, and how one is read back from words of any origin.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
 
 #include "common/parallel.h"
+#include "cpu/first_bad.h"
 #include "cpu/tiled_csl/tiled_csl.h"
 #include "formats/tiled_csl.h"
 
@@ -93,22 +93,9 @@ class TileReader {
   alignas(64) uint16_t dense_[kTileElements];
 };
 
-// The lowest of the tile numbers that threads report.
-class FirstBadTile {
- public:
-  void report(int64_t index) {
-    int64_t known = first_.load(std::memory_order_relaxed);
-    while (index < known && !first_.compare_exchange_weak(known, index)) {
-    }
-  }
-  // Nothing, or what is wrong with that tile.
-  std::string error(const Packed& packed) const {
-    const int64_t index = first_.load();
-    return index == INT64_MAX ? std::string() : validate_tile(packed, index).error;
-  }
-
- private:
-  std::atomic<int64_t> first_{INT64_MAX};
-};
+// Nothing, or what is wrong with the tile.
+inline std::string error_of(const cpu::FirstBad& bad, const Packed& packed) {
+  return bad.none() ? std::string() : validate_tile(packed, bad.index()).error;
+}
 
 }  // namespace flashsparse::tiled_csl

@@ -6,15 +6,21 @@
 #include <cstdint>
 #include <string>
 
+#include "cpu/blocks.h"
 #include "cpu/dtype.h"
 
 namespace flashsparse::tiled_csl {
 
-// Words of every tile, padded to kWordAlignment, summed up: offsets[tiles + 1], offsets[0] = 0.
-void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* offsets);
+// What the packer reads at a time of a dense weight; of any other, blocks that begin where a tile
+// does, and end where one does or at the edge.
+inline constexpr int64_t kBlockRows = 128, kBlockCols = 512;
+
+// Words of every tile of weight[rows, cols], padded to kWordAlignment, summed up:
+// offsets[tiles + 1], offsets[0] = 0.
+void count(const cpu::Blocks& blocks, int64_t rows, int64_t cols, int64_t* offsets);
 
 // Fills words[offsets[tiles]] in canonical order; `offsets` as `count` made them.
-void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int32_t* offsets,
+void pack(const cpu::Blocks& blocks, int64_t rows, int64_t cols, const int32_t* offsets,
           uint32_t* words);
 
 struct Packed {  // tensors of any origin: nothing but the two array lengths is trusted
@@ -37,6 +43,10 @@ Validation validate(const Packed& packed);
 // Writes every element of weight[rows, cols], zeros included, and validates on the way. Where there
 // is an error, what was written is unspecified.
 Validation unpack(const Packed& packed, uint16_t* weight);
+
+// Blocks of 128 rows and `wide` columns, a multiple of 64, of tensors that `validate` has found
+// valid.
+cpu::Blocks blocks_of(const Packed& packed, int64_t wide);
 
 // tile_row_values[tile_rows + 1]: the bitmap values before each row of tiles, as the padding rule
 // of `pack` promises them. Returns an error where the tile offsets are invalid.

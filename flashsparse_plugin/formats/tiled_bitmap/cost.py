@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What multiplying a tiled_bitmap weight should cost.
+
+Fitted to benchmarks/results/nvidia-h200/spmm.csv, which it meets within 7% on average. Estimates
+for other GPUs take their memory, clock and multiprocessors.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...gpu import Gpu
+
+UNIT_ROWS, UNIT_COLS, LINE_BYTES = 16, 256, 128
+
+# Of the kernel for few tokens: seconds beside its loop; the share of the bandwidth that it reaches;
+# clocks of a multiprocessor for a unit and for each line of it, up to 8 tokens, and the share that
+# each further token of a launch adds.
+FIXED, MEMORY = 6.6e-6, 0.75
+UNIT_CLOCKS, LINE_CLOCKS, MORE_TOKEN = 160, 4.5, 0.018
+LAUNCH_TOKENS = 64
+
+# Of the kernel for many tokens, on compute capability 9.0: seconds beside its loop, and clocks of a
+# multiprocessor for 64 rows and 64 columns, and for each token of a tile.
+MANY_FIXED, MANY_MEMORY = 12e-6, 0.9
+PANEL, PANEL_CLOCKS, TOKEN_CLOCKS = 64, 284, 2.41
+TILE_TOKENS = 256
+SMALL = 32 << 20  # elements of a layer whose few tokens are 64 (wgmma_plan.h)
+
+
+def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """The sparse kernels, by the one that runs, in as many launches as it needs."""
+    most = 64 if math.prod(shape) <= SMALL else 32
+    if gpu.capability != (9, 0) or tokens <= most:
+        return _few_seconds(shape, nbytes, tokens, gpu)
+    return max(_few_seconds(shape, nbytes, most, gpu), _many_seconds(shape, nbytes, tokens, gpu))
+
+
+def _few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    units = math.ceil(shape[0] / UNIT_ROWS) * math.ceil(shape[1] / UNIT_COLS)
+    clocks = units * UNIT_CLOCKS + nbytes / LINE_BYTES * LINE_CLOCKS
+    decode = clocks / (gpu.multiprocessors * gpu.clock)
+    total = 0.0
+    for begin in range(0, tokens, LAUNCH_TOKENS):
+        taken = min(LAUNCH_TOKENS, tokens - begin)
+        busy = decode * (1 + MORE_TOKEN * max(0, taken - 8))
+        total += FIXED + max(nbytes / (MEMORY * gpu.memory), busy)
+    return total
+
+
+def _many_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    panels = math.ceil(shape[0] / PANEL) * math.ceil(shape[1] / PANEL)
+    wide = min(TILE_TOKENS, 64 * math.ceil(tokens / 64))
+    tiles = math.ceil(tokens / TILE_TOKENS)
+    clocks = panels * tiles * (PANEL_CLOCKS + TOKEN_CLOCKS * wide)
+    product = clocks / (gpu.multiprocessors * gpu.clock)
+    return MANY_FIXED + max(nbytes / (MANY_MEMORY * gpu.memory), product)

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ops of tiled_bitmap ask of their arguments, on every device. What the tensors hold is
+// proven by tiled_bitmap_validate, once, at load.
+#pragma once
+#include "bindings/packed.h"
+#include "formats/tiled_bitmap.h"
+
+namespace flashsparse {
+
+inline void check_tiled_bitmap(const Tensor& lines, const Tensor& offsets, int64_t out,
+                               int64_t in) {
+  check_tensor(lines, "weight_packed", ScalarType::Int, 2);
+  check_tensor(offsets, "unit_offsets", ScalarType::Int, 1);
+  check_beside(offsets, "unit_offsets", lines, "weight_packed");
+  check_shape(out, in);
+  FS_CHECK(lines.size(1) == tiled_bitmap::kLineWords, "weight_packed must be [lines, ",
+           tiled_bitmap::kLineWords, "], not [", lines.size(0), ", ", lines.size(1), "]");
+  const int64_t units = tiled_bitmap::units(out, in);
+  FS_CHECK(offsets.numel() == units + 1, "unit_offsets of a [", out, ", ", in, "] weight has ",
+           units + 1, " entries, not ", offsets.numel());
+  FS_CHECK(lines.size(0) <= INT32_MAX, "a [", out, ", ", in, "] weight of ", lines.size(0),
+           " packed lines is beyond the int32 offsets of tiled_bitmap: split the layer or leave it "
+           "dense");
+}
+
+// While packing, when the lines have been counted.
+inline void check_line_count(int64_t lines, int64_t out, int64_t in) {
+  FS_CHECK(lines <= INT32_MAX, "a [", out, ", ", in, "] weight with ", lines,
+           " packed lines overflows the int32 offsets of tiled_bitmap: split the layer or leave it "
+           "dense");
+}
+
+}  // namespace flashsparse

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The units of a weight: where they are, and what their heads say.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/tiled_bitmap/kernels.h"
+#include "cpu/tiled_bitmap/tiled_bitmap.h"
+#include "formats/tiled_bitmap.h"
+
+namespace flashsparse::tiled_bitmap {
+
+struct Unit {  // the part of the weight that a unit covers
+  int64_t row, col;
+  int rows, cols;
+};
+
+inline Unit unit_at(int64_t unit_row, int64_t unit_col, int64_t rows, int64_t cols) {
+  const int64_t row = unit_row * kUnitRows, col = unit_col * kUnitCols;
+  return {row, col, static_cast<int>(std::min<int64_t>(kUnitRows, rows - row)),
+          static_cast<int>(std::min<int64_t>(kUnitCols, cols - col))};
+}
+
+// Gives each run its column and its place there (formats/tiled_bitmap.h). Returns the value lines.
+int assign_columns(const RunLengths& lengths, uint32_t* starts);
+
+// All weights of a valid unit to rows `stride` apart.
+inline void read_unit(const Kernels& kernels, const Packed& packed, int64_t index, uint16_t* unit,
+                      int64_t stride) {
+  const int64_t begin = packed.offsets[index];
+  const int value_lines = static_cast<int>(packed.offsets[index + 1] - begin) - kHeadLines;
+  kernels.read_unit(packed.lines + begin * kLineWords, value_lines, unit, stride);
+}
+
+}  // namespace flashsparse::tiled_bitmap

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiled_bitmap, version 1: one bit a weight and the 16 bits of each kept value, where a lane of a
+// tensor core's instruction finds its own without searching. docs/tiled_bitmap.md is our
+// specification.
+//
+// The weight [out_features, in_features] is cut into units of 16 rows x 256 columns, the units of a
+// row of units one after the other: unit number row / 16 * ceil(in_features / 256) + column / 256.
+// Everything is counted in lines of 32 words, 128 bytes:
+//
+//   weight_packed  int32[lines][32]   the units, one after the other
+//   unit_offsets   int32[units + 1]   the line at which each unit begins, and where the last ends
+//
+//   a unit:   | masks: 4 lines | starts: 1 line | values: as the fullest column needs |
+//
+// Lane 4 g + t (g in 0..7, t in 0..3) has 128 of the unit's weights: those that it hands to the
+// instruction (mma m16n8k16, and wgmma m64nNk16 with A in registers: the same places) as operand A.
+//
+//   masks    lane l has the words 4 l to 4 l + 3 of the first 4 lines, one for every 64 columns.
+//            Bit j + 8 e of word w, j in 0..7 and e in 0..3, is 1 where the weight of
+//              row     g + 8 (e / 2)
+//              column  64 w + 8 j + 2 t + e % 2
+//            of the unit is kept. So the four bits j, j + 8, j + 16, j + 24 are two words of A, and
+//            A of 16 columns is two such groups: j = 2 s, 2 s + 1 for the columns from 16 s on.
+//   values   lines of 32 words: word c of each is of column c. A column is a list of items, two in
+//            a word, the first in the lower half. A lane's kept values are two runs of items: run
+//            0 of the words 0 and 1 of its mask, run 1 of the words 2 and 3, each in the order in
+//            which the mask has them: by w, then j, then e. Every column holds one run 0 and,
+//            behind it, one run 1. What is left of the last line is +0.
+//   starts   word l: where the runs of lane l begin, run 0 in the lower 16 bits, run 1 in the
+//            upper: 32 times the number of the item in its column, plus the column.
+//
+// Who gets which column: for run 0 the longest run gets column 0, and so on; for run 1 the longest
+// gets the column with the fewest items so far. Equal lengths go by lane, equal columns by number.
+// So columns are nearly equally full, and since the 32 lanes of a run are in 32 columns, they read
+// from 32 banks of shared memory at any time, however far each has come.
+//
+// Bits of what lies beyond the last row or column are 0. A weight is kept where it is not equal to
+// zero: infinities and NaN are. Equal weights, equal bytes.
+#pragma once
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace flashsparse::tiled_bitmap {
+
+inline constexpr int kUnitRows = 16;
+inline constexpr int kUnitCols = 256;
+inline constexpr int kLineWords = 32;  // columns of items, too
+inline constexpr int kLineBytes = kLineWords * 4;
+inline constexpr int kLaneWeights = kUnitRows * kUnitCols / 32;
+inline constexpr int kMaskWords = kLaneWeights / 32;  // of a lane
+inline constexpr int kRuns = 2;                       // of a lane
+inline constexpr int kRunMasks = kMaskWords / kRuns;
+
+inline constexpr int kMaskLines = kMaskWords;             // of a unit
+inline constexpr int kHeadLines = kMaskLines + 1;         // before its values
+inline constexpr int kMostValueLines = kLaneWeights / 2;  // of a unit without zeros
+inline constexpr int kMostLines = kHeadLines + kMostValueLines;
+
+FS_HOST_DEVICE constexpr int64_t unit_rows(int64_t out_features) {
+  return (out_features + kUnitRows - 1) / kUnitRows;
+}
+FS_HOST_DEVICE constexpr int64_t unit_cols(int64_t in_features) {
+  return (in_features + kUnitCols - 1) / kUnitCols;
+}
+FS_HOST_DEVICE constexpr int64_t units(int64_t out_features, int64_t in_features) {
+  return unit_rows(out_features) * unit_cols(in_features);
+}
+
+// In the unit, of bit `bit` of word `word` of the mask of lane `lane`.
+FS_HOST_DEVICE constexpr int bit_row(int lane, int bit) { return lane / 4 + bit / 16 * 8; }
+FS_HOST_DEVICE constexpr int bit_col(int lane, int word, int bit) {
+  return 64 * word + bit % 8 * 8 + lane % 4 * 2 + bit / 8 % 2;
+}
+
+}  // namespace flashsparse::tiled_bitmap
