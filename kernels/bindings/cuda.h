@@ -25,6 +25,15 @@ inline Gpu gpu_of(const Tensor& tensor) {
   return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128};
 }
 
+// x [..., columns], contiguous, as kernels read it, 16 bytes at a time: rows are a multiple of
+// `multiple` long, with zeros at the end.
+inline Tensor aligned_rows(const Tensor& x, int64_t multiple) {
+  const int64_t over = x.size(x.dim() - 1) % multiple;
+  if (over != 0) return torch::stable::pad(x, {0, multiple - over});
+  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
+  return x;
+}
+
 // Waits for the device.
 inline void read_back(const Tensor& tensor, void* to, size_t bytes) {
   const cudaStream_t stream = current_stream(tensor);

@@ -18,14 +18,6 @@ static_assert(dense::kMaxCutRowBlocks <= cuda::kMaxArrivals);
 static_assert(dense::max_flat_tokens(true) == kMaxFlatGemmTokens);
 static_assert(dense::max_gemv_tokens(true) == kMaxGemvTokens);
 
-// The kernels read x 16 bytes at a time: rows are a multiple of 8 long, with zeros at the end.
-Tensor aligned_rows(const Tensor& x, int64_t cols) {
-  constexpr int64_t kChunk = 8;
-  if (cols % kChunk != 0) return torch::stable::pad(x, {0, kChunk - cols % kChunk});
-  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
-  return x;
-}
-
 // A product, and the tensors that its pointers point into.
 struct Problem {
   Problem(const char* op, int64_t max_tokens, const Tensor& x_, const Tensor& weight_,
@@ -33,16 +25,15 @@ struct Problem {
       : sizes(check_dense(op, max_tokens, x_, weight_, bias_)), weight(weight_) {
     FS_CHECK(weight.is_cuda(), op, ": x and weight must be on a CUDA device here");
     const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
-    y = allocate_like(x_, {sizes.tokens, sizes.rows});
+    y = allocate_like(x_, sizes.result);
     call.rows = sizes.rows;
     call.cols = sizes.cols;
     call.tokens = sizes.tokens;
     if (sizes.tokens == 0) return;
-    x = aligned_rows(torch::stable::view(torch::stable::contiguous(x_), {sizes.tokens, sizes.cols}),
-                     sizes.cols);
-    if (bias_) bias = torch::stable::contiguous(*bias_);
+    x = aligned_rows(as_contiguous(x_), 8);
+    if (bias_) bias = as_contiguous(*bias_);
     call.x = bits(x);
-    call.x_stride = x.size(1);
+    call.x_stride = x.size(x.dim() - 1);
     call.weight = bits(weight);
     call.weight_stride = sizes.rows == 1 ? sizes.cols : weight.stride(0);
     call.bias = bias ? bits(*bias) : nullptr;
@@ -61,7 +52,7 @@ struct Problem {
       slab.y += begin * call.rows;
       launch(slab);
     }
-    return torch::stable::view(y, sizes.result);
+    return y;
   }
 
   DenseSizes sizes;

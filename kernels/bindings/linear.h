@@ -10,6 +10,9 @@
 
 namespace flashsparse {
 
+// Elements from one token of x [..., features] to the next.
+inline int64_t row_length(const Tensor& x) { return x.size(x.dim() - 1); }
+
 // x and bias as a kernel wants them, and the shape of the result.
 struct LinearInputs {
   Tensor x;                    // [..., in_features], contiguous
@@ -22,7 +25,7 @@ struct LinearInputs {
                const Tensor& first, const char* first_name)
       : x(checked(x_, first, first_name)),
         tokens(1),
-        in_features(x.size(x.dim() - 1)),
+        in_features(row_length(x)),
         out_features(out_features) {
     check_shape(out_features, 1);
     for (int64_t i = 0; i + 1 < x.dim(); ++i) {
@@ -34,7 +37,7 @@ struct LinearInputs {
     FS_CHECK(bias_->dim() == 1 && bias_->size(0) == out_features, "bias must be [", out_features,
              "]");
     check_beside(*bias_, "bias", first, first_name);
-    bias = torch::stable::contiguous(torch::stable::to(*bias_, x.scalar_type()));
+    bias = as_contiguous(in_dtype(*bias_, x.scalar_type()));
   }
 
   const void* bias_data() const { return bias ? bias->const_data_ptr() : nullptr; }
@@ -45,7 +48,7 @@ struct LinearInputs {
     if (y.is_cpu()) prefer_huge_pages(y.mutable_data_ptr(), y.numel() * y.element_size());
     return y;
   }
-  // x or y as a matrix.
+  // x or y as a matrix, for the library: a view takes as long as an allocation.
   Tensor by_token(const Tensor& tensor, int64_t features) const {
     return torch::stable::view(tensor, {tokens, features});
   }
@@ -56,7 +59,7 @@ struct LinearInputs {
     FS_CHECK(is_16_bit(x.scalar_type()) || x.scalar_type() == ScalarType::Float,
              "x must be float32, float16 or bfloat16");
     check_beside(x, "x", first, first_name);
-    return torch::stable::contiguous(x);
+    return as_contiguous(x);
   }
 };
 

@@ -11,19 +11,6 @@
 
 namespace flashsparse {
 
-namespace detail {
-
-// The kernel reads x 16 bytes at a time, and whole tiles: rows are a multiple of kTileCols long,
-// with zeros at the end.
-inline Tensor aligned_rows(const Tensor& x, int64_t cols) {
-  constexpr int64_t kCols = linear::kTileCols;
-  if (cols % kCols != 0) return torch::stable::pad(x, {0, kCols - cols % kCols});
-  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
-  return x;
-}
-
-}  // namespace detail
-
 // Whether the kernel can have a weight of this size.
 inline bool fits_stream_k(int64_t rows, int64_t cols) {
   const int64_t tile_rows = linear::tile_rows(rows);
@@ -37,15 +24,16 @@ template <class PlanFor, class Launch>
 void stream_k_product(const LinearInputs& inputs, Tensor& y, int64_t most_tokens,
                       const PlanFor& plan_for, const Launch& launch) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
-  const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
+  const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
+  const int64_t stride = row_length(x);
   const cudaStream_t stream = current_stream(x);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most_tokens) {
     const int64_t tokens = std::min(most_tokens, inputs.tokens - begin);
     const auto plan = plan_for(tokens);
     Tensor partials = allocate_like(x, {plan.partial_floats()}, ScalarType::Float);
     linear::Arguments arguments;
-    arguments.x_stride = static_cast<int>(x.size(1));
-    arguments.x = bits(x) + begin * x.size(1);
+    arguments.x_stride = static_cast<int>(stride);
+    arguments.x = bits(x) + begin * stride;
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     arguments.y = mutable_bits(y) + begin * rows;
     arguments.partials = partials.mutable_data_ptr<float>();

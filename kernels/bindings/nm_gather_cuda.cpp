@@ -57,7 +57,7 @@ Tensor nm_gather_unpack(const Tensor& values, const Tensor& index, int64_t out, 
 void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
                     const Gpu& gpu, std::optional<Plan> given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
-  const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
+  const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
   const cudaStream_t stream = current_stream(x);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
   const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(layout, gpu);
@@ -67,8 +67,8 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
     Tensor partials = allocate_like(x, {plan.partial_floats(layout, rows)}, ScalarType::Float);
     cuda::NmGatherProduct product{};
     product.weight = weight;
-    product.x = bits(x) + begin * x.size(1);
-    product.x_stride = static_cast<int>(x.size(1));
+    product.x = bits(x) + begin * row_length(x);
+    product.x_stride = static_cast<int>(row_length(x));
     product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     product.y = mutable_bits(y) + begin * rows;
     product.partials = partials.mutable_data_ptr<float>();

@@ -45,14 +45,14 @@ void for_each_x_tiles(const LinearInputs& inputs, const nm_gather::Layout& layou
   const int64_t block_bytes = kBlockTiles * columns * nm_gather::kTileTokens * sizeof(uint16_t);
   const int64_t most =
       std::max<int64_t>(kWorkspaceBytes / block_bytes, 1) * kBlockTiles * nm_gather::kTileTokens;
-  const Tensor x = detail::aligned_rows(inputs.by_token(inputs.x, cols), cols);
+  const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     Tensor x_tiles =
         allocate_like(x, {nm_gather::x_tile_count(tokens), columns, nm_gather::kTileTokens});
     STD_CUDA_CHECK(cuda::nm_gather_transpose_x(
-        bits(x) + begin * x.size(1), static_cast<int>(x.size(1)), static_cast<int>(tokens), columns,
-        mutable_bits(x_tiles), current_stream(x)));
+        bits(x) + begin * row_length(x), static_cast<int>(row_length(x)), static_cast<int>(tokens),
+        columns, mutable_bits(x_tiles), current_stream(x)));
     body(x_tiles, begin, tokens);
   }
 }

@@ -41,7 +41,7 @@ std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int6
   check_on_cpu(weight_, "weight");
   check_weight_shape(weight_);
   check_nm_dtype(weight_.scalar_type());
-  const Tensor weight = torch::stable::contiguous(weight_);
+  const Tensor weight = as_contiguous(weight_);
   const int64_t rows = weight.size(0), cols = weight.size(1);
   check_nm_shape(rows, cols);
   Tensor values = empty({rows, pattern.kept(cols)}, nm_value_dtype(weight.scalar_type()));

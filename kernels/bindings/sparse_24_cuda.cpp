@@ -76,7 +76,7 @@ Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType
 void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                  const std::optional<LinearPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
-  const Tensor x = aligned_x(inputs);
+  const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
   const int64_t most = given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
@@ -90,8 +90,8 @@ void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu
     sparse_24::Arguments arguments;
     arguments.units = words_of(packed.units);
     arguments.scales = packed.scale_data();
-    arguments.x = bits(x) + begin * x.size(1);
-    arguments.x_stride = static_cast<int>(x.size(1));
+    arguments.x = bits(x) + begin * row_length(x);
+    arguments.x_stride = static_cast<int>(row_length(x));
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     arguments.y = mutable_bits(y) + begin * rows;
     arguments.partials = partials.mutable_data_ptr<float>();
@@ -111,10 +111,10 @@ void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu
 void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                    const std::optional<WgmmaPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
-  const Tensor x = aligned_x(inputs);
+  const Tensor x = aligned_rows(inputs.x, 8);
   const WgmmaPlan plan =
       given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout);
-  const TiledMatrix map{bits(x), tokens, cols, x.size(1), plan.copied_tokens()};
+  const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
   launch_wgmma(inputs, packed, gpu, plan, map, nullptr, y);
 }
 

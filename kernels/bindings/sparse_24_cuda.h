@@ -28,15 +28,6 @@ struct Units {
   const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
 };
 
-// The kernel reads x 16 bytes at a time: rows are a multiple of 8 long, with zeros at the end.
-inline Tensor aligned_x(const LinearInputs& inputs) {
-  const Tensor x = inputs.by_token(inputs.x, inputs.in_features);
-  const int64_t over = inputs.in_features % 8;
-  if (over != 0) return torch::stable::pad(x, {0, 8 - over});
-  if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
-  return x;
-}
-
 // Fills y by wgmma.sp in one launch, from x as `x` maps it; x_scales of tokens where it is codes.
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                   const sparse_24::WgmmaPlan& plan, const TiledMatrix& x, const float* x_scales,

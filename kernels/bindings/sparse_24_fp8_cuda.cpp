@@ -19,12 +19,12 @@ void fp8_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const WgmmaPlan plan =
       given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout, 1);
-  const Tensor x = aligned_x(inputs);
+  const Tensor x = aligned_rows(inputs.x, 8);
   const int64_t stride = sparse_24::quantised_stride(cols);
   Tensor codes = allocate_like(x, {tokens, stride / 2}, ScalarType::Short);
   Tensor scales = allocate_like(x, {tokens}, ScalarType::Float);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  STD_CUDA_CHECK(cuda::sparse_24_quantise_x(bits(x), x.size(1), tokens, bfloat16,
+  STD_CUDA_CHECK(cuda::sparse_24_quantise_x(bits(x), row_length(x), tokens, bfloat16,
                                             mutable_bits(codes), scales.mutable_data_ptr<float>(),
                                             current_stream(x)));
   const TiledMatrix map{bits(codes), tokens, stride / 2, stride / 2, plan.copied_tokens()};

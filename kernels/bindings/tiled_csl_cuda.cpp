@@ -11,6 +11,7 @@
 
 #include "bindings/cuda.h"
 #include "bindings/linear_cuda.h"
+#include "bindings/offsets_cuda.h"
 #include "bindings/tiled_csl.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/tiled_csl/tiled_csl.h"
@@ -25,18 +26,15 @@ std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
   check_on_cuda(weight_, "weight");
   check_weight(weight_);
   const DeviceGuard guard(weight_.get_device_index());
-  const Tensor weight = torch::stable::contiguous(weight_);
+  const Tensor weight = as_contiguous(weight_);
   const int64_t rows = weight.size(0), cols = weight.size(1);
   const cudaStream_t stream = current_stream(weight);
   const int64_t tiles = tiled_csl::tile_rows(rows) * tiled_csl::tile_cols(cols);
-  Tensor offsets = allocate_like(weight, {tiles + 1}, ScalarType::Int);
-  Tensor counted = allocate_like(weight, {1}, ScalarType::Long);
-  STD_CUDA_CHECK(cuda::tiled_csl_count(bits(weight), rows, cols,
-                                       offsets.mutable_data_ptr<int32_t>(),
-                                       counted.mutable_data_ptr<int64_t>(), stream));
-  int64_t num_words = 0;
-  read_back(counted, &num_words, sizeof num_words);
-  check_word_count(num_words, weight);
+  Tensor lengths = allocate_like(weight, {tiles}, ScalarType::Int);
+  STD_CUDA_CHECK(
+      cuda::tiled_csl_count(bits(weight), rows, cols, lengths.mutable_data_ptr<int32_t>(), stream));
+  const auto [offsets, num_words] = offsets_of(lengths);
+  check_word_count(num_words, rows, cols);
   Tensor words = allocate_like(weight, {num_words}, ScalarType::Int);
   if (num_words > 0) {
     STD_CUDA_CHECK(cuda::tiled_csl_pack(bits(weight), rows, cols, offsets.const_data_ptr<int32_t>(),

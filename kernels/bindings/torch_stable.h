@@ -10,6 +10,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -30,25 +32,43 @@ template <typename... Parts>
 #define FS_CHECK(condition, ...) \
   if (!(condition)) ::flashsparse::fail(__VA_ARGS__)
 
-// What `make` allocates. Of a failure the stable ABI tells the place in its source, and not why.
-template <typename Make>
-Tensor allocated(const std::vector<int64_t>& shape, const Make& make) {
-  try {
-    return make();
-  } catch (const std::runtime_error&) {
+// An uninitialised tensor. By torch's C function: a stable op is looked up by its name and called
+// with boxed arguments, which costs a small product more than its own work.
+inline Tensor allocate_on(const std::vector<int64_t>& shape, ScalarType dtype, int32_t device_type,
+                          int32_t device_index) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t step = 1;
+  for (size_t i = shape.size(); i-- > 0; step *= std::max<int64_t>(shape[i], 1)) strides[i] = step;
+  AtenTensorHandle made = nullptr;
+  const int32_t type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+                               type, device_type, device_index, &made) != AOTI_TORCH_SUCCESS) {
+    // Of a failure the stable ABI tells the place in its source, and not why.
     std::ostringstream sizes;
     for (const int64_t size : shape) sizes << (sizes.tellp() > 0 ? ", " : "") << size;
     fail("out of memory: there is no room for a tensor of [", sizes.str(), "]");
   }
+  return Tensor(made);
 }
 
 inline Tensor allocate(const std::vector<int64_t>& shape, ScalarType dtype) {
-  return allocated(shape, [&] { return torch::stable::empty(shape, dtype); });
+  return allocate_on(shape, dtype, aoti_torch_device_type_cpu(), -1);
 }
 // On the device of `like`, in its dtype unless given.
 inline Tensor allocate_like(const Tensor& like, const std::vector<int64_t>& shape,
                             std::optional<ScalarType> dtype = std::nullopt) {
-  return allocated(shape, [&] { return torch::stable::new_empty(like, shape, dtype); });
+  int32_t device_type = 0, device_index = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  return allocate_on(shape, dtype.value_or(like.scalar_type()), device_type, device_index);
+}
+
+// The tensor itself where it is so already: even then a stable op would cost as much as a call.
+inline Tensor as_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+inline Tensor in_dtype(const Tensor& t, ScalarType dtype) {
+  return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
 }
 
 // A tensor's memory as kernels take it: 16-bit floats as their bits, int32 words as unsigned.

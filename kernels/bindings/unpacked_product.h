@@ -39,9 +39,9 @@ void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64
   const int64_t steps = (inputs.out_features + row_step - 1) / row_step;
   const int64_t panel_steps = std::clamp<int64_t>(
       kWorkspaceBytes / (inputs.in_features * value_bytes * row_step), 1, steps);
-  const Tensor x = torch::stable::to(inputs.by_token(inputs.x, inputs.in_features), compute);
+  const Tensor x = in_dtype(inputs.by_token(inputs.x, inputs.in_features), compute);
   std::optional<Tensor> bias;
-  if (inputs.bias) bias = torch::stable::to(*inputs.bias, compute);
+  if (inputs.bias) bias = in_dtype(*inputs.bias, compute);
 
   Tensor result = inputs.by_token(y, inputs.out_features);
   Tensor sums = dtype == compute ? result : allocate_like(x, {inputs.tokens, inputs.out_features});
@@ -52,7 +52,7 @@ void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64
     std::optional<Tensor> panel_bias;
     if (bias) panel_bias = torch::stable::narrow(*bias, 0, first, rows);
     Tensor panel_sums = torch::stable::narrow(sums, 1, first, rows);
-    detail::library_linear(x, torch::stable::to(weight, compute), panel_bias, panel_sums);
+    detail::library_linear(x, in_dtype(weight, compute), panel_bias, panel_sums);
   }
   if (dtype != compute) torch::stable::copy_(result, sums);
 }

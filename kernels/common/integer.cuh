@@ -27,6 +27,37 @@ __device__ __forceinline__ uint32_t dp2a_hi(uint32_t a, uint32_t b, uint32_t c) 
 #endif
 }
 
+// c + the sum of a.byte_i * b.byte_i.
+__device__ __forceinline__ uint32_t dp4a(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+  uint32_t d;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#else
+  for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
+  return c;
+#endif
+}
+
+// The lower word of upper:lower, shifted right by `bits` modulo 32.
+__device__ __forceinline__ uint32_t funnel_right(uint32_t lower, uint32_t upper, uint32_t bits) {
+#ifdef __CUDACC__
+  return __funnelshift_r(lower, upper, bits);
+#else
+  return static_cast<uint32_t>((static_cast<uint64_t>(upper) << 32 | lower) >> (bits & 31));
+#endif
+}
+// The same by `bits`, or 32 if that is less.
+__device__ __forceinline__ uint32_t funnel_right_clamped(uint32_t lower, uint32_t upper,
+                                                         uint32_t bits) {
+#ifdef __CUDACC__
+  return __funnelshift_rc(lower, upper, bits);
+#else
+  return static_cast<uint32_t>((static_cast<uint64_t>(upper) << 32 | lower) >>
+                               (bits < 32 ? bits : 32));
+#endif
+}
+
 // (a & mask) ^ bits in one instruction: with two constants the compiler makes two of it.
 __device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t bits) {
 #ifdef __CUDACC__

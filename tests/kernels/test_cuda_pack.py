@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import weights as strategies
-from emulation import EACH_BUILD, RACE_EXIT_CODE, SANITIZED, SEEDS, run_without_each_barrier
+from emulation import RACE_EXIT_CODE, SANITIZED, SEEDS, run_without_each_barrier
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_weights import SHAPES, every_bit_pattern, random_weight, skewed_weight
@@ -25,7 +25,6 @@ from flashsparse_plugin.ops import STATUS, ops
 PACK_KERNEL = "cuda/tiled_csl/pack.cuh"
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 SPARSITIES = (0.0, 0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.97, 0.999, 1.0)
-INT32_MAX = 2**31 - 1
 
 
 def run_pack(binary: Path, cases, **environment: str) -> subprocess.CompletedProcess:
@@ -144,60 +143,29 @@ def test_every_barrier_is_needed():
         "tiled_csl/pack_driver",
         lambda binary, **without: run_pack(binary, cases, **without),
     )
-    assert len(mutants) == 4
+    assert len(mutants) == 3
     for ran in mutants:
         assert ran.returncode == RACE_EXIT_CODE
         assert b"data race" in ran.stderr or b"ThreadSanitizer: SEGV" in ran.stderr
         assert b"flashsparse::tiled_csl::" in ran.stderr  # in one of the kernels
 
 
-# ---- offsets -----------------------------------------------------------------------------------
-
-
-def sum_offsets(binary: Path, words: np.ndarray, seed: int = 0) -> tuple[int, np.ndarray]:
-    fed = np.array([len(words), seed], dtype=np.int64).tobytes() + words.tobytes()
-    ran = subprocess.run([str(binary), "offsets"], input=fed, capture_output=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr.decode()
-    total = int(np.frombuffer(ran.stdout, np.int64, 1)[0])
-    return total, np.frombuffer(ran.stdout, np.int32, offset=8)
-
-
-@pytest.mark.parametrize("sanitizer", EACH_BUILD)
-@pytest.mark.parametrize("tiles", [1, 2, 31, 32, 33, 1023, 1024, 1025, 5000])
-def test_offsets_of_any_number_of_tiles(driver, tiles, sanitizer):
-    words = np.random.default_rng(tiles).integers(0, 2049, tiles).astype(np.int32) * 4
-    total, offsets = sum_offsets(driver("tiled_csl/pack_driver", sanitizer), words, seed=7)
-    assert total == words.sum(dtype=np.int64)
-    assert np.array_equal(offsets, np.concatenate([[0], np.cumsum(words)]))
-
-
-@pytest.mark.parametrize("beyond", [-4, 0, 4])
-def test_the_sum_is_right_where_offsets_overflow(driver, beyond):
-    """The host refuses a weight by the sum: the last one that fits, and the first that do not."""
-    tiles = (INT32_MAX + 1) // 8192
-    words = np.full(tiles, 8192, dtype=np.int32)
-    words = np.append(words[:-1], [8192 - 4, 4 + beyond, 0]).astype(np.int32)
-    total, offsets = sum_offsets(driver("tiled_csl/pack_driver", "plain"), words)
-    assert total == words.sum(dtype=np.int64) == INT32_MAX + 1 + beyond
-    if total <= INT32_MAX:
-        assert offsets[-1] == total
-
-
 # ---- where weights are packed ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_packs_where_the_weight_lies_if_there_is_a_kernel(monkeypatch, loaded):
+@pytest.mark.parametrize("format", ["tiled_csl", "tiled_bitmap"])
+def test_packs_where_the_weight_lies_if_there_is_a_kernel(monkeypatch, format, loaded):
     devices = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is ops.tiled_csl_pack.default:
+            if func is getattr(ops, f"{format}_pack").default:
                 devices.append(args[0].device.type)
             return func(*args, **(kwargs or {}))
 
     monkeypatch.setattr(STATUS["_C_cuda"], "loaded", loaded)
     with FakeTensorMode(shape_env=ShapeEnv()), Watch():
-        packed = fs.pack(torch.empty(300, 128, dtype=FLOAT16, device="cuda"))
+        packed = fs.pack(torch.empty(300, 128, dtype=FLOAT16, device="cuda"), format)
         assert {tensor.device.type for tensor in packed.tensors.values()} == {"cuda"}
     assert devices == ["cuda" if loaded else "cpu"]

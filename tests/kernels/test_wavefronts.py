@@ -28,6 +28,8 @@ from emulated_nm_spmm import COMPILED
 from emulated_nm_spmm import random_case as random_spmm
 from emulated_sparse_24 import Plan
 from emulated_sparse_24 import random_case as random_sparse_24
+from emulated_tiled_bitmap import Plan as BitmapPlan
+from emulated_tiled_bitmap import random_case as random_bitmap
 from emulation import KERNELS
 from kernel_weights import random_weight
 
@@ -40,7 +42,7 @@ Rows = dict[tuple[str, str, str], dict[str, int]]  # by kernel, case and access
 
 
 def fed(weight: torch.Tensor, words: torch.Tensor, offsets: torch.Tensor) -> bytes:
-    """A case for the unpack driver."""
+    """A case for an unpack driver."""
     header = np.array([*weight.shape, len(words), 0], dtype=np.int64).tobytes()
     return header + offsets.numpy().tobytes() + words.numpy().tobytes()
 
@@ -74,6 +76,21 @@ def unpack_rows(driver, folder: Path) -> Rows:
         )
         for name, row in accesses(counts).items():
             rows["tiled_csl::unpack_kernel", f"128x64 {zeros}%", name] = row
+    return rows
+
+
+def bitmap_rows(driver, folder: Path) -> Rows:
+    """One unit of tiled_bitmap, packed (its lines counted and summed up before) and unpacked."""
+    rows: Rows = {}
+    for zeros in (50, 80):
+        weight = random_weight((16, 256), zeros / 100, torch.bfloat16, seed=0)
+        dense = np.array([16, 256, 0, 0], dtype=np.int64).tobytes()
+        dense += weight.view(torch.int16).numpy().tobytes()
+        packed = fed(weight, *ops.tiled_bitmap_pack(weight))
+        for op, case in (("pack", dense), ("unpack", packed)):
+            counts = count(driver(f"tiled_bitmap/{op}_driver", "plain"), case, folder)
+            for name, row in accesses(counts).items():
+                rows[f"tiled_bitmap::{op}", f"16x256 {zeros}%", name] = row
     return rows
 
 
@@ -140,6 +157,22 @@ def sparse_24_rows(driver, folder: Path) -> Rows:
     return rows
 
 
+def bitmap_linear_rows(driver, folder: Path) -> Rows:
+    """Warps beside each other along rows and columns, and two units of rows to a warp."""
+    rows: Rows = {}
+    for density, tokens, plan in (
+        (0.5, 8, BitmapPlan(0, 2, 2, 2, 2, 100, 1)),
+        (0.2, 8, BitmapPlan(1, 2, 1, 2, 2, 150, 1)),
+        (0.2, 64, BitmapPlan(7, 1, 1, 2, 2, 150, 1)),
+    ):
+        case = random_bitmap(64, 1024, tokens, 1, density, plan=plan)
+        counts = count(driver("tiled_bitmap/linear_driver", "plain"), case.encode(), folder)
+        for access, row in accesses(counts).items():
+            told = f"64x1024 {1 - density:.0%} {tokens} tokens"
+            rows["tiled_bitmap::linear_kernel", told, access] = row
+    return rows
+
+
 def gather_rows(driver, folder: Path) -> Rows:
     """Two units of rows, as planned for a GPU of two multiprocessors."""
     rows: Rows = {}
@@ -195,8 +228,10 @@ KERNEL_ROWS = (
     dense_rows,
     linear_rows,
     unpack_rows,
+    bitmap_rows,
     decode_rows,
     sparse_24_rows,
+    bitmap_linear_rows,
     gather_rows,
     tiles_rows,
     spmm_rows,

@@ -22,7 +22,9 @@ class Sums {
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
   using Tile = SumsTile<Shape>;  // of 16 rows and 8 tokens each, as mma leaves them
 
-  __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Shared& layout,
+  // `layout` is of the format.
+  template <class Layout>
+  __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Layout& layout,
                                   int row_warp, int column_warp, uint32_t shared)
       : a_(a),
         cut_(cut),

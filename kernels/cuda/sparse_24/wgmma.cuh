@@ -41,6 +41,7 @@ struct WgmmaShape {
   // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplying = wgmma_registers(kGroups);
+  static constexpr int kJoined = 4;  // 8 tokens of sums that a warp loads at once
 };
 
 template <class Type, class Operand, class Shape>

@@ -66,7 +66,7 @@ class WgmmaSums {
     __syncwarp();
     if (arrived != static_cast<uint32_t>(last - first)) return false;
     if (threadIdx.x % 32 == 0) *counter = 0;
-    constexpr int kAtOnce = 4;  // loads, as far as there are registers
+    constexpr int kAtOnce = Shape::kJoined;  // loads, as far as there are registers
     FS_UNROLL
     for (int begin = 0; begin < kTokenBlocks; begin += kAtOnce) {
       if (begin * 8 >= tokens) break;

@@ -14,7 +14,9 @@ namespace flashsparse::sparse_24 {
 template <class Shape>
 class XRing {
  public:
-  __device__ __forceinline__ XRing(const Arguments& a, const Cut& cut, const Shared& layout,
+  // `layout` is of the format.
+  template <class Layout>
+  __device__ __forceinline__ XRing(const Arguments& a, const Cut& cut, const Layout& layout,
                                    uint32_t shared)
       : a_(a),
         cut_(cut),

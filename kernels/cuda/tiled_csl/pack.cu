@@ -16,13 +16,11 @@ uint32_t tiles_of(int64_t rows, int64_t cols) {
 
 }  // namespace
 
-cudaError_t tiled_csl_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* offsets,
-                            int64_t* num_words, cudaStream_t stream) {
+cudaError_t tiled_csl_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* lengths,
+                            cudaStream_t stream) {
   if (!can_launch(rows, cols)) return cudaErrorInvalidValue;
-  const uint32_t tiles = tiles_of(rows, cols);
-  tiled_csl::count_kernel<<<tiles, tiled_csl::kPackThreads, 0, stream>>>(weight, rows, cols,
-                                                                         offsets);
-  tiled_csl::offsets_kernel<<<1, tiled_csl::kOffsetThreads, 0, stream>>>(offsets, tiles, num_words);
+  tiled_csl::count_kernel<<<tiles_of(rows, cols), tiled_csl::kPackThreads, 0, stream>>>(
+      weight, rows, cols, lengths);
   return cudaGetLastError();
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense -> Tiled-CSL on the GPU, in the canonical order of formats/tiled_csl.h: the same words as
-// the CPU's packer (cpu/tiled_csl/order.cpp) bit for bit. Three kernels: count_kernel tells the
-// words of each tile, offsets_kernel sums them up, pack_kernel writes them.
+// the CPU's packer (cpu/tiled_csl/order.cpp) bit for bit. count_kernel tells the words of each
+// tile, offsets.cuh sums them up, and pack_kernel writes them.
 //
 // A row of a tile is 32 pairs of elements, one in each bank of shared memory. So a warp takes a row
 // at a time and lane b the pair in bank b: the queues of a bank are filled by one lane of each warp
 // without any exchange but how many words the warps before it have, and all 32 lanes always store
 // to, and load from, 32 different banks.
 #pragma once
-#include "common/device.cuh"
+#include "cuda/lanes.cuh"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse::tiled_csl {
@@ -16,19 +16,9 @@ namespace flashsparse::tiled_csl {
 inline constexpr int kPackWarps = 8;
 inline constexpr int kPackThreads = kPackWarps * kBanks;
 inline constexpr int kWarpRows = kTileRows / kPackWarps;  // consecutive rows of a tile, a warp
-inline constexpr int kOffsetThreads = 1024;
-inline constexpr uint32_t kAllLanes = 0xffffffff;
 
-static_assert(kTileCols == 2 * kBanks, "a row has one pair of elements a bank");
+static_assert(kBanks == kLanes && kTileCols == 2 * kBanks, "a row has one pair of elements a bank");
 static_assert(kWarpRows % 8 == 0, "every warp's rows begin with row & 7 == 0");
-
-template <typename Combine>
-__device__ __forceinline__ int reduce_lanes(int value, Combine combine) {
-  for (int distance = kBanks / 2; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
-}
 
 // pairs[i] = the two elements that row i of this warp has in bank `lane`, the lower one in the
 // lower half; 0 outside the weight.
@@ -71,11 +61,11 @@ __device__ __forceinline__ uint32_t kept_of(const uint32_t (&pairs)[kWarpRows]) 
   return kept;
 }
 
-// offsets[t + 1] = words of tile t, padding included.
+// lengths[t] = words of tile t, padding included.
 // Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads.
 __global__ void __launch_bounds__(kPackThreads)
     count_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
-                 int32_t* __restrict__ offsets) {
+                 int32_t* __restrict__ lengths) {
   FS_SHARED(int, kept_of_warp, kPackWarps);
   const int warp = threadIdx.x / kBanks, lane = threadIdx.x % kBanks;
   uint32_t pairs[kWarpRows];
@@ -86,40 +76,8 @@ __global__ void __launch_bounds__(kPackThreads)
   if (threadIdx.x == 0) {
     int sum = 0;
     for (int w = 0; w < kPackWarps; ++w) sum += kept_of_warp[w];
-    offsets[blockIdx.x + 1] = (sum + kWordAlignment - 1) / kWordAlignment * kWordAlignment;
+    lengths[blockIdx.x] = (sum + kWordAlignment - 1) / kWordAlignment * kWordAlignment;
   }
-}
-
-// Sums up: offsets[t + 1], the words of tile t, becomes where they end. offsets[0] = 0, and `total`
-// is the last sum in full: where it is beyond int32, the offsets are not to be used.
-// Launch with one block of kOffsetThreads.
-__global__ void __launch_bounds__(kOffsetThreads)
-    offsets_kernel(int32_t* __restrict__ offsets, int64_t tiles, int64_t* __restrict__ total) {
-  FS_SHARED(int64_t, sum_of_warp, kOffsetThreads / kBanks);
-  const int warp = threadIdx.x / kBanks, lane = threadIdx.x % kBanks;
-  // Every thread has a run of consecutive tiles.
-  const int64_t run = (tiles + kOffsetThreads - 1) / kOffsetThreads;
-  const int64_t begin = min(static_cast<int64_t>(threadIdx.x) * run, tiles);
-  const int64_t end = min(begin + run, tiles);
-  int64_t own = 0;
-  for (int64_t tile = begin; tile < end; ++tile) own += offsets[tile + 1];
-
-  int64_t sum = own;  // of this thread and those before it
-  for (int distance = 1; distance < kBanks; distance *= 2) {
-    const int64_t before = __shfl_up_sync(kAllLanes, sum, distance);
-    if (lane >= distance) sum += before;
-  }
-  if (lane == kBanks - 1) sum_of_warp[warp] = sum;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) sum += sum_of_warp[w];
-
-  int64_t words = sum - own;
-  for (int64_t tile = begin; tile < end; ++tile) {
-    words += offsets[tile + 1];
-    offsets[tile + 1] = static_cast<int32_t>(words);
-  }
-  if (threadIdx.x == 0) offsets[0] = 0;
-  if (threadIdx.x == kOffsetThreads - 1) *total = words;
 }
 
 // The queues of one bank, held by one lane: queue[i] for i < singles, then the pairs' halves.
@@ -131,16 +89,8 @@ struct Bank {
 __device__ __forceinline__ uint32_t fullest(uint32_t left, uint32_t among, int room, int lane) {
   if (room <= 0) return 0;
   if (__popc(among) <= room) return among;
-  // Each lane learns how many are ahead of it, by comparing with all at once, bit by bit.
-  uint32_t more = 0, equal = among;  // lanes with more words left than this one, and with as many
-  FS_UNROLL
-  for (int bit = 8; bit >= 0; --bit) {
-    const bool own = left >> bit & 1;
-    const uint32_t set = __ballot_sync(kAllLanes, own);
-    more |= own ? 0 : equal & set;
-    equal &= own ? set : ~set;
-  }
-  const int ahead = __popc(more | (equal & ((1u << lane) - 1)));
+  const LaneOrder order = order_of_lanes<9>(left, among);
+  const int ahead = __popc(order.more | (order.equal & lanes_below(lane)));
   return __ballot_sync(kAllLanes, (among >> lane & 1) && ahead < room);
 }
 
@@ -156,7 +106,7 @@ __device__ __forceinline__ void write_remaining(const uint32_t* queue, Bank bank
   int remaining = reduce_lanes(left, [](int a, int b) { return a + b; });
   if (remaining == 0) return;
 
-  const uint32_t below = (1u << lane) - 1;
+  const uint32_t below = lanes_below(lane);
   uint32_t word = 0, joining = 0;
   while (remaining > 0) {
     int room = min(remaining, kBanks);
@@ -196,7 +146,7 @@ __device__ __forceinline__ void write_remaining(const uint32_t* queue, Bank bank
 
 // words[offsets[t]] to words[offsets[t + 1]] of every tile t.
 // Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads; `words` is
-// aligned to 16 bytes, `offsets` are those of count_kernel and offsets_kernel for the same weight.
+// aligned to 16 bytes, `offsets` are the sums of what count_kernel says of the same weight.
 __global__ void __launch_bounds__(kPackThreads, 5)
     pack_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
                 const int32_t* __restrict__ offsets, uint32_t* __restrict__ words) {

@@ -30,11 +30,11 @@ cudaError_t tiled_csl_validate(const uint32_t* words, int64_t num_words, const i
                                int64_t rows, int64_t cols, int32_t* verdicts, cudaStream_t stream);
 
 // Packs weight[rows, cols] (row by row, 16-bit values) in two steps, since the words can only be
-// allocated when they are counted. The first fills offsets[tiles + 1] and num_words[1]; where that
-// is beyond INT32_MAX, so are the offsets, and the weight cannot be packed. The second fills
-// words[num_words], aligned to 16 bytes, in the canonical order.
-cudaError_t tiled_csl_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* offsets,
-                            int64_t* num_words, cudaStream_t stream);
+// allocated when they are counted. The first fills lengths[tiles], of which sum_offsets (offsets.h)
+// makes the offsets and the number of words. The second fills words, aligned to 16 bytes, in the
+// canonical order.
+cudaError_t tiled_csl_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* lengths,
+                            cudaStream_t stream);
 cudaError_t tiled_csl_pack(const uint16_t* weight, int64_t rows, int64_t cols,
                            const int32_t* offsets, uint32_t* words, cudaStream_t stream);
 

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes that tiled_bitmap's kernel is compiled in, and the launches that are worth measuring.
+
+As a program it times them on this GPU, each after a comparison with float64:
+
+    python benchmarks/tiled_bitmap/launches.py --layers 28672x7168 4096x4096 \
+      --zeros 50 80 --tokens 1 8 --out launches.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.ops import ops
+
+HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap" / "linear_plan.h"
+SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
+UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
+LEAST_RING_LINES = 64 + HEAD_LINES  # of a unit without zeros
+SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
+STAGES = 8
+# Of one multiprocessor of an H200: bytes a microsecond, of memory and of the L2; turns of shared
+# memory and instructions a microsecond.
+MEMORY, L2, TURNS, ISSUE = 33e3, 60e3, 1.7e3, 5.0e3
+
+
+class Shape(NamedTuple):
+    """One X(...) of FS_TILED_BITMAP_SHAPES; its index is what a plan takes."""
+
+    index: int
+    tokens: int
+    row_units: int
+    warps: int
+
+
+class Launch(NamedTuple):
+    """A launch: the numbers of LinearPlan, in the order in which the op takes them."""
+
+    shape: int
+    row_warps: int
+    column_warps: int
+    weight_stages: int
+    x_stages: int
+    ring_lines: int
+    blocks: int
+    is_early: int = 0
+
+    def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies by this launch."""
+        return ops.tiled_bitmap_linear_planned(
+            x, packed.tensors["weight_packed"], packed.tensors["unit_offsets"], packed.shape[0],
+            packed.dtype, bias, list(self),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        own = compiled_shapes()[self.shape]
+        return (
+            f"{own.tokens} tokens, {own.row_units} units a warp, "
+            f"{self.row_warps}x{self.column_warps} warps, rings of {self.ring_lines} lines, "
+            f"{self.x_stages} stages of x, {self.blocks} blocks, "
+            f"{'early ' if self.is_early else ''}{list(self)}"
+        )
+
+
+def compiled_shapes() -> list[Shape]:
+    """Reads the list of the header that the kernel is compiled from."""
+    found = SHAPE.findall(HEADER.read_text())
+    return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+
+
+def shared_bytes(shape: Shape, plan: Launch) -> int:
+    """What kernels/cuda/tiled_bitmap/linear_shared.h lays out."""
+    warps = plan.row_warps * plan.column_warps
+    barriers = 8 * (2 * plan.x_stages + 1 + warps * plan.weight_stages)
+    x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * 2
+    sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
+    return -(-barriers // 1024) * 1024 + x + warps * plan.ring_lines * LINE_BYTES + sums
+
+
+def _candidates(
+    shape: tuple[int, int], tokens: int, multiprocessors: int, unit_lines: float
+) -> Iterator[tuple[float, Shape, Launch]]:
+    """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
+    down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
+    value_lines = unit_lines - HEAD_LINES
+    fitting = [each for each in compiled_shapes() if each.tokens >= tokens]
+    narrowest = min((each.tokens for each in fitting), default=0)
+    for own in fitting:
+        if own.tokens != narrowest:
+            continue
+        sides = range(1, own.warps + 1)
+        for row_warps, column_warps, x_stages in product(sides, sides, (2, 3)):
+            warps = row_warps * column_warps
+            if not 3 <= warps <= own.warps:
+                continue
+            sets, steps = -(-down // (row_warps * own.row_units)), -(-across // column_warps)
+            waste = sets * row_warps * own.row_units / down * steps * column_warps / across
+            if waste > 1.2:
+                continue
+            room = Launch(own.index, row_warps, column_warps, STAGES, x_stages, 0, 1)
+            ring = (SHARED_BYTES - shared_bytes(own, room)) // warps // LINE_BYTES
+            place = 1.1 * 2 * (value_lines + 1.5) + HEAD_LINES  # of a unit and its odd items
+            if ring < max(LEAST_RING_LINES, place) * own.row_units:
+                continue
+            parts = max(multiprocessors // sets, 1)
+            whole = -(-sets // -(-sets // multiprocessors))  # a whole number of sets to each
+            for blocks in {min(n, sets * steps) for n in (multiprocessors, whole, sets * parts)}:
+                least = min(0.7 * multiprocessors, sets * steps)
+                if not least <= blocks <= multiprocessors:
+                    continue
+                if sets % blocks and sets * row_warps > MOST_ARRIVALS:
+                    continue
+                own_steps = -(-sets * steps // blocks)
+                units = own_steps * warps * own.row_units
+                weight = units * unit_lines * LINE_BYTES
+                x = own_steps * column_warps * UNIT_COLS * 2 * tokens
+                x_turns = 4 * own.tokens / own.row_units
+                turns = units * (72 + 2 * value_lines + unit_lines + x_turns)
+                issue = units * (480 + 160 / own.row_units + 3 * value_lines + 2 * own.tokens)
+                issued = ISSUE * min(1, warps / 9)
+                busy = max(weight / MEMORY, (weight + x) / L2, turns / TURNS, issue / issued)
+                busy += 0.2 * x / L2 + 0.1 * max(0, 14 - warps) + 0.5 * (x_stages == 2)
+                busy += 2.5 + 0.02 * tokens if sets % blocks else 0
+                held = ring // (place * own.row_units) - 1
+                ahead = held * own.row_units * warps * unit_lines * LINE_BYTES
+                busy += 2 * max(0, 1 - ahead / 48e3)
+                yield busy, own, room._replace(ring_lines=ring, blocks=blocks)
+
+
+def plans(
+    shape: tuple[int, int],
+    tokens: int,
+    multiprocessors: int,
+    most: int = 36,
+    unit_lines: float = HEAD_LINES + 33.0,
+    hopper: bool = False,
+) -> list[Launch]:
+    """The launches that should be best: some of every shape, with whole and with shared sets.
+
+    Args:
+        shape: (out_features, in_features).
+        tokens: 1 to 64.
+        multiprocessors: Of the GPU.
+        most: How many launches.
+        unit_lines: Lines that a unit of the weight has on average.
+        hopper: Whether a launch may begin before the one before it has ended.
+
+    Returns:
+        The most promising first.
+    """
+    found = sorted(
+        _candidates(shape, tokens, multiprocessors, unit_lines), key=lambda each: each[0]
+    )
+    taken: list[Launch] = []
+    seen: Counter[tuple[int, bool, bool]] = Counter()
+    for _, own, plan in found:
+        sets = -(-shape[0] // (UNIT_ROWS * plan.row_warps * own.row_units))
+        kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0
+        seen[kind] += 1
+        if seen[kind] <= 9 and len(taken) < most:
+            taken.append(plan._replace(is_early=int(hopper)))
+    return taken
+
+
+def launches(shape: tuple[int, int], tokens: int, device: torch.device) -> list[Launch]:
+    """The launches worth trying for a weight with half of it zeros on this GPU."""
+    if device.type != "cuda" or tokens > MOST_TOKENS:
+        return []
+    properties = torch.cuda.get_device_properties(device)
+    if properties.shared_memory_per_block_optin < SHARED_BYTES:
+        return []
+    hopper = (properties.major, properties.minor) == (9, 0)
+    return plans(shape, tokens, properties.multi_processor_count, hopper=hopper)
+
+
+def error_of(y: Tensor, x: Tensor, weight: Tensor) -> float:
+    """The largest error against float64, in units of what sums in float32 and rounding allow."""
+    exact = x.double() @ weight.double().T
+    magnitude = x.double().abs() @ weight.double().abs().T
+    bound = (weight.shape[1] + 8) * 2.0**-24 * magnitude
+    bound += exact.abs() * torch.finfo(y.dtype).eps / 2 + torch.finfo(y.dtype).tiny
+    worst = ((y.double() - exact).abs() / bound).max()
+    return float(torch.nan_to_num(worst, nan=torch.inf))
+
+
+def measure(
+    layer: tuple[int, int], zeros: int, tokens: list[int], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Times dense and every launch, for one weight."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+    from _device import Stopwatch, _formats, _measure, cold_bytes  # noqa: PLC0415
+
+    from flashsparse_plugin.dataflow.tuner import random_weight  # noqa: PLC0415
+
+    device, dtype = torch.device("cuda"), getattr(torch, arguments.dtype)
+    stopwatch = Stopwatch(device, arguments.replays)
+    properties = torch.cuda.get_device_properties(device)
+    multiprocessors, hopper = properties.multi_processor_count, properties.major == 9
+    weight = random_weight(layer, 1 - zeros / 100, dtype, device)
+    dense = _measure.Rotation(weight.clone, weight.nbytes, cold_bytes(device))
+    turned = _measure.Rotation(weight.T.contiguous, weight.nbytes, cold_bytes(device))
+    xs = {n: torch.randn(n, layer[1], device=device).to(dtype) for n in tokens}
+    library = {}
+    for n, x in xs.items():
+        times = [
+            stopwatch(partial(_linear, x, dense), len(dense)).microseconds,
+            stopwatch(partial(_mm, x, turned), len(turned)).microseconds,
+        ]
+        library[n] = min(times)
+    del dense, turned
+    packed = _formats.packed_for_kernels(weight, "tiled_bitmap")
+    copies = _measure.Rotation(partial(_formats.copy_of, packed), packed.nbytes, cold_bytes(device))
+    units = -(-layer[0] // UNIT_ROWS) * -(-layer[1] // UNIT_COLS)
+    unit_lines = packed.tensors["weight_packed"].shape[0] / units
+    for n, x in xs.items():
+        found = plans(layer, n, multiprocessors, arguments.most, unit_lines, hopper)
+        late = [each._replace(is_early=0) for each in found[:2]]
+        own: list[Launch | None] = [None, *found, *late]
+        for launch in own:
+            if launch is None:
+                call = lambda x=x: copies().linear(x)  # noqa: E731
+            else:
+                call = lambda x=x, launch=launch: launch.linear(copies(), x)  # noqa: E731
+            error = error_of(call(), x, weight)
+            time = stopwatch(call, len(copies)) if error <= 1.01 else None
+            yield {
+                "out": layer[0], "in": layer[1], "zeros": zeros, "tokens": n, "dtype": str(dtype),
+                "launch": "own choice" if launch is None else " ".join(map(str, launch)),
+                "told": "" if launch is None else str(launch),
+                "error": round(error, 3),
+                "us": round(time.microseconds, 2) if time else "wrong",
+                "dense_us": round(library[n], 2),
+                "ratio": round(library[n] / time.microseconds, 3) if time else 0,
+                "mb": round(packed.nbytes / 1e6, 2),
+            }  # fmt: skip
+
+
+def _linear(x: Tensor, weights: Any) -> Tensor:
+    return F.linear(x, weights())
+
+
+def _mm(x: Tensor, weights: Any) -> Tensor:
+    return torch.mm(x, weights())
+
+
+def layer_of(text: str) -> tuple[int, int]:
+    """OUTxIN."""
+    rows, cols = map(int, text.split("x"))
+    return rows, cols
+
+
+def main() -> None:
+    """Times the launches of every point, the best first, and writes all of them."""
+    made = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    made.add_argument("--layers", nargs="+", type=layer_of, default=[(28672, 7168), (4096, 4096)])
+    made.add_argument("--zeros", nargs="+", type=int, default=[50, 80])
+    made.add_argument("--tokens", nargs="+", type=int, default=[8])
+    made.add_argument("--most", type=int, default=12, help="launches of a point")
+    made.add_argument("--replays", type=int, default=20)
+    made.add_argument("--dtype", default="float16")
+    made.add_argument("--out", type=Path)
+    arguments = made.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+    from _device import _results, machine  # noqa: PLC0415
+
+    rows: list[dict[str, Any]] = []
+    for layer, zeros in product(arguments.layers, arguments.zeros):
+        found = []
+        for row in measure(layer, zeros, arguments.tokens, arguments):
+            found.append(row)
+            rows.append(row)
+            if row["us"] == "wrong":
+                print("WRONG", row)
+        for tokens in arguments.tokens:
+            best = [row for row in found if row["tokens"] == tokens]
+            best.sort(key=lambda row: -row["ratio"])
+            for row in [best[0], *[r for r in found if r["launch"] == "own choice"
+                                   and r["tokens"] == tokens], *best[1:4]]:  # fmt: skip
+                print(f"{layer[0]}x{layer[1]} {zeros}% {tokens}: {row['us']} us, "
+                      f"{row['ratio']} of {row['dense_us']}  {row['told'] or 'own choice'}",
+                      flush=True)  # fmt: skip
+        if arguments.out:
+            _results.write(arguments.out, machine(torch.device("cuda")), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The offsets of a weight that is being packed on a GPU, and how much there is to allocate.
+#pragma once
+#include <tuple>
+
+#include "bindings/cuda.h"
+#include "cuda/offsets.h"
+
+namespace flashsparse {
+
+// int32 [parts + 1] from int32 lengths [parts], and the last of them in full: where that is beyond
+// INT32_MAX the weight cannot be packed. Waits for the device.
+inline std::tuple<Tensor, int64_t> offsets_of(const Tensor& lengths) {
+  Tensor offsets = allocate_like(lengths, {lengths.numel() + 1});
+  Tensor summed = allocate_like(lengths, {1}, ScalarType::Long);
+  STD_CUDA_CHECK(cuda::sum_offsets(lengths.const_data_ptr<int32_t>(), lengths.numel(),
+                                   offsets.mutable_data_ptr<int32_t>(),
+                                   summed.mutable_data_ptr<int64_t>(), current_stream(lengths)));
+  int64_t total = 0;
+  read_back(summed, &total, sizeof total);
+  return {offsets, total};
+}
+
+}  // namespace flashsparse

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiled_bitmap on CUDA apart from its product: argument checks, allocation, launches on the current
+// stream.
+//
+// Ops that wait for the device: tiled_bitmap_pack, which must learn how many lines to allocate, and
+// tiled_bitmap_validate.
+#include "bindings/tiled_bitmap_cuda.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+#include <vector>
+
+#include "bindings/offsets_cuda.h"
+#include "cuda/tiled_bitmap/verdict.h"
+
+namespace flashsparse {
+namespace {
+
+using torch::stable::accelerator::DeviceGuard;
+
+std::tuple<Tensor, Tensor> tiled_bitmap_pack(const Tensor& weight_) {
+  check_on_cuda(weight_, "weight");
+  check_weight(weight_);
+  const int64_t rows = weight_.size(0), cols = weight_.size(1);
+  // Checked before any memory is taken: every unit has at least its head.
+  const int64_t units = tiled_bitmap::units(rows, cols);
+  check_line_count(units * tiled_bitmap::kHeadLines, rows, cols);
+  const DeviceGuard guard(weight_.get_device_index());
+  const Tensor weight = torch::stable::contiguous(weight_);
+  const cudaStream_t stream = current_stream(weight);
+  Tensor lengths = allocate_like(weight, {units}, ScalarType::Int);
+  STD_CUDA_CHECK(cuda::tiled_bitmap_count(bits(weight), rows, cols,
+                                          lengths.mutable_data_ptr<int32_t>(), stream));
+  const auto [offsets, num_lines] = offsets_of(lengths);
+  check_line_count(num_lines, rows, cols);
+  Tensor lines = allocate_like(weight, {num_lines, tiled_bitmap::kLineWords}, ScalarType::Int);
+  STD_CUDA_CHECK(cuda::tiled_bitmap_pack(
+      bits(weight), rows, cols, offsets.const_data_ptr<int32_t>(), mutable_words(lines), stream));
+  return {lines, offsets};
+}
+
+Tensor tiled_bitmap_unpack(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in,
+                           ScalarType dtype) {
+  check_weight_dtype(dtype);
+  check_readable_units(lines, offsets, out, in);
+  const DeviceGuard guard(lines.get_device_index());
+  return unpack_unit_rows(lines, offsets, 0, out, in, dtype);
+}
+
+// As the CPU says it (cpu/tiled_bitmap/validate.cpp).
+const char* broken_rule(int32_t verdict) {
+  switch (verdict) {
+    case tiled_bitmap::kBadOffsets:
+      return ": its unit_offsets do not give it 5 to 69 lines, or do not span weight_packed";
+    case tiled_bitmap::kKeepsOutside:
+      return " keeps an element beyond the edges of the weight";
+    case tiled_bitmap::kSharedColumn:
+      return " has two runs that begin in the same column";
+    default:
+      return " has a run that ends behind its lines";
+  }
+}
+
+Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in) {
+  check_readable_units(lines, offsets, out, in);
+  const DeviceGuard guard(lines.get_device_index());
+  std::vector<int32_t> verdicts(offsets.numel() - 1);
+  Tensor found = allocate_like(lines, {offsets.numel() - 1}, ScalarType::Int);
+  STD_CUDA_CHECK(cuda::tiled_bitmap_validate(
+      words_of(lines), lines.size(0), offsets.const_data_ptr<int32_t>(), out, in,
+      found.mutable_data_ptr<int32_t>(), current_stream(lines)));
+  read_back(found, verdicts.data(), verdicts.size() * sizeof verdicts[0]);
+  // Offsets first: where they are wrong, other units may have been validated with foreign lines.
+  auto bad = std::find(verdicts.begin(), verdicts.end(), tiled_bitmap::kBadOffsets);
+  if (bad == verdicts.end()) {
+    bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
+  }
+  if (bad != verdicts.end()) {
+    FS_CHECK(false, "unit ", bad - verdicts.begin(), broken_rule(*bad));
+  }
+  const int64_t kept = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
+  Tensor result = allocate_like(lines, {}, ScalarType::Long);
+  STD_CUDA_CHECK(cudaMemcpyAsync(result.mutable_data_ptr(), &kept, sizeof kept,
+                                 cudaMemcpyHostToDevice, current_stream(lines)));
+  return result;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
+  m.impl("tiled_bitmap_pack", TORCH_BOX(&tiled_bitmap_pack));
+  m.impl("tiled_bitmap_unpack", TORCH_BOX(&tiled_bitmap_unpack));
+  m.impl("tiled_bitmap_validate", TORCH_BOX(&tiled_bitmap_validate));
+}
+
+}  // namespace
+}  // namespace flashsparse

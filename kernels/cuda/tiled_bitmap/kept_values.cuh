@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a unit in shared memory to operands of the tensor cores: a lane walks down its column of
+// items, four weights at a time, of which some are kept.
+//
+// Two weights need two items that follow each other, in one register. Items 2 r and 2 r + 1 of a
+// column are a word of value line r. Items 2 r + 1 and 2 r + 2 are made a word, once for the unit,
+// and stored beside that line: so any two lie at 128 bytes times the number of the first. Where an
+// item goes, and whether, is an operand of one byte permutation; how far a lane comes is the sum of
+// its bits. Both are dot products of bytes that are 0 or a power of two.
+#pragma once
+#include "common/integer.cuh"
+#include "common/memory.cuh"
+#include "cuda/tiled_bitmap/weight_ring.cuh"
+
+namespace flashsparse::tiled_bitmap {
+
+// Stores the odd pairs of items beside the even ones. A barrier of the warp follows. Eight lanes go
+// down a quarter of the lines, 16 bytes each.
+__device__ __forceinline__ void store_odd_items(Place place) {
+  const int lane = threadIdx.x % 32;
+  uint32_t at = place.values + lane / 8 * (place.quarters * kRowBytes) + lane % 8 * 16;
+  const auto pairs = [](const uint4& a, const uint4& b) {
+    return make_uint4(prmt(a.x, b.x, 0x5432), prmt(a.y, b.y, 0x5432), prmt(a.z, b.z, 0x5432),
+                      prmt(a.w, b.w, 0x5432));
+  };
+  // Of lines that follow each other; the last one read is one beyond the unit's last: masks. To
+  // read a line twice takes fewer instructions than to keep it.
+  const auto store_rows = [&](auto& lines) {
+    constexpr int kCount = sizeof lines / sizeof lines[0] - 1;
+    FS_UNROLL
+    for (int i = 0; i <= kCount; ++i) lines[i] = load_shared<uint4>(at + i * kRowBytes);
+    FS_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      store_shared(at + i * kRowBytes + kLineBytes, pairs(lines[i], lines[i + 1]));
+    }
+    at += kCount * kRowBytes;
+  };
+  uint4 four[5], two[3], one[2];
+  FS_NO_UNROLL
+  for (uint32_t i = place.quarters / 4; i > 0; --i) store_rows(four);
+  if (place.quarters & 2) store_rows(two);
+  if (place.quarters & 1) store_rows(one);
+}
+
+// The four weights of the bits q, q + 8, q + 16 and q + 24 of a mask: two words of an operand. The
+// items that come now are at `at`, which moves on.
+template <int q>
+__device__ __forceinline__ void next_four(uint32_t mask, uint32_t& at, uint32_t& upper,
+                                          uint32_t& lower) {
+  // Of two weights, the selector: neither 0x4444 (zero), the first alone 0x6610, the second alone
+  // 0x1044, both 0x3210.
+  constexpr uint32_t kFirst = 0x21cc >> q, kSecond = 0x10000 - (0x3400 >> q);
+  constexpr uint32_t kSelect = kFirst | kSecond << 16;
+  constexpr uint32_t kAdvance = kLineBytes >> q;
+  const uint32_t kept = mask & 0x01010101u << q;
+  const uint32_t first = load_shared<uint32_t>(at);
+  const uint32_t second = load_shared<uint32_t>(dp4a(kept, kAdvance * 0x0101, at));
+  at = dp4a(kept, kAdvance * 0x01010101, at);
+  upper = prmt(first, 0, dp2a_lo(kSelect, kept, 0x4444));
+  lower = prmt(second, 0, dp2a_hi(kSelect, kept, 0x4444));
+}
+
+// The A operands of two mma m16n8k16, of 32 columns: bits 4 half to 4 half + 3 of a mask's bytes.
+template <int half>
+__device__ __forceinline__ void next_operands(uint32_t mask, uint32_t& at, uint32_t (&a)[2][4]) {
+  const uint32_t later = mask >> 3, last = mask >> 6;
+  if constexpr (half == 0) {
+    next_four<0>(mask, at, a[0][0], a[0][1]);
+    next_four<1>(mask, at, a[0][2], a[0][3]);
+    next_four<2>(mask, at, a[1][0], a[1][1]);
+    next_four<0>(later, at, a[1][2], a[1][3]);
+  } else {
+    next_four<1>(later, at, a[0][0], a[0][1]);
+    next_four<2>(later, at, a[0][2], a[0][3]);
+    next_four<0>(last, at, a[1][0], a[1][1]);
+    next_four<1>(last, at, a[1][2], a[1][3]);
+  }
+}
+
+// The operands of a unit without odd pairs, one item after the other: of 32 columns at a time, by
+// the masks in shared memory. For units that are too full for the ring otherwise.
+class SlowOperands {
+ public:
+  __device__ __forceinline__ explicit SlowOperands(const Place& place)
+      : values_(place.values),
+        row_bytes_(place.row_bytes()),
+        masks_(place.head() + threadIdx.x % 32 * 16),
+        starts_(
+            load_shared<uint32_t>(place.head() + kMaskLines * kLineBytes + threadIdx.x % 32 * 4)) {}
+
+  // Call it for 0 to 7.
+  __device__ __forceinline__ void next(int columns, uint32_t (&a)[2][4]) {
+    if (columns % 2 == 0) mask_ = load_shared<uint32_t>(masks_ + columns / 2 * 4);
+    if (columns % 4 == 0) {
+      const uint32_t start = columns == 0 ? starts_ & 0xffff : starts_ >> 16;
+      column_ = values_ + start % kLineWords * 4;
+      item_ = start / kLineWords;
+    }
+    FS_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      uint32_t two[2];
+      FS_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t kept = mask_ >> (i / 2 + i % 2 * 16 + e * 8) & 1;
+        const uint32_t at = column_ + item_ / 2 * row_bytes_ + item_ % 2 * 2;
+        two[e] = load_shared<uint16_t>(at) * kept;
+        item_ += kept;
+      }
+      a[i / 4][i % 4] = two[0] | two[1] << 16;
+    }
+    mask_ >>= 4;
+  }
+
+ private:
+  const uint32_t values_, row_bytes_, masks_, starts_;
+  uint32_t mask_ = 0, column_ = 0, item_ = 0;
+};
+
+}  // namespace flashsparse::tiled_bitmap

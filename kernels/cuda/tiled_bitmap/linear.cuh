@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T + bias from tiled_bitmap, for a few tokens: one launch that reads the weight once, as
+// it lies, and x once a block.
+//
+// A warp takes row_units units, one above the other, through its own ring in shared memory
+// (weight_ring.cuh), makes operands of the kept values (kept_values.cuh) and multiplies them by x
+// of their columns, which all warps of the block share. Warps stand beside each other along rows
+// and along columns; where a set of rows ends, those along columns add up their sums. Warps wait
+// for x and for nothing else of each other, so that each is somewhere else and the copies never
+// stop.
+#pragma once
+#include "common/device.cuh"
+#include "common/mma.cuh"
+#include "cuda/sparse_24/group_sums.cuh"
+#include "cuda/sparse_24/steps.cuh"
+#include "cuda/sparse_24/sums.cuh"
+#include "cuda/sparse_24/values.cuh"
+#include "cuda/sparse_24/x_ring.cuh"
+#include "cuda/tiled_bitmap/kept_values.cuh"
+#include "cuda/tiled_bitmap/linear_arguments.h"
+#include "cuda/tiled_bitmap/linear_compiled.h"
+#include "cuda/tiled_bitmap/linear_plan.h"
+#include "cuda/tiled_bitmap/linear_shared.h"
+#include "cuda/tiled_bitmap/weight_ring.cuh"
+
+namespace flashsparse::tiled_bitmap {
+
+// The same as an entry of kShapes, for the kernel.
+template <int kTokens_, int kRowUnits_, int kWarps_>
+struct Shape {
+  static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
+  static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
+  static constexpr int kThreads = (kWarps_ + 1) * 32;
+  static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns, a mask of a lane
+  static constexpr uint32_t kXUnitBytes = kMaskWords * kPanelBytes;
+};
+
+template <class Type, class Shape>
+class Multiplier {
+ public:
+  using Tile = sparse_24::SumsTile<Shape>;
+  using Places = Place[Shape::kRowUnits];
+
+  // `x_unit`: from the beginning of a stage of x to the warp's unit of columns.
+  __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) {
+    const int lane = threadIdx.x % 32;
+    x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
+    sparse_24::clear<Shape>(sums);
+  }
+
+  // Adds the product of units. `x` is where the stage begins.
+  __device__ __forceinline__ void multiply(const Places& places, uint32_t x) {
+    bool is_slow = false;
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) is_slow |= places[m].has_no_odd;
+    if (is_slow) {
+      multiply_slowly(places, x);
+    } else {
+      multiply_fast(places, x);
+    }
+  }
+
+  Tile sums;
+
+ private:
+  __device__ __forceinline__ void multiply_fast(const Places& places, uint32_t x) {
+    const uint32_t even = x + x_row_, odd = even ^ 64;  // of 32 columns
+    const int lane = threadIdx.x % 32;
+    uint4 masks[Shape::kRowUnits];
+    uint32_t at[kRuns][Shape::kRowUnits];
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      const uint32_t head = places[m].head();
+      masks[m] = load_shared<uint4>(head + lane * 16);
+      const uint32_t starts = load_shared<uint32_t>(head + kMaskLines * kLineBytes + lane * 4);
+      at[0][m] = places[m].values + (starts & 0xffff) * 4;
+      at[1][m] = places[m].values + (starts >> 16) * 4;
+      store_odd_items(places[m]);
+    }
+    __syncwarp();
+    // Both runs side by side: each is one chain of instructions that wait for each other.
+    FS_UNROLL
+    for (int word = 0; word < kRunMasks; ++word) {
+      uint32_t mask[kRuns][Shape::kRowUnits];
+      FS_UNROLL
+      for (int m = 0; m < Shape::kRowUnits; ++m) {
+        mask[0][m] = word == 0 ? masks[m].x : masks[m].y;
+        mask[1][m] = word == 0 ? masks[m].z : masks[m].w;
+      }
+      multiply_half<0>(mask, at, even + word * Shape::kPanelBytes);
+      multiply_half<1>(mask, at, odd + word * Shape::kPanelBytes);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_slowly(const Places& places, uint32_t x) {
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      SlowOperands operands(places[m]);
+      FS_NO_UNROLL
+      for (int columns = 0; columns < 2 * kMaskWords; ++columns) {
+        uint32_t a[2][4];
+        operands.next(columns, a);
+        const uint32_t at = ((x + x_row_) ^ columns % 2 * 64) + columns / 2 * Shape::kPanelBytes;
+        FS_UNROLL
+        for (int n = 0; n < Shape::kTokens / 8; ++n) {
+          uint32_t b[4];
+          ldmatrix_x4(b, at + n * 8 * 128);
+          mma_m16n8k16<Type>(sums[m][n], a[0], b[0], b[1]);
+          mma_m16n8k16<Type>(sums[m][n], a[1], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  using OfRuns = uint32_t[kRuns][Shape::kRowUnits];
+
+  // 32 columns of either run.
+  template <int half>
+  __device__ __forceinline__ void multiply_half(const OfRuns& masks, OfRuns& at, uint32_t x) {
+    constexpr uint32_t kRunBytes = kRunMasks * Shape::kPanelBytes;  // of x
+    uint32_t a[kRuns][Shape::kRowUnits][2][4];
+    FS_UNROLL
+    for (int run = 0; run < kRuns; ++run) {
+      FS_UNROLL
+      for (int m = 0; m < Shape::kRowUnits; ++m) {
+        next_operands<half>(masks[run][m], at[run][m], a[run][m]);
+      }
+    }
+    FS_UNROLL
+    for (int run = 0; run < kRuns; ++run) {
+      FS_UNROLL
+      for (int n = 0; n < Shape::kTokens / 8; ++n) {
+        uint32_t b[4];
+        ldmatrix_x4(b, x + run * kRunBytes + n * 8 * 128);
+        FS_UNROLL
+        for (int m = 0; m < Shape::kRowUnits; ++m) {
+          mma_m16n8k16<Type>(sums[m][n], a[run][m][0], b[0], b[1]);
+          mma_m16n8k16<Type>(sums[m][n], a[run][m][1], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of even 32 columns
+};
+
+template <class Type, class Shape>
+__device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, uint32_t shared) {
+  using XRing = sparse_24::XRing<Shape>;
+  const int warps = cut.row_warps * cut.column_warps;
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+  const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
+  const Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
+                      cut.weight_stages, cut.x_stages, cut.ring_bytes);
+  sparse_24::Steps steps(a, cut, Shape::kRowUnits);
+  XRing x(a, cut, layout, shared);
+  const bool copies_x = warp == warps;
+  const uint32_t barriers =
+      XRing::weight_barriers(cut, shared) + warp * cut.weight_stages * kMbarrierBytes;
+  if (threadIdx.x % 32 == 0) {
+    if (copies_x) {
+      x.init();
+    } else {
+      WeightRing<Shape>::init(cut, barriers);
+    }
+  }
+  __syncthreads();
+  allow_next_kernel();
+  if (copies_x) {
+    wait_for_last_kernel();
+    x.fill_first(steps, warp, warps + 1);
+    x.fill_later(steps);
+    return;
+  }
+
+  WeightRing<Shape> weights(a, cut, steps, row_warp, column_warp,
+                            shared + layout.weights + warp * cut.ring_bytes, barriers);
+  // The first weights need not wait for the kernel before, which may write x. All others come after
+  // x: it is there when all copies are that were started before.
+  weights.refill();
+  wait_for_last_kernel();
+  x.fill_first(steps, warp, warps + 1);
+  FS_NO_UNROLL
+  while (weights.refill()) {
+  }
+
+  sparse_24::Sums<Type, Shape, sparse_24::NativeValues> sums(a, cut, layout, row_warp, column_warp,
+                                                             shared);
+  Multiplier<Type, Shape> multiplier(column_warp * Shape::kXUnitBytes);
+  FS_NO_UNROLL
+  while (!steps.ended()) {
+    const uint32_t x_of_step = x.wait();
+    typename Multiplier<Type, Shape>::Places places;
+    weights.wait(places);
+    // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
+    if (steps.inside(cut, column_warp)) multiplier.multiply(places, x_of_step);
+    __syncwarp();
+    weights.release();
+    weights.refill_after_release();
+    x.release();
+    const sparse_24::Steps here = steps;
+    if (!steps.advance() && !steps.ended()) continue;
+    sums.leave(multiplier.sums, here);
+    sparse_24::clear<Shape>(multiplier.sums);
+  }
+}
+
+// Launch with any number of blocks up to the number of steps, plan.threads() and
+// plan.shared_bytes().
+template <class Type, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    linear_kernel(const Arguments arguments, const Cut cut) {
+  FS_DYNAMIC_SHARED(shared);
+  run_block<Type, Shape>(arguments, cut, shared_address(shared));
+}
+
+template <class Shape, int least, int most>
+constexpr Compiled compiled_in() {
+  if constexpr (Shape::kTokens > least && Shape::kTokens <= most) {
+    return {linear_kernel<Float16, Shape>, linear_kernel<BFloat16, Shape>};
+  } else {
+    return {};
+  }
+}
+
+template <int least, int most>
+const Compiled* compiled_linear() {
+#define FS_COMPILED(tokens, row_units, warps) \
+  compiled_in<Shape<tokens, row_units, warps>, least, most>(),
+  static const Compiled compiled[] = {FS_TILED_BITMAP_SHAPES(FS_COMPILED)};
+#undef FS_COMPILED
+  return compiled;
+}
+
+}  // namespace flashsparse::tiled_bitmap

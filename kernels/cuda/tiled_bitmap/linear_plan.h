@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the linear kernel of tiled_bitmap is cut: decided on the host from sizes alone, so that a
+// CUDA graph can hold the decision. What a weight keeps is known from the size of its tensors.
+//
+// A block has row_warps x column_warps warps. A step of it is row_warps * row_units units of rows
+// times column_warps units of columns; the steps along one set of rows, set after set, are one
+// line, of which every block takes an equal range.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "formats/tiled_bitmap.h"
+
+namespace flashsparse::tiled_bitmap {
+
+// The compiled shapes: X(tokens of y at most, units of 16 rows that a warp multiplies at once,
+// warps of a block at most beside the one that copies x, which bounds the registers).
+#define FS_TILED_BITMAP_SHAPES(X) \
+  X(8, 1, 16)                     \
+  X(8, 2, 15)                     \
+  X(16, 1, 15)                    \
+  X(16, 2, 15)                    \
+  X(32, 1, 15)                    \
+  X(32, 2, 11)                    \
+  X(64, 1, 11)                    \
+  X(64, 2, 7)
+
+struct ShapeInfo {
+  int tokens, row_units, warps;
+};
+
+#define FS_TILED_BITMAP_SHAPE_INFO(tokens, row_units, warps) {tokens, row_units, warps},
+inline constexpr ShapeInfo kShapes[] = {FS_TILED_BITMAP_SHAPES(FS_TILED_BITMAP_SHAPE_INFO)};
+#undef FS_TILED_BITMAP_SHAPE_INFO
+inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
+
+// Tokens of one launch at most: x of more leaves no room where a block has 99 KB.
+constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ? 64 : 32; }
+
+// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
+// where the caller does not say better (flashsparse_plugin/dataflow).
+constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? 1024 : 128; }
+
+struct LinearPlan {
+  int shape;                    // index into kShapes
+  int row_warps, column_warps;  // of a block
+  int weight_stages, x_stages;  // of the rings in shared memory
+  int ring_lines;               // of a warp's weights, 128 bytes each
+  int blocks;
+  int is_early;  // 1: begins before the kernel before it in the stream has ended, on Hopper
+
+  const ShapeInfo& info() const { return kShapes[shape]; }
+  int warps() const { return row_warps * column_warps; }
+  int threads() const { return (warps() + 1) * 32; }
+  // What the kernel is cut into.
+  int64_t sets(int64_t rows) const {
+    const int64_t units = int64_t{row_warps} * info().row_units;
+    return (unit_rows(rows) + units - 1) / units;
+  }
+  int64_t set_steps(int64_t cols) const {
+    return (unit_cols(cols) + column_warps - 1) / column_warps;
+  }
+  // Whether a set is cut, so that blocks have to add up their sums.
+  bool shares_sets(int64_t rows) const { return sets(rows) % blocks != 0; }
+  // What a launch needs beside its tensors: arrival counters, floats of the workspace, and dynamic
+  // shared memory.
+  int64_t arrivals(int64_t rows) const { return shares_sets(rows) ? sets(rows) * row_warps : 0; }
+  int64_t partial_floats(int64_t rows) const {
+    const int64_t slot = int64_t{row_warps} * info().row_units * kUnitRows * info().tokens;
+    return shares_sets(rows) ? 2 * blocks * slot : 0;
+  }
+  int64_t shared_bytes() const;
+
+  // The rule that the plan breaks for a product of this size, or null. A launch needs null.
+  const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
+};
+
+// For a weight of so many lines in all. tokens in [1, max_tokens(gpu)].
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu);
+
+}  // namespace flashsparse::tiled_bitmap

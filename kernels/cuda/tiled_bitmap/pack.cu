@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_bitmap/pack.cuh"
+#include "cuda/tiled_bitmap/tiled_bitmap.h"
+#include "cuda/tiled_bitmap/units_grid.h"
+
+namespace flashsparse::cuda {
+
+cudaError_t tiled_bitmap_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* lengths,
+                               cudaStream_t stream) {
+  using namespace tiled_bitmap;
+  if (!can_number_units(rows, cols)) return cudaErrorInvalidValue;
+  count_kernel<<<blocks_of(rows, cols, kPackWarps), kPackThreads, 0, stream>>>(weight, rows, cols,
+                                                                               lengths);
+  return cudaGetLastError();
+}
+
+cudaError_t tiled_bitmap_pack(const uint16_t* weight, int64_t rows, int64_t cols,
+                              const int32_t* offsets, uint32_t* packed, cudaStream_t stream) {
+  using namespace tiled_bitmap;
+  if (!can_number_units(rows, cols) || reinterpret_cast<uintptr_t>(packed) % sizeof(uint4) != 0) {
+    return cudaErrorInvalidValue;
+  }
+  pack_kernel<<<blocks_of(rows, cols, kPackWarps), kPackThreads, 0, stream>>>(weight, rows, cols,
+                                                                              offsets, packed);
+  return cudaGetLastError();
+}
+
+}  // namespace flashsparse::cuda

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dense -> tiled_bitmap on the GPU, a warp a unit: the same bytes as the CPU's packer writes.
+// count_kernel tells the lines of each unit, cuda/offsets.cuh sums them up, pack_kernel writes
+// them.
+#pragma once
+#include "common/integer.cuh"
+#include "cuda/tiled_bitmap/unit.cuh"
+
+namespace flashsparse::tiled_bitmap {
+
+inline constexpr int kPackWarps = 4;  // units of a block
+inline constexpr int kPackThreads = kPackWarps * kLanes;
+
+// Brings a unit to shared memory, as zeros where the weight has no element.
+__device__ __forceinline__ void stage_unit(const uint16_t* __restrict__ weight, int64_t rows,
+                                           int64_t cols, Corner corner, int lane, uint32_t stage) {
+  const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // or more: it is cut
+  const uint16_t* row = weight + corner.row * cols + corner.col;
+  if (whole_chunks(weight, cols)) {
+    const int col = lane * kChunk;
+    FS_UNROLL
+    for (int r = 0; r < kUnitRows; ++r, row += cols) {
+      copy_async<16>(stage + r * kRowBytes + lane * sizeof(uint4), row + col,
+                     r < rows_here && col < cols_here);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+  } else {
+    for (int r = 0; r < kUnitRows; ++r, row += cols) {
+      for (int col = lane; col < kUnitCols; col += kLanes) {
+        const uint16_t value = r < rows_here && col < cols_here ? row[col] : uint16_t{0};
+        store_shared(stage + r * kRowBytes + col * sizeof(uint16_t), value);
+      }
+    }
+  }
+  __syncwarp();
+}
+
+// Which weights of a lane are kept.
+__device__ __forceinline__ void masks_of(const Pairs& pairs, uint32_t (&masks)[kMaskWords]) {
+  FS_UNROLL
+  for (int w = 0; w < kMaskWords; ++w) {
+    masks[w] = 0;
+    FS_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      // Adding 0x7fff carries into the sign's place for every magnitude but 0.
+      const uint32_t first = (pairs[w][j][0] & 0x7fff7fff) + 0x7fff7fff;
+      const uint32_t second = (pairs[w][j][1] & 0x7fff7fff) + 0x7fff7fff;
+      // A byte a weight, in the order of the mask's bytes, and its highest bit tells.
+      const uint32_t carries = prmt(first, second, 0x7531);
+      masks[w] |= carries >> (7 - j) & (0x01010101u << j);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_pairs(uint32_t stage, int lane, Pairs& pairs) {
+  FS_UNROLL
+  for (int w = 0; w < kMaskWords; ++w) {
+    FS_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      FS_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        pairs[w][j][half] = load_shared<uint32_t>(pair_address(stage, lane, w, j, half));
+      }
+    }
+  }
+}
+
+// Where a lane's runs begin, as the format has it, and where its run 1 ends.
+struct Runs {
+  uint32_t starts[kRuns];
+  uint32_t end;  // items of the column that has run 1
+};
+
+// Hands out the columns. `columns` is a line of shared memory of this warp. All its lanes have done
+// with what they did in shared memory before when any of them returns.
+__device__ __forceinline__ Runs place_runs(const uint32_t (&masks)[kMaskWords], int lane,
+                                           uint32_t columns) {
+  constexpr int kLengthBits = 7;  // 0 to 64
+  const uint32_t lengths[kRuns] = {run_length(masks, 0), run_length(masks, 1)};
+  const LaneOrder first = order_of_lanes<kLengthBits>(lengths[0]);
+  const uint32_t tied = first.equal & lanes_below(lane);
+  const uint32_t column = __popc(first.more | tied);
+  // The columns are in the order of their items now, the fullest first. Ahead of this lane's, when
+  // the emptiest come first, are those with fewer and those with as many and a lower number.
+  const int emptier = __popc(~(first.more | first.equal) | tied);
+  // The start of a run that follows this one.
+  store_shared(columns + emptier * sizeof(uint32_t), lengths[0] * kLineWords | column);
+  __syncwarp();
+  const LaneOrder second = order_of_lanes<kLengthBits>(lengths[1]);
+  const int longer = __popc(second.more | (second.equal & lanes_below(lane)));
+  const uint32_t start = load_shared<uint32_t>(columns + longer * sizeof(uint32_t));
+  return {{column, start}, start / kLineWords + lengths[1]};
+}
+
+// Lines of the unit's values.
+__device__ __forceinline__ uint32_t value_lines(const Runs& runs) {
+  const uint32_t fullest = reduce_lanes(runs.end, [](uint32_t a, uint32_t b) { return max(a, b); });
+  return (fullest + 1) / 2;
+}
+
+// lengths[u] = lines of unit u.
+// Launch with ceil(units / kPackWarps) blocks of kPackThreads.
+__global__ void __launch_bounds__(kPackThreads)
+    count_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
+                 int32_t* __restrict__ lengths) {
+  FS_SHARED(unsigned char, stages, kPackWarps* kStageBytes);
+  FS_SHARED(uint32_t, columns, kPackWarps* kLineWords);
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const uint32_t unit = blockIdx.x * kPackWarps + warp;
+  if (unit >= units(rows, cols)) return;
+
+  const uint32_t stage = shared_address(stages + warp * kStageBytes);
+  stage_unit(weight, rows, cols, corner_of(unit, cols), lane, stage);
+  Pairs pairs;
+  load_pairs(stage, lane, pairs);
+  uint32_t masks[kMaskWords];
+  masks_of(pairs, masks);
+  const Runs runs = place_runs(masks, lane, shared_address(columns + warp * kLineWords));
+  const uint32_t lines = value_lines(runs);
+  if (lane == 0) lengths[unit] = static_cast<int32_t>(kHeadLines + lines);
+}
+
+// Writes a lane's values to their columns, and zeros behind the second run up to the last line.
+__device__ __forceinline__ void store_items(const Pairs& pairs, const uint32_t (&masks)[kMaskWords],
+                                            const Runs& runs, uint32_t lines, uint32_t values) {
+  FS_UNROLL
+  for (int run = 0; run < kRuns; ++run) {
+    ItemPlace item(values, runs.starts[run]);
+    FS_UNROLL
+    for (int w = run * kRunMasks; w < (run + 1) * kRunMasks; ++w) {
+      FS_UNROLL
+      for (int j = 0; j < kChunk; ++j) {
+        FS_UNROLL
+        for (int e = 0; e < 2 * kHalves; ++e) {
+          if (masks[w] >> (j + 8 * e) & 1) {
+            const uint32_t pair = pairs[w][j][e / 2];
+            store_shared(item.address, static_cast<uint16_t>(e % 2 ? pair >> 16 : pair));
+            item.next();
+          }
+        }
+      }
+    }
+    if (run == kRuns - 1) {
+      for (uint32_t i = runs.end; i < 2 * lines; ++i) {
+        store_shared(item.address, uint16_t{0});
+        item.next();
+      }
+    }
+  }
+}
+
+// Writes lines offsets[u] to offsets[u + 1] of every unit u.
+// Launch with ceil(units / kPackWarps) blocks of kPackThreads; `packed` is aligned to 16 bytes,
+// `offsets` are the sums of what count_kernel says of the same weight.
+__global__ void __launch_bounds__(kPackThreads, 4)
+    pack_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
+                const int32_t* __restrict__ offsets, uint32_t* __restrict__ packed) {
+  FS_SHARED(unsigned char, stages, kPackWarps* kStageBytes);
+  FS_SHARED(uint32_t, columns, kPackWarps* kLineWords);
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const uint32_t unit = blockIdx.x * kPackWarps + warp;
+  if (unit >= units(rows, cols)) return;
+
+  const uint32_t stage = shared_address(stages + warp * kStageBytes);
+  stage_unit(weight, rows, cols, corner_of(unit, cols), lane, stage);
+  Pairs pairs;
+  load_pairs(stage, lane, pairs);
+  uint32_t masks[kMaskWords];
+  masks_of(pairs, masks);
+  // When they are placed, every lane has its pairs: the items take the place of the rows.
+  const Runs runs = place_runs(masks, lane, shared_address(columns + warp * kLineWords));
+  const uint32_t lines = value_lines(runs);
+  store_items(pairs, masks, runs, lines, stage);
+  __syncwarp();
+
+  uint32_t* const head = packed + static_cast<int64_t>(offsets[unit]) * kLineWords;
+  store_global(reinterpret_cast<uint4*>(head) + lane,
+               make_uint4(masks[0], masks[1], masks[2], masks[3]));
+  store_global(head + kMaskLines * kLineWords + lane, runs.starts[0] | runs.starts[1] << 16);
+  uint4* const values = reinterpret_cast<uint4*>(head + kHeadLines * kLineWords);
+  for (uint32_t i = lane; i < lines * (kLineBytes / sizeof(uint4)); i += kLanes) {
+    store_global(values + i, load_shared<uint4>(stage + i * sizeof(uint4)));
+  }
+}
+
+}  // namespace flashsparse::tiled_bitmap

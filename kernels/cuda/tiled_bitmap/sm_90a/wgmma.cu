@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/mma.cuh"
+#include "cuda/tensor_map.h"
+#include "cuda/tiled_bitmap/wgmma.h"
+#include "cuda/tiled_bitmap/wgmma_compiled.h"
+
+namespace flashsparse::cuda {
+
+cudaError_t tiled_bitmap_wgmma(const tiled_bitmap::WgmmaArguments& arguments, const TiledMatrix& x,
+                               const tiled_bitmap::WgmmaPlan& plan, bool bfloat16,
+                               cudaStream_t stream) {
+  using tiled_bitmap::compiled_wgmma;
+  const auto kernel =
+      (bfloat16 ? compiled_wgmma<BFloat16>() : compiled_wgmma<Float16>())[plan.shape];
+  const auto shared_bytes = static_cast<int>(plan.shared_bytes());
+  TensorMap map;
+  cudaError_t error = make_tensor_map(x, &map);
+  if (error != cudaSuccess) return error;
+  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(plan.cluster());
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(plan.blocks());
+  config.blockDim = dim3(plan.threads());
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, arguments, map);
+}
+
+}  // namespace flashsparse::cuda

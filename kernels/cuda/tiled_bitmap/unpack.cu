@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_bitmap/tiled_bitmap.h"
+#include "cuda/tiled_bitmap/units_grid.h"
+#include "cuda/tiled_bitmap/unpack.cuh"
+
+namespace flashsparse::cuda {
+
+cudaError_t tiled_bitmap_unpack(const uint32_t* packed, int64_t num_lines, const int32_t* offsets,
+                                int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream) {
+  using namespace tiled_bitmap;
+  if (!can_number_units(rows, cols) || num_lines < 0 || num_lines > INT32_MAX ||
+      reinterpret_cast<uintptr_t>(packed) % sizeof(uint4) != 0) {
+    return cudaErrorInvalidValue;
+  }
+  unpack_kernel<<<blocks_of(rows, cols, kUnpackWarps), kUnpackThreads, 0, stream>>>(
+      packed, static_cast<uint32_t>(num_lines), offsets, rows, cols, weight);
+  return cudaGetLastError();
+}
+
+}  // namespace flashsparse::cuda

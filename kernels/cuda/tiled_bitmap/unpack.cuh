@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiled_bitmap -> dense on the GPU, a warp a unit.
+#pragma once
+#include "cuda/tiled_bitmap/unit.cuh"
+
+namespace flashsparse::tiled_bitmap {
+
+inline constexpr int kUnpackWarps = 4;  // units of a block
+inline constexpr int kUnpackThreads = kUnpackWarps * kLanes;
+
+// A lane's weights from the columns of items in shared memory, zeros included. Only places of the
+// stage are read, whatever `starts` says.
+__device__ __forceinline__ void load_items(const uint32_t (&masks)[kMaskWords], uint32_t starts,
+                                           uint32_t values, Pairs& pairs) {
+  constexpr uint32_t kMostItems = 2 * kMostValueLines;
+  FS_UNROLL
+  for (int run = 0; run < kRuns; ++run) {
+    const uint32_t start = starts >> 16 * run & 0xffff;
+    const uint32_t first = min(start / kLineWords, kMostItems - run_length(masks, run));
+    ItemPlace item(values, first * kLineWords | start % kLineWords);
+    FS_UNROLL
+    for (int w = run * kRunMasks; w < (run + 1) * kRunMasks; ++w) {
+      FS_UNROLL
+      for (int j = 0; j < kChunk; ++j) {
+        FS_UNROLL
+        for (int half = 0; half < kHalves; ++half) {
+          uint32_t pair[2];
+          FS_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            pair[e] = 0;
+            if (masks[w] >> (j + 16 * half + 8 * e) & 1) {
+              pair[e] = load_shared<uint16_t>(item.address);
+              item.next();
+            }
+          }
+          pairs[w][j][half] = pair[0] | pair[1] << 16;
+        }
+      }
+    }
+  }
+}
+
+// Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike.
+// Launch with ceil(units / kUnpackWarps) blocks of kUnpackThreads; `packed` is aligned to 16 bytes
+// and has num_lines lines.
+//
+// `offsets` has an entry a unit and one more. Nothing else is assumed: whatever the tensors hold,
+// no access leaves them. That the result is the weight that was packed is proven by `validate`,
+// once, at load.
+__global__ void __launch_bounds__(kUnpackThreads, 5)
+    unpack_kernel(const uint32_t* __restrict__ packed, uint32_t num_lines,
+                  const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
+                  uint16_t* __restrict__ weight) {
+  FS_SHARED(unsigned char, stages, kUnpackWarps* kStageBytes);
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const uint32_t unit = blockIdx.x * kUnpackWarps + warp;
+  if (unit >= units(rows, cols)) return;
+  const uint32_t stage = shared_address(stages + warp * kStageBytes);
+
+  const uint32_t begin = min(static_cast<uint32_t>(offsets[unit]), num_lines);
+  const uint32_t end = min(static_cast<uint32_t>(offsets[unit + 1]), num_lines);
+  uint32_t masks[kMaskWords] = {}, starts = 0;
+  if (begin + kHeadLines <= end) {
+    const uint32_t lines = min(end - begin - kHeadLines, static_cast<uint32_t>(kMostValueLines));
+    const uint32_t* const head = packed + static_cast<int64_t>(begin) * kLineWords;
+    const uint4* const values = reinterpret_cast<const uint4*>(head + kHeadLines * kLineWords);
+    for (uint32_t i = lane; i < lines * (kLineBytes / sizeof(uint4)); i += kLanes) {
+      copy_async<16>(stage + i * sizeof(uint4), values + i, true);
+    }
+    const uint4 mask = load_streaming(reinterpret_cast<const uint4*>(head) + lane);
+    masks[0] = mask.x, masks[1] = mask.y, masks[2] = mask.z, masks[3] = mask.w;
+    starts = load_streaming(head + kMaskLines * kLineWords + lane);
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncwarp();
+
+  Pairs pairs;
+  load_items(masks, starts, stage, pairs);
+  __syncwarp();  // the rows take the place of the items
+  FS_UNROLL
+  for (int w = 0; w < kMaskWords; ++w) {
+    FS_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      FS_UNROLL
+      for (int half = 0; half < kHalves; ++half) {
+        store_shared(pair_address(stage, lane, w, j, half), pairs[w][j][half]);
+      }
+    }
+  }
+  __syncwarp();
+
+  const Corner corner = corner_of(unit, cols);
+  const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // or more: it is cut
+  uint16_t* row = weight + corner.row * cols + corner.col;
+  if (whole_chunks(weight, cols)) {
+    const int col = lane * kChunk;
+    FS_UNROLL
+    for (int r = 0; r < kUnitRows; ++r, row += cols) {
+      if (r < rows_here && col < cols_here) {
+        store_global(reinterpret_cast<uint4*>(row + col),
+                     load_shared<uint4>(stage + r * kRowBytes + lane * sizeof(uint4)));
+      }
+    }
+  } else {
+    for (int r = 0; r < kUnitRows; ++r, row += cols) {
+      for (int col = lane; col < kUnitCols; col += kLanes) {
+        if (r < rows_here && col < cols_here) {
+          row[col] = load_shared<uint16_t>(stage + r * kRowBytes + col * sizeof(uint16_t));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashsparse::tiled_bitmap

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T + bias from tiled_bitmap by wgmma, for more tokens than the decode kernel is good for,
+// on Hopper: load as sparse, compute as dense, without a dense tile anywhere.
+//
+//   memory   units --bulk copies--> a ring of units of each warp --> registers of its lanes: A
+//                                                                      |
+//            x --tiles, to all of a cluster--> a ring of panels: B ----+
+//                                                                      |
+//            y <--from registers, by sectors-- accumulators, 64 rows x 64 to 256 tokens a warpgroup
+//
+// Why so: a lane of tiled_bitmap keeps exactly the weights that it hands to the instruction. So a
+// warp decodes the panel of 64 columns after the one that is being multiplied, into registers, and
+// shared memory, which binds beside the tensor cores, is spared the writing and reading of a dense
+// tile. A panel of 128 rows x 256 tokens takes 1024 clocks of tensor cores, and of shared memory
+// 512 for B, 256 for the copies of x, and for a weight with half zeros 79 for its copies and 142
+// for what its lanes read: 989.
+#pragma once
+#include "common/cluster.cuh"
+#include "common/device.cuh"
+#include "common/registers.cuh"
+#include "common/wgmma_registers.cuh"
+#include "cuda/sparse_24/wgmma_sums.cuh"
+#include "cuda/sparse_24/wgmma_tiles.cuh"
+#include "cuda/sparse_24/wgmma_x.cuh"
+#include "cuda/tiled_bitmap/lane_items.cuh"
+#include "cuda/tiled_bitmap/wgmma_compiled.h"
+#include "cuda/tiled_bitmap/wgmma_plan.h"
+#include "cuda/tiled_bitmap/wgmma_units.cuh"
+
+namespace flashsparse::tiled_bitmap {
+
+// The same as an entry of kWgmmaShapes, for the kernel.
+template <int kTokens_, int kGroups_>
+struct WgmmaShape {
+  static constexpr int kTokens = kTokens_, kGroups = kGroups_;
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kUnits = kGroups * 4;  // one for each warp that multiplies
+  static constexpr uint32_t kPanelBytes = sparse_24::wgmma_stage_bytes(kTokens);
+  // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
+  static constexpr int kCopying = kGroups == 2 ? 24 : 32;
+  static constexpr int kMultiplying = sparse_24::wgmma_registers(kGroups);
+  static constexpr bool kKeeps = kTokens > 128;  // else instructions bind, not shared memory
+  // 8 tokens of sums that a warp loads at once: its own are in the workspace by then.
+  static constexpr int kJoined = 8;
+};
+
+// All threads come here when the only tile of blocks behind each other has been multiplied: the
+// sums that they give each other lie where x and units were, in each of them. These have been read
+// by then, and nothing was written that would have to be ordered.
+__device__ __forceinline__ void end_products(const WgmmaArguments& arguments) {
+  if (arguments.depth > 1) meet_cluster();
+}
+
+template <class Type, class Shape>
+class WgmmaMultiplier {
+ public:
+  // `shared` is the block's; `warp` the number of this one in it.
+  __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& arguments,
+                                             const sparse_24::WgmmaX<Shape>& x, uint32_t shared,
+                                             int warp)
+      : arguments_(arguments),
+        unit_(sparse_24::WgmmaTiles::place_down(arguments) * Shape::kUnits + warp),
+        tile_units_(arguments.down * Shape::kUnits),
+        tiles_(arguments, Shape::kTokens, tile_units_ * kUnitRows),
+        x_(x),
+        emptied_(x),
+        units_(arguments, tiles_, unit_, tile_units_,
+               x.end() + warp * arguments.ring_lines * kLineBytes, barriers(shared, warp)),
+        sums_buffer_(shared + uint32_t{sparse_24::kWgmmaBarriers} + warp * kSumsBytes),
+        warp_(warp),
+        rank_(keep(static_cast<int>(threadIdx.x % 32) * arguments.depth +
+                   sparse_24::WgmmaTiles::part(arguments))) {}
+
+  // Of the units of a warp, when they arrive.
+  static __device__ __forceinline__ uint32_t barriers(uint32_t shared, int warp) {
+    constexpr int kOthers = 2 * sparse_24::kMostXStages + Shape::kUnits;
+    static_assert(
+        (kOthers + Shape::kUnits * kUnitsAhead) * kMbarrierBytes <= sparse_24::kWgmmaBarriers,
+        "a barrier has its place");
+    return shared + (kOthers + warp * kUnitsAhead) * kMbarrierBytes;
+  }
+
+  __device__ __forceinline__ void run() {
+    const sparse_24::WgmmaSums<Type, Shape, false> store(arguments_, unit_, tile_units_,
+                                                         sums_buffer_, x_.sums(warp_));
+    units_.fill();
+    units_.fill();
+    open();
+    items_.template expand<0>(masks_.x, a_[0][0]);
+    items_.template expand<1>(masks_.x, a_[0][1]);
+    items_.template expand<2>(masks_.x, a_[0][2]);
+    items_.template expand<3>(masks_.x, a_[0][3]);
+    units_.fill();
+    FS_NO_UNROLL
+    while (!tiles_.ended()) {
+      FS_UNROLL
+      for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
+      wgmma_hold(sums_);
+      const int tile = tiles_.tile();
+      bool first = true, more = true;  // steps of the tile
+      FS_NO_UNROLL
+      while (more) {
+        step(first);
+        first = false;
+        more = !tiles_.advance() && !tiles_.ended();
+      }
+      wgmma_wait(sums_);
+      release();
+      end_products(arguments_);
+      store.leave(sums_, tiles_, tile);
+    }
+  }
+
+ private:
+  static constexpr int kPanels = kUnitCols / kTileCols;
+  static_assert(kPanels == kMaskWords, "a panel is decoded from one word of the masks");
+  static constexpr uint32_t kSumsBytes = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
+
+  // Multiplies by a unit, whose first panel is in a_.
+  __device__ __forceinline__ void step(bool first) {
+    multiply<0>(first, masks_.y);
+    multiply<1>(false, masks_.z);
+    multiply<2>(false, masks_.w);
+    units_.release();
+    units_.fill();
+    multiply<3>(false, masks_.x);
+  }
+
+  // Multiplies by a panel, and decodes the next one by its mask: 16 columns between two products,
+  // which the warp would wait for otherwise, since each is issued when the one before reads A.
+  template <int panel>
+  __device__ __forceinline__ void multiply(bool first, const uint32_t& next) {
+    mbarrier_wait(x_.full(), x_.parity());
+    const uint64_t x = wgmma_operand(x_.panel());
+    x_.advance();
+    multiply_columns<panel, 0>(x);
+    if constexpr (panel + 1 == kRunMasks) items_.begin(values_, starts_ >> 16);
+    if constexpr (panel + 1 == kPanels) open();
+    items_.template expand<0>(next, a_[(panel + 1) % 2][0]);
+    multiply_columns<panel, 1>(x);
+    if (!first) release();
+    items_.template expand<1>(next, a_[(panel + 1) % 2][1]);
+    multiply_columns<panel, 2>(x);
+    items_.template expand<2>(next, a_[(panel + 1) % 2][2]);
+    multiply_columns<panel, 3>(x);
+    items_.template expand<3>(next, a_[(panel + 1) % 2][3]);
+  }
+
+  // Multiplies by 16 columns of a panel, and waits for those of the panel before: for the same
+  // ones, and from the second on for all, whose x can be given back then.
+  template <int panel, int columns>
+  __device__ __forceinline__ void multiply_columns(uint64_t x) {
+    wgmma_begin();
+    wgmma_registers<Type, Shape::kTokens>(sums_, a_[panel % 2][columns],
+                                          wgmma_moved(x, columns * 32));
+    wgmma_commit();
+    if constexpr (columns == 0) wgmma_wait_but<4>();
+    if constexpr (columns == 1) wgmma_wait_but<2>();
+  }
+
+  // The next unit; behind the last one its panels once more, which nobody multiplies by.
+  __device__ __forceinline__ void open() {
+    if (units_.any()) {
+      const uint32_t unit = units_.wait(), lane = threadIdx.x % 32;
+      masks_ = load_shared<uint4>(unit + lane * 16);
+      starts_ = load_shared<uint32_t>(unit + kMaskLines * kLineBytes + lane * 4);
+      values_ = unit + kHeadLines * kLineBytes;
+    }
+    items_.begin(values_, starts_ & 0xffff);
+  }
+
+  // The warp has done with the oldest panel of x: it says so to every block that copies to it.
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    const int lane = threadIdx.x % 32;
+    if (lane < arguments_.down) mbarrier_release_in(rank_, emptied_.empty());
+    emptied_.advance();
+  }
+
+  const WgmmaArguments& arguments_;
+  const int unit_, tile_units_;
+  sparse_24::WgmmaTiles tiles_;
+  sparse_24::WgmmaX<Shape> x_, emptied_;
+  WgmmaUnits units_;
+  const uint32_t sums_buffer_;
+  const int warp_;
+  const int rank_;    // of the block in the cluster that the lane tells
+  uint4 masks_ = {};  // of the unit: the lane's
+  uint32_t starts_ = 0, values_ = 0;
+  LaneItems<Shape::kKeeps> items_;
+  uint32_t a_[2][4][4];  // of this panel and the next
+  float sums_[Shape::kTokens / 2];
+};
+
+// Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() and
+// plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty but on sm_90a.
+template <class Type, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    wgmma_kernel(const WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  FS_DYNAMIC_SHARED(dynamic);
+  using Multiplier = WgmmaMultiplier<Type, Shape>;
+  const uint32_t shared = shared_address(dynamic);
+  const sparse_24::WgmmaX<Shape> ring(arguments, shared);
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
+  if (threadIdx.x == 0) {
+    FS_NO_UNROLL
+    for (int i = 0; i < Shape::kUnits; ++i) WgmmaUnits::init(Multiplier::barriers(shared, i));
+    ring.init(arguments);
+  }
+  meet_cluster();
+  if (warp < Shape::kUnits) {
+    take_registers<Shape::kMultiplying>();
+    Multiplier(arguments, ring, shared, warp).run();
+  } else {
+    release_registers<Shape::kCopying>();
+    if (threadIdx.x == Shape::kUnits * 32) {
+      sparse_24::copy_x<Shape, kUnitCols / kTileCols>(arguments, x, ring);
+    }
+    end_products(arguments);
+  }
+  meet_cluster();
+#endif
+}
+
+template <class Type>
+const WgmmaKernel* compiled_wgmma() {
+#define FS_COMPILED(tokens, groups) wgmma_kernel<Type, WgmmaShape<tokens, groups>>,
+  static const WgmmaKernel compiled[] = {FS_TILED_BITMAP_WGMMA_SHAPES(FS_COMPILED)};
+#undef FS_COMPILED
+  return compiled;
+}
+
+}  // namespace flashsparse::tiled_bitmap

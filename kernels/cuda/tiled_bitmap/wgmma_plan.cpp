@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tiled_bitmap/wgmma_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <mutex>
+
+namespace flashsparse::tiled_bitmap {
+
+namespace {
+
+using sparse_24::kMostCluster;
+using sparse_24::kMostXStages;
+using sparse_24::kPanelBytes;
+
+constexpr int kPanelCols = 64, kStepPanels = kUnitCols / kPanelCols;
+
+// Of an H200, as fitted for sparse_24 (cuda/sparse_24/wgmma_plan.cpp), to the same memories, sums
+// and launches: bytes a microsecond and multiprocessor from memory and from the L2, clocks a
+// microsecond, and how much slower shared memory is than the budget at the head of wgmma.cuh says.
+constexpr double kMemory = 33.3e3, kL2 = 60e3, kClock = 1.755e3, kShared = 1.07;
+// Turns of shared memory for a warp's unit, beside the copy of its lines: counted.
+constexpr double kUnitTurns = 71, kNarrowUnitTurns = 101;
+// Fitted to 60 launches of this kernel: clocks of a panel for each warpgroup, which decodes it, and
+// for each of its tokens; three warpgroups hide more of that than two.
+constexpr double kGroupClocks = 300, kTokenClocks = 1.28, kThreeGroups = 0.93;
+constexpr double kLatency = 1.0;   // microseconds from a copy's start to its end, under load
+constexpr double kLaunch = 2.5;    // until the first x and weight are there
+constexpr double kTile = 1.45;     // to begin and end one
+constexpr double kRound = 1.7;     // until a cluster that had to wait has begun
+constexpr double kSharing = 4.7;   // of sums between clusters, and how much more where a tile's
+constexpr double kRagged = 2.8;    // parts begin and end anywhere
+constexpr double kGiving = 0.6;    // of sums between blocks of a cluster
+constexpr double kSums = 0.45;     // share of the time of sums in the L2 that nothing hides
+constexpr double kJoining = 1.5;   // the same where the last cluster adds up those of all
+constexpr double kL2Bytes = 25e6;  // of x that stay in the L2, beside the weight that passes
+constexpr double kCluster = 0.02;  // share of time for each doubling of a cluster
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Large clusters do not fill every part of a GPU.
+int64_t slots_of(int cluster, const Gpu& gpu) {
+  return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
+}
+
+}  // namespace
+
+double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                  const Gpu& gpu) {
+  const double groups = plan.info().groups, width = plan.info().tokens;
+  const double unit_lines = static_cast<double>(lines) / static_cast<double>(units(rows, cols));
+  const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+  const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
+  const double panels =
+      static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kStepPanels);
+  // A panel: bytes of the block's weight and of x, clocks of each unit, and of one warpgroup.
+  const double block_units = static_cast<double>(plan.warps()) / kStepPanels;
+  const double written = std::min<double>(width, static_cast<double>(tokens));
+  const double weight = block_units * unit_lines * kLineBytes, x = written * kPanelBytes;
+  const double shared = groups * width + width +
+                        block_units * (unit_lines + (width > 128 ? kUnitTurns : kNarrowUnitTurns));
+  const double decoding =
+      groups * (kGroupClocks + kTokenClocks * width) * (groups > 2 ? kThreeGroups : 1);
+  const double clocks = std::max(kShared * shared, decoding) / kClock;
+  const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
+  const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
+  // Where tiles begin anywhere, clusters do not ask for the same x at the same time.
+  const double x_bytes = 2.0 * static_cast<double>(cols) * static_cast<double>(tokens);
+  const bool strays = shares && !even && token_tiles > 1 && x_bytes > kL2Bytes;
+  const double memory = strays ? weight + x : weight / token_tiles;
+  // Units that are on their way while one is decoded.
+  const double room = std::floor(plan.ring_lines / (unit_lines + 3));
+  const double ahead = std::max(0.5, std::min<double>(room, kUnitsAhead) - 1);
+  const double waiting = kLatency / ahead / kStepPanels;
+  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
+                      std::max({memory / kMemory, (weight + x / plan.down) / kL2, clocks, waiting});
+  const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
+  // Of a tile that others have a part in: the block's sums, and microseconds for them.
+  const double given = groups * sparse_24::kGroupRows * written * sizeof(float);
+  double sums = 0;
+  if (plan.depth > 1) sums = kGiving + kSums * 2 * given / kL2;
+  if (shares) {
+    const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
+    sums = kSharing + (even ? 0 : kRagged) + kJoining * (1 + parts) * given / kL2;
+  }
+  return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
+}
+
+const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
+                                   const Gpu& gpu) const {
+  constexpr int64_t kMostArrivals = 4096;
+  if (!gpu.hopper) return "the GPU has no wgmma: it needs compute capability 9.0";
+  if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
+  const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
+  if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
+    return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
+  if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
+  if (ring_lines < kLeastRingLines || ring_lines > kMostRingLines)
+    return "a warp's ring has 72 to 288 lines";
+  if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
+  if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
+  if (rows > INT32_MAX / 2 || cols > INT32_MAX / 2 || tokens > INT32_MAX / 2)
+    return "there are too many rows, columns or tokens";
+  if (depth > unit_cols(cols)) return "there are fewer units of columns than blocks for them";
+  const int64_t count = tiles(rows, tokens), steps = count * tile_steps(cols);
+  if (depth > 1 && clusters != count)
+    return "blocks behind each other have one tile, and there are as many clusters as tiles";
+  if (clusters < 1 || clusters > steps) return "a cluster has at least one step";
+  if (count > INT32_MAX || steps * (int64_t{clusters} + 1) > INT32_MAX)
+    return "there are too many steps";
+  if (arrivals(rows, tokens) > kMostArrivals) return "too many tiles would be shared";
+  return nullptr;
+}
+
+namespace {
+
+// Rings for two units of the weight if x has three stages beside them; what is left to x up to
+// 128 KB of it, and then to the rings.
+bool divide_shared(WgmmaPlan& plan, int64_t unit_lines, const Gpu& gpu) {
+  constexpr int64_t kEnoughX = 128 << 10;
+  plan.stages = plan.ring_lines = 0;
+  const int64_t stage = sparse_24::wgmma_stage_bytes(plan.info().tokens);
+  const int64_t line = plan.warps() * kLineBytes, room = gpu.shared_bytes - plan.shared_bytes();
+  const int64_t wanted = std::max<int64_t>(kLeastRingLines, 2 * (unit_lines + 5));
+  const int64_t least = std::max<int64_t>((room - kLeastRingLines * line) / stage, 0);
+  const int64_t stages =
+      std::max<int64_t>((room - wanted * line) / stage, std::min<int64_t>(least, 3));
+  plan.stages = static_cast<int>(std::min({stages, kEnoughX / stage, int64_t{kMostXStages}}));
+  const int64_t lines = (room - plan.stages * stage) / line;
+  plan.ring_lines = static_cast<int>(std::min<int64_t>(lines, kMostRingLines));
+  return plan.stages >= 2 && plan.ring_lines >= kLeastRingLines;
+}
+
+WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_lines,
+                    const Gpu& gpu) {
+  const int64_t lines = unit_lines * units(rows, cols);
+  WgmmaPlan best{};
+  double least = -1;
+  for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
+    for (int down = 1; down <= kMostCluster; down *= 2) {
+      for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
+        WgmmaPlan plan{shape, down, depth, 0, 1, 0};
+        const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
+        if (slots < 1 || !divide_shared(plan, unit_lines, gpu)) continue;
+        // A range each; whole tiles to each; the same number of parts of each tile.
+        for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
+                                       tiles * std::max<int64_t>(slots / tiles, 1)}) {
+          plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
+          if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
+          const double found = wgmma_cost(plan, rows, cols, tokens, lines, gpu);
+          if (least >= 0 && found >= least) continue;
+          least = found;
+          best = plan;
+        }
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+// It takes longer to compare all plans than to launch one: each is found once.
+WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines, const Gpu& gpu) {
+  static std::mutex mutex;
+  static std::map<std::array<int64_t, 6>, WgmmaPlan> found;
+  const int64_t unit_lines = ceil_div(lines, units(rows, cols));
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, tokens, unit_lines, gpu.multiprocessors, gpu.shared_bytes});
+  if (is_new) place->second = find_plan(rows, cols, tokens, unit_lines, gpu);
+  return place->second;
+}
+
+}  // namespace flashsparse::tiled_bitmap

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the wgmma kernel of tiled_bitmap is cut: decided on the host from sizes alone, so that a CUDA
+// graph can hold the decision.
+//
+// Tiles, steps and clusters are those of sparse_24 (cuda/sparse_24/wgmma_plan.h). Beside the stages
+// of x each warp that multiplies has a ring of lines in shared memory for its units.
+#pragma once
+#include <cstdint>
+
+#include "cuda/gpu.h"
+#include "cuda/sparse_24/wgmma_plan.h"
+#include "formats/tiled_bitmap.h"
+
+namespace flashsparse::tiled_bitmap {
+
+// The compiled shapes: X(tokens of a tile, warpgroups that multiply).
+#define FS_TILED_BITMAP_WGMMA_SHAPES(X) \
+  X(64, 2)                              \
+  X(64, 3)                              \
+  X(128, 2)                             \
+  X(128, 3)                             \
+  X(192, 2)                             \
+  X(256, 2)
+
+#define FS_TILED_BITMAP_WGMMA_INFO(tokens, groups) {tokens, groups},
+inline constexpr sparse_24::WgmmaShapeInfo kWgmmaShapes[] = {
+    FS_TILED_BITMAP_WGMMA_SHAPES(FS_TILED_BITMAP_WGMMA_INFO)};
+#undef FS_TILED_BITMAP_WGMMA_INFO
+inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
+
+inline constexpr int kUnitsAhead = 4;                   // of a warp, in shared memory at most
+inline constexpr int kLeastRingLines = kMostLines + 3;  // a unit, and what is read behind it
+inline constexpr int kMostRingLines = 4 * kLeastRingLines;
+
+struct WgmmaPlan {
+  int shape;        // index into kWgmmaShapes
+  int down, depth;  // blocks of a cluster, below each other and behind each other: 1, 2, 4 or 8
+  int stages;       // of x, in shared memory
+  int clusters;     // that are launched
+  int ring_lines;   // of each warp, in shared memory
+
+  const sparse_24::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
+  int threads() const { return (info().groups + 1) * 128; }
+  int cluster() const { return down * depth; }  // blocks
+  int blocks() const { return cluster() * clusters; }
+  int copied_tokens() const { return info().tokens / down; }    // of x, by a block
+  int64_t warps() const { return int64_t{4} * info().groups; }  // that multiply
+  // Sums that blocks behind each other give to this one lie where x and units were: at most 128 KB,
+  // as two stages and the shortest rings of any shape.
+  int64_t shared_bytes() const {
+    return sparse_24::kWgmmaBarriers + stages * sparse_24::wgmma_stage_bytes(info().tokens) +
+           warps() * ring_lines * kLineBytes;
+  }
+
+  int64_t tile_rows() const { return down * warps() * kUnitRows; }
+  // Of a tile, for the first of the blocks behind each other.
+  int64_t tile_steps(int64_t cols) const { return (unit_cols(cols) + depth - 1) / depth; }
+  int64_t tiles(int64_t rows, int64_t tokens) const {
+    const int64_t tiles_down = (rows + tile_rows() - 1) / tile_rows();
+    return tiles_down * ((tokens + info().tokens - 1) / info().tokens);
+  }
+  // Whether a tile is cut, so that clusters have to add up their sums.
+  bool shares_tiles(int64_t rows, int64_t tokens) const {
+    return tiles(rows, tokens) % clusters != 0;
+  }
+  // What a launch needs beside its tensors: arrival counters and floats of the workspace.
+  int64_t arrivals(int64_t rows, int64_t tokens) const {
+    return shares_tiles(rows, tokens) ? tiles(rows, tokens) * tile_rows() / kUnitRows : 0;
+  }
+  int64_t partial_floats(int64_t rows, int64_t tokens) const {
+    return shares_tiles(rows, tokens) ? 2 * clusters * tile_rows() * info().tokens : 0;
+  }
+
+  // The rule that the plan breaks for a product of this size, or null. A launch needs null.
+  const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
+};
+
+// Whether this kernel is faster than that for few tokens, by measurements on an H200: one tile of
+// 64 tokens takes it the same time, however few they are.
+constexpr bool prefers_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  constexpr int64_t kSmall = 32 << 20;  // elements
+  return gpu.hopper && tokens > (rows * cols <= kSmall ? 64 : 32);
+}
+
+// tokens >= 1, on a GPU with wgmma; `lines` of the whole weight.
+WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines, const Gpu& gpu);
+
+// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                  const Gpu& gpu);
+
+}  // namespace flashsparse::tiled_bitmap

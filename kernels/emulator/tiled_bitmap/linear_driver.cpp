@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the linear kernel over every case on stdin and writes y to stdout.
+//   case    int64 rows, cols, tokens, lines, bfloat16, has_bias, seed, multiprocessors,
+//           shared_bytes, plan[8]; int32 offsets[units + 1]; int32 weight[lines][32]; uint16
+//           x[tokens * stride], the stride being cols up to a multiple of 8; uint16 bias[rows] if
+//           it has one plan: the numbers of LinearPlan in their order, or -1 first to let the host
+//           plan for a GPU of so many multiprocessors and bytes of shared memory
+//   answer  uint16 y[tokens * rows]
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/tiled_bitmap/linear.cuh"
+#include "emulator/driver.h"
+
+namespace {
+
+using namespace flashsparse;
+using namespace flashsparse::tiled_bitmap;
+
+// Memory that nothing has been written to: NaN in every float type.
+template <class T>
+auto unwritten(size_t count) {
+  auto array = driver::device_array<T>(count);
+  std::memset(array.get(), 0xff, count * sizeof(T));
+  return array;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const driver::Counting counting(argc, argv);
+  int64_t header[17];
+  while (driver::read_header(header)) {
+    const int64_t rows = header[0], cols = header[1], tokens = header[2], lines = header[3];
+    const bool bfloat16 = header[4], has_bias = header[5];
+    const Gpu gpu{static_cast<int>(header[7]), header[8]};
+    int numbers[8];
+    for (int i = 0; i < 8; ++i) numbers[i] = static_cast<int>(header[9 + i]);
+    LinearPlan plan{numbers[0], numbers[1], numbers[2], numbers[3],
+                    numbers[4], numbers[5], numbers[6], numbers[7]};
+    if (plan.shape < 0) plan = plan_linear(rows, cols, lines, tokens, gpu);
+    if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {
+      std::fprintf(stderr, "%s\n", rule);
+      return 1;
+    }
+    const int64_t stride = (cols + 7) / 8 * 8;
+    const auto offsets = driver::read<int32_t>(units(rows, cols) + 1);
+    const auto weight = driver::read<uint32_t>(lines * kLineWords);
+    const auto x = driver::read<uint16_t>(tokens * stride);
+    const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
+    const auto y = unwritten<uint16_t>(tokens * rows);
+    const auto partials = unwritten<float>(plan.partial_floats(rows));
+    const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
+    std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
+
+    Arguments arguments{};
+    arguments.units = weight.get();
+    arguments.offsets = offsets.get();
+    arguments.x = x.get();
+    arguments.x_stride = static_cast<int>(stride);
+    arguments.bias = has_bias ? bias.get() : nullptr;
+    arguments.y = y.get();
+    arguments.partials = partials.get();
+    arguments.arrivals = arrivals.get();
+    arguments.rows = static_cast<int>(rows);
+    arguments.cols = static_cast<int>(cols);
+    arguments.tokens = static_cast<int>(tokens);
+    const Cut cut{{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages},
+                  static_cast<uint32_t>(plan.ring_lines * kLineBytes)};
+    const Compiled compiled = compiled_linear<0, 64>()[plan.shape];
+    const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
+    simt::launch(plan.blocks, plan.threads(), plan.shared_bytes(), header[6],
+                 [&] { kernel(arguments, cut); });
+    for (int64_t i = 0; i < plan.arrivals(rows); ++i) {
+      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+    }
+    driver::write(y.get(), tokens * rows);
+  }
+}
