@@ -14,9 +14,10 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flashsparse_plugin.names import DEFAULT_FORMAT
+from flashsparse_plugin.names import AUTO, DEFAULT_FORMAT
 
 from .console import err, out, print_json, size, table, usage
+from .devices import Device, batch_option, for_option
 from .models import (
     MODEL,
     PUSH,
@@ -42,10 +43,12 @@ def convert(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Packed format of the layers.",
+            help="Packed format of the layers; auto: for each the fastest one, or dense.",
             show_default=f"{DEFAULT_FORMAT}; of quantized models the one that holds their codes",
         ),
     ] = None,
+    device: Annotated[Device | None, for_option("What auto chooses for")] = None,
+    batch: Annotated[int | None, batch_option()] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="Option of the format. Can be repeated.", metavar="NAME=VALUE"),
@@ -80,11 +83,13 @@ def convert(
     One layer is in memory at a time, and everything written is read back and compared with the
     source. OUT appears when it is complete; after an interruption the same command goes on.
 
-    Layers that would be larger packed than dense stay dense, and lm_head does.
+    Layers that would be larger packed than dense stay dense, and lm_head does. With --format auto
+    those do that would be slower.
 
     \b
     [bold]Examples[/bold]
       flashsparse convert PRUNED OUT
+      flashsparse convert PRUNED OUT --format auto --for H200 --batch 16
       flashsparse convert PRUNED OUT --dtype bfloat16 --overwrite
       flashsparse convert PRUNED OUT --ignore lm_head --ignore 're:.*layers\\.0\\.'
       flashsparse convert PRUNED OUT --format nm_vector --option n=2 --option m=4 \\
@@ -103,10 +108,15 @@ def convert(
         from flashsparse_plugin.matching import matches
 
     target, wanted = target_of(ModelDirectory(directory), format, options)
+    if target != AUTO and (device, batch) != (None, None):
+        raise usage(f"only --format {AUTO} chooses by it, and this is {target}", "--for, --batch")
+    if target == AUTO and (wanted or pack_all):
+        raise usage(f"--format {AUTO} chooses options and layers itself", "--option, --pack-all")
+    known = DEFAULT_FORMAT if target == AUTO else target
     for check, name in (
-        (lambda: get_format(target), "--format"),
-        (lambda: dtype and parse_dtype(dtype, get_format(target).dtypes), "--dtype"),
-        (lambda: _scheme(get_format(target), wanted), "--option"),
+        (lambda: get_format(known), "--format"),
+        (lambda: dtype and parse_dtype(dtype, get_format(known).dtypes), "--dtype"),
+        (lambda: _scheme(get_format(known), wanted), "--option"),
         (lambda: parse_size(max_shard_size), "--max-shard-size"),
         (lambda: matches("", ignore), "--ignore"),
     ):
@@ -129,6 +139,8 @@ def convert(
             overwrite=overwrite,
             on_progress=on_progress,
             name=push,
+            device=device and device.value,
+            batch=batch,
         )
     seconds = time.perf_counter() - start
     pushed = do_push(publisher, destination, f"Packed to {report.format}")
@@ -212,6 +224,8 @@ def _show(report: ConversionReport, seconds: float) -> None:
     )
     out.print(made)
     out.print()
+    for choice in report.choices:
+        out.print(Text.assemble(("auto: ", "cyan"), choice))
     for warning in report.warnings:
         out.print(Text.assemble(("Note: ", "yellow"), warning))
     if report.rounding:

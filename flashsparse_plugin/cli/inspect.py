@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .console import err, out, print_json, size, table
 from .convert import progress
+from .devices import Device, batch_option, for_option
 from .models import MODEL, model_directory
 
 if TYPE_CHECKING:
@@ -26,18 +27,24 @@ def inspect(
     layers: Annotated[
         bool, typer.Option("--layers", help="One row a layer instead of one a kind of layer.")
     ] = False,
+    device: Annotated[
+        Device, for_option("Where packed layers are compared with dense ones")
+    ] = Device.this,
+    batch: Annotated[int, batch_option()] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what a model's linear layers are made of and what packing them would save.
 
     Reads a dense or a packed model layer by layer: shape, zeros, bytes as stored, as dense, after
     [bold]flashsparse convert[/bold] to each format (which leaves some layers dense), and then on a
-    CPU at run time. Packed layers are validated on the way.
+    CPU at run time. Packed layers are validated on the way. Then it says which layers gain from
+    packing, as [bold]convert --format auto[/bold] chooses.
 
     \b
     [bold]Examples[/bold]
       flashsparse inspect MODEL
       flashsparse inspect MODEL --layers
+      flashsparse inspect MODEL --for H200 --batch 16
       flashsparse inspect MODEL --json > model.json
     """
     directory = model_directory(path)
@@ -45,7 +52,9 @@ def inspect(
         from flashsparse_plugin.checkpoint import inspect_checkpoint
 
     with progress("Inspecting") as on_progress:
-        found = inspect_checkpoint(directory, on_progress=on_progress)
+        found = inspect_checkpoint(
+            directory, on_progress=on_progress, device=device.value, batch=batch
+        )
     if as_json:
         print_json(found.to_dict())
     else:
@@ -63,8 +72,9 @@ def _show(found: Inspection, by_layer: bool) -> None:
     out.print(Text(head, style="bold"), soft_wrap=True)
     out.print()
     formats = list(found.layers[0].bytes_in)
-    sizes = ["bytes_dense", *formats, "bytes_cpu"]
-    headers = ["dense", *(name.replace("_", "\n") for name in formats), "on CPU"]
+    others = [name for name in formats if name != found.format]  # that is what is stored
+    sizes = ["bytes_dense", *others, "bytes_cpu"]
+    headers = ["dense", *(name.replace("_", "\n") for name in others), "on CPU"]
     if found.format is not None:  # else the same as dense
         sizes, headers = ["bytes_stored", *sizes], ["stored", *headers]
     made = table("Layer" if by_layer else "Kind", "shape", "zeros", *headers)
@@ -85,6 +95,8 @@ def _show(found: Inspection, by_layer: bool) -> None:
     for note in found.notes:
         out.print(Text.assemble(("Note: ", "yellow"), note))
     _show_reasons(found)
+    for choice in found.choices:
+        out.print(Text.assemble(("packed: " if found.format else "auto: ", "cyan"), choice))
     if found.format is None:
         _show_model(found, formats)
     _show_attention(Path(found.path))

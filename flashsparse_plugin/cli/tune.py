@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from .console import err, out, print_json, table, usage
+from .console import err, out, print_json, usage
 from .models import MODEL, model_directory, parse_option
-from .tune_plot import draw_times, packed_as
+from .tune_plot import draw_times
+from .tune_show import BATCHES, least_zeros, show_entries, show_least_zeros
 
 if TYPE_CHECKING:
     from flashsparse_plugin.dataflow import Weight
+    from flashsparse_plugin.dataflow.expected import Target
     from flashsparse_plugin.dataflow.table import Entry
+    from flashsparse_plugin.gpu import Gpu
     from flashsparse_plugin.packed import Scheme
-
-_STYLES = {  # letters of implementations; one that is not here shows its own first letter
-    "gemv": ("G", "black on cyan"),
-    "flat_gemm": ("F", "black on green"),
-    "sparse": ("S", "black on green"),
-    "library": ("L", "black on yellow"),
-}
-_SHOWN = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
 
 
 class TuneDtype(StrEnum):
@@ -117,17 +112,24 @@ def tune(
         raise usage(str(error), "--format") from None
     sparsities = _stored_sparsity(stored) if sparsity is None else sparsity
     weights = _weights(shapes, [1 - each for each in sparsities], scheme)
+    measured = estimate is None
     if estimate is not None:
         entries, device, path = _estimated(weights, estimate.value)
     else:
         entries, device, path = _measured(weights, dtype.value)
+    zeros = least_zeros(shapes, scheme, _targets(estimate, dtype.value))
     if plot is not None:
         draw_times(entries, device, plot)
     if as_json:
-        about = {"device": device, "dtype": dtype.value, "measured": estimate is None}
-        print_json(about | {"entries": [entry.model_dump(mode="json") for entry in entries]})
-    else:
-        _show(entries, device, path)
+        about: dict[str, Any] = {"device": device, "dtype": dtype.value, "measured": measured}
+        about["entries"] = [entry.model_dump(mode="json") for entry in entries]
+        about["pays_from_zeros"] = {f"{o}x{i}": found for (o, i), found in zeros.items()}
+        print_json(about)
+        return
+    show_entries(entries, device, measured)
+    show_least_zeros(zeros, scheme, measured)
+    if path is not None:
+        out.print(Text(f"\nWritten to {path}"), soft_wrap=True)
 
 
 # ---- what to look at ----------------------------------------------------------------------------
@@ -217,13 +219,41 @@ def _weights(
 
 
 def _estimated(weights: Sequence[Weight], name: str) -> tuple[list[Entry], str, None]:
-    from flashsparse_plugin.dataflow import model
     from flashsparse_plugin.dataflow.tuner import entry_of
     from flashsparse_plugin.gpu import find_gpu
 
     gpu = find_gpu(name, (0, 0))
-    entries = [entry_of(weight, model.times(weight, gpu)) for weight in weights]
+    entries = [entry_of(weight, _times(weight, gpu)) for weight in weights]
     return entries, f"{gpu.name}, estimated and not measured", None
+
+
+def _times(weight: Weight, gpu: Gpu) -> dict[int, dict[str, float]]:
+    """Estimated seconds by tokens and implementation, of a packed weight as the GPU holds it."""
+    import torch
+
+    from flashsparse_plugin.dataflow import BUCKETS, model
+    from flashsparse_plugin.dataflow.expected import best_seconds, typical_weight
+
+    stored = weight.scheme
+    held = stored and stored.format.runtime(stored, torch.device("cuda"))
+    names = [*weight.implementations]
+    if stored is None or held is None or held == stored or len(names) > 1:
+        return model.times(weight, gpu)
+    [name] = names  # of a form of its own: the table knows the stored format
+    assumed = typical_weight(weight.shape, held, weight.density)
+    return {tokens: {name: best_seconds(assumed, tokens, gpu)} for tokens in BUCKETS}
+
+
+def _targets(estimate: Estimate | None, dtype: str) -> list[Target]:
+    """What layers are compared on: the GPU that is estimated, or this one by what was measured."""
+    from flashsparse_plugin.dataflow import DeviceKey, tuner
+    from flashsparse_plugin.dataflow.expected import Target
+    from flashsparse_plugin.gpu import find_gpu
+
+    if estimate is None:
+        key = DeviceKey.of(tuner.require_gpu())
+        return [Target.of_key(key, dtype, batch) for batch in BATCHES]
+    return [Target(find_gpu(estimate.value, (0, 0)), batch) for batch in BATCHES]
 
 
 def _measured(weights: Sequence[Weight], dtype: str) -> tuple[list[Entry], str, Path]:
@@ -259,51 +289,3 @@ def _measured(weights: Sequence[Weight], dtype: str) -> tuple[list[Entry], str, 
             )
             write_table(before.with_entries(entries), path)
     return entries, key.name, path
-
-
-# ---- showing ------------------------------------------------------------------------------------
-
-
-def _show(entries: Sequence[Entry], device: str, path: Path | None) -> None:
-    """A line a layer, as in FlashDecoding++, Figure 9(c)."""
-    from flashsparse_plugin.dataflow.model import implementations_of
-
-    header = _cells((str(tokens), "") for tokens in _SHOWN)
-    made = table("Layer", "", header, "changes at", left=3)
-    for entry in entries:
-        shape = f"{entry.shape[0]}x{entry.shape[1]}"
-        packed = packed_as(entry)
-        fastest = _cells(_style(_implementation(entry, tokens)) for tokens in _SHOWN)
-        changes = ", ".join(str((each.max_tokens or 0) + 1) for each in entry.ranges[:-1])
-        made.add_row(shape, Text(packed or "dense"), fastest, changes)
-    for column in made.columns:
-        column.no_wrap = True
-    used: dict[str, dict[str, None]] = {}  # by implementation what it is, said once
-    for entry in entries:
-        known = implementations_of(entry.scheme())
-        for name in dict.fromkeys(_implementation(entry, tokens) for tokens in _SHOWN):
-            used.setdefault(name, {})[known[name].what] = None
-    out.print(Text(f"Fastest by tokens, {device}", style="bold"), "")
-    out.print(made)
-    out.print()
-    for name, whats in used.items():
-        letter, style = _style(name)
-        out.print(Text.assemble((f" {letter} ", style), f" {'; '.join(whats)}"))
-    if path is not None:
-        out.print(Text(f"\nWritten to {path}"), soft_wrap=True)
-
-
-def _cells(parts: Iterable[tuple[str, str]]) -> Text:
-    """One cell, a text and its style, for each number of tokens that is shown."""
-    cells = Text()
-    for tokens, (text, style) in zip(_SHOWN, parts, strict=True):
-        cells.append(f"{text:>{max(2, len(str(tokens)))}} ", style)
-    return cells
-
-
-def _implementation(entry: Entry, tokens: int) -> str:
-    return entry.plan().implementation(tokens)
-
-
-def _style(implementation: str) -> tuple[str, str]:
-    return _STYLES.get(implementation, (implementation[0].upper(), "black on magenta"))

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which implementation multiplies which weight by how many tokens (FlashDecoding++, section 5).
 
-model.py   what each implementation should take, from bytes and latencies
-table.py   what was measured on a GPU, and `resolve`, which asks the tables and then the model
-tables/    what ships: measured on an H200 and an H100, and estimated for an A100
-linear.py  what a layer is told of it when it is loaded
-tuner.py   measures, offline
+model.py     what each implementation should take, from bytes and latencies
+table.py     what was measured on a GPU, and `resolve`, which asks the tables and then the model
+expected.py  whether a packed layer is faster than the dense one on a device
+choice.py    `auto`: the format of a layer by that
+advice.py    all formats side by side, and rivals.py what else people could use
+tables/      what ships: measured on an H200 and an H100, and estimated for an A100
+linear.py    what a layer is told of it when it is loaded
+tuner.py     measures, offline
 """
 
 from .linear import DenseLinear, dense_linear, plan_of

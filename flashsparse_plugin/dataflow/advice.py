@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -13,18 +12,16 @@ import torch
 from ..formats import get_format
 from ..gpu import Gpu, library_seconds
 from ..names import DEFAULT_FORMAT
-from ..packed import Scheme
-from . import model, rivals
+from . import rivals
+from .expected import DENSITIES, ESTIMATED, best_seconds, sample
 from .model import Weight
-from .tuner import packed_weight
 
 Shape = tuple[int, int]
 Kind = Literal["dense", "rival", "ours"]
 Values = Literal[16, 8, 4]
 
-MARGIN = 1.1  # what counts as faster: benchmarks/results/estimates.csv has how far off they are
+MARGIN = ESTIMATED
 WINDOW, LENGTH = 32, 32  # of vector-wise patterns
-DENSITIES = tuple(1 - 0.05 * step for step in range(20))  # where a win is looked for
 
 
 @dataclass(frozen=True)
@@ -109,26 +106,18 @@ def sparse_choice(
     own = get_format(format)
     stored = own.scheme(torch.bfloat16, dict(options))
     scheme = own.runtime(stored, torch.device("cuda"))
-    bits, density = _sample(scheme, round(density, 6))
+    bits, density = sample(scheme, round(density, 6))
 
     def seconds(shape: Shape, tokens: int) -> float:
         nbytes = max(int(bits * shape[0] * shape[1] / 8), 1)
         weight = Weight(shape, scheme, density, nbytes)
-        return min(model.seconds(name, weight, tokens, gpu) for name in weight.implementations)
+        return best_seconds(weight, tokens, gpu)
 
     pattern = stored.options.title
     needed = 1 - options["n"] / options["m"] if "n" in options else 1 - density
     title = pattern.removesuffix(" by 128") or f"unstructured, {needed:.0%}"
     checked = gpu.capability == (9, 0) and not (values == 4 and options["m"] > 4)
     return Choice(title, "ours", values, needed, bits, seconds, checked)
-
-
-@lru_cache(maxsize=200)
-def _sample(scheme: Scheme, density: float) -> tuple[float, float]:
-    """Bits a weight, and the density, of a random weight."""
-    side = 512
-    found = packed_weight((side, side), scheme, density)
-    return 8 * found.nbytes / side**2, found.density
 
 
 def wins_from(

@@ -145,6 +145,15 @@ class Entry(_Strict):
         ranges = ((each.max_tokens, each.implementation) for each in self.ranges)
         return Plan.of(ranges, source, reason)
 
+    def seconds(self, tokens: int) -> float | None:
+        """What the fastest implementation took for so many tokens, or for the next more measured.
+
+        None where no time of so many tokens was kept.
+        """
+        found = [each for each in self.measurements if each.tokens >= tokens]
+        nearest = min(found, key=lambda each: each.tokens, default=None)
+        return None if nearest is None else min(nearest.microseconds.values()) * 1e-6
+
     @property
     def title(self) -> str:
         """Format and options, or "dense"."""
@@ -189,6 +198,11 @@ class Table(_Strict):
         ]
         distance, entry = min(near, key=lambda pair: pair[0], default=(1.0, None))
         return entry if distance <= NEAREST_DENSITY else None
+
+    def seconds(self, weight: Weight, tokens: int) -> float | None:
+        """`Entry.seconds` of a weight; None also where the table does not know it."""
+        entry = self.find(weight)
+        return None if entry is None else entry.seconds(tokens)
 
     @property
     def origin(self) -> str:
@@ -259,8 +273,23 @@ def _cached(path: Path) -> Table | None:
     return read_table(path) if path.exists() else None
 
 
-def shipped_table(gpu: Gpu) -> Table | None:
+def read_own(key: DeviceKey, dtype: str) -> Table | None:
+    """What the user has measured on such a GPU in a dtype, if anything.
+
+    Raises:
+        TableError: Where there is a table that cannot be read.
+    """
+    own = _cached(table_path(key, dtype))
+    return own if own and (own.device, own.dtype) == (key, dtype) else None
+
+
+def shipped_table(gpu: Gpu, key: DeviceKey | None = None) -> Table | None:
     """The table that the package brings for a class of GPUs, if there is one.
+
+    Args:
+        gpu: The class.
+        key: A GPU of it. The class may hold other generations, too, whose kernels are others; such
+            a GPU has no table.
 
     Raises:
         TableError: Where it is damaged, or was made for another class.
@@ -272,6 +301,8 @@ def shipped_table(gpu: Gpu) -> Table | None:
             f"{path} was made for an {table.device.name}, not for an {gpu.name}. It is a part of "
             "flashsparse-plugin: install that again"
         )
+    if table and key and table.device.capability != key.capability:
+        return None
     return table
 
 
@@ -355,18 +386,14 @@ def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan:
             f"{where} every layer has one implementation",
         )
     key = DeviceKey.of(device)
-    path = table_path(key, dtype)
-    own = _cached(path)
-    if own and (own.device, own.dtype) == (key, dtype) and (entry := own.find(weight)):
-        return entry.plan("table", f"{weight}: {own.origin}, in {path}")
+    own = read_own(key, dtype)
+    if own and (entry := own.find(weight)):
+        return entry.plan("table", f"{weight}: {own.origin}, in {table_path(key, dtype)}")
     gpu = find_gpu(key.name, key.capability)
-    shipped = shipped_table(gpu)
-    # A class may hold other generations, too, whose kernels are others.
-    if shipped is not None and shipped.device.capability == key.capability:
-        entry = shipped.find(weight)
-        if entry is not None:
-            reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
-            return entry.plan("shipped", reason)
+    shipped = shipped_table(gpu, key)
+    if shipped and (entry := shipped.find(weight)):
+        reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
+        return entry.plan("shipped", reason)
     ranges = ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)
     return Plan.of(
         ((each.max_tokens, each.implementation) for each in ranges),

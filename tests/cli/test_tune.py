@@ -56,9 +56,28 @@ def test_an_estimate_is_shown_and_marked_as_one():
     assert result.exit_code == 0
     assert "A100, estimated and not measured" in result.stdout
     lines = [line for line in result.stdout.splitlines() if "x4096" in line]
-    assert len(lines) == 4 and sum("tiled_csl 70%" in line for line in lines) == 2
+    assert len(lines) == 6 and sum("tiled_bitmap 70%" in line for line in lines) == 2
     assert "gemv: CUDA cores" in result.stdout and "Written" not in result.stdout
+    assert "tiled_bitmap pays from so many % zeros on (estimated)" in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
+
+
+def test_a_packed_layer_that_does_not_pay_is_no_win():
+    """The table shows what is slower than the dense layer, and from which share of zeros on not."""
+    arguments = ("28672x4096", "--estimate", "H200", "--format", "tiled_csl")
+    losing, winning = (tune(*arguments, "--sparsity", zeros).stdout for zeros in ("0.5", "0.8"))
+    row, other = (
+        next(line for line in text.splitlines() if "tiled_csl " in line and "%" in line).split()
+        for text in (losing, winning)
+    )
+    assert set(row[3:10]) == {"s"} and other[3:9] == ["S"] * 6
+    assert "no faster than the dense layer" in losing
+    found = json.loads(tune(*arguments, "--sparsity", "0.5", "--json").stdout)
+    shares = found["pays_from_zeros"]["28672x4096"]
+    assert 0.5 < shares["8"] <= shares["64"]
+    at_pattern = tune("4096x4096", "--estimate", "H200", "--format", "nm_vector", "--option", "n=2",
+                      "--option", "m=4", "--json")  # fmt: skip
+    assert json.loads(at_pattern.stdout)["pays_from_zeros"] == {}
 
 
 def test_an_estimate_is_that_of_the_model():
@@ -70,7 +89,7 @@ def test_an_estimate_is_that_of_the_model():
 def test_measurements_are_kept_and_added_to(pretended_gpu):
     first = tune("4096x4096")
     assert first.exit_code == 0 and f"Written to {pretended_gpu}" in first.stdout
-    assert "NVIDIA H200" in first.stdout and "estimated" not in first.stdout
+    assert "tokens, NVIDIA H200 " in first.stdout and "not measured" not in first.stdout
     assert len(entries(tune("1024x4096", "--sparsity", "0.8", "--json"))) == 2
     assert [e.shape for e in read_table(pretended_gpu).entries] == [
         (4096, 4096),
@@ -104,7 +123,7 @@ def test_a_packed_model_brings_its_sparsity(model_dir, tmp_path):
     config["quantization_config"] = {"quant_method": "flashsparse", "sparsity": 0.75}
     (packed / "config.json").write_text(json.dumps(config))
     found = entries(tune(packed, "--estimate", "H200", "--json"))
-    assert {entry["density"] for entry in found if entry["format"] == "tiled_csl"} == {0.25}
+    assert {entry["density"] for entry in found if entry["format"] == "tiled_bitmap"} == {0.25}
 
 
 def test_a_plot(tmp_path):

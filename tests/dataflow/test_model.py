@@ -24,6 +24,8 @@ def shares() -> dict[str, list[float]]:
     """Estimated time / measured time, by implementation, of all that the H200's results hold."""
     found: dict[str, list[float]] = {"dense": [], "sparse": [], "unpack": []}
     for row in _results.read(RESULTS / "spmm.csv")["rows"]:
+        if row["format"] != SCHEME.format.name:
+            continue
         shape = tuple(map(int, row["shape"].split("x")))
         nbytes = round(row["packed_gb_s"] * row["us"] * 1e3)
         packed = Weight(shape, SCHEME, 1 - row["sparsity"] / 100, nbytes)
@@ -109,7 +111,7 @@ def times(**found):
 def test_weights():
     weight = torch.zeros(256, 128, dtype=torch.float16)
     weight[:64] = 1
-    packed = fs.pack(weight)
+    packed = fs.pack(weight, "tiled_csl")
     found = Weight.of(packed)
     assert (found.shape, found.format, found.density) == ((256, 128), "tiled_csl", 0.25)
     assert found.nbytes == packed.nbytes

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a packed layer pays on a device: its time beside that of the dense layer.
+
+Measured where a table has both, else by the cost models; never one of each. `auto`, `tune`,
+`inspect` and `advise` all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ..formats import format_names, get_format
+from ..gpu import GPUS, Gpu, find_gpu
+from ..packed import FormatError, Scheme, dtype_name
+from . import model
+from .model import Weight
+from .table import DeviceKey, Table, read_own, shipped_table
+from .tuner import packed_weight
+
+BATCH = 8
+"""Sequences that are decoded at once, where nobody says how many."""
+
+ESTIMATED = 1.1
+"""What counts as faster where it is estimated; benchmarks/results/estimates.csv has the errors."""
+
+DENSITIES = tuple(1 - 0.05 * step for step in range(20))
+"""Shares of kept values among which a win is looked for."""
+
+HERE, CPU = "this", "cpu"
+"""Devices for `Target.named`, beside the names of GPUs."""
+
+
+class Speed(NamedTuple):
+    """How fast a packed layer is.
+
+    Attributes:
+        ratio: Time of the dense layer / time of the packed one.
+        origin: Who measured both, such as "measured on an NVIDIA H200, 2026-11-20"; None where
+            the cost models estimate them.
+    """
+
+    ratio: float
+    origin: str | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether packing is faster, beyond the error of a measurement or of an estimate."""
+        return self.ratio >= (ESTIMATED if self.origin is None else 1 + model.MARGIN)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What layers are packed for.
+
+    Attributes:
+        gpu: What is known of the GPU; None: a CPU.
+        batch: Sequences that are decoded at once, which is tokens in a product.
+        tables: What was measured on such a GPU, the user's first.
+    """
+
+    gpu: Gpu | None
+    batch: int = BATCH
+    tables: tuple[Table, ...] = ()
+
+    @classmethod
+    def named(cls, name: str, batch: int = BATCH) -> Target:
+        """The target that a user calls "H200", "cpu", or "this" for the machine at hand.
+
+        Raises:
+            ValueError: For a name that is not known, and a batch below 1.
+        """
+        if batch < 1:
+            raise ValueError(f"a batch has at least one sequence, not {batch}")
+        if name == HERE:
+            here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return cls.of(here, torch.bfloat16, batch)
+        if name == CPU:
+            return cls(None, batch)
+        gpu = next((gpu for gpu in GPUS if gpu.name == name), None)
+        if gpu is None:
+            known = ", ".join([*(gpu.name for gpu in GPUS), CPU, HERE])
+            raise ValueError(f"nothing is known of a device {name!r}: choose one of {known}")
+        return cls(gpu, batch, _measured(shipped_table(gpu)))
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype, batch: int = BATCH) -> Target:
+        """The target that a device of this machine is.
+
+        Raises:
+            TableError: Where there is a table for this GPU that cannot be read.
+        """
+        if device.type != "cuda":
+            return cls(None, batch)
+        return cls.of_key(DeviceKey.of(device), dtype_name(dtype), batch)
+
+    @classmethod
+    def of_key(cls, key: DeviceKey, dtype: str, batch: int = BATCH) -> Target:
+        """The target that a GPU is of which measurements of this dtype are kept.
+
+        Raises:
+            TableError: Where there is a table for this GPU that cannot be read.
+        """
+        gpu = find_gpu(key.name, key.capability)
+        return cls(gpu, batch, _measured(read_own(key, dtype), shipped_table(gpu, key)))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.gpu is None else "cuda")
+
+    def speed(self, weight: Weight) -> Speed:
+        """How fast a GPU multiplies a packed weight, in the form that it holds.
+
+        Raises:
+            FormatError: Where no table knows the weight, and its format has no cost model.
+        """
+        assert self.gpu is not None, "on a CPU bytes decide"
+        dense = Weight(weight.shape)
+        for table in self.tables:
+            own, other = (table.seconds(each, self.batch) for each in (weight, dense))
+            if own is not None and other is not None:
+                return Speed(other / own, table.origin)
+        own, other = (best_seconds(each, self.batch, self.gpu) for each in (weight, dense))
+        return Speed(other / own)
+
+
+def _measured(*tables: Table | None) -> tuple[Table, ...]:
+    return tuple(table for table in tables if table is not None and table.source == "measured")
+
+
+def best_seconds(weight: Weight, tokens: int, gpu: Gpu) -> float:
+    """Estimated time of a product by the fastest of its implementations, with x and y.
+
+    Raises:
+        FormatError: For a packed weight whose format has no cost model.
+    """
+    return min(model.seconds(name, weight, tokens, gpu) for name in weight.implementations)
+
+
+def typical_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> Weight:
+    """A weight by a scheme as a random one of this density would be.
+
+    Args:
+        shape: (out_features, in_features).
+        scheme: How it is packed. A pattern may keep less than `density`.
+        density: Share of the elements that are kept.
+    """
+    bits, kept = sample(scheme, round(density, 2))
+    return Weight(shape, scheme, kept, max(int(bits * shape[0] * shape[1] / 8), 1))
+
+
+@lru_cache(maxsize=1000)
+def sample(scheme: Scheme, density: float) -> tuple[float, float]:
+    """Bits a weight, and the density, of a random weight."""
+    side = 512
+    found = packed_weight((side, side), scheme, density)
+    return 8 * found.nbytes / side**2, found.density
+
+
+def unstructured_schemes(dtype: torch.dtype = torch.bfloat16) -> list[Scheme]:
+    """The schemes of all stored formats that need no options: those that hold any zeros."""
+    found = []
+    for name in format_names():
+        try:
+            found.append(get_format(name).scheme(dtype))
+        except FormatError:
+            continue
+    return found
+
+
+def pays_from(
+    shape: tuple[int, int], target: Target, schemes: Sequence[Scheme] | None = None
+) -> float | None:
+    """The least share of zeros from which on packing pays on a GPU, in steps of 5%.
+
+    Args:
+        shape: (out_features, in_features).
+        target: A GPU and a batch.
+        schemes: How it may be packed; None: `unstructured_schemes`.
+
+    Returns:
+        None where it pays at no share of zeros.
+    """
+    found, schemes = None, schemes or unstructured_schemes()
+    for density in reversed(DENSITIES):
+        if not any(_pays(shape, each, density, target) for each in schemes):
+            break
+        found = 1 - density
+    return found
+
+
+def _pays(shape: tuple[int, int], stored: Scheme, density: float, target: Target) -> bool:
+    held = stored.format.runtime(stored, target.device)
+    try:
+        return target.speed(typical_weight(shape, held, density)).pays
+    except FormatError:  # no cost model, and not measured
+        return False
