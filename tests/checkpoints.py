@@ -53,7 +53,7 @@ def save_llama(path, *, sparsity=0.8, dtype=torch.bfloat16, shards="1GB", **over
     return path
 
 
-PACKED = ("weight_packed", "tile_offsets")
+PACKED = ("weight_packed", "unit_offsets")
 
 
 def load_all(path):
@@ -80,7 +80,7 @@ def quantization(path):
 
 def unpack(tensors, layer, shape, dtype=torch.bfloat16):
     stored = {name: tensors[f"{layer}.{name}"] for name in PACKED}
-    scheme = fs.get_format("tiled_csl").scheme(dtype)
+    scheme = fs.get_format("tiled_bitmap").scheme(dtype)
     return fs.PackedWeight(scheme, shape, stored).validate().unpack()
 
 

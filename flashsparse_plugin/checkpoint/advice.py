@@ -60,6 +60,11 @@ def notes_on(stored: StoredModel, done: str) -> Iterator[str]:
 
 def nothing_packed(report: ConversionReport) -> str:
     """Says why a conversion packed no layer at all, and what to do."""
+    if report.choices:
+        return (
+            f"packing pays for no layer of {report.source}: {'; '.join(report.choices)}. Remedy: "
+            "prune it further (`flashsparse prune`), or name a format with --format (format=)"
+        )
     larger = [x for x in report.layers if x.bytes_packed is not None]
     if not larger:
         reasons = told((x.reason, x.name) for x in report.layers if x.reason is not None)

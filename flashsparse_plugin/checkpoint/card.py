@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model card (README.md) of a pruned or packed model, fit to be published.
 
-Its metadata has what the Hub asks for (licence, base model), and under `pruning` how the zeros were
-chosen, which the card of a model that is made of it takes over.
+Its metadata has what the Hub asks for (licence, base model), and under `pruning` and `recovery` how
+the zeros were chosen and what was kept was fitted, which the card of a model that is made of it
+takes over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import flashsparse_plugin
 from .card_section import evaluation
 from .linears import kind_of
 from .places import hub_name
-from .pruning_record import Pruning
+from .pruning_record import RECORDS, Pruning, Recovery
 from .reader import CheckpointError, ModelDirectory
 from .report import ConversionReport, by_kind, human, mean_sparsity
 from .surroundings import CARD
@@ -57,22 +58,29 @@ def write_card(
 def write_pruned_card(
     path: Path,
     directory: ModelDirectory,
-    pruning: Pruning,
+    done: Pruning | Recovery,
     report: PruneReport,
     name: str,
+    base: str | None = None,
 ) -> None:
-    """Writes the card of a pruned model, whose weights are dense.
+    """Writes the card of a pruned or recovered model, whose weights are dense.
 
     Args:
         path: The file to write.
         directory: The source.
-        pruning: How it was pruned.
+        done: How it was pruned; or recovered, and the source's card says how it was pruned.
         report: The zeros of each layer.
         name: What the model is called where it will be loaded from.
+        base: Name of the base model, where the source does not say one.
     """
     data = _metadata(directory, ["sparse", "pruned", "flashsparse"])
-    data["pruning"] = pruning.model_dump(exclude_none=True)
-    _write(path, data, _pruned_text(name, pruning, report, _facts(data, directory)))
+    if base is not None:
+        data.setdefault("base_model", base)
+    if isinstance(done, Pruning):
+        data.pop("recovery", None)  # of a model that had fewer zeros
+    (key,) = (key for key, record in RECORDS.items() if isinstance(done, record))
+    data[key] = done.model_dump(exclude_none=True)
+    _write(path, data, _pruned_text(name, report, _facts(data, directory)))
 
 
 def _write(path: Path, data: dict[str, Any], text: str) -> None:
@@ -108,12 +116,11 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
             or (isinstance(value, list) and all(isinstance(item, str) for item in value))
         )
     }
-    if "pruning" in data:
+    for key in RECORDS.keys() & data.keys():
         try:
-            found = Pruning.model_validate(data["pruning"])
-            carried["pruning"] = found.model_dump(exclude_none=True)
+            carried[key] = RECORDS[key].model_validate(data[key]).model_dump(exclude_none=True)
         except ValidationError:
-            logger.warning("what the source's card says of its pruning is not carried over")
+            logger.warning("what the source's card says of its %s is not carried over", key)
     return carried
 
 
@@ -125,8 +132,9 @@ def _facts(data: dict[str, Any], directory: ModelDirectory) -> list[str]:
     unknown = "not stated by the source model: find out before you publish this one"
     rows = [f"| Base model | {', '.join(map(_code, names))} |"] if names else []
     rows.append(f"| Licence | {_code(license) if isinstance(license, str) else unknown} |")
-    pruning = data.get("pruning")
-    return rows + (Pruning.model_validate(pruning).rows() if pruning else [])
+    for key, record in RECORDS.items():
+        rows += record.model_validate(data[key]).rows() if key in data else []
+    return rows
 
 
 def _code(text: str) -> str:
@@ -134,7 +142,7 @@ def _code(text: str) -> str:
     return "`" + "".join(x for x in text if x.isprintable() and x not in "`|<>")[:200] + "`"
 
 
-def _pruned_text(name: str, pruning: Pruning, report: PruneReport, facts: Sequence[str]) -> str:
+def _pruned_text(name: str, report: PruneReport, facts: Sequence[str]) -> str:
     return f"""# {name.rpartition("/")[2]}
 
 A pruned model: {report.sparsity:.1%} of the weights in {len(report.layers)} linear layers are zero.

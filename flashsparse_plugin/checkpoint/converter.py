@@ -24,7 +24,9 @@ from ..packed import FormatError, dtype_name
 from .advice import nothing_packed, warnings_about
 from .card import write_card
 from .checksums import checksum
+from .choosing import settle, target_for
 from .headers import read_header
+from .hub import directory_of
 from .keeping import target_of
 from .linears import StoredModel
 from .packer import Packer, cast_part
@@ -58,6 +60,8 @@ def convert_checkpoint(
     overwrite: bool = False,
     on_progress: Progress | None = None,
     name: str | None = None,
+    device: str | None = None,
+    batch: int | None = None,
 ) -> ConversionReport:
     """Packs the linear layers of a pruned model and writes it as a new model directory.
 
@@ -66,10 +70,12 @@ def convert_checkpoint(
     killed is resumed by the same call.
 
     Args:
-        source: Model directory with safetensors weights that are dense, with zeros.
+        source: Model directory with safetensors weights that are dense, with zeros; or, as a
+            string, the name of such a model on the Hub: "org/name" or "org/name@revision".
         out: Directory to make; nothing is there before it is complete.
         format: Packed format, one of `format_names()`; None: the default, or the one that holds the
-            codes of a model that another tool quantized.
+            codes of a model that another tool quantized. "auto": for each layer the one that should
+            be fastest on `device`, or none where dense is.
         options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
         layers: Layers that differ, by name: `{"format": ..., "options": ..., "dtype": ...}`, as in
             FlashSparseConfig. Stronger than `ignore`.
@@ -83,6 +89,9 @@ def convert_checkpoint(
         overwrite: Replace `out` where it is a model directory.
         on_progress: Called as the work goes on.
         name: What the model card calls the model, such as "org/name"; None: the name of `out`.
+        device: What "auto" chooses for: the name of a GPU such as "H200", "cpu", or "this" (None)
+            for the GPU of this machine, or its CPU where it has none.
+        batch: Sequences decoded at once, which "auto" chooses for; None: 8.
 
     Returns:
         What was done, layer by layer.
@@ -91,21 +100,22 @@ def convert_checkpoint(
         CheckpointError: For a source that cannot be read or packed, an output that is not to be
             written, and a written tensor that does not read back as it should.
         FormatError: For a format or options that there are not.
+        ValueError: For a device or a batch that there is not, or that nothing is chosen for.
     """
-    directory = ModelDirectory(source)
+    directory = ModelDirectory(directory_of(source))
     refuse_quantized(directory)
     format, options = target_of(directory, format, options)
     settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)
-    directory = directory.with_weights(settings.dtype)
-    conversion = _Conversion(
-        directory,
-        StoredModel(directory),
-        settings,
-        on_progress or (lambda done, total, what: None),
-        name,
-    )
+    target = target_for(settings, device, batch)
     refuse_overlap(directory.path.resolve(), Path(out).resolve())
     require_room(Path(out))
+    directory = directory.with_weights(settings.dtype)
+    stored, choices = StoredModel(directory), list[str]()
+    on_progress = on_progress or (lambda done, total, what: None)
+    if target is not None:
+        settings, choices = settle(settings, directory, stored, target, on_progress)
+    conversion = _Conversion(directory, stored, settings, on_progress, name)
+    conversion.report.choices = choices
     with (
         Staging(out, conversion.job(), overwrite) as staging,
         disk_errors(staging.path, lambda: conversion.rest(staging)),
@@ -179,6 +189,8 @@ class _Conversion:
             raise
         self._write_surroundings(staging)
         staging.commit()
+        for choice in self.report.choices:
+            logger.info("auto: %s", printable(choice))
         for warning in self.report.warnings:
             logger.warning("%s", printable(warning))
         return self.report

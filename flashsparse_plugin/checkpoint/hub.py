@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .explanations import about_gguf, about_pickles
 from .headers import CheckpointError
-from .places import is_file_name
+from .places import is_file_name, refuse_no_model
 from .reader import CONFIG, INDEX, PICKLES, SINGLE_FILE, shards_in
 from .surroundings import is_carried
 
@@ -46,7 +46,34 @@ class HubModel(NamedTuple):
         return self.id if self.revision is None else f"{self.id}@{self.revision}"
 
 
-def fetch(model: HubModel, tell: Tell = lambda name, nbytes: None) -> Path:
+def named(name: str | Path) -> HubModel | None:
+    """The model on the Hub that a name means; None for a path, and where there is one so called."""
+    if isinstance(name, Path) or Path(name).expanduser().exists():
+        return None
+    return HubModel.parse(name)
+
+
+def directory_of(
+    name: str | Path, tell: Tell = lambda name, nbytes: None, weights: bool = True
+) -> Path:
+    """Returns the directory of a model; one on the Hub is fetched into the Hub's cache.
+
+    Args:
+        name: A directory; or, as a string, `org/name` or `org/name@revision` on the Hub. A local
+            directory of that name is taken first.
+        tell: Called before weights are fetched.
+        weights: Whether they are wanted.
+
+    Raises:
+        CheckpointError: If there is no such model; the message tells the remedy.
+    """
+    model = named(name)
+    path = Path(name).expanduser() if model is None else fetch(model, tell, weights)
+    refuse_no_model(path)
+    return path
+
+
+def fetch(model: HubModel, tell: Tell, weights: bool = True) -> Path:
     """Returns the directory of a model in the Hub's cache, with all that a command reads of it.
 
     Without a network it is the one that was fetched before.
@@ -54,6 +81,7 @@ def fetch(model: HubModel, tell: Tell = lambda name, nbytes: None) -> Path:
     Args:
         model: The model.
         tell: Called before the weights are fetched, unless all of them are there.
+        weights: Whether they are wanted.
 
     Raises:
         CheckpointError: For a model that is not there or not to be had, or has no safetensors
@@ -73,6 +101,8 @@ def fetch(model: HubModel, tell: Tell = lambda name, nbytes: None) -> Path:
         sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
         small = [name for name in sizes if is_carried(name) and not name.endswith(".py")]
         small += {CONFIG, INDEX} & sizes.keys()
+        if not weights and CONFIG in sizes:
+            return _download(model, small)
         if CONFIG not in sizes or not {SINGLE_FILE, INDEX} & sizes.keys():
             raise CheckpointError(_no_model(model, info, sorted(sizes)))
         home = _download(model, small)

@@ -3,28 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from ..config import FlashSparseConfig
+from ..dataflow.choice import Choice, Pattern, choose, lines, weigh
+from ..dataflow.expected import BATCH, HERE, Target
 from ..formats import format_names, get_format, packed_names
 from ..formats.values import cast, packable_dtype
-from ..messages import complaint
 from ..names import DEFAULT_FORMAT, DENSE
 from ..packed import FormatError, PackedWeight, Scheme, dtype_name
 from .advice import notes_on
 from .checksums import verify
 from .decision import IGNORED, reason_not_to_pack, reason_of_size
+from .hub import directory_of
 from .linears import Linear, StoredModel
 from .reader import CheckpointError, ModelDirectory
 from .report import mean_sparsity
 from .settings import refuse_quantized
+from .shapes import merged_names
 
 _DEFAULTS = FlashSparseConfig()  # of `convert_checkpoint`
 
@@ -50,6 +52,7 @@ class LayerInspection:
             where the format refuses it.
         bytes_cpu: What it then takes at run time on a CPU.
         reason: Why it is dense in a packed checkpoint, or would be after `convert`.
+        is_open: Whether it is packed, or may be.
     """
 
     name: str
@@ -66,6 +69,7 @@ class LayerInspection:
     bytes_cpu: int
     reason: str | None = None
     scheme: str | None = None
+    is_open: bool = True
 
 
 @dataclass
@@ -81,6 +85,8 @@ class Inspection:
         bytes_other: Those that are neither, nor the weight of a linear layer.
         notes: What a user should know of how the model was quantized and of what stays dense, one
             sentence each.
+        choices: Whether packing pays on a device: of a packed model what its layers bring there, of
+            a dense one what `auto` would choose; a line a kind of layer.
         layers: The linear layers that have a weight of their own.
     """
 
@@ -91,6 +97,7 @@ class Inspection:
     bytes_experts: int = 0
     bytes_other: int = 0
     notes: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
     layers: list[LayerInspection] = field(default_factory=list)
 
     @property
@@ -105,7 +112,11 @@ class Inspection:
 
 
 def inspect_checkpoint(
-    path: str | Path, *, on_progress: Callable[[int, int, str], None] | None = None
+    path: str | Path,
+    *,
+    on_progress: Callable[[int, int, str], None] | None = None,
+    device: str = HERE,
+    batch: int = BATCH,
 ) -> Inspection:
     """Reads a dense or packed model directory, one layer at a time, and packs every layer.
 
@@ -115,14 +126,19 @@ def inspect_checkpoint(
     in it, and where it knows options for the weights (nm_vector does for 2:4).
 
     Args:
-        path: Model directory with safetensors weights.
+        path: Model directory with safetensors weights; or, as a string, the name of such a model on
+            the Hub: "org/name" or "org/name@revision".
         on_progress: Called with bytes done, bytes in all, and the layer.
+        device: Where packed layers are compared with dense ones, as `Target.named` takes it.
+        batch: Sequences decoded at once there.
 
     Raises:
         CheckpointError: For a directory that cannot be read.
         FormatError: For a packed layer that is not valid.
+        ValueError: For a device or a batch that there is not.
     """
-    directory = ModelDirectory(path)
+    target = Target.named(device, batch)
+    directory = ModelDirectory(directory_of(path))
     refuse_quantized(directory, packed=True)
     directory = directory.packed()
     config = _packed_config(directory)
@@ -150,7 +166,26 @@ def inspect_checkpoint(
         done += size
         if on_progress is not None:
             on_progress(done, sum(sizes), linear.name)
+    found.choices = lines(_choices(found.layers, config, target))
     return found
+
+
+def _choices(
+    layers: Sequence[LayerInspection], config: FlashSparseConfig | None, target: Target
+) -> Iterator[tuple[str, Choice]]:
+    """Whether packing pays for layers, by their kind; nothing of those that stay dense anyway."""
+    patterns = {x.name: Pattern(x.shape, 1 - x.sparsity, x.options_in) for x in layers if x.is_open}
+    of = {layer.name: layer for layer in layers}
+    for names in merged_names(list(patterns)):
+        pattern = Pattern.joined([patterns[name] for name in names])
+        first = of[names[0]]
+        stored = None if config is None else config.scheme_of(first.name)
+        if stored is not None:
+            choice = weigh(stored, pattern, target)
+        else:
+            format = get_format(DEFAULT_FORMAT)
+            choice = choose(pattern, packable_dtype(format, first.dtype), target)
+        yield from ((of[name].kind, choice) for name in names)
 
 
 def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
@@ -158,11 +193,13 @@ def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
     if quantization is None:
         return None
     try:
-        return FlashSparseConfig(**quantization)
-    except ValidationError as error:
+        config = FlashSparseConfig(**quantization)
+    except FormatError as error:
         raise CheckpointError(
-            f"quantization_config of {directory.path} is not valid: {complaint(error)}"
+            f"quantization_config of {directory.path} is not valid: {error}"
         ) from None
+    config.refuse_open(f"config.json of {directory.path}")
+    return config
 
 
 def _inspect(
@@ -212,6 +249,7 @@ def _inspect(
         weight.nbytes if held is None else held.prepare("cpu").nbytes,
         None if stored is not None else reasons[chosen] or refused,
         None if stored is None else stored.scheme.title,
+        stored is not None or (config is None and reason_not_to_pack(linear, _DEFAULTS) is None),
     )
 
 

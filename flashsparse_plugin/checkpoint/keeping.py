@@ -9,7 +9,7 @@ from typing import Any
 from ..config import FlashSparseConfig, LayerConfig
 from ..formats import get_format
 from ..formats.pattern_form import PatternStorage
-from ..names import DEFAULT_FORMAT, DENSE
+from ..names import AUTO, DEFAULT_FORMAT, DENSE
 from .foreign.code_entries import CodesInfo
 from .foreign.packing import CODES, NOT_QUANTIZED, pattern_options, scheme_of
 from .foreign.quantization import pattern_of
@@ -25,12 +25,13 @@ def target_of(
 
     Args:
         directory: The model.
-        format: What is asked for; None: the format that holds its codes, or the default one.
+        format: What is asked for; None: the format that holds its codes, or the default one. To
+            choose one of a quantized model means to keep its codes, too.
         options: What is asked for.
     """
     if not directory.has_codes:
         return format or DEFAULT_FORMAT, options or {}
-    if format not in (None, CODES.name):
+    if format not in (None, AUTO, CODES.name):
         return format, options or {}
     return CODES.name, pattern_options(pattern_of(directory.quantization or {}), options)
 

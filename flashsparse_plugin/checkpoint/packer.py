@@ -21,7 +21,7 @@ from .report import LayerReport
 from .settings import Settings
 from .values import relative_error
 
-_FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Packer:
@@ -79,8 +79,7 @@ class Packer:
         except FormatError as error:
             raise CheckpointError(
                 f"layer {layer.name!r} {list(layer.shape)} cannot be packed to {scheme.title}: "
-                f"{error}. Leave it dense with --ignore {layer.name} (ignore=), or choose another "
-                "format or options"
+                f"{error}. --ignore {layer.name} (ignore=) leaves it dense"
             ) from None
         if weight is not None and not scheme.format.is_exact(scheme):
             layer.error = relative_error(packed.unpack(), weight)
@@ -101,14 +100,14 @@ class Packer:
             return None
         bytes_dense = info.nbytes // info.dtype.itemsize * self.carried_dtype(info).itemsize
         sparsity = None
-        if info.dtype in _FLOATS:
+        if info.dtype in FLOATS:
             kept = sum(int(part.count_nonzero()) for part in info.rows())
             sparsity = 1 - kept / (info.shape[0] * info.shape[1])
         reason = self.reasons[linear.name]
         layer = LayerReport(
             linear.name, linear.kind, linear.shape, sparsity, bytes_dense, None, reason
         )
-        if reason is None:
+        if reason is None and not self.settings.is_settled:
             layer.others = self._others(linear, info)
         return layer
 
@@ -129,7 +128,7 @@ class Packer:
     def carried_dtype(self, info: TensorInfo) -> torch.dtype:
         """The dtype of a tensor in the output, where it is not packed."""
         wanted = self.settings.dtype
-        if wanted is None or info.dtype not in _FLOATS or len(info.shape) < 2:
+        if wanted is None or info.dtype not in FLOATS or len(info.shape) < 2:
             return info.dtype
         return wanted
 
@@ -149,7 +148,7 @@ class Packer:
                 info = self.directory.tensors[name]
                 found.setdefault(info.dtype, f"layer {linear.name!r} {list(info.shape)}")
         for dtype, layer in found.items():
-            if dtype not in _FLOATS[:3]:
+            if dtype not in FLOATS[:3]:
                 raise CheckpointError(
                     f"{layer} is {dtype_name(dtype)}: weights to be packed are float16, bfloat16 "
                     "or float32. Start from the model before it was quantized, or leave the layer "

@@ -37,6 +37,7 @@ def write_pruned(
     dtype: torch.dtype | None = None,
     write_card: Callable[[Path], None] | None = None,
     updated: bool = False,
+    biases: bool = False,
 ) -> list[str]:
     """Writes a model directory anew, with the zeros of a pruned model.
 
@@ -50,6 +51,7 @@ def write_pruned(
         dtype: Dtype to write all floating tensors in; None leaves each in its own.
         write_card: Writes the model card to a path; None keeps that of the source.
         updated: Take the model's values of these layers, not only their zeros.
+        biases: Take their biases too.
 
     Returns:
         Warnings about files that were not copied.
@@ -59,7 +61,7 @@ def write_pruned(
             that is full or must not be written.
         FormatError: For a value that is too large for `dtype`.
     """
-    weights, directory = pruned_weights(stored, model, layers), stored.directory
+    weights, directory = pruned_weights(stored, model, layers, biases), stored.directory
     require_room(out)
     with (
         Staging(out, {"prune": str(directory.path.resolve())}) as staging,
@@ -100,15 +102,20 @@ def write_model(
 
 
 def pruned_weights(
-    stored: StoredModel, model: PreTrainedModel, layers: Sequence[str]
+    stored: StoredModel, model: PreTrainedModel, layers: Sequence[str], biases: bool = False
 ) -> dict[str, Tensor]:
     """Per tensor of the checkpoint the pruned weight that it becomes, as it is kept there.
+
+    With `biases`, those of the layers too.
 
     Raises:
         CheckpointError: For a layer that is not a tensor of the checkpoint by itself.
     """
     pruned = {id(model.get_submodule(name).weight): name for name in layers}
     weights, lost = {}, set(layers)
+    if biases:
+        own = ((model.get_submodule(name).bias, name) for name in layers)
+        pruned |= {id(bias): name for bias, name in own if bias is not None}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = stored.checkpoint.stored_as.get(name)
         if key is not None and id(parameter) in pruned:

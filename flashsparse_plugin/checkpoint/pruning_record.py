@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the zeros of a model were chosen, as its card says it to people and to programs."""
+"""How a model was pruned and recovered, as its card says it to people and to programs."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 _Word = Annotated[str, Field(max_length=200, pattern=r"^[^`|<>\x00-\x1f\x7f]*$")]
+
+
+def word(name: str) -> str:
+    """The name of a file or model, as a card takes it."""
+    return "".join(x for x in name if x.isprintable() and x not in "`|<>")[:200]
 
 
 class Calibration(BaseModel):
@@ -32,9 +38,8 @@ class Calibration(BaseModel):
     @classmethod
     def of(cls, file: Path, samples: int, length: int, seed: int) -> Calibration:
         """Describes windows of a text file."""
-        name = "".join(x for x in file.name if x.isprintable() and x not in "`|<>")[:200]
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        return cls(text=name, sha256=digest, samples=samples, length=length, seed=seed)
+        return cls(text=word(file.name), sha256=digest, samples=samples, length=length, seed=seed)
 
     def __str__(self) -> str:
         windows = f"{self.samples} windows of {self.length} tokens, seed {self.seed}"
@@ -67,3 +72,38 @@ class Pruning(BaseModel):
         how += [f"scope {self.scope}"] if self.scope else []
         rows = [f"| Pruned by | {', '.join(how)} |"]
         return rows + ([f"| Calibration text | {self.calibration} |"] if self.calibration else [])
+
+
+class Recovery(BaseModel):
+    """How the weights that pruning kept were fitted to the dense model.
+
+    Attributes:
+        dense: Name of the dense model.
+        before: Mean over layers of |W' X - W X|^2 / |W X|^2 of the pruned weight W' and the dense
+            one W on the calibration text X.
+        after: The same of the fitted weights.
+        calibration: The text.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    dense: _Word
+    before: Annotated[float, Field(ge=0)]
+    after: Annotated[float, Field(ge=0)]
+    calibration: Calibration
+
+    def rows(self) -> list[str]:
+        """Rows of a table of two columns."""
+        how = f"least squares to the layers of `{self.dense}`"
+        errors = f"mean error {100 * self.before:.3g}% before, {100 * self.after:.3g}% after"
+        return [
+            f"| Recovered by | {how}, {errors} |",
+            f"| Recovery text | {self.calibration} |",
+        ]
+
+
+RECORDS: Final[Mapping[str, type[Pruning] | type[Recovery]]] = {
+    "pruning": Pruning,
+    "recovery": Recovery,
+}
+"""What a card may have in its metadata, by the key there."""

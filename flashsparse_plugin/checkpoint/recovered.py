@@ -26,6 +26,7 @@ from .pruned import pruned_weights, write_model
 from .reader import CheckpointError, ModelDirectory
 from .room import disk_errors, require_room
 from .staging import Staging, identity, part_name
+from .surroundings import CARD
 from .writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def write_recovered(
     steps: int = STEPS,
     overwrite: bool = False,
     on_progress: Callable[[int, int, str], None] = lambda *_: None,
+    write_card: Callable[[Path, RecoveryReport], None] | None = None,
 ) -> RecoveryReport:
     """Recovers a pruned model and writes it; see `pruning.recovery.recover_`.
 
@@ -88,6 +90,7 @@ def write_recovered(
         steps: Conjugate gradient steps for each weight.
         overwrite: Replace a model that is at `out`.
         on_progress: Called with the decoder layers that are done, their number and what is done.
+        write_card: Writes the model card to a path; None keeps that of the pruned model.
 
     Raises:
         CheckpointError: If `out` must not be written, or its disk is full.
@@ -124,6 +127,8 @@ def write_recovered(
             report.layers += fits
             on_progress(index + 1, len(groups), f"decoder layer {index + 1}")
         report.resumed = parts.resumed
+        if write_card is not None:
+            write_card(staging.path / CARD, report)
         chosen = pruned.dtype if pruned.dtype != _stored_dtype(stored, weights) else None
         report.warnings = write_model(staging.path, stored.directory, weights, chosen, updated=True)
         parts.remove()

@@ -82,6 +82,7 @@ class ConversionReport:
         rounded_values: Values that a change of dtype changed.
         resumed_shards: Output shards kept from an interrupted run.
         warnings: What the user should know, one sentence each.
+        choices: What `auto` chose and why, a line a kind of layer.
     """
 
     source: str
@@ -94,6 +95,7 @@ class ConversionReport:
     rounded_values: int = 0
     resumed_shards: int = 0
     warnings: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
 
     @property
     def format(self) -> str:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from ..config import FlashSparseConfig
 from ..formats import get_format
 from ..formats.values import parse_dtype
-from ..messages import complaint
-from ..names import QUANT_METHOD
+from ..names import AUTO, DEFAULT_FORMAT, QUANT_METHOD
 from ..packed import FormatError, dtype_name
 from .explanations import about_packed, about_quantized
 from .reader import CheckpointError, ModelDirectory
@@ -31,12 +29,14 @@ class Settings:
         dtype: The dtype of all matrices; None leaves each as it is.
         pack_all: Pack also those layers that get larger by it.
         max_shard_bytes: The most bytes in one output file.
+        is_settled: Whether the format of each layer was chosen by its weight.
     """
 
     config: FlashSparseConfig
     dtype: torch.dtype | None
     pack_all: bool
     max_shard_bytes: int
+    is_settled: bool = False
 
 
 def settings_of(
@@ -55,19 +55,21 @@ def settings_of(
             in `ignore`.
         CheckpointError: For an invalid size.
     """
-    chosen = get_format(format)
-    wanted = None if dtype is None else parse_dtype(dtype, chosen.dtypes)
-    try:
-        config = FlashSparseConfig(
-            format=format,
-            format_version=chosen.version,
-            dtype=None if wanted is None else dtype_name(wanted),
-            options=dict(options or {}),
-            layers={name: dict(layer) for name, layer in (layers or {}).items()},
-            ignore=list(ignore),
+    if format == AUTO and pack_all:
+        raise FormatError(
+            f'format "{AUTO}" leaves layers dense that do not pay, and pack_all (--pack-all) packs '
+            "them: choose one of the two, or name a format"
         )
-    except ValidationError as error:
-        raise FormatError(complaint(error)) from None
+    chosen = get_format(DEFAULT_FORMAT if format == AUTO else format)
+    wanted = None if dtype is None else parse_dtype(dtype, chosen.dtypes)
+    config = FlashSparseConfig(
+        format=format,
+        format_version=chosen.version,
+        dtype=None if wanted is None else dtype_name(wanted),
+        options=dict(options or {}),
+        layers={name: dict(layer) for name, layer in (layers or {}).items()},
+        ignore=list(ignore),
+    )
     return Settings(config, wanted, pack_all, parse_size(max_shard_size))
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,13 +65,20 @@ def as_merged(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     Returns:
         The same, a merged layer by the name of its first part.
     """
-    found = dict(shapes)
-    for name in shapes:
+    return {
+        names[0]: (sum(shapes[name][0] for name in names), shapes[names[0]][1])
+        for names in merged_names(shapes)
+    }
+
+
+def merged_names(names: Collection[str]) -> list[list[str]]:
+    """Groups the names of layers that engines merge, in the order in which the first ones come."""
+    parts_of: dict[str, list[str]] = {}  # by each part, all of them
+    for name in names:
         parent, _, kind = name.rpartition(".")
         for kinds in _MERGED:
             parts = [f"{parent}.{each}" for each in kinds]
-            if kind == kinds[0] and all(part in shapes for part in parts):
-                found[name] = (sum(shapes[part][0] for part in parts), shapes[name][1])
-                for part in parts[1:]:
-                    del found[part]
-    return found
+            if kind == kinds[0] and all(part in names for part in parts):
+                parts_of |= dict.fromkeys(parts, parts)
+    groups = {tuple(parts_of.get(name, [name])): None for name in names}
+    return [list(group) for group in groups]

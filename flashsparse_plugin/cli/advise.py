@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
-from .models import model_directory
+from .models import MODEL, model_directory
 from .tune import shapes_in
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def advise(
     target: Annotated[
         str,
         typer.Argument(
-            help="Directory of a model, of which only config.json is read; or shapes out x in.",
+            help=f"Directory of a model, of which only config.json is read, {MODEL}. Or shapes: "
+            "4096x4096.",
             metavar="MODEL|SHAPES",
         ),
     ],
@@ -97,7 +98,8 @@ def _shapes(target: str) -> ModelShapes:
     if found is not None:
         return ModelShapes(dict.fromkeys(found, 1))
     path = Path(target)
-    directory = model_directory(str(path.parent) if path.name == "config.json" else target)
+    name = str(path.parent) if path.name == "config.json" else target
+    directory = model_directory(name, weights=False)
     with err.status("Reading config.json"):
         shapes = model_shapes(directory)
     if not shapes.layers:

@@ -51,7 +51,10 @@ class Line:
 def eval(
     models: Annotated[
         list[str],
-        typer.Argument(help="Directories of models, dense or packed.", metavar="MODEL..."),
+        typer.Argument(
+            help="Directories of models, dense or packed, or their names on the Hub.",
+            metavar="MODEL...",
+        ),
     ],
     text: Annotated[
         Path | None,
@@ -111,7 +114,7 @@ def eval(
         raise usage("there is nothing to predict: give a text, or tasks of lm-eval", "--text")
     if plot is not None and text is None:
         raise usage("it draws perplexity, which needs --text", "--plot")
-    directories = [model_directory(each) for each in models]
+    directories = [model_directory(each, card and i == 0) for i, each in enumerate(models)]
     if card:
         from flashsparse_plugin.checkpoint.card_section import read_card
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from .console import err, out, size, usage
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from flashsparse_plugin.checkpoint.hub import HubModel
+    from flashsparse_plugin.checkpoint.hub import HubModel, Tell
     from flashsparse_plugin.checkpoint.publishing import Publisher
 
 
@@ -33,7 +35,7 @@ MODEL = "or its name on the Hub: ORG/NAME or ORG/NAME@REVISION"
 """Of an argument that `model_directory` takes, for its help: which other models there are."""
 
 
-def model_directory(name: str, changes: bool = False) -> Path:
+def model_directory(name: str, changes: bool = False, weights: bool = True) -> Path:
     """Returns the directory of a model; one on the Hub is fetched into the Hub's cache.
 
     A local directory of the name is taken first.
@@ -41,17 +43,17 @@ def model_directory(name: str, changes: bool = False) -> Path:
     Args:
         name: What the user calls the model.
         changes: The command writes into the directory, which must not be the Hub's cache.
+        weights: The command reads weights.
 
     Raises:
         typer.BadParameter: If something is missing.
     """
     from flashsparse_plugin.checkpoint.headers import CheckpointError
-    from flashsparse_plugin.checkpoint.hub import HubModel
-    from flashsparse_plugin.checkpoint.places import hub_name, refuse_no_model
+    from flashsparse_plugin.checkpoint.hub import directory_of, named
+    from flashsparse_plugin.checkpoint.places import hub_name
 
-    path = Path(name).expanduser()
-    model = None if path.exists() else HubModel.parse(name)
-    cached = hub_name(path) if model is None else model.id
+    model = named(name)
+    cached = hub_name(Path(name).expanduser()) if model is None else model.id
     if changes and cached is not None:
         raise usage(
             "this writes into the model's directory, and the Hub's cache is not to be changed: "
@@ -60,12 +62,12 @@ def model_directory(name: str, changes: bool = False) -> Path:
             "MODEL",
         )
     try:
-        if model is not None:
-            path = _fetched(model)
-        refuse_no_model(path)
+        if model is None:
+            return directory_of(name)
+        with _looking_for(model) as tell:
+            return directory_of(name, tell, weights)
     except CheckpointError as error:
         raise usage(str(error), "MODEL") from None
-    return path
 
 
 def model_name(directory: Path) -> str:
@@ -75,11 +77,10 @@ def model_name(directory: Path) -> str:
     return name_of(directory)
 
 
-def _fetched(model: HubModel) -> Path:
+@contextmanager
+def _looking_for(model: HubModel) -> Iterator[Tell]:
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
-
-    from flashsparse_plugin.checkpoint.hub import fetch
 
     with err.status(f"Looking for {model} on the Hub") as status:
 
@@ -91,7 +92,7 @@ def _fetched(model: HubModel) -> Path:
                 enable_progress_bars()
 
         disable_progress_bars()
-        return fetch(model, tell)
+        yield tell
 
 
 PUSH = "Upload OUT to this model on the Hub when it is complete; a new one is private."

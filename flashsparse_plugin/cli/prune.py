@@ -104,6 +104,14 @@ def prune(
     vector_length: Annotated[
         int, typer.Option(min=1, help="Consecutive rows that share the choice of a pattern.")
     ] = 1,
+    permute: Annotated[
+        bool,
+        typer.Option(
+            "--permute",
+            help="Reorder hidden channels of feed-forward networks first, so that --pattern keeps "
+            "more of them.",
+        ),
+    ] = False,
     scope: Annotated[
         Scope | None,
         typer.Option(
@@ -158,7 +166,7 @@ def prune(
       flashsparse prune MODEL OUT --calibration text.txt --budget 0.5 \\
           --allocate owl
       flashsparse prune MODEL OUT --method magnitude --scope global
-      flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4
+      flashsparse prune MODEL OUT --calibration text.txt --pattern 2:4 --permute
       flashsparse prune MODEL OUT --method magnitude --ignore 're:.*down_proj'
       flashsparse prune MODEL OUT --mask mask_compressed.npz
     """
@@ -167,6 +175,7 @@ def prune(
         chosen_too: dict[str, object] = {"--method": method, "--sparsity": sparsity}
         chosen_too |= {"--pattern": pattern, "--scope": scope, "--calibration": calibration}
         chosen_too |= {"--budget": budget, "--preset": preset}
+        chosen_too["--permute"] = permute or None
         chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
         for name, value in chosen_too.items():
             if value is not None:
@@ -194,6 +203,8 @@ def prune(
         raise usage("magnitude uses no text: leave it out, or use --method wanda", "--calibration")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise usage(f"{destination} exists already: remove it or choose another name", "OUT")
+    if permute and pattern is None and mask is None:
+        raise usage("spreads columns over the windows of a pattern: give --pattern", "--permute")
     publisher = may_push(push)
     rule = None if pattern is None else _pattern(pattern)
 
@@ -211,8 +222,8 @@ def prune(
     require_room(destination, directory.nbytes)
     with err.status(f"Loading {model_name(source)}"):
         # A text wants a model that runs; to look at weights any model will do.
-        runs = calibration is not None
-        device = best_device() if runs else "cpu"
+        runs = calibration is not None or permute
+        device = best_device() if calibration is not None else "cpu"
         loaded = load_model(source, dtype, dense=True, device=device, causal=runs)
         stored = StoredModel(directory)
         windows = None
@@ -241,6 +252,7 @@ def prune(
             dense,
             progress=err.is_terminal,
             allocation=allocate.value,
+            permute=permute,
         )
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
@@ -248,6 +260,8 @@ def prune(
         notes = [*notes_on(stored, "pruned")]
         windows_of = calibration and Calibration.of(calibration, samples, length, seed)
         shown = pattern and f"{pattern}{f' in vectors of {vector_length}' * (vector_length > 1)}"
+        if permute:
+            shown = f"{shown}, hidden channels reordered"
         history = Pruning(
             method=report.method,
             sparsity=report.sparsity,
@@ -259,8 +273,8 @@ def prune(
         def card(path: Path) -> None:
             write_pruned_card(path, stored.directory, history, report, push or destination.name)
 
-        updated = method is Method.sparsegpt
-        notes += write_pruned(stored, loaded, layers, destination, chosen, card, updated)
+        updated = permute or method is Method.sparsegpt
+        notes += write_pruned(stored, loaded, layers, destination, chosen, card, updated, permute)
     for note in notes:
         err.print(Text.assemble(("Note: ", "yellow"), note))
     seconds = time.perf_counter() - start

@@ -14,12 +14,17 @@ from .console import err, out, print_json, table, usage
 from .convert import progress
 from .models import (
     DTYPES,
+    MODEL,
+    PUSH,
     Dtype,
     best_device,
+    do_push,
     load_model,
     load_tokenizer,
+    may_push,
     model_directory,
     model_name,
+    show_pushed,
 )
 
 if TYPE_CHECKING:
@@ -27,9 +32,12 @@ if TYPE_CHECKING:
 
 
 def recover(
-    pruned: Annotated[str, typer.Argument(help="Directory of the pruned model.", metavar="PRUNED")],
+    pruned: Annotated[
+        str, typer.Argument(help=f"Directory of the pruned model, {MODEL}.", metavar="PRUNED")
+    ],
     dense: Annotated[
-        str, typer.Argument(help="Directory of the model before it was pruned.", metavar="DENSE")
+        str,
+        typer.Argument(help="The same of the model before it was pruned.", metavar="DENSE"),
     ],
     destination: Annotated[
         Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
@@ -56,6 +64,7 @@ def recover(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model that is at OUT.")
     ] = False,
+    push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Make up for pruning: fit the kept weights to the dense model.
@@ -73,11 +82,17 @@ def recover(
     source, original = model_directory(pruned), model_directory(dense)
     if ridge <= 0:
         raise usage(f"{ridge:g} holds nothing: choose a number above 0", "--ridge")
+    publisher = may_push(push)
 
     from flashsparse_plugin.checkpoint import ModelDirectory
+    from flashsparse_plugin.checkpoint.card import write_pruned_card
     from flashsparse_plugin.checkpoint.linears import StoredModel
+    from flashsparse_plugin.checkpoint.places import hub_name
+    from flashsparse_plugin.checkpoint.pruning_record import Calibration, Recovery, word
     from flashsparse_plugin.checkpoint.recovered import write_recovered
+    from flashsparse_plugin.modules import linear_modules
     from flashsparse_plugin.pruning import calibration_windows
+    from flashsparse_plugin.pruning.layers import report as zeros_of
 
     start = time.perf_counter()
     with err.status(f"Loading {model_name(source)} and {model_name(original)}"):
@@ -86,6 +101,16 @@ def recover(
         device = best_device()
         models = [load_model(path, dtype, dense=True, device=device) for path in (source, original)]
         stored = StoredModel(ModelDirectory(source))
+
+    def card(path: Path, report: RecoveryReport) -> None:
+        windows_of = Calibration.of(calibration, samples, length, seed)
+        names = {"dense": word(model_name(original)), "calibration": windows_of}
+        done = Recovery(before=report.before, after=report.after, **names)
+        linears = linear_modules(models[0])
+        zeros = zeros_of("", {fit.name: linears[fit.name] for fit in report.layers})
+        name = push or destination.name
+        write_pruned_card(path, stored.directory, done, zeros, name, hub_name(original))
+
     with progress("Recovering") as on_progress:
         report = write_recovered(
             stored,
@@ -98,15 +123,18 @@ def recover(
             steps,
             overwrite,
             on_progress,
+            card,
         )
     for warning in report.warnings:
         err.print(Text.assemble(("Note: ", "yellow"), warning))
     seconds = time.perf_counter() - start
+    pushed = do_push(publisher, destination, "Recovered by least squares")
     if as_json:
         paths = {"pruned": str(source), "dense": str(original), "out": str(destination)}
-        print_json(paths | {"seconds": seconds} | report.to_dict())
+        print_json(paths | {"seconds": seconds, "pushed": pushed} | report.to_dict())
     else:
         _show(report, destination, seconds)
+        show_pushed(pushed)
 
 
 def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:

@@ -17,6 +17,7 @@ from .calibration import calibration_batches
 from .layers import PruneReport, Retained, check_weight, prunable_linears, report
 from .layerwise import prune_each, prune_global
 from .methods import Method, get_method
+from .permutation import permute_
 from .rule import PruningRule
 from .sequential import prune_in_order
 from .taylor import loss_gradients
@@ -37,6 +38,7 @@ def prune(
     batch_size: int = 8,
     progress: bool = True,
     allocation: str = UNIFORM,
+    permute: bool = False,
 ) -> PruneReport:
     """Set the least important weights of a model to zero, in place.
 
@@ -69,6 +71,8 @@ def prune(
         progress: Show a progress bar.
         allocation: How the zeros are shared among decoder layers: "uniform", "owl" (by outliers) or
             "sensitivity" (by measured loss); see `allocation.allocate`.
+        permute: Reorder the hidden channels of feed-forward networks first, so that `pattern` keeps
+            more of them. The model computes the same, with rows and columns in other places.
 
     Returns:
         The sparsity reached and the share of the scores that is left, layer by layer.
@@ -82,6 +86,10 @@ def prune(
     if scope is None and pattern is None:
         scope = chosen.scope
     _check(chosen, scope, pattern, calibration, allocation)
+    if permute and pattern is None:
+        raise ValueError(
+            "permute spreads columns over the windows of a pattern: give pattern=(n, m)"
+        )
     rule = PruningRule(sparsity, scope, pattern, vector_length)
     linears = prunable_linears(model, ignore)
     for name, linear in linears.items():
@@ -94,6 +102,8 @@ def prune(
         assert rule.sparsity is not None  # every rule with a scope has one
         shares = allocate(allocation, model, linears, rule.sparsity, batches, progress)
         rules = {name: replace(rule, sparsity=share) for name, share in shares.items()}
+    if permute:
+        permute_(model, linears, rule, batches)
     gradients: Mapping[str, torch.Tensor] = {}
     if chosen.needs_gradients:
         windows = [window for batch in batches for window in batch.split(1)]

@@ -77,7 +77,7 @@ def test_it_is_as_specified():
     """docs/formats.md says what it covers; this is the example there."""
     weight = torch.zeros(2, 3, dtype=torch.bfloat16)
     weight[1, 2] = 1.0
-    assert checksum(fs.pack(weight), "weight_packed") == "470e010d61f2436f"
+    assert checksum(fs.pack(weight, "tiled_csl"), "weight_packed") == "470e010d61f2436f"
 
 
 def checksums(path):
@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_an_error(packed, read):
 @every_reader
 def test_another_dtype_in_the_config_is_an_error(packed, read):
     edit_config(packed, quantization_config={**quantization(packed), "dtype": "float16"})
-    with pytest.raises(fs.FormatError, match="read as tiled_csl float16.*or config.json names"):
+    with pytest.raises(fs.FormatError, match="read as tiled_bitmap float16.*or config.json names"):
         read(packed)
 
 
@@ -161,14 +161,16 @@ def test_scheme_and_shape_are_covered():
         fs.pack(weight * 2),
     ]
     made = {checksum(each, "weight_packed") for each in (packed, *changed)}
-    assert len(made) == 4 and checksum(packed, "tile_offsets") not in made
+    assert len(made) == 4 and checksum(packed, "unit_offsets") not in made
 
 
 def test_a_tensor_without_one_is_taken_as_it_is(source):
     infos = {info.name: info for info in read_header(source / "model.safetensors")}
     own = {name: infos[f"{LAYER}.{name}"] for name in PACKED}
     tensors = {name: info.read() for name, info in own.items()}
-    weight = fs.PackedWeight(fs.get_format("tiled_csl").scheme(torch.bfloat16), (200, 128), tensors)
+    weight = fs.PackedWeight(
+        fs.get_format("tiled_bitmap").scheme(torch.bfloat16), (200, 128), tensors
+    )
     verify(LAYER, weight, own)
     tensors["weight_packed"] = tensors["weight_packed"].clone()
     tensors["weight_packed"][0] ^= 1 << 20

@@ -68,7 +68,7 @@ MANY = [f"layer{i}" for i in range(200_000)]
         ({"ignore": ["x" * 2000]}, "at most 1000 characters"),
         ({"layers": dict.fromkeys(MANY, {"format": "dense"})}, "at most 100000"),
         ({"layers": {"x" * 2000: {"format": "dense"}}}, "at most 1000 characters"),
-        ({"options": {"n": 2}}, "tiled_csl has no option 'n'"),
+        ({"options": {"n": 2}}, "tiled_bitmap has no option 'n'"),
         ({"options": 5}, "options: "),
         ({"layers": {"a": 5}}, r"layers\.a: "),
         ({"layers": {"\x1b[2J": {"format": 5}}}, r"layers\.\\x1b\[2J\.format: "),

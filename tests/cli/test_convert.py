@@ -47,14 +47,14 @@ def test_convert_json(dense, tmp_path):
     result = flashsparse("convert", dense, tmp_path / "out", "--json", "--max-shard-size", "60kB")
     assert result.exit_code == 0
     report = json.loads(result.stdout)
-    assert report["format"] == "tiled_csl"
+    assert report["format"] == "tiled_bitmap"
     assert sum(layer["packed"] for layer in report["layers"]) == 14
     assert report["seconds"] > 0
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
 
 
 def test_convert_options_arrive(tmp_path):
-    dense = save_llama(tmp_path / "dense", sparsity=0.3, dtype=torch.float32)
+    dense = save_llama(tmp_path / "dense", sparsity=0.02, dtype=torch.float32)
     out = tmp_path / "out"
     out.mkdir()
     (out / "config.json").write_text("{}")
@@ -78,7 +78,7 @@ def test_convert_tells_warnings_once(tmp_path):
 
 def test_convert_errors_are_one_paragraph(tmp_path, monkeypatch):
     monkeypatch.delenv("FLASHSPARSE_DEBUG", raising=False)
-    dense = save_llama(tmp_path / "dense", sparsity=0.3)
+    dense = save_llama(tmp_path / "dense", sparsity=0.02)
     result = flashsparse("convert", dense, tmp_path / "out")
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -123,7 +123,7 @@ def test_inspect_dense_and_packed(dense, tmp_path):
     assert rows(result.stdout)["q_proj"][1:5] == ["(2)", "128", "x", "128"]
     flashsparse("convert", dense, tmp_path / "out")
     result = flashsparse("inspect", tmp_path / "out")
-    assert "packed to tiled_csl" in result.stdout
+    assert "packed to tiled_bitmap" in result.stdout
     assert "stored" in result.stdout
     assert "Dense: lm_head (ignored by name)" in result.stdout
 
@@ -136,7 +136,7 @@ def test_inspect_layers(dense):
 def test_inspect_json(dense):
     found = json.loads(flashsparse("inspect", dense, "--json").stdout)
     assert found["format"] is None
-    assert found["layers"][0]["bytes_in"]["tiled_csl"] < found["layers"][0]["bytes_dense"]
+    assert found["layers"][0]["bytes_in"]["tiled_bitmap"] < found["layers"][0]["bytes_dense"]
 
 
 def test_inspect_fits_100_columns(dense, tmp_path, monkeypatch):
@@ -153,3 +153,33 @@ def test_a_packed_model_that_is_damaged(dense, tmp_path):
     result = flashsparse("inspect", tmp_path / "out")
     assert result.exit_code == 1
     assert "not a whole safetensors file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--for", "H200"], "only --format auto chooses by it"),
+        (["--format", "auto", "--pack-all"], "chooses options and layers itself"),
+        (["--format", "auto", "--option", "n=2"], "chooses options and layers itself"),
+        (["--format", "auto", "--for", "B300"], "'B300' is not one of 'H200'"),
+    ],
+)
+def test_auto_is_asked_for_alone(llama_dense, tmp_path, options, message):
+    result = flashsparse("convert", llama_dense, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_auto_says_what_it_chose(llama_dense, tmp_path):
+    result = flashsparse(
+        "convert", llama_dense, tmp_path / "out", "--format", "auto", "--for", "cpu"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "auto: q_proj, k_proj, v_proj" in result.stdout and "on a CPU" in result.stdout
+    shown = flashsparse("inspect", llama_dense, "--for", "A100", "--batch", "4").stdout
+    assert "zeros do not pay" in shown and "at batch 4 by its cost model of an A100" in shown
+
+
+@pytest.fixture(scope="module")
+def llama_dense(tmp_path_factory):
+    return save_llama(tmp_path_factory.mktemp("auto") / "dense")

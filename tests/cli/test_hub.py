@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -11,8 +12,10 @@ from huggingface_hub import ModelCard, constants, errors
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, inspect_checkpoint
 from flashsparse_plugin.checkpoint.hub import HubModel
 from flashsparse_plugin.cli import app
+from flashsparse_plugin.cli.advise import _shapes
 
 ID = "example/tiny"
 
@@ -66,6 +69,22 @@ def test_every_command_takes_the_name_of_a_model(hub, text_file, tmp_path):
     assert hub.fetched.count("model.safetensors") == 1
     for made in (pruned, packed):
         assert ModelCard.load(made / "README.md").data.base_model == ID
+
+
+def test_functions_take_the_name_of_a_model_too(hub, tmp_path):
+    report = convert_checkpoint(f"{ID}@main", tmp_path / "packed", pack_all=True)
+    assert len(report.packed) == len(inspect_checkpoint(ID).layers)
+    with pytest.raises(CheckpointError, match="has no branch, tag or commit 'v9'"):
+        convert_checkpoint(f"{ID}@v9", tmp_path / "other")
+    # A path is a path.
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        convert_checkpoint(Path(ID), tmp_path / "other")
+
+
+def test_what_reads_no_weights_fetches_none(hub):
+    (hub.models[ID] / "model.safetensors").rename(hub.models[ID] / "pytorch_model.bin")
+    assert _shapes(ID).layers  # all that `advise` reads of a model
+    assert "config.json" in hub.fetched and "pytorch_model.bin" not in hub.fetched
 
 
 def test_only_what_is_read_is_fetched(hub, tmp_path):
@@ -134,8 +153,9 @@ def test_what_has_no_safetensors_is_explained_before_it_is_fetched(hub):
 
 
 def test_the_cache_is_not_changed(hub, text_file):
-    told = refusal("calibrate", ID, "--text", text_file)
-    assert "hf download example/tiny --local-dir tiny" in told and "--dry-run" in told
+    for command in ("calibrate", ID), ("eval", ID, "--card"):
+        told = refusal(*command, "--text", text_file)
+        assert "hf download example/tiny --local-dir tiny" in told, command
     assert hub.fetched == []
 
 
@@ -164,10 +184,15 @@ def account(monkeypatch):
     return Api
 
 
-@pytest.mark.parametrize("command", ["prune", "convert"])
-def test_what_is_complete_is_pushed(account, model_dir, tmp_path, command):
-    more = ["--method", "magnitude"] if command == "prune" else ["--pack-all"]
-    result = flashsparse(command, model_dir, tmp_path / "out", *more, "--push", "lab/tiny")
+@pytest.mark.parametrize("command", ["prune", "recover", "convert"])
+def test_what_is_complete_is_pushed(account, model_dir, text_file, tmp_path, command):
+    more = {"prune": ["--method", "magnitude"], "convert": ["--pack-all"]}
+    given = [model_dir]
+    if command == "recover":
+        given = [tmp_path / "pruned", model_dir]
+        assert flashsparse("prune", model_dir, given[0], *more["prune"]).exit_code == 0
+        more["recover"] = ["--calibration", text_file, "--samples", "8", "--length", "32"]
+    result = flashsparse(command, *given, tmp_path / "out", *more[command], "--push", "lab/tiny")
     assert result.exit_code == 0, result.stderr
     created, (what, name, files, replaced) = account.asked
     assert created == ("create", "lab/tiny", {"private": True, "exist_ok": True})

@@ -73,6 +73,22 @@ def test_a_gpu_that_is_not_used_is_told(model_dir, text_file, tmp_path, monkeypa
     )
 
 
+def test_reordered_channels_are_written(model_dir, text_file, tmp_path):
+    out = tmp_path / "out"
+    options = ["--pattern", "2:4", "--permute", "--calibration", text_file, *WINDOWS]
+    result = prune(model_dir, out, *options)
+    assert result.exit_code == 0, result.stderr
+    assert "2:4, hidden channels reordered" in (out / "README.md").read_text()
+    before, after = linears(model_dir), linears(out)
+    name = "model.layers.1.mlp.down_proj.weight"
+    kept = after[name] != 0
+    assert not after[name].equal(before[name] * kept)  # columns have moved
+    for row, was in zip(after[name], before[name], strict=True):  # and no value has changed
+        assert set(row[row != 0].tolist()) <= set(was.tolist())
+    result = prune(model_dir, tmp_path / "wrong", "--method", "magnitude", "--permute")
+    assert result.exit_code == 2 and "give --pattern" in " ".join(result.stderr.split())
+
+
 def test_a_pattern_holds(model_dir, text_file, tmp_path):
     out = tmp_path / "out"
     options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]

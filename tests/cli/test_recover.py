@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from checkpoints import load_all
+from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import recovered
@@ -50,10 +51,19 @@ def test_values_change_and_zeros_stay(pruned_dir, model_dir, text_file, tmp_path
             assert torch.equal(after[name], tensor), name
     assert {f.name for f in pruned_dir.iterdir()} == {f.name for f in out.iterdir()}
     assert [f.name for f in tmp_path.iterdir()] == ["out"]
-    result = flashsparse(
-        "convert", out, tmp_path / "packed", "--format", "nm_vector", *NM, "--json"
-    )
+    packed = tmp_path / "packed"
+    result = flashsparse("convert", out, packed, "--format", "nm_vector", *NM, "--json")
     assert result.exit_code == 0, result.stderr
+    for card in (out / "README.md", packed / "README.md"):
+        data, text = ModelCard.load(card).data, card.read_text()
+        assert data["pruning"]["pattern"] == "2:4"
+        assert data["recovery"]["dense"] == model_dir.name
+        assert data["recovery"]["after"] == pytest.approx(report["after"])
+        assert "| Pruned by | `magnitude`" in text and "| Recovered by | least squares" in text
+    # Of what is pruned again, the fit was of another model.
+    again = tmp_path / "again"
+    flashsparse("prune", out, again, "--method", "magnitude", "--sparsity", "0.9")
+    assert "recovery" not in ModelCard.load(again / "README.md").data.to_dict()
 
 
 NM = ["--option", "n=2", "--option", "m=4"]

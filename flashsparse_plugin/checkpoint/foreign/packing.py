@@ -14,7 +14,7 @@ from pydantic import Field
 from ...config import FlashSparseConfig, LayerConfig
 from ...formats.nm_vector import NMVector
 from ...formats.values import parse_dtype
-from ...names import DENSE
+from ...names import AUTO, DENSE
 from ...packed import FormatError, Scheme, dtype_name
 from ..headers import TensorInfo
 from .code_entries import CodesInfo, find_codes, show_packed
@@ -53,6 +53,8 @@ class QuantizedConfig(FlashSparseConfig):
         if asked is None and pattern_of(foreign) is None:
             return None
         named = {} if asked is None else asked.model_dump(exclude_unset=True)
+        if named.get("format") == AUTO:  # means to keep its codes
+            del named["format"]
         dequantize = asked is not None and asked.dequantize
         return cls(**named, foreign=dict(foreign), dequantize=dequantize)
 
