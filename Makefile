@@ -8,6 +8,7 @@
 #   make test   run the tests (make test-vllm: only those of the vLLM plugin; make test-cuda-load:
 #               whether the CUDA kernels load, on a machine without a GPU)
 #   make test-fast  run those that take no time: no servers, no sanitizers
+#   make test-newest  run those of transformers with its newest release (make test has the oldest)
 #   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
 #   make soak   64 clients of a server of packed weights for SECONDS=600: no wrong token, no growth
 #   make bench  measure the CPU kernels on this machine
@@ -28,7 +29,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-vllm test-cuda-load fuzz soak bench docs wheels clean
+.PHONY: help env lock demo serve check lint format test test-fast test-newest test-vllm test-cuda-load fuzz soak bench docs wheels clean
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -96,9 +97,8 @@ serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
 	$(SERVE_ENV) $(BIN)/vllm serve "$(or $(MODEL),$(DEMO_MODEL))" --served-model-name demo \
 	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
 
-# The oldest supported transformers, beside the one in the environment.
-OLD_TRANSFORMERS := build/oldest
-$(OLD_TRANSFORMERS): requirements/oldest.txt $(VENV)/.installed
+# The oldest and the newest supported transformers, beside the one in the environment.
+build/oldest build/newest: build/%: requirements/%.txt $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --require-hashes --upgrade --target $@ -r $<
 	@touch $@
 
@@ -106,13 +106,17 @@ $(OLD_TRANSFORMERS): requirements/oldest.txt $(VENV)/.installed
 # the files: by number of tests, the few that take long would come last.
 PYTEST2 := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
 
-test: env $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(CURDIR)/$(OLD_TRANSFORMERS) $(PYTEST2) -m oldest_transformers tests/hf
+test: env build/oldest
+	PYTHONPATH=$(CURDIR)/build/oldest $(PYTEST2) -m oldest_transformers tests/hf
 	$(PYTEST2) --ignore=tests/vllm
 	$(MAKE) test-vllm
 
 test-fast: env
 	$(PYTEST2) --ignore=tests/vllm -m "not slow"
+
+# A day after transformers has a release: make lock UPGRADE=1, and this.
+test-newest: env build/newest
+	PYTHONPATH=$(CURDIR)/build/newest $(PYTEST2) -m "not slow" tests/hf
 
 # Adds vLLM's CPU build to the environment, and starts real servers. In `make test` it comes last, so
 # that the rest is tested without vLLM first.

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from .formats import get_format
 from .formats.values import packable_dtype, parse_dtype
 from .matching import matches
 from .messages import complaint, printable
-from .names import DEFAULT_FORMAT, DENSE, QUANT_METHOD
+from .names import AUTO, DEFAULT_FORMAT, DENSE, QUANT_METHOD
 from .packed import FormatError, Scheme
 
 logger = logging.getLogger(__name__)
@@ -55,7 +63,8 @@ class FlashSparseConfig(BaseModel):
     """How a checkpoint is packed, or is to be packed while it loads.
 
     Attributes:
-        format: Packed format of the linear layers.
+        format: Packed format of the linear layers; "auto" chooses one for each layer, or leaves it
+            dense, while a dense checkpoint is packed (see `dataflow.choice`).
         format_version: Version of that format.
         dtype: Dtype of the packed values, such as "bfloat16"; None means that of the model, or
             bfloat16 where the format does not take that.
@@ -71,9 +80,13 @@ class FlashSparseConfig(BaseModel):
             Stronger than `ignore`.
         options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
         dequantize: Unpack while loading and run dense. Not written to disk.
+        batch: Sequences decoded at once, for which "auto" chooses. Not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
     that a format does not know, are refused, for a layer too.
+
+    Raises:
+        FormatError: For a value that is not among those above, when it is given or assigned.
     """
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
@@ -88,6 +101,31 @@ class FlashSparseConfig(BaseModel):
     layers: Annotated[dict[Name, LayerConfig], Field(max_length=MAX_LAYERS)] = {}
     options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
+    batch: int = Field(default=8, ge=1, le=1 << 16, exclude=True)
+
+    if not TYPE_CHECKING:  # where the fields are the arguments
+
+        def __init__(self, **data: Any):
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                raise FormatError(complaint(error)) from None
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            try:
+                super().__setattr__(name, value)
+            except ValidationError as error:
+                raise FormatError(complaint(error)) from None
+
+    @field_validator("pruning", mode="before")
+    @classmethod
+    def _name_other_pruning(cls, value: Any) -> Any:
+        if value not in ("none", "magnitude"):
+            raise ValueError(
+                f'loading prunes by "magnitude" alone, not {value!r:.100}. '
+                "Remedy: `flashsparse prune` knows other methods; load what it writes"
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +148,8 @@ class FlashSparseConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> FlashSparseConfig:
         matches("", self.ignore)  # compiles the patterns
+        if self.is_open and self.options:
+            raise ValueError(f'format="{AUTO}" chooses the options, too: leave them out')
         self._scheme(LayerConfig(format=self.format), ())
         for name, layer in self.layers.items():
             try:
@@ -131,8 +171,48 @@ class FlashSparseConfig(BaseModel):
         # `ignore: []` stays: to leave it out would mean the default, ["lm_head"].
         return {key: value for key, value in data.items() if value != {}}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the format of each layer is yet to be chosen by its weight."""
+        return self.format == AUTO
+
+    def is_open_for(self, *names: str) -> bool:
+        """Whether that of a layer is, by the names that it goes by."""
+        return self.is_open and not any(name in self.layers for name in names)
+
+    def refuse_open(self, where: str) -> None:
+        """Raises FormatError for a packed checkpoint that does not say how it is packed."""
+        if self.is_open:
+            raise FormatError(
+                f'{where}: format "{AUTO}" is what to choose while a dense checkpoint is packed, '
+                "and a packed one names its formats. Remedy: fetch it again, or convert the dense "
+                "model with `flashsparse convert`"
+            )
+
+    def settled(self, chosen: Mapping[str, tuple[Scheme | None, str]]) -> FlashSparseConfig:
+        """The configuration once each layer's format is chosen: that of most layers, and the rest.
+
+        Args:
+            chosen: By the name of a layer, its scheme, or None for a dense one, and why.
+        """
+        packed = Counter(scheme for scheme, _ in chosen.values() if scheme is not None)
+        default = get_format(DEFAULT_FORMAT).scheme(torch.bfloat16)
+        (most, _), *_ = packed.most_common(1) or [(default, 0)]
+        own = {}
+        for name, (scheme, why) in chosen.items():
+            if scheme is None:
+                own[name] = LayerConfig(format=DENSE, reason=why)
+            elif scheme != most:
+                own[name] = LayerConfig(format=scheme.format.name, options=scheme.values)
+        data = self.to_dict() | {"format": most.format.name, "options": most.values}
+        data |= {"format_version": most.format.version, "batch": self.batch}
+        return FlashSparseConfig(**data | {"layers": {**own, **self.layers}})
+
     def scheme_of(self, *names: str, dtypes: Sequence[torch.dtype] = ()) -> Scheme | None:
         """Returns the scheme of a layer that `ignore` does not mean, or None for a dense one.
+
+        Of a layer that the format is yet to be chosen for, it is one of the default format, whose
+        dtype holds in any case.
 
         Args:
             *names: The names that the layer goes by, in the model and in the file.
@@ -161,12 +241,13 @@ class FlashSparseConfig(BaseModel):
     def _scheme(self, layer: LayerConfig, dtypes: Sequence[torch.dtype]) -> Scheme | None:
         if layer.format == DENSE:
             return None
-        format, alike = get_format(layer.format), layer.format == self.format
+        alike = layer.format == self.format
+        format = get_format(DEFAULT_FORMAT if alike and self.is_open else layer.format)
         named = layer.dtype or self.dtype
         dtype = parse_dtype(named, format.dtypes) if named else packable_dtype(format, *dtypes)
         options = self.options if layer.options is None and alike else layer.options
         version = layer.format_version
-        if version is None and alike:
+        if version is None and alike and not self.is_open:
             version = self.format_version
         return format.scheme(dtype, options, version)
 
@@ -176,8 +257,8 @@ class FlashSparseConfig(BaseModel):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> FlashSparseConfig:
         try:
             return cls(**config_dict, **kwargs)
-        except ValidationError as error:
-            raise FormatError(f"quantization_config: {complaint(error)}") from None
+        except FormatError as error:
+            raise FormatError(f"quantization_config: {error}") from None
 
     def get(self, key: str, default: Any = None) -> Any:
         """Behaves as dict.get, which transformers calls on a config that it is given."""

@@ -14,6 +14,7 @@ from .dataflow import plan_of
 from .formats import get_format
 from .modules import bias_of, weight_of
 from .names import DEFAULT_FORMAT
+from .ops.packed_linear import autograd_as_needed
 from .packed import FormatError, PackedWeight, Scheme
 from .plan import Plan
 
@@ -197,11 +198,15 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x ends in {x.shape[-1]} features, {self} takes {self.in_features}")
-        device = x.device.type
+        device = "cuda" if x.is_cuda else "cpu"
         if torch.is_autocast_enabled(device) and x.dtype != torch.float64:  # as torch's own linear
             x = x.to(torch.get_autocast_dtype(device))
-        tensors = {name: getattr(self, name) for name in self._names}
-        return self.held.format.linear(x, self.held, self.shape, tensors, self.bias, self.plan)
+        # An attribute that nn.Module has to search for takes longer than all other lines here.
+        # nn.DataParallel's copies of a module have plain attributes in place of parameters.
+        own: dict[str, Any] = self._parameters or self.__dict__
+        tensors, bias = {name: own[name] for name in self._names}, own.get("bias")
+        with autograd_as_needed(x, bias):
+            return self.held.format.linear(x, self.held, self.shape, tensors, bias, self.plan)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, "

@@ -23,9 +23,9 @@ def LLM(
     Args:
         model: A packed checkpoint, or a dense one with zeros.
         *args: Passed to `vllm.LLM`.
-        sparse_method: A format to pack a dense checkpoint into while it loads, "auto" to pack only
-            the layers that become smaller, "none" for dense weights. Not needed for a packed
-            checkpoint.
+        sparse_method: A format to pack a dense checkpoint into while it loads, "auto" to choose
+            one for each layer, or to leave it dense, by what should be fastest; "none" for dense
+            weights. Not needed for a packed checkpoint.
         decode_attention: "unified_max" for our attention in steps of one token a sequence,
             "default" or None for vLLM's own.
         **kwargs: Passed to `vllm.LLM`.

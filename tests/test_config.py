@@ -5,7 +5,6 @@ import json
 import logging
 
 import pytest
-from pydantic import ValidationError
 
 import flashsparse_plugin as fs
 
@@ -47,9 +46,13 @@ def test_reads_the_ignore_lists_of_other_methods(name):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"format_version": 2}, r"tiled_csl version 2.*pip install -U flashsparse-plugin"),
-        ({"format": "tiled_cls"}, r"'tiled_cls'.*tiled_csl"),
+        ({"format_version": 2}, r"tiled_bitmap version 2.*pip install -U flashsparse-plugin"),
+        ({"format": "tiled_cls"}, r"'tiled_cls'.*tiled_bitmap"),
         ({"pruning": "magnitude"}, "sparsity=0.5"),
+        ({"format": "auto", "options": {"n": 2}}, "chooses the options, too"),
+        ({"format": "auto", "batch": 0}, "greater than or equal to 1"),
+        ({"pruning": "wanda"}, r"""pruning: .*"magnitude" alone, not 'wanda'.*flashsparse prune"""),
+        ({"format": "nm_vector", "options": {"n": 5, "m": 4}}, "nm_vector: .*5"),
         ({"sparsity": 1.5}, "less than or equal to 1"),
         ({"dtype": "float32"}, "float16.*bfloat16"),
         ({"quant_method": "gptq"}, "flashsparse"),
@@ -57,5 +60,11 @@ def test_reads_the_ignore_lists_of_other_methods(name):
     ],
 )
 def test_refuses_by_name(settings, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(fs.FormatError, match=f"(?s)^(?!.*pydantic).*{message}"):
         fs.FlashSparseConfig(**settings)
+
+
+def test_what_is_assigned_is_checked_as_what_is_given():
+    config = fs.FlashSparseConfig()
+    with pytest.raises(fs.FormatError, match=r"^sparsity: .*less than or equal to 1$"):
+        config.sparsity = 50

@@ -74,7 +74,7 @@ def test_a_quicker_process_wins(tmp_path):
     for folder in (made, target):
         folder.mkdir()
         (folder / "file").write_text(folder.name)
-    models._publish(made, target)
+    models.publish(made, target)
     assert (target / "file").read_text() == "target"
 
 

@@ -84,3 +84,10 @@ def test_links_to_a_section_lead_to_one():
 def test_the_version_is_one():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'version = "{fs.__version__}"' in project
+
+
+def test_the_range_of_transformers_is_that_of_the_tests():
+    locked = [ROOT / "requirements" / name for name in ("oldest.txt", "newest.txt")]
+    pins = [re.search(r"^transformers==(\d+\.\d+)", path.read_text(), re.M)[1] for path in locked]
+    for name in ("README.md", "docs/transformers.md"):
+        assert " to ".join(pins) in (ROOT / name).read_text(), name

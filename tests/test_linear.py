@@ -53,7 +53,8 @@ def test_a_bias_keeps_its_dtype(linear):
 
 def test_the_weight_is_held_once_in_the_runtime_form(layer):
     assert (
-        layer.held.format.name == "interleaved_bitmap" and layer.scheme.format.name == "tiled_csl"
+        layer.held.format.name == "interleaved_bitmap"
+        and layer.scheme.format.name == "tiled_bitmap"
     )
     held = {name for name, _ in layer.named_parameters()}
     assert held == {"values", "masks", "panel_offsets", "bias"}
@@ -61,7 +62,7 @@ def test_the_weight_is_held_once_in_the_runtime_form(layer):
 
 def test_state_dict_shows_the_storage_form_and_loads_again(layer):
     state = layer.state_dict()
-    assert set(state) == {"weight_packed", "tile_offsets", "bias"}
+    assert set(state) == {"weight_packed", "unit_offsets", "bias"}
     stored = fs.pack(layer.weight)
     assert all(torch.equal(state[name], tensor) for name, tensor in stored.tensors.items())
 
@@ -83,9 +84,9 @@ def test_state_dict_works_inside_a_model(layer):
 def test_loading_says_what_is_wrong(layer):
     state = layer.state_dict()
     damaged = {**state, "weight_packed": state["weight_packed"][:-4]}
-    with pytest.raises(RuntimeError, match="tile_offsets"):
+    with pytest.raises(RuntimeError, match="unit_offsets"):
         empty_like(layer).load_state_dict(damaged)
-    with pytest.raises(RuntimeError, match="Missing.*tile_offsets"):
+    with pytest.raises(RuntimeError, match="Missing.*unit_offsets"):
         empty_like(layer).load_state_dict({"weight_packed": state["weight_packed"]})
     with pytest.raises(RuntimeError, match="Unexpected.*weight_scale"):
         empty_like(layer).load_state_dict({**state, "weight_scale": torch.ones(1)})
@@ -106,9 +107,9 @@ def test_casting_the_module_leaves_the_packed_weight_alone(layer, cast):
 
 def test_moving_to_meta_and_printing(layer):
     moved = copy.deepcopy(layer).to("meta")
-    assert moved.held.format.name == "tiled_csl" and moved.weight_packed.is_meta
+    assert moved.held.format.name == "tiled_bitmap" and moved.weight_packed.is_meta
     assert "bits a weight" not in repr(moved)
-    assert "scheme=tiled_csl bfloat16" in repr(layer) and "bits a weight" in repr(layer)
+    assert "scheme=tiled_bitmap bfloat16" in repr(layer) and "bits a weight" in repr(layer)
     assert "in_features=70, out_features=150, bias=True" in repr(layer)
 
 

@@ -17,7 +17,8 @@ from flashsparse_plugin.ops import ops
 
 OUT, IN = 150, 70
 WEIGHT = sparse_weight(OUT, IN)
-STORED = tuple(fs.pack(WEIGHT).tensors.values())
+STORED = tuple(fs.pack(WEIGHT, "tiled_csl").tensors.values())
+UNITS = tuple(fs.pack(WEIGHT, "tiled_bitmap").tensors.values())
 RUNNING = tuple(fs.pack(WEIGHT).prepare("cpu").tensors.values())
 PATTERN = (3, 8, 16)  # n, m, vector_length
 VECTORS = PatternOptions(n=3, m=8, vector_length=16)
@@ -68,7 +69,20 @@ SAMPLES = {
         (x(), *STORED, OUT, torch.bfloat16, None, 0),
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias(), 4),
     ],
-    "tiled_csl_linear_planned": [],  # CUDA only
+    "tiled_csl_linear_planned": [],  # CUDA only, as are the next two
+    "tiled_bitmap_linear_planned": [],
+    "tiled_bitmap_wgmma_planned": [],
+    "tiled_csl_to_tiled_bitmap": [(*STORED, OUT, IN)],
+    "tiled_bitmap_pack": [(WEIGHT,)],
+    "tiled_bitmap_unpack": [(*UNITS, OUT, IN, torch.bfloat16)],
+    "tiled_bitmap_validate": [(*UNITS, OUT, IN)],
+    "tiled_bitmap_to_interleaved_bitmap": [(*UNITS, OUT, IN)],
+    "tiled_bitmap_to_tiled_csl": [(*UNITS, OUT, IN)],
+    "tiled_bitmap_linear": [
+        (x(), *UNITS, OUT, torch.bfloat16),
+        (x(torch.bfloat16), *UNITS, OUT, torch.bfloat16, bias(), 4),
+    ],
+    "interleaved_bitmap_to_tiled_bitmap": [(*RUNNING, OUT, IN)],
     "interleaved_bitmap_pack": [(WEIGHT,)],
     "interleaved_bitmap_validate": [(*RUNNING, OUT, IN)],
     "interleaved_bitmap_unpack": [(*RUNNING, OUT, IN, torch.bfloat16)],
@@ -177,6 +191,7 @@ def test_the_planned_linear_is_fake_without_a_gpu():
     [
         ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), ()),
         ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), (4,)),
+        ("tiled_bitmap_linear", WEIGHT, (*UNITS, OUT, torch.bfloat16), (4,)),
         ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT, torch.bfloat16), ()),
         ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN, torch.bfloat16), ()),
         ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16, torch.bfloat16), ()),
@@ -210,7 +225,7 @@ def test_fewer_than_no_sparse_tokens_are_an_error():
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_to_one_graph(dynamic):
-    layer = fs.SparseLinear.from_packed(fs.pack(WEIGHT))
+    layer = fs.SparseLinear.from_packed(fs.pack(WEIGHT, "tiled_csl"))
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic)
     for tokens in (4, 9):
         tokens = torch.randn(tokens, IN)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,25 @@ from torch.library import impl, register_autograd
 from torch.nn import functional as F
 
 from .library import ops
+
+_UNCHANGED = nullcontext()
+
+
+def autograd_as_needed(x: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
+    """A context in which a product is seen by autograd only where a gradient may be asked for.
+
+    The kernel by which a linear op has its gradient (`register_linear_autograd`) is written in
+    Python, and takes a product of one token as long as the rest of the call; so ops pass it by
+    where nothing requires a gradient. It stays where a transform of torch.func may want one of a
+    tensor that does not show it, and for torch.compile, whose graphs hold the op as it is.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return _UNCHANGED
+    if torch.is_inference_mode_enabled():  # which passes autograd by itself
+        return _UNCHANGED
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return _UNCHANGED
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def register_linear_autograd(name: str, unpack: str, **constants: Any) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose
+from flashsparse_plugin.dataflow.expected import Target
 from flashsparse_plugin.formats.values import cast, count_changed
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.modules import is_transposed
@@ -30,10 +32,12 @@ class Conversion:
 
     Attributes:
         config: How to prune and pack.
-        targets: Layer name -> scheme.
+        targets: Layer name -> scheme. Where the format is yet to be chosen, only its dtype counts.
+        chosen: Of those layers, what was chosen for them.
         offloaded: Layers that will live on disk, or on the CPU while a GPU runs them. These keep
             the storage form; the others go straight into the form that their device reads.
         replaced: The class of each layer in whose place there is a SparseLinear.
+        dense_dtype: What layers that are left dense are cast to.
         rounded: Layers whose values changed because the file has more digits than their scheme.
         error: The first failure. transformers would only log it and fill the layer with random
             numbers, so it is kept here and raised when loading is through.
@@ -41,8 +45,10 @@ class Conversion:
 
     config: FlashSparseConfig
     targets: dict[str, Scheme] = field(default_factory=dict)
+    chosen: dict[str, Choice] = field(default_factory=dict)
     offloaded: set[str] = field(default_factory=set)
     replaced: dict[str, type[nn.Module]] = field(default_factory=dict)
+    dense_dtype: torch.dtype | None = None
     rounded: list[str] = field(default_factory=list)
     error: Exception | None = None
 
@@ -65,6 +71,11 @@ class Conversion:
         if self.config.pruning == "magnitude":
             weight = prune_weight(weight, self.config.sparsity, name=name)
         scheme = self.targets[name]
+        if self.config.is_open_for(name):
+            choice = self._choose(name, weight, scheme.dtype)
+            if choice.scheme is None:
+                return self._leave_dense(linear, name, weight)
+            scheme = choice.scheme
         if count_changed(weight, scheme.dtype):
             self.rounded.append(name)
         weight = cast(weight, scheme.dtype, f"{name}.weight")
@@ -75,6 +86,23 @@ class Conversion:
             adopt(model, name, layer)
             return {f"{name}.{key}": value for key, value in packed.tensors.items()}
         adopt(model, name, SparseLinear.pack(weight, linear.bias, scheme))
+        return {}
+
+    def _choose(self, name: str, weight: Tensor, dtype: torch.dtype) -> Choice:
+        target = Target.of(weight.device, dtype, self.config.batch)
+        choice = self.chosen[name] = choose(Pattern.of(weight), dtype, target)
+        return choice
+
+    def _leave_dense(self, linear: nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
+        """Puts a weight where transformers would have, in the dtype of the activations."""
+        del self.targets[name], self.replaced[name]
+        if is_transposed(linear):
+            weight = weight.T.contiguous()
+        weight = weight.to(self.dense_dtype or weight.dtype)
+        if name in self.offloaded:
+            return {f"{name}.weight": weight}
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        linear.weight._is_hf_initialized = True
         return {}
 
 

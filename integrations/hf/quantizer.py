@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transformers side of the method `flashsparse`.
 
-transformers calls one object per model, in this order: `validate_environment`, `update_tp_plan`,
-`update_dtype`, `_process_model_before_weight_loading` (the model is a skeleton on the meta
-device), per weight `param_needs_quantization` and `get_quantize_ops`, then, once every tensor is in
-its place, `_process_model_after_weight_loading`.
+transformers calls one object per model, in this order: `validate_environment`,
+`update_attn_implementation`, `update_dtype`, `_process_model_before_weight_loading` (the model is a
+skeleton on the meta device), per weight `param_needs_quantization` and `get_quantize_ops`, then,
+once every tensor is in its place, `_process_model_after_weight_loading`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from flashsparse_plugin.checkpoint.checksums import checksum, verify
 from flashsparse_plugin.checkpoint.explanations import about_experts
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.headers import CHECKSUM, TensorInfo
+from flashsparse_plugin.checkpoint.linears import kind_of
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.values import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
+from flashsparse_plugin.names import DEFAULT_FORMAT
 from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
@@ -80,13 +83,15 @@ class FlashSparseQuantizer(HfQuantizer):
                 "layers on disk are read from the checkpoint as they are there, and this one is "
                 "packed while it is loaded. Remedy: pack it first, `flashsparse convert`"
             )
+        if self.pre_quantized:
+            config.refuse_open("config.json")
         if self.quantization_config.dequantize and not self.pre_quantized:
             raise ValueError(
                 "dequantize=True unpacks a packed checkpoint, and this one is dense. Remedy: load "
                 "it without quantization_config"
             )
 
-    def update_tp_plan(self, config: Any) -> Any:
+    def update_attn_implementation(self, config: Any) -> Any:
         """Is the first to be given the model's config, before any file of weights is opened."""
         refuse_odd_files(getattr(config, "name_or_path", None))
         parallel = getattr(config, "distributed_config", None)
@@ -102,12 +107,16 @@ class FlashSparseQuantizer(HfQuantizer):
             )
         return config
 
+    # Its name before transformers 5.19; the releases up to 5.22 may call both.
+    update_tp_plan = update_attn_implementation
+
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Takes the dtype of the activations, which is that of packed values only by default."""
         config = self.quantization_config
         if config.dtype is None and not self.pre_quantized:
-            config.dtype = dtype_name(packable_dtype(get_format(config.format), dtype))
-        self.dtype = dtype
+            format = get_format(DEFAULT_FORMAT if config.is_open else config.format)
+            config.dtype = dtype_name(packable_dtype(format, dtype))
+        self.dtype = self.conversion.dense_dtype = dtype
         return dtype
 
     # The skeleton.
@@ -227,6 +236,8 @@ class FlashSparseQuantizer(HfQuantizer):
     ) -> PreTrainedModel:
         if self.conversion.error is not None:
             raise self.conversion.error
+        if self.quantization_config.is_open:
+            self._settle(model)
         for name, layer in sparse_layers(model):
             if self.pre_quantized:
                 self._check_and_prepare(name, layer)
@@ -247,6 +258,15 @@ class FlashSparseQuantizer(HfQuantizer):
                     dispatch(model, name, linear)
             self._report(model)
         return model
+
+    def _settle(self, model: PreTrainedModel) -> None:
+        """Has the configuration name the formats that were chosen, and tells why."""
+        chosen = self.conversion.chosen
+        config = self.quantization_config.settled({n: (x.scheme, x.why) for n, x in chosen.items()})
+        self.quantization_config = self.conversion.config = config
+        model.config.quantization_config = config
+        for line in lines((kind_of(name), choice) for name, choice in chosen.items()):
+            logger.info("flashsparse: auto: %s", line)
 
     def _check_and_prepare(self, name: str, layer: SparseLinear) -> None:
         """Compares a loaded weight with its checksums, and proves it sound, before any kernel."""

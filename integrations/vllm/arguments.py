@@ -13,15 +13,18 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from flashsparse_plugin.names import AUTO
+
 from .attention import CHOICES, check_calibration, fold_attention
 from .preflight import check_files
-from .settings import SettingsError, check_loading, check_marked, fold, methods
+from .settings import NONE, SettingsError, check_loading, check_marked, fold, methods
 
 _METHOD_HELP = (
     "Serve pruned weights from sparse storage. A format (%s) packs the linear layers of a dense, "
-    "pruned checkpoint while it loads; auto packs only the layers that become smaller; none "
-    "serves dense weights, and unpacks a packed checkpoint. Packed checkpoints need no option. "
-    'More settings: --additional-config \'{"flashsparse": {"pruning": "magnitude", '
+    "pruned checkpoint while it loads; auto chooses for each layer the one that should be fastest "
+    "at a batch of 8, or leaves it dense; none serves dense weights, and unpacks a packed "
+    "checkpoint. Packed checkpoints need no option: auto serves them as they are. "
+    'More settings: --additional-config \'{"flashsparse": {"batch": 32, "pruning": "magnitude", '
     '"sparsity": 0.5, "ignore": ["lm_head"]}}\'.'
 )
 _ATTENTION_HELP = (
@@ -76,7 +79,7 @@ def _wrap_parser(cls: Any) -> None:
         group = parser.add_argument_group(
             "FlashSparse", "Sparse weights of pruned models, and decode attention."
         )
-        names = [name for name in methods() if name not in ("auto", "none")]
+        names = [name for name in methods() if name not in (AUTO, NONE)]
         group.add_argument(
             "--sparse-method",
             choices=methods(),

@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 
 # Kinds of values: keys in `additional_config`.
 LENGTHS = "flashsparse_streams"  # lengths of packed streams, in elements
+SCHEMES = "flashsparse_schemes"  # formats and options that were chosen by the weight
 PLANS = "flashsparse_dataflow"  # which implementation multiplies how many tokens
 
 
@@ -21,7 +22,7 @@ def count_into_cache_key(vllm_config: VllmConfig, kind: str, name: str, value: A
 
     Args:
         vllm_config: The configuration whose `additional_config` gets the value.
-        kind: LENGTHS or PLANS.
+        kind: LENGTHS, SCHEMES or PLANS.
         name: Name of the layer.
         value: A JSON value.
     """

@@ -17,10 +17,11 @@ from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
 from flashsparse_plugin.checkpoint.foreign.code_entries import PackedInfo
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.names import AUTO
 from flashsparse_plugin.packed import FormatError
 
 from .folder import folder_of
-from .settings import AUTO, METHOD, NONE, SettingsError
+from .settings import METHOD, NONE, SettingsError
 
 _taken: dict[Path, ModelDirectory] = {}  # in this process
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,15 +15,16 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow import plan_of
-from flashsparse_plugin.formats import format_names, get_format
-from flashsparse_plugin.packed import Format, FormatError, PackedWeight, Scheme
+from flashsparse_plugin.dataflow.choice import Pattern, choose
+from flashsparse_plugin.dataflow.expected import Target
+from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 from flashsparse_plugin.plan import Plan
 
-from .caching import LENGTHS, PLANS, count_into_cache_key
+from .caching import LENGTHS, PLANS, SCHEMES, count_into_cache_key
 from .dense import DenseLinearMethod
 from .loading import LayerLoader
 from .settings import DUMMY
-from .summary import Summary
+from .summary import Summary, kind_of
 
 # Packed streams are padded to an odd multiple of half this share of the weight's elements.
 # torch.compile has the lengths of parameters in its graphs: with exact lengths no two layers would
@@ -39,8 +41,8 @@ class SparseLinearMethod(LinearMethodBase):
             those of its parts, which have one scheme.
         name: The name of vLLM's layer.
         summary: Where to take note of what became of it.
-        auto: Leave the layer dense where that is smaller.
-        beside: Do so only where the checkpoint has it dense: other layers of it are packed.
+        beside: Other layers of the checkpoint are packed: where it has this one dense, it is packed
+            only if that is smaller.
     """
 
     def __init__(
@@ -49,11 +51,10 @@ class SparseLinearMethod(LinearMethodBase):
         names: list[str],
         name: str,
         summary: Summary,
-        auto: bool = False,
         beside: bool = False,
     ):
         self.config, self.names, self.name = config, names, name
-        self.summary, self.auto, self.beside = summary, auto, beside
+        self.summary, self.beside = summary, beside
         self.loader: LayerLoader | None = None
         self.load_format = ""
         self.held: Scheme | None = None  # of the tensors, once they are there
@@ -133,19 +134,10 @@ class SparseLinearMethod(LinearMethodBase):
             delattr(layer, name)
         if self.loader.rounded:
             self.summary.rounded.append(self.name)
-        if self.config.dequantize:
-            self.summary.left_dense(self.name, "unpacked, as --sparse-method none asks")
-        else:
-            packed = (
-                weight.prepare(device)
-                if isinstance(weight, PackedWeight)
-                else self._pack(weight.to(device), self.loader.scheme)
-            )
-            optional = self.auto or (self.beside and not isinstance(weight, PackedWeight))
-            if not optional or packed.nbytes < packed.dense_nbytes:
-                self._hold(layer, packed, vllm_config)
-                return
-            self.summary.left_dense(self.name, "not sparse enough to gain from packing")
+        packed = self._packed(weight, device, vllm_config)
+        if packed is not None:
+            self._hold(layer, packed, vllm_config)
+            return
         unpacked = weight.unpack() if isinstance(weight, PackedWeight) else weight
         dense = Parameter(unpacked.to(device=device, dtype=dtype), requires_grad=False)
         layer.register_parameter("weight", dense)
@@ -170,29 +162,39 @@ class SparseLinearMethod(LinearMethodBase):
             # vLLM's LoRA looks for a parameter of this name to learn the device.
             layer.register_parameter("weight_packed", getattr(layer, self.tensor_names[0]))
 
+    def _packed(
+        self, weight: Tensor | PackedWeight, device: torch.device, vllm_config: VllmConfig
+    ) -> PackedWeight | None:
+        """The weight in the form that the kernels of its device read; None to leave it dense."""
+        if self.config.dequantize:
+            self.summary.left_dense(self.name, "unpacked, as --sparse-method none asks")
+            return None
+        if isinstance(weight, PackedWeight):
+            return weight.prepare(device)
+        scheme, weight = self.loader.scheme, weight.to(device)
+        if self.config.is_open_for(*self.names):
+            target = Target.of(device, weight.dtype, self.config.batch)
+            choice = choose(Pattern.of(weight), weight.dtype, target)
+            self.summary.chosen.append((kind_of(self.name), choice))
+            count_into_cache_key(vllm_config, SCHEMES, self.name, choice.title)
+            if choice.scheme is None:
+                self.summary.left_dense(self.name, "as packing does not pay")
+                return None
+            scheme = choice.scheme
+        packed = self._pack(weight, scheme)
+        if self.beside and packed.nbytes >= packed.dense_nbytes:
+            self.summary.left_dense(self.name, "not sparse enough to gain from packing")
+            return None
+        return packed
+
     def _pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         """Packs a dense weight where it is, straight into the form that kernels there read."""
-        schemes = [scheme]
-        if self.auto:  # every other format that needs no options
-            others = [get_format(name) for name in format_names() if name != scheme.format.name]
-            for format in others:
-                if weight.dtype in format.dtypes and not _needs_options(format):
-                    schemes.append(format.scheme(weight.dtype))
-        made, error = [], None
-        for each in schemes:
-            try:
-                made.append(each.format.pack_prepared(weight, each))
-            except FormatError as e:  # a pattern that the weight does not follow
-                error = error or e
-        if not made:
+        try:
+            return scheme.format.pack_prepared(weight, scheme)
+        except FormatError as error:
             raise FormatError(
                 f"layer {self.name!r} {list(weight.shape)} cannot be packed as {scheme}: {error}"
-            )
-        return min(made, key=lambda packed: packed.nbytes)
-
-
-def _needs_options(format: Format) -> bool:
-    return any(field.is_required() for field in format.Options.model_fields.values())
+            ) from None
 
 
 class _DenseAfterAll(DenseLinearMethod):
@@ -208,7 +210,8 @@ def _padded(packed: PackedWeight) -> dict[str, Tensor]:
     tensors = dict(packed.tensors)
     for name, spec in packed.format.tensors(packed.scheme, packed.shape).items():
         if None in spec.shape:
-            bucket = max(2, int(_BUCKET * packed.shape[0] * packed.shape[1]))
+            line = math.prod(spec.shape[1:])  # a stream of lines is padded by whole ones
+            bucket = max(2, int(_BUCKET * packed.shape[0] * packed.shape[1]) // line)
             padding = (bucket // 2 - len(tensors[name])) % bucket
-            tensors[name] = F.pad(tensors[name], (0, padding))
+            tensors[name] = F.pad(tensors[name], (*(0, 0) * (len(spec.shape) - 1), 0, padding))
     return tensors

@@ -22,6 +22,7 @@ from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
+from flashsparse_plugin.names import AUTO
 from flashsparse_plugin.packed import FormatError, Scheme
 
 from .codes import directory_of, take
@@ -31,7 +32,7 @@ from .folder import folder_of
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
 from .preflight import packed_layers
-from .settings import AUTO, METHOD, SettingsError, first_line, merge, settings_of
+from .settings import METHOD, SettingsError, first_line, merge, settings_of
 from .summary import Summary, logger
 
 
@@ -49,7 +50,6 @@ class FlashSparseQuantization(QuantizationConfig):
         super().__init__()
         self.stored, self.foreign = stored, foreign
         self.config: FlashSparseConfig | None = None  # once the user's settings are merged in
-        self.auto = False
         self.mapper: Any = None
         self.summary = Summary()
 
@@ -81,7 +81,9 @@ class FlashSparseQuantization(QuantizationConfig):
         if is_quantized(config):
             return cls(QuantizedConfig.of(config, FlashSparseConfig()))
         try:
-            return cls(FlashSparseConfig(**config))
+            stored = FlashSparseConfig(**config)
+            stored.refuse_open("config.json")
+            return cls(stored)
         except ValueError as error:
             raise SettingsError(f"config.json: {first_line(error)}") from None
 
@@ -128,9 +130,7 @@ class FlashSparseQuantization(QuantizationConfig):
             packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
             if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
-            return SparseLinearMethod(
-                self.config, names, prefix, self.summary, auto=self.auto, beside=bool(packed)
-            )
+            return SparseLinearMethod(self.config, names, prefix, self.summary, beside=bool(packed))
         self.summary.left_dense(prefix, reason)
         if current_platform.is_cuda():
             method = DenseHeadMethod if is_head else DenseLinearMethod
@@ -157,7 +157,6 @@ class FlashSparseQuantization(QuantizationConfig):
             if self.foreign and METHOD not in settings:
                 settings[METHOD] = AUTO
                 logger.info("this sparse checkpoint is packed while it loads: --sparse-method auto")
-            self.auto = settings.get(METHOD) == AUTO
             self.config = merge(self.stored, settings)
             allow_matrix_registers()
             if envs.VLLM_BATCH_INVARIANT and not self.config.dequantize:

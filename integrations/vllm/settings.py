@@ -19,14 +19,15 @@ from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names
 from flashsparse_plugin.messages import PrintableMessage
+from flashsparse_plugin.names import AUTO
 
 KEY = QUANT_METHOD  # in additional_config
 METHOD = "method"
-AUTO, NONE = "auto", "none"
+NONE = "none"
 DUMMY = "dummy"  # vLLM's load format that makes weights up
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
-_USER_KEYS = ("method", "dtype", "sparsity", "pruning", "ignore", "options")
+_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options")
 
 
 class SettingsError(PrintableMessage, RuntimeError):
@@ -111,6 +112,11 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
     settings = dict(settings)
     method = settings.pop(METHOD, None)
     named = method not in (None, AUTO, NONE)
+    if "batch" in settings and method != AUTO:
+        raise SettingsError(
+            f'"batch" is what --sparse-method {AUTO} chooses formats by, and it is '
+            f"{method or 'not asked for'}: leave it out, or ask for {AUTO}"
+        )
     if named and stored is not None and [method] != stored.formats:
         raise SettingsError(
             f"this checkpoint is packed as {' and '.join(stored.formats)}, and --sparse-method "
@@ -120,7 +126,7 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         )
     data = {} if stored is None else stored.to_dict()
     data |= settings
-    if named:
+    if named or (method == AUTO and stored is None):
         data["format"] = method
     try:
         config = FlashSparseConfig(**data)

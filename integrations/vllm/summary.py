@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from flashsparse_plugin.dataflow import DenseLinear
+from flashsparse_plugin.dataflow.choice import Choice, lines
 from flashsparse_plugin.packed import PackedWeight, Scheme
 from flashsparse_plugin.plan import Plan
 
@@ -28,6 +29,7 @@ class Summary:
         reasons: How many layers stay dense, by reason.
         larger: Layers that are larger packed than dense.
         rounded: Layers whose values changed because the file has more digits than packed values.
+        chosen: Of layers whose format was chosen by their weight, the kind and the choice.
     """
 
     expected: int = 0
@@ -37,6 +39,7 @@ class Summary:
     reasons: Counter[str] = field(default_factory=Counter)
     larger: list[str] = field(default_factory=list)
     rounded: list[str] = field(default_factory=list)
+    chosen: list[tuple[str, Choice]] = field(default_factory=list)
     _finished: int = 0
     _kernels: set[tuple[str, tuple[int, int], str]] = field(default_factory=set)
 
@@ -68,6 +71,8 @@ class Summary:
         """Is called once for each layer; after the last one, tells the sum."""
         self._finished += 1
         if self._finished == self.expected:
+            for line in lines(self.chosen):
+                logger.info("auto: %s", line)
             logger.log(self._level(), "%s", self)
 
     def _level(self) -> int:

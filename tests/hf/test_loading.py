@@ -136,7 +136,7 @@ def test_config_json_holds_the_configuration(llama, tmp_path):
     assert config == given  # loading does not write into the user's object
     expected = {
         "quant_method": "flashsparse",
-        "format": "tiled_csl",
+        "format": "tiled_bitmap",
         "format_version": 1,
         "dtype": "bfloat16",
         "sparsity": 0.6,
@@ -210,7 +210,7 @@ def test_ignore(ignore, left_dense, llama, tmp_path):
 def test_layers_is_stronger_than_ignore(llama):
     config = fs.FlashSparseConfig(
         layers={
-            "lm_head": {"format": "tiled_csl"},
+            "lm_head": {"format": "tiled_bitmap"},
             "model.layers.0.self_attn.q_proj": {"format": "dense", "reason": "to see"},
         }
     )
@@ -272,4 +272,44 @@ def test_one_line_says_what_was_packed(llama, caplog):
     with caplog.at_level(logging.INFO, logger="flashsparse_plugin"):
         tiny.load(llama.packed)
     (line,) = [r.getMessage() for r in caplog.records if "packed as" in r.getMessage()]
-    assert line.startswith("flashsparse: 14 layers packed as tiled_csl")
+    assert line.startswith("flashsparse: 14 layers packed as tiled_bitmap")
+
+
+def test_auto_chooses_for_each_layer_and_says_so(llama, tmp_path, monkeypatch, caplog):
+    """What is saved names the formats that were chosen, and loads without any option."""
+    from flashsparse_plugin.dataflow.choice import Choice
+    from flashsparse_plugin.integrations.hf import conversion
+
+    def choose(pattern, dtype, target):
+        assert (target.gpu, target.batch) == (None, 3)
+        formats = {1: "tiled_csl", 2: "tiled_bitmap"}
+        name = formats.get(pattern.shape[1] // pattern.shape[0])  # wide layers, and square ones
+        return Choice(name and fs.get_format(name).scheme(dtype), "so")
+
+    monkeypatch.setattr(conversion, "choose", choose)
+    config = fs.FlashSparseConfig(format="auto", batch=3)
+    with caplog.at_level(logging.INFO, logger="flashsparse_plugin"):
+        model = tiny.load(llama.masked, quantization_config=config)
+    assert config.format == "auto"  # the user's object stays as it was
+    packed = tiny.sparse_layers(model)
+    assert {layer.scheme.format.name for layer in packed.values()} >= {"tiled_csl"}
+    assert 0 < len(packed) < 14
+    assert any("auto: " in r.getMessage() and "dense, so" in r.getMessage() for r in caplog.records)
+    dense = tiny.logits(tiny.load(llama.masked))
+    assert torch.allclose(tiny.logits(model), dense, rtol=0.02, atol=0.02)
+    model.save_pretrained(tmp_path)
+    again = tiny.load(tmp_path)
+    assert torch.equal(tiny.logits(again), tiny.logits(model))
+    schemes = {name: layer.scheme for name, layer in packed.items()}
+    assert {name: layer.scheme for name, layer in tiny.sparse_layers(again).items()} == schemes
+    assert again.config.quantization_config.format in ("tiled_csl", "tiled_bitmap")
+
+
+def test_a_packed_checkpoint_names_its_formats(llama, tmp_path):
+    model = tiny.load(llama.packed)
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.quantization_config["format"] = "auto"
+    config.save_pretrained(tmp_path)
+    with pytest.raises(fs.FormatError, match='format "auto".*a packed one names its formats'):
+        tiny.load(tmp_path)

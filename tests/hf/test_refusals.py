@@ -36,7 +36,7 @@ def drop_words(state):
 
 
 def drop_offsets(state):
-    del state[f"{LAYER}.tile_offsets"]
+    del state[f"{LAYER}.unit_offsets"]
 
 
 def drop_both(state):
@@ -62,7 +62,7 @@ def words_of_another_dtype(state):
 
 
 def offsets_of_another_dtype(state):
-    state[f"{LAYER}.tile_offsets"] = state[f"{LAYER}.tile_offsets"].to(torch.int64)
+    state[f"{LAYER}.unit_offsets"] = state[f"{LAYER}.unit_offsets"].to(torch.int64)
 
 
 def words_cut_short(state):
@@ -70,11 +70,11 @@ def words_cut_short(state):
 
 
 def offsets_beyond_the_end(state):
-    state[f"{LAYER}.tile_offsets"][-1] += 4
+    state[f"{LAYER}.unit_offsets"][-1] += 4
 
 
 def offsets_going_back(state):
-    state[f"{LAYER}.tile_offsets"][0] = 8
+    state[f"{LAYER}.unit_offsets"][0] = 8
 
 
 def location_outside_its_tile(state):
@@ -86,12 +86,12 @@ def one_dimension_more(state):
 
 
 def words_and_offsets_swapped(state):
-    words, offsets = f"{LAYER}.weight_packed", f"{LAYER}.tile_offsets"
+    words, offsets = f"{LAYER}.weight_packed", f"{LAYER}.unit_offsets"
     state[words], state[offsets] = state[offsets], state[words]
 
 
 def another_layers_tensors(state):
-    for name in ("weight_packed", "tile_offsets"):
+    for name in ("weight_packed", "unit_offsets"):
         other = f"model.layers.1.mlp.down_proj.{name}"
         state[f"{LAYER}.{name}"], state[other] = state[other], state[f"{LAYER}.{name}"]
 
@@ -264,7 +264,7 @@ def test_another_models_checkpoint(packed_copy):
     """A packed embedding: the name exists in the model, as something else."""
 
     def rename(state):
-        for name in ("weight_packed", "tile_offsets"):
+        for name in ("weight_packed", "unit_offsets"):
             state[f"model.embed_tokens.{name}"] = state[f"{LAYER}.{name}"].clone()
 
     damage(packed_copy, rename)
@@ -323,14 +323,16 @@ def test_dequantize_of_a_dense_checkpoint(llama):
 
 def test_tensor_parallelism(llama):
     from transformers.distributed import DistributedConfig
+    from transformers.quantizers.auto import get_hf_quantizer
 
-    quantizer = FlashSparseQuantizer(fs.FlashSparseConfig(dtype="bfloat16"))
     config = AutoConfig.from_pretrained(llama.packed)
-    assert quantizer.update_tp_plan(config) is config
+    quantizer, *_ = get_hf_quantizer(config, None, None, True, {})
+    assert isinstance(quantizer, FlashSparseQuantizer)
     for parallel in (DistributedConfig(tp_size=2), DistributedConfig(tp_plan="auto")):
+        config = AutoConfig.from_pretrained(llama.packed)
         config.distributed_config = parallel
         with pytest.raises(ValueError, match='tensor parallelism.*device_map="auto"'):
-            quantizer.update_tp_plan(config)
+            get_hf_quantizer(config, None, None, True, {})  # as from_pretrained asks for it
 
 
 @pytest.fixture(scope="module")
@@ -410,7 +412,7 @@ def test_a_packed_checkpoint_that_does_not_say_so(change, load, packed_copy):
         tiny.load(packed_copy, **more)
 
 
-@pytest.mark.parametrize("own", ["weight_packed", "tile_offsets"])
+@pytest.mark.parametrize("own", ["weight_packed", "unit_offsets"])
 def test_half_of_a_layers_tensors_are_noticed_too(own, packed_copy):
     def halve(state):
         for key in [key for key in state if key.endswith(own)]:
@@ -429,7 +431,7 @@ def test_half_of_a_layers_tensors_are_noticed_too(own, packed_copy):
         tiny.load(packed_copy)
 
 
-@pytest.mark.parametrize("own", ["weight_packed", "tile_offsets"])
+@pytest.mark.parametrize("own", ["weight_packed", "unit_offsets"])
 def test_half_of_a_layers_tensors_are_noticed_under_a_foreign_method(own, packed_copy):
     """compressed-tensors calls values as we do, and it alone is not asked what it misses."""
     edit_config(packed_copy, quant_method="elsewhere")
@@ -442,7 +444,7 @@ def test_a_layer_in_two_files_is_noticed_where_another_method_is_named(packed_co
     weights = packed_copy / "model.safetensors"
     state = load_file(weights)
     weights.unlink()
-    places = {key: f"model-{int(key.endswith('tile_offsets'))}.safetensors" for key in state}
+    places = {key: f"model-{int(key.endswith('unit_offsets'))}.safetensors" for key in state}
     for place in set(places.values()):
         part = {key: tensor for key, tensor in state.items() if places[key] == place}
         save_file(part, packed_copy / place, {"format": "pt"})

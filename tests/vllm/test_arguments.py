@@ -108,7 +108,7 @@ def test_the_method_ends_in_vllms_own_fields(parsed, name):
 
 def test_every_command_of_the_documents_is_understood(parsed):
     lines = documented()
-    assert "vllm serve ./SmolLM2-pruned --sparse-method tiled_csl" in lines
+    assert "vllm serve ./SmolLM2-pruned --sparse-method auto" in lines
     for line in lines:
         found = parsed[line]
         assert found.get("exit", 0) == 0, f"{line}: {found['text']}"
@@ -182,6 +182,10 @@ def test_a_packed_checkpoint_is_not_served_as_another_format():
 
     stored = FlashSparseConfig(format="tiled_csl", ignore=[])
     assert merge(stored, {"method": "auto"}).format == "tiled_csl"
+    assert merge(None, {"method": "auto", "batch": 16}).batch == 16
+    assert merge(None, {"method": "auto"}).is_open
+    with pytest.raises(SettingsError, match='"batch" is what --sparse-method auto chooses'):
+        merge(None, {"method": "tiled_csl", "batch": 16})
     assert merge(stored, {"method": "none"}).dequantize
     assert merge(stored, {}).ignore == []
     with pytest.raises(SettingsError, match="packed as tiled_csl.*asks for other"):

@@ -80,3 +80,44 @@ def test_a_worker_notices_packed_tensors_that_no_configuration_names():
     assert next(read) == dense[0]
     with pytest.raises(CheckpointError, match=r"layer 'b' of someone/model is packed by flash"):
         next(read)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_auto_asks_the_weight_and_the_compile_cache_knows(monkeypatch, is_packed):
+    from flashsparse_plugin.dataflow.choice import Choice
+    from flashsparse_plugin.integrations.vllm import linear
+    from flashsparse_plugin.integrations.vllm.summary import Summary
+
+    def choose(pattern, dtype, target):
+        assert (pattern.density, target.gpu, target.batch) == (0.5, None, 4)
+        return Choice(fs.get_format("tiled_csl").scheme(dtype) if is_packed else None, "so")
+
+    monkeypatch.setattr(linear, "choose", choose)
+    config = fs.FlashSparseConfig(format="auto", batch=4)
+    method = linear.SparseLinearMethod(config, ["q", "k"], "layers.0.qk", Summary())
+    method.loader = SimpleNamespace(scheme=config.scheme_of("q", dtypes=[torch.float16]))
+    engine = SimpleNamespace(additional_config={})
+    weight = torch.eye(2).half()
+    found = method._packed(weight, torch.device("cpu"), engine)
+    assert (found is not None) == is_packed
+    assert engine.additional_config["flashsparse_schemes"] == {
+        "layers.0.qk": "tiled_csl" if is_packed else "dense"
+    }
+    assert method.summary.chosen[0][0] == "layers.*.qk"
+    assert bool(method.summary.reasons) != is_packed
+
+
+@pytest.mark.parametrize("name", ["tiled_csl", "tiled_bitmap"])
+def test_a_stream_is_padded_by_whole_lines(name):
+    """As a GPU holds it; a stream that is a table of lines grows downwards and not sideways."""
+    from flashsparse_plugin.integrations.vllm.linear import _padded
+
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(256, 1024, generator=generator)
+    weight = (weight * (torch.rand(256, 1024, generator=generator) < 0.4)).half()
+    packed = fs.pack(weight, name)
+    stream, _ = packed.tensors.values()
+    padded = _padded(packed)["weight_packed"]
+    assert padded.shape[1:] == stream.shape[1:] and len(padded) > len(stream)
+    assert padded.numel() - stream.numel() < 0.011 * weight.numel()
+    assert padded[: len(stream)].equal(stream)

@@ -42,32 +42,32 @@ def edit(tensors):
 
 @edit
 def swapped(tensors):
-    for name in ("weight_packed", "tile_offsets"):
+    for name in ("weight_packed", "unit_offsets"):
         a, b = f"{Q}.{name}", f"{UP}.{name}"
         tensors[a], tensors[b] = tensors[b], tensors[a]
 
 
 @edit
 def wrong_offset(tensors):
-    tensors[f"{Q}.tile_offsets"][1] += 1
+    tensors[f"{Q}.unit_offsets"][1] += 1
 
 
 @edit
 def location_outside(tensors):
     """UP has 160 rows: its second row of tiles ends after 32 of 128."""
-    first = int(tensors[f"{UP}.tile_offsets"][2])
+    first = int(tensors[f"{UP}.unit_offsets"][2])
     tensors[f"{UP}.weight_packed"][first] |= 0x1FFF
 
 
 @edit
 def missing_layer(tensors):
-    for name in ("weight_packed", "tile_offsets"):
+    for name in ("weight_packed", "unit_offsets"):
         del tensors[f"{Q}.{name}"]
 
 
 @edit
 def missing_half(tensors):
-    del tensors[f"{Q}.tile_offsets"]
+    del tensors[f"{Q}.unit_offsets"]
 
 
 @edit
@@ -110,7 +110,7 @@ def newer_version(folder):
 # What the last lines have to say.
 DAMAGES = {
     "truncated": (truncated, [FILE, "not a whole safetensors file", "fetch it again"]),
-    "swapped": (swapped, [FILE, UP, "tile_offsets", "flashsparse convert"]),
+    "swapped": (swapped, [FILE, UP, "unit_offsets", "flashsparse convert"]),
     "wrong_offset": (wrong_offset, [FILE, Q, "flashsparse convert"]),
     "missing_layer": (missing_layer, [Q, "in no file of", "flashsparse convert"]),
     "wrong_dtype": (wrong_dtype, [FILE, Q, "must be torch.int32", "torch.int64"]),
@@ -118,7 +118,7 @@ DAMAGES = {
 }
 MORE = {
     "location_outside": (location_outside, [FILE, UP, "flashsparse convert"]),
-    "missing_half": (missing_half, [FILE, Q, "missing: tile_offsets"]),
+    "missing_half": (missing_half, [FILE, Q, "missing: unit_offsets"]),
     "flipped_bit": (flipped_bit, [FILE, Q, "checksum"]),
     "linked_out": (linked_out, [FILE, "is a link that leads out of the model directory"]),
     "endless_layers": (endless_layers, ["num_hidden_layers", "1,000,000", "different models"]),
