@@ -16,10 +16,24 @@ from typing import Any
 from torch import Tensor
 
 import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.packed import Scheme
 from flashsparse_plugin.plan import Plan
 
 IMPLEMENTATIONS = {"sparse": Plan.only("sparse"), "unpacked": Plan.only("library")}
 """The plans of what is timed: the format's own kernel, and unpacking for torch's own linear."""
+
+
+def unstructured() -> tuple[str, ...]:
+    """Names of the formats that can be stored and that keep any zeros as they are."""
+    formats = [get_format(name) for name in format_names()]
+    return tuple(format.name for format in formats if all(map(_keeps_all, format.examples())))
+
+
+def _keeps_all(scheme: Scheme) -> bool:
+    weight = random_weight((128, 128), 0.5, scheme.dtype)
+    return scheme.format.conform(weight, scheme) is weight
 
 
 def packed_for_kernels(weight: Tensor, format: str) -> fs.PackedWeight:

@@ -65,6 +65,7 @@ def interleaved(
     functions: Mapping[str, Callable[[], object]],
     repeats: int,
     seconds: float = 0.012,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Times functions in turn, so that a drift of the machine's speed affects all of them.
 
@@ -72,6 +73,8 @@ def interleaved(
         functions: What to time, by name.
         repeats: Turns, each of which gives one sample per function.
         seconds: Approximate length of a sample, for which quick functions are called several times.
+        clock: Tells the seconds. time.process_time is that of the processor: on a busy machine it
+            does not count the time of others, and of several threads it counts each.
 
     Returns:
         Seconds a call, `repeats` samples by name.
@@ -79,17 +82,17 @@ def interleaved(
     calls = {}
     for name, function in functions.items():
         function()
-        start = time.perf_counter()
+        start = clock()
         function()
-        once = max(time.perf_counter() - start, 1e-7)
+        once = max(clock() - start, 1e-7)
         calls[name] = max(1, min(300, int(seconds / once)))
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls[name]):
                 function()
-            samples[name].append((time.perf_counter() - start) / calls[name])
+            samples[name].append((clock() - start) / calls[name])
     return samples
 
 

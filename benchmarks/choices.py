@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import _results
+from _spmm_goals import LARGE, fastest, weights_of
 
 GPUS = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 FEW_TOKENS = (1, 8, 16)
-LARGE = 100_000_000  # weights of a layer
 
 Row = dict[str, Any]
 
@@ -31,18 +30,16 @@ def large(name: str) -> Iterator[list[Row]]:
             continue
         rows = _results.read(path)["rows"]
         for count in FEW_TOKENS:
-            yield [
-                row
-                for row in rows
-                if row["tokens"] == count and math.prod(map(int, row["shape"].split("x"))) > LARGE
-            ]
+            yield [row for row in rows if row["tokens"] == count and weights_of(row) > LARGE]
 
 
 def zeros_anywhere(percent: int) -> str:
-    """Speedups of Tiled-CSL over cuBLAS: geometric means over large layers."""
+    """Speedups over cuBLAS of the fastest format: geometric means over large layers."""
     return span(
         [
-            statistics.geometric_mean(row["ratio"] for row in rows if row["sparsity"] == percent)
+            statistics.geometric_mean(
+                row["ratio"] for row in fastest(rows) if row["sparsity"] == percent
+            )
             for rows in large("spmm")
         ]
     )

@@ -18,14 +18,16 @@ from typing import Any
 
 import _results
 import torch
+from _spmm_goals import formats_of
 
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
-from flashsparse_plugin.dataflow.table import SHIPPED, Entry, text_of
+from flashsparse_plugin.dataflow.table import SHIPPED, Entry, Measurement, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu, find_gpu
 
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
+KEPT = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens whose times ship
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
@@ -40,9 +42,11 @@ def dense_times(rows: Iterable[Mapping[str, Any]]) -> dict[Weight, Times]:
 
 
 def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight, Times]:
-    """Times of spmm.csv at BUCKETS, interpolated between the tokens that were measured."""
+    """A format's times of spmm.csv at BUCKETS, interpolated between the tokens measured."""
     measured: dict[tuple[tuple[int, int], int], list[Mapping[str, Any]]] = {}
     for row in rows:
+        if row["format"] != format:
+            continue
         measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
     found, scheme = {}, get_format(format).scheme(torch.float16)
     for (shape, sparsity), own in measured.items():
@@ -97,7 +101,9 @@ def tables() -> dict[str, Table]:
             _results.read(_results.FOLDER / folder / f"{program}.csv")
             for program in ("gemm", "spmm")
         )
-        measured = dense_times(gemm["rows"]) | packed_times(spmm["rows"], spmm["about"]["format"])
+        measured = dense_times(gemm["rows"])
+        for format in formats_of(spmm["rows"]):
+            measured |= packed_times(spmm["rows"], format)
         about = gemm["about"]
         found[name] = _table(
             about["gpu"],
@@ -119,10 +125,21 @@ def tables() -> dict[str, Table]:
 
 
 def _table(name: str, gpu: Gpu, dtype: str, entries: Iterable[Entry], **about: Any) -> Table:
-    """Makes a table without the times, which are in benchmarks/results."""
+    """Makes a table; of a measured one with some of its times, by which `auto` chooses formats."""
     key = DeviceKey(name=name, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
-    kept = [entry.model_copy(update={"measurements": []}) for entry in entries]
+    tokens = KEPT if about["source"] == "measured" else ()
+    kept = [_with_times(entry, tokens) for entry in entries]
     return Table(device=key, dtype=dtype, entries=kept, **about)
+
+
+def _with_times(entry: Entry, tokens: Sequence[int]) -> Entry:
+    """The entry with the fastest implementation's times for some numbers of tokens."""
+    kept = []
+    for each in entry.measurements:
+        if each.tokens in tokens:
+            fastest = min(each.microseconds.items(), key=lambda pair: pair[1])
+            kept.append(Measurement(tokens=each.tokens, microseconds=dict([fastest])))
+    return entry.model_copy(update={"measurements": kept})
 
 
 def main() -> int:

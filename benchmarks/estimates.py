@@ -38,8 +38,8 @@ def choice(gpu: str, method: str) -> advice.Choice:
         if dense.title == method:
             return dense
     if method.startswith("unstructured"):
-        zeros = int(re.sub(r"\D", "", method)) / 100
-        return advice.sparse_choice(device, "tiled_csl", {}, 16, 1 - zeros)
+        zeros, format = method.removeprefix("unstructured ").split("%, ")
+        return advice.sparse_choice(device, format, {}, 16, 1 - int(zeros) / 100)
     found = PATTERN.fullmatch(method)
     assert found
     n, m, length, values, group = found.groups()
@@ -62,7 +62,8 @@ def measured() -> Iterator[tuple[str, str, tuple[int, int], int, float]]:
                 for title, figure in (("dense", "dense_us"), ("fp8", "fp8_us")):
                     if figure in row:
                         dense.setdefault((title, shape, tokens), []).append(row[figure])
-                method = row.get("pattern", f"unstructured {row.get('sparsity')}%")
+                scattered = f"unstructured {row.get('sparsity')}%, {row.get('format')}"
+                method = row.get("pattern", scattered)
                 if PATTERN.fullmatch(method) or method.startswith("unstructured"):
                     # The faster one runs.
                     taken = min(row["us"], row.get("unpacked_us", math.inf))

@@ -11,32 +11,26 @@ transparent, and all colours can be read on white and on dark pages.
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import _results
-import choices
+from _drawing import GREY, RAMP, figure, line_per_name, lines, save
+from _spmm_goals import BEST, LARGE, by_format, fastest, formats_of, weights_of
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
-GREY = "#808080"
-RAMP = ("#1d91c0", "#24a08f", "#55a630", "#c98a00", "#e2592f", "#d6336c")  # cold to warm
 SHORT = {"nvidia-h200": "h200", "nvidia-h100-80gb-hbm3": "h100"}
+TOKENS = (1, 8, 16, 32, 64, 256, 1024, 2048)
 NAMES = {"h200": "H200", "h100": "H100"}
 
 Row = dict[str, Any]
-Points = Mapping[int, float]
 
 
 def read(folder: str, name: str) -> list[Row]:
     return _results.read(_results.FOLDER / folder / f"{name}.csv")["rows"]
-
-
-def weights_of(row: Row) -> int:
-    return math.prod(map(int, row["shape"].split("x")))
 
 
 def mean(rows: Iterable[Row], figure: Callable[[Row], float]) -> dict[int, float]:
@@ -47,116 +41,11 @@ def mean(rows: Iterable[Row], figure: Callable[[Row], float]) -> dict[int, float
     return {tokens: statistics.geometric_mean(found[tokens]) for tokens in sorted(found)}
 
 
-def ramp(count: int) -> list[str]:
-    """So many colours in order, as far apart as possible."""
-    if count == 1:
-        return [RAMP[0]]
-    return [RAMP[round(i * (len(RAMP) - 1) / (count - 1))] for i in range(count)]
-
-
-def figure(title: str, subtitle: str, left: float = -0.22) -> tuple[Any, Any]:
-    """A figure whose titles begin to the left of the axes, by a share of their width."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams |= {"svg.hashsalt": "flashsparse", "font.size": 11, "text.color": GREY}
-    drawing, axis = plt.subplots(figsize=(5.6, 3.6))
-    axis.text(left, 1.14, title, transform=axis.transAxes, fontsize=12, fontweight="bold")
-    axis.text(left, 1.06, subtitle, transform=axis.transAxes, fontsize=10)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color(GREY)
-    axis.tick_params(colors=GREY)
-    return drawing, axis
-
-
-def save(drawing: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawing.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
-    import matplotlib.pyplot as plt
-
-    plt.close(drawing)
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Moves labels apart, up or down, until no two are closer than a gap."""
-    order = sorted(range(len(places)), key=places.__getitem__)
-    groups: list[list[int]] = []
-    for index in order:
-        groups.append([index])
-        while len(groups) > 1 and _bottom(groups[-1], places, gap) < gap + _top(
-            groups[-2], places, gap
-        ):
-            last = groups.pop()
-            groups[-1] += last
-    moved = list(places)
-    for group in groups:
-        for step, index in enumerate(group):
-            moved[index] = _bottom(group, places, gap) + step * gap
-    return moved
-
-
-def _bottom(group: Sequence[int], places: Sequence[float], gap: float) -> float:
-    return statistics.fmean(places[i] for i in group) - gap * (len(group) - 1) / 2
-
-
-def _top(group: Sequence[int], places: Sequence[float], gap: float) -> float:
-    return _bottom(group, places, gap) + gap * (len(group) - 1)
-
-
-def lines(
-    path: Path,
-    title: str,
-    subtitle: str,
-    ordered: Mapping[str, Points],
-    others: Mapping[str, Points],
-    unit: str = "tokens",
-) -> None:
-    """Draws speedups: ordered lines in ordered colours, others grey and dashed.
-
-    Args:
-        path: File to write.
-        title: The finding.
-        subtitle: What is compared.
-        ordered: Speedup by tokens, for each label in order.
-        others: The same for what is only compared with.
-        unit: Of the horizontal axis.
-    """
-    drawing, axis = figure(title, subtitle)
-    styles = [(name, points, colour, "-") for (name, points), colour in zip(
-        ordered.items(), ramp(len(ordered)), strict=True)]  # fmt: skip
-    styles += [(name, points, GREY, "--") for name, points in others.items()]
-    top = max(max(points.values()) for _, points, _, _ in styles)
-    ticks = sorted({count for _, points, _, _ in styles for count in points})
-    begins = spread([next(iter(points.values())) for _, points, _, _ in styles], top * 0.062)
-    for (name, points, colour, style), begin in zip(styles, begins, strict=True):
-        axis.plot(*zip(*points.items(), strict=True), color=colour, linestyle=style, linewidth=2,
-                  marker="o", markersize=4)  # fmt: skip
-        axis.annotate(name, (ticks[0], begin), xytext=(-10, 0), textcoords="offset points",
-                      color=colour, ha="right", va="center", annotation_clip=False)  # fmt: skip
-    axis.axhline(1, color=GREY, linewidth=1)
-    axis.set_xscale("log", base=2)
-    shown = ticks[:1]
-    for count in ticks[1:]:
-        if count / shown[-1] > (ticks[-1] / ticks[0]) ** (1 / 9):  # no tick touches another
-            shown.append(count)
-    axis.set_xticks(shown, [f"{count:,}" for count in shown])
-    axis.minorticks_off()
-    axis.set_xlabel(unit, color=GREY)
-    lowest = min(min(points.values()) for _, points, _, _ in styles)
-    axis.set_ylim(0.8 if lowest > 0.9 else 0, top * 1.05)
-    axis.spines["left"].set_visible(False)
-    axis.yaxis.tick_right()
-    axis.yaxis.set_major_formatter("{x:g}×")
-    save(drawing, path)
-
-
 def overview(path: Path) -> None:
     """Bars: which zeros beat dense fp8 at 8 tokens."""
-    scattered = [r for r in read("nvidia-h200", "spmm") if weights_of(r) > choices.LARGE]
-    plain = [r for r in read("nvidia-h200", "nm") if weights_of(r) > choices.LARGE]
-    codes = [r for r in read("nvidia-h200", "nm_values") if weights_of(r) > choices.LARGE]
+    scattered = [r for r in fastest(read("nvidia-h200", "spmm")) if weights_of(r) > LARGE]
+    plain = [r for r in read("nvidia-h200", "nm") if weights_of(r) > LARGE]
+    codes = [r for r in read("nvidia-h200", "nm_values") if weights_of(r) > LARGE]
 
     def at_8(rows: Iterable[Row], pattern: str, name: str = "us") -> float:
         own = (row for row in rows if row["pattern"] == pattern)
@@ -193,26 +82,51 @@ def overview(path: Path) -> None:
     save(drawing, path)
 
 
-def tiled_csl(folder: str, path: Path) -> None:
+def unstructured(folder: str, format: str, path: Path) -> None:
+    """A format's speedup by tokens, a line for each share of zeros."""
     rows = [r for r in read(folder, "spmm") if r["model"].startswith("OPT")]
-    rows = [r for r in rows if r["tokens"] in (1, 8, 16, 32, 64, 256, 1024)]
+    rows = [r for r in rows if r["format"] == format and r["tokens"] in TOKENS]
     zeros = sorted({row["sparsity"] for row in rows})
     by_zeros = {
         z: mean((r for r in rows if r["sparsity"] == z), lambda r: r["ratio"]) for z in zeros
     }
     first = min(z for z, points in by_zeros.items() if points[1] > 1)
-    most = min(count for count, ratio in by_zeros[max(zeros)].items() if ratio < 1)
+    slow = [count for count, ratio in by_zeros[max(zeros)].items() if ratio < 1]
+    most = f"; {min(slow)} tokens do not" if slow else " at any number of tokens"
     lines(
         path,
-        f"Decoding gains from {first}% unstructured zeros on; {most} tokens do not",
-        f"Speedup of OPT's layers over cuBLAS, fp16, {NAMES[SHORT[folder]]}",
+        f"Decoding gains from {first}% unstructured zeros on{most}",
+        f"Speedup of OPT's layers over cuBLAS, fp16, {NAMES[SHORT[folder]]}, {format}",
         {f"{z}% zeros": points for z, points in by_zeros.items()},
         {"dense fp8": mean((r for r in rows if "fp8_ratio" in r), lambda r: r["fp8_ratio"])},
     )
 
 
+def formats(folder: str, path: Path) -> None:
+    """The formats side by side: speedup at 8 tokens by zeros."""
+    rows = [r for r in read(folder, "spmm") if weights_of(r) > LARGE and r["tokens"] == 8]
+    found = {
+        name: {
+            zeros: statistics.geometric_mean(r["ratio"] for r in own if r["sparsity"] == zeros)
+            for zeros in sorted({r["sparsity"] for r in own})
+        }
+        for name, own in by_format(rows).items()
+        if name != BEST
+    }
+    half = {name: points[min(points)] for name, points in found.items()}
+    first = max(half, key=half.__getitem__)
+    line_per_name(
+        path,
+        f"{first}: {half[first]:.1f} times cuBLAS at {min(found[first])}% zeros",
+        f"Speedup of large layers over cuBLAS, 8 tokens, fp16, {NAMES[SHORT[folder]]}",
+        found,
+        {"dense fp8": statistics.geometric_mean(r["fp8_ratio"] for r in rows if "fp8_ratio" in r)},
+        "% zeros",
+    )
+
+
 def patterns(folder: str, path: Path) -> None:
-    rows = [row for row in read(folder, "nm") if weights_of(row) > choices.LARGE]
+    rows = [row for row in read(folder, "nm") if weights_of(row) > LARGE]
     names = ("2:4", "16:32, L=32", "12:32, L=32", "8:32, L=32", "4:32, L=32")
     zeros = {
         "2:4": 50,
@@ -240,7 +154,7 @@ def patterns(folder: str, path: Path) -> None:
 
 def values(path: Path) -> None:
     plain = [r for r in read("nvidia-h200", "nm") if r["pattern"] in ("2:4", "8:32, L=32")]
-    rows = [r for r in plain + read("nvidia-h200", "nm_values") if weights_of(r) > choices.LARGE]
+    rows = [r for r in plain + read("nvidia-h200", "nm_values") if weights_of(r) > LARGE]
     names = {
         "2:4": "2:4, 16 bits",
         "2:4, int8": "2:4, int8",
@@ -304,7 +218,11 @@ def draw(folder: Path) -> None:
     """Draws every picture of the documents into a folder."""
     overview(folder / "overview.svg")
     for gpu, short in SHORT.items():
-        tiled_csl(gpu, folder / f"tiled-csl-{short}.svg")
+        measured = formats_of(read(gpu, "spmm"))
+        for format in measured:
+            unstructured(gpu, format, folder / f"{format.replace('_', '-')}-{short}.svg")
+        if len(measured) > 1:
+            formats(gpu, folder / f"formats-{short}.svg")
         patterns(gpu, folder / f"nm-{short}.svg")
         attention(gpu, folder / f"attention-{short}.svg")
     values(folder / "values-h200.svg")

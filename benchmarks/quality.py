@@ -2,6 +2,8 @@
 """What do zeros and fewer bits cost a real model? Perplexity and bytes, before any retraining.
 
     make demo; python benchmarks/quality.py
+    python demo/stories15m.py; python benchmarks/quality.py --model build/cache/stories15M \\
+        --text build/cache/burgess.txt --context 256 --group 32
     python benchmarks/quality.py --model DIRECTORY --text FILE --method magnitude
     python benchmarks/quality.py --plot    draws what is in the result
 

@@ -16,22 +16,19 @@ import argparse
 import itertools
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-PATIENCE = 900  # seconds until a server has to be there, and for an answer, on a busy machine
+from _server import NAME, PATIENCE, serving
+
 GROWTH = 0.02  # of memory, that is noise
 SHOWN = 5  # of what went wrong
 
@@ -135,7 +132,7 @@ def soak(
 
 def complete(url: str, request: Request, streamed: bool) -> list[int]:
     """The greedy tokens that a server gives after a prompt."""
-    body = {"model": "model", "prompt": request.prompt, "max_tokens": len(request.expected)}
+    body = {"model": NAME, "prompt": request.prompt, "max_tokens": len(request.expected)}
     body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": streamed}
     asked = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -176,50 +173,12 @@ def memory_of(group: int) -> int:
 # ---- the server and its model -------------------------------------------------------------------
 
 
-@contextmanager
-def serving(model: Path, log: Path, streams: int, more: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """`vllm serve`, with more options, while the block runs: its address and process group.
-
-    Raises:
-        RuntimeError: If it does not start.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
-    command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", str(streams)]
+def server_options(streams: int) -> list[str]:
+    """What `vllm serve` is told, whatever the model."""
+    options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", str(streams)]
     # A cache of so few blocks has all been written to before memory is compared.
-    command += ["--gpu-memory-utilization", "0.3", "--num-gpu-blocks-override", str(4 * streams)]
-    command += more
-    on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    environment = {**on_cpu, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
-    with open(log, "wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=environment, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(url, process, log)
-        yield url, process.pid
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, number)
-                process.wait(20)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise RuntimeError(f"vllm serve did not start:\n{log.read_text(errors='replace')[-4000:]}")
+    options += ["--gpu-memory-utilization", "0.3", "--num-gpu-blocks-override", str(4 * streams)]
+    return options
 
 
 def tiny_model(folder: Path) -> Path:
@@ -277,9 +236,10 @@ def main() -> int:
         model = arguments.model or tiny_model(folder)
         requests = requests_of(model, arguments.prompts)
         print(f"{arguments.streams} streams for {arguments.seconds:g} s on {model}", flush=True)
-        server = serving(model, folder / "vllm.log", arguments.streams, arguments.options)
-        with server as (url, group):
-            outcome = soak(url, requests, arguments.streams, arguments.seconds, group)
+        options = [*server_options(arguments.streams), *arguments.options]
+        with serving(model, folder / "vllm.log", options) as server:
+            streams, seconds = arguments.streams, arguments.seconds
+            outcome = soak(server.url, requests, streams, seconds, server.group)
     print("\n".join(outcome.lines()))
     return 0 if outcome.holds else 1
 

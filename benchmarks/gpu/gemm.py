@@ -10,9 +10,9 @@
                                                  every configuration against the op's own choice
     python benchmarks/gpu/gemm.py --device cpu   a toy run that shows that this program works
 
-gemv and flat_gemm are compared with the fastest of three ways to call cuBLAS (`_speed.Dense`), all
-with cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes are
-over, the rest is left out with a message. The card's clocks are never set.
+gemv and flat_gemm are compared with the fastest of three ways to call cuBLAS (`_baselines.Dense`),
+all with cold weights and from CUDA graphs. Results are saved after each layer; when the --minutes
+are over, the rest is left out with a message. The card's clocks are never set.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _baselines import Dense, activations
 from _dense import (
     LAYERS,
     OPS,
@@ -50,7 +51,6 @@ from _program import (
     save_each,
     signature,
 )
-from _speed import Dense, activations
 from _tools import sanitize
 from rich import box
 from rich.table import Table

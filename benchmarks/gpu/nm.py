@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from _baselines import Dense, activations
 from _check import DTYPES as CHECKED
 from _check import Checker, errors_of
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
@@ -43,7 +44,7 @@ from _program import (
     signature,
 )
 from _rivals import rivals
-from _speed import WARM_UPS, Dense, activations
+from _speed import WARM_UPS
 from rich import box
 from rich.table import Table
 from torch import Tensor

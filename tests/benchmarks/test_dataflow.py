@@ -9,7 +9,7 @@ import pytest
 
 def row(tokens, us, dense_us, **either):
     made = {"shape": "256x128", "sparsity": 80, "tokens": tokens, "us": us, "dense_us": dense_us}
-    return made | {"packed_gb_s": 1.0} | either
+    return made | {"format": "tiled_csl", "packed_gb_s": 1.0} | either
 
 
 ROWS = [
@@ -21,7 +21,8 @@ ROWS = [
 
 
 def test_what_was_measured_of_either_implementation_is_taken():
-    ((weight, times),) = dataflow.packed_times(ROWS, "tiled_csl").items()
+    other = [each | {"format": "another"} for each in ROWS]
+    ((weight, times),) = dataflow.packed_times(ROWS + other, "tiled_csl").items()
     assert (weight.shape, weight.density, weight.nbytes) == ((256, 128), 0.2, 80_000)
     found = {
         tokens: tuple(round(each[name] * 1e6, 3) for name in ("sparse", "library"))

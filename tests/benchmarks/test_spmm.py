@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +11,16 @@ from types import SimpleNamespace
 
 import _formats
 import _sparse
+import _spmm_report
 import pytest
 import spmm
 import tables
 import torch
 import torch.nn.functional as F
-from _device import Budget, Stopwatch, _results
+from _device import Budget, Stopwatch, _results, _spmm_goals
 from _layers import LLAMA, OPT, Layer, layer
 from _sparse import Case, SparseChecker, small_cases
-from _speed import MANY, STAGES, Speed, Stage
+from _speed import FEW, MANY, STAGES, ZEROS, Speed, Stage
 from _tools import emulated_wavefronts, profile_summary, raw_metrics
 from tiled_csl.launches import HEADER, compiled_shapes, launches
 
@@ -39,18 +41,22 @@ def test_a_toy_run_from_end_to_end(tmp_path):
     command = [sys.executable, str(PROGRAM), "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "80 checks" in ran.stdout and ", 0 failures" in ran.stdout
-    assert "dense time / time, by tokens" in ran.stdout
+    assert (
+        ran.stdout.count("80 checks") == len(_formats.unstructured())
+        and ", 0 failures" in ran.stdout
+    )
+    assert "dense time / time" in ran.stdout
     result = _results.read(tmp_path / "spmm.csv")
     rows, about = result["rows"], result["about"]
-    assert len(rows) == 2 * 2 * 3
+    formats = _formats.unstructured()
+    assert len(rows) == 2 * 2 * 3 * len(formats)
+    assert {row["format"] for row in rows} == set(formats)
     assert all(row["us"] > 0 and row["ratio"] > 0 for row in rows)
     for row in rows:  # either implementation, where there are many tokens
         either = {"sparse_us", "unpacked_us"} & set(row)
         assert len(either) == (2 if row["tokens"] >= MANY[0] else 0)
         assert all(row[name] > 0 for name in either)
     assert about["copy_gb_s"] > 0 and about["date"] and about["torch"]
-    assert about["format"] == "tiled_csl"
 
 
 def test_without_a_gpu_it_says_so(monkeypatch):
@@ -106,7 +112,7 @@ def test_every_launch_is_checked_and_measured(monkeypatch):
     tally = checked(monkeypatch, todo=[planned])
     assert tally.checks["exact in each element"] == 3
     assert tally.failures and all("off by 1" in failure for failure in tally.failures)
-    speed = Speed("tiled_csl", CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10, shapes=True)
+    speed = Speed(["tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10, shapes=True)
     list(speed.run([Stage([Layer("", "", 128, 64)], (80,), (1,))], Budget(60)))
     assert [row["plan"] for row in speed.rows] == ["its own choice", *map(str, made)]
 
@@ -186,7 +192,7 @@ def test_the_end_of_the_time_is_told():
 
 def test_all_that_was_measured_is_kept_when_time_ends():
     first, second = Layer("", "", 128, 64), Layer("", "", 128, 128)
-    speed = Speed("tiled_csl", CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    speed = Speed(["tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
     budget = Budget(60)
     for _ in speed.run([Stage([first, second], (80,), (1, 2))], budget):
         budget._end = 0  # the time is over after the first
@@ -195,7 +201,7 @@ def test_all_that_was_measured_is_kept_when_time_ends():
 
 def test_csr_joins_the_rows_of_its_point():
     small = Layer("", "", 128, 64)
-    speed = Speed("tiled_csl", CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    speed = Speed(["tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
     stages = [Stage([small], (80, 90), (1,)), Stage([small], (90,), (1,), csr=True)]
     assert len(list(speed.run(stages, Budget(60)))) == 2
     first, second = speed.rows
@@ -214,7 +220,9 @@ def test_layers():
         for sparsity in stage.sparsities
         for tokens in stage.tokens
     }
-    assert len(points) == 20 * 5 * (4 + len(MANY))  # every layer, sparsity and number of tokens
+    assert len(points) == 20 * len(ZEROS) * (
+        len(FEW) + len(MANY)
+    )  # every layer, sparsity and number of tokens
 
 
 def test_every_compiled_shape_is_planned(monkeypatch):
@@ -258,18 +266,87 @@ def test_many_tokens_may_be_as_wrong_as_the_library_and_no_more(monkeypatch):
     assert failures() == []
 
 
-def test_the_table_for_the_documents():
-    row = {"model": "OPT-30B", "shape": "a", "sparsity": 80, "tokens": 8}
-    row |= {"ratio": 2.0, "ratio_bound": 2.5, "of_bound": 0.5, "fp8_ratio": None}
-    rows = [row, row | {"shape": "b", "ratio": 4.5}, row | {"model": "Llama-3-8B", "ratio": 9.0}]
-    about = {"gpu": "GPU", "dtype": "float16", "read_gb_s": 1, "driver_version": "1"}
-    about |= {"torch": "2", "date": "2026-11-20T00:00"}
-    table = tables.TABLES["spmm_opt"]({"rows": rows, "about": about})
+def test_formats_that_keep_any_zeros_are_compared():
+    assert "tiled_csl" in _formats.unstructured() and "nm_vector" not in _formats.unstructured()
+    assert spmm.formats("tiled_csl") == ["tiled_csl"]
+    with pytest.raises(argparse.ArgumentTypeError, match="'nm_vector'.*there are tiled_csl"):
+        spmm.formats("tiled_csl,nm_vector")
+
+
+def test_a_format_that_fails_is_left_out_and_named(monkeypatch, capsys):
+    packed_for_kernels = _formats.packed_for_kernels
+
+    def refusing(weight, format):
+        if format == "bad":
+            raise RuntimeError("no such kernel")
+        return packed_for_kernels(weight, format)
+
+    monkeypatch.setattr(_formats, "packed_for_kernels", refusing)
+    speed = Speed(["bad", "tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    list(speed.run([Stage([Layer("", "", 128, 64)], (50, 80), (1,))], Budget(60)))
+    assert [row["format"] for row in speed.rows] == ["tiled_csl"] * 2
+    assert speed.failed == {"bad": "no such kernel"}
+    assert capsys.readouterr().out.count("bad is left out") == 1
+
+
+def test_an_implementation_that_refuses_a_number_of_tokens_says_so(monkeypatch):
+    def few(packed, x, bias=None, plan=None):
+        if plan == _formats.IMPLEMENTATIONS["sparse"] and len(x) > 64:
+            raise RuntimeError("at most 64 tokens")
+        return multiply(packed, x, bias, plan)
+
+    monkeypatch.setattr(_formats, "multiply", few)
+    speed = Speed(["tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    list(speed.run([Stage([Layer("", "", 128, 64)], (50,), (64, 128))], Budget(60)))
+    first, second = speed.rows
+    assert "sparse_us" in first and "sparse_us" not in second and not speed.failed
+    assert second["sparse_refused"] == "at most 64 tokens" and second["unpacked_us"] > 0
+
+
+ABOUT = {"gpu": "NVIDIA H200", "cpu": "CPU", "dtype": "float16", "read_gb_s": 1}
+ABOUT |= {"driver_version": "1", "torch": "2", "date": "2026-11-20T00:00"}
+
+
+def measured(format, ratio, tokens=8, shape="28672x7168", sparsity=80, model="OPT-30B"):
+    made = {"model": model, "shape": shape, "tokens": tokens, "sparsity": sparsity}
+    made |= {"format": format, "ratio": ratio, "us": 10 / ratio, "dense_us": 10, "fp8_us": 5}
+    return made | {"ratio_bound": 2.5, "of_bound": 0.5}
+
+
+def test_the_tables_for_the_documents():
+    rows = [measured("a", 2.0), measured("a", 4.5, shape="7168x28672")]
+    rows += [measured("b", 3.0), measured("b", 3.0, shape="7168x28672")]
+    rows += [measured("a", 9.0, model="Llama-3-8B"), measured("a", 9.0, tokens=96)]
+    table = tables.TABLES["spmm_opt"]({"rows": rows, "about": ABOUT})
     assert "| 2 layers, tokens: | bound | 8 |" in table
-    rows.append(row | {"tokens": 96})  # measured for the dataflow only
-    assert tables.TABLES["spmm_opt"]({"rows": rows, "about": about}) == table
-    assert "| **80% zeros** | 2.50 | 3.00 |" in table
-    assert "| 80% zeros | 50% |" in tables.TABLES["spmm_shares"]({"rows": rows, "about": about})
+    assert "| **80% zeros**, `a` | 2.50 | 3.00 |\n| **80% zeros**, `b` | 2.50 | 3.00 |" in table
+    assert "| fp8, dense | 2.00 | 2.00 |" in table
+    own = [row | {"format": "tiled_csl"} for row in rows if row["format"] == "a"]
+    shares = tables.TABLES["spmm_shares"]({"rows": own + rows, "about": ABOUT})
+    assert "| 80% zeros | 50% |" in shares
+
+
+def test_goals_are_held_against_each_format_and_the_fastest_of_a_layer(capsys):
+    rows = [measured("a", 2.0), measured("a", 4.5, shape="7168x28672")]
+    rows += [measured("b", 1.0), measured("b", 8.0, shape="7168x28672")]
+    table = tables.TABLES["spmm_decoding"]({"rows": rows, "about": ABOUT})
+    assert "| 1 to 8 tokens, over 100 M weights: goal | 1.5 | 1.75 | 2 | 2.4 | 2.9 |" in table
+    assert "| `a` |  |  |  | **3.00** |  |" in table  # 2.4 is the goal
+    assert f"| {_spmm_goals.BEST} |  |  |  | **4.00** |  |" in table
+    assert "4096x4096" not in table and "H100" not in table  # not measured; another card's goal
+    assert "The slowest layer, by its fastest format: 2.00 (28672x7168, 8 tokens" in table
+    slow = [row | {"ratio": 0.5} for row in rows]
+    assert "| `a` |  |  |  | 0.50 |  |" in tables.TABLES["spmm_decoding"](
+        {"rows": slow, "about": ABOUT}
+    )
+    _spmm_report.show(rows, ABOUT)
+    shown = capsys.readouterr().out
+    assert "✓ 3.00" in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_only_one_format_has_measured_is_not_compared():
+    rows = [measured("a", 2.0), measured("b", 3.0), measured("a", 1.0, tokens=16)]
+    assert _spmm_goals.fastest(rows) == [rows[1]]
 
 
 NCU_COLUMNS = (
@@ -292,7 +369,7 @@ def test_reading_what_ncu_writes():
     rows = raw_metrics(NCU)
     assert [row["value"] for row in rows] == ["1042.5", "3000", "1000", "81.2", "2.25"]
     assert {row["kernel"] for row in rows} == {"unpack_kernel"}
-    point = {"shape": "1x1", "tokens": 1, "sparsity": 80}
+    point = {"format": "a", "shape": "1x1", "tokens": 1, "sparsity": 80}
     (line,) = profile_summary([point | row for row in rows])
     assert line["time"] == "1042.5 us" and line["stalls"] == "barrier 2.2"
     emulated = emulated_wavefronts("unpack_kernel", 80)

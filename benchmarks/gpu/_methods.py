@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What serve.py compares: the same model served in several ways, the baseline first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+
+AUTO = "auto"  # in the place of a format: what should be fastest for each layer
+COMPARISONS = ("weights", "patterns", "values", "attention")
+FOLLOWING = ("patterns", "values")  # with weights that follow patterns
+PATTERNS = (PatternOptions(n=2, m=4), PatternOptions(n=8, m=32, vector_length=32))
+VALUES = (
+    PatternOptions(n=2, m=4, values="fp8_e4m3"),
+    PatternOptions(n=2, m=4, values="int4", group=128),
+    PatternOptions(n=8, m=32, vector_length=32, values="int8"),
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to serve a model.
+
+    Attributes:
+        name: In results and on the command line.
+        label: As tables call it.
+        options: Of vLLM, as its Python interface spells them.
+        settings: Of our plugin, its part of vLLM's additional_config.
+        gpus: Among which the model is divided.
+        exact: Whether it has to generate the baseline's tokens.
+    """
+
+    name: str
+    label: str
+    options: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 1
+    exact: bool = True
+
+    def flags(self, zeros: float | None) -> list[str]:
+        """The options of `vllm serve`; `zeros` is their share where it makes the weights up."""
+        found = [
+            text
+            for name, value in self.options.items()
+            for text in (f"--{name.replace('_', '-')}", value)
+        ]
+        settings = dict(self.settings)
+        if zeros is not None and self.options.get("sparse_method") != "none":
+            settings["sparsity"] = zeros
+        if settings:
+            found += ["--additional-config", json.dumps({"flashsparse": settings})]
+        return found
+
+
+def methods_of(arguments: argparse.Namespace) -> list[Method]:
+    """What is compared, the baseline first."""
+    dense = {"sparse_method": "none"}
+    if arguments.compare == "weights":
+        gpus = arguments.gpus
+        on = f" on {gpus}" if gpus > 1 else ""
+        found = [Method("none", f"dense{on}", dense, gpus=gpus)]
+        for format in arguments.format:
+            sparse = {"sparse_method": format}
+            found.append(Method(format, f"{format}{on}", sparse, gpus=gpus))
+            if gpus > 1:
+                found.append(Method(f"{format}-on-1", f"{format} on 1", sparse))
+        return found
+    if arguments.compare in FOLLOWING:
+        methods = [
+            Method("none", "dense", dense, gpus=arguments.gpus),
+            Method("fp8", "fp8", dense | {"quantization": "fp8"}, {}, arguments.gpus, exact=False),
+        ]
+        for options in PATTERNS if arguments.compare == "patterns" else VALUES:
+            name = f"{options.n}of{options.m}"
+            name += f"-{options.values}" if options.value_type else ""
+            settings = {"options": options.model_dump()}
+            exact = not options.value_type
+            own = ({"sparse_method": "nm_vector"}, settings, arguments.gpus, exact)
+            methods.append(Method(name, options.title, *own))
+        return methods
+    return [
+        Method("default", "vLLM", dense | {"decode_attention": "default"}),
+        Method("unified_max", "ours", dense | {"decode_attention": "unified_max"}),
+    ]

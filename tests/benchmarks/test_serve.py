@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""benchmarks/gpu/serve.py with a server that answers at once, and with vLLM's own client."""
+
+import json
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import _agreement
+import _traffic
+import pytest
+import serve
+import tables
+import torch
+from _device import _results, _server
+from _methods import methods_of
+from _models import SHAPES, make_config
+
+LOG = """INFO Model loading took 1.5 GiB memory and 2.0 seconds
+INFO [summary.py:70] 8 layers packed: 0.4 MB, 26% of 1.6 MB dense
+"""
+
+
+class Parrot(BaseHTTPRequestHandler):
+    """Streams as many words as it is asked for, or answers with ids and logits."""
+
+    prompts: list[int]
+    refused = 0
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"version": "1.2.3"}')
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path != "/v1/completions":
+            self.send_error(404)
+            return
+        type(self).prompts.append(len(body["prompt"]))
+        if len(self.prompts) == self.refused:
+            self.send_error(500)
+            return
+        count = body["max_tokens"]
+        self.send_response(200)
+        self.end_headers()
+        if not body.get("stream"):
+            ids = [sum(body["prompt"]) % 7 + n for n in range(count)]
+            best = [{f"w{each}": 9.0, f"w{each + 1}": 8.0} for each in ids]
+            choice = {"token_ids": ids, "logprobs": {"top_logprobs": best}}
+            self.wfile.write(json.dumps({"choices": [choice]}).encode())
+            return
+        for _ in range(count):
+            self.wfile.write(b'data: {"choices": [{"text": " w7"}]}\n\n')
+        usage = {"usage": {"completion_tokens": count}, "choices": []}
+        self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextmanager
+def parrot(**changed):
+    handler = type("Own", (Parrot,), {"prompts": [], **changed})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", handler.prompts
+        server.shutdown()
+
+
+@pytest.fixture
+def ran(monkeypatch, tmp_path):
+    """Runs the program with pretended servers; returns its exit code and the servers' options."""
+
+    def run(*options, bench=None, url=None):
+        started = {}
+
+        @contextmanager
+        def serving(model, log, flags):
+            log.write_text(LOG)
+            started[log.stem.rpartition("-")[2]] = flags
+            assert (model / "config.json").exists()
+            with parrot() as (own, _):
+                yield _server.Server(url or own, 0, 1.0)
+
+        monkeypatch.setattr(_server, "serving", serving)
+        monkeypatch.setattr(_traffic, "_bench", bench or figures)
+        command = ["serve.py", "--model", "tiny", "--out", str(tmp_path), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        return serve.main(), started
+
+    return run
+
+
+def figures(*options):
+    """What vLLM's client returns."""
+    told = dict(zip(*[iter([each for part in options for each in part if each != "--disable-tqdm"
+                            and each != "--ignore-eos"])] * 2, strict=True))  # fmt: skip
+    found = {"completed": int(told["--num-prompts"]), "duration": 2.0, "median_ttft_ms": 10.0}
+    found |= {"p99_ttft_ms": 12.0, "median_tpot_ms": 3.0, "p99_itl_ms": 4.0}
+    return found | {"output_throughput": 100.0, "total_token_throughput": 300.0}
+
+
+def test_a_run_with_pretended_servers(ran, tmp_path, capsys):
+    code, started = ran("--clients", "1", "8", "--eager")
+    assert code == 0
+    result = _results.read(tmp_path / "traffic-tiny-eager.csv")
+    rows, runs = result["rows"], result["about"]["runs"]
+    assert {(r["weights"], r["traffic"], r["clients"]) for r in rows} == {
+        (weights, traffic, clients)
+        for weights in ("none", "tiled_bitmap")
+        for traffic in ("decoding", "prompts", "mixed")
+        for clients in (1, 8)
+    }
+    assert rows[0]["first_token_ms"] == 10 and rows[0]["tokens_per_gpu_s"] == 100
+    assert runs["none"]["weight_bytes"] == round(1.5 * 2**30) and "texts" not in runs["none"]
+    assert result["about"]["vllm"] == "1.2.3"
+    assert result["about"]["agreements"]["tiled_bitmap"]["same_tokens"] == 512
+    options = " ".join(started["tiled_bitmap"])
+    assert "--sparse-method tiled_bitmap" in options and "--enforce-eager" in options
+    shown = capsys.readouterr().out
+    assert "decoding of 8: first token 10.0 ms, then 3.00 ms, 100 tokens/s" in shown
+    assert max(len(line) for line in shown.splitlines() if "written" not in line) <= 80
+    table = tables.TABLES["serve_traffic"](result)
+    assert "| prompts, 8 | 10.0 | 10.0 (1.00) | 3.0 | 3.0 (1.00) | 100 | 100 (1.00) |" in table
+
+
+def test_a_traffic_that_fails_is_told_and_the_rest_is_kept(ran, tmp_path, capsys):
+    def losing(*options):
+        found = figures(*options)
+        few = ["--num-prompts", "2"] in [list(part[:2]) for part in options]
+        return found | ({"completed": 0, "errors": ["no such model"]} if few else {})
+
+    code, _ = ran("--clients", "1", "8", bench=losing)
+    assert code == 1
+    rows = _results.read(tmp_path / "traffic-tiny.csv")["rows"]
+    assert {(row["traffic"], row["clients"]) for row in rows} == {("decoding", 1), ("decoding", 8)}
+    assert "2 requests of prompts failed: ['no such model']" in capsys.readouterr().out
+
+
+def test_several_gpus(ran, tmp_path):
+    """Throughput is that of a GPU; packed weights are on two and on one."""
+    code, started = ran("--gpus", "2", "--dummy", "--clients", "8", "--traffic", "decoding")
+    assert code == 0
+    assert list(started) == ["none", "tiled_bitmap", "1"]
+    joined = [" ".join(flags) for flags in started.values()]
+    assert ["--tensor-parallel-size 2" in each for each in joined] == [True, True, False]
+    assert all("--load-format dummy" in each for each in joined)
+    assert ['{"flashsparse": {"sparsity": 0.8}}' in each for each in joined] == [False, True, True]
+    rows = _results.read(tmp_path / "traffic-tiny-2-gpus.csv")["rows"]
+    assert [row["tokens_per_gpu_s"] for row in rows] == [50, 50, 100]
+
+
+def test_the_time_limit_keeps_what_was_measured(ran, tmp_path, capsys):
+    code, _ = ran("--clients", "1", "--limit", "0")
+    assert code == 1 and "its share of the time is over" in capsys.readouterr().out
+
+
+def test_several_formats_and_what_chooses_among_them():
+    arguments = serve.options().parse_args(["--format", "tiled_csl", "auto"])
+    assert [each.label for each in methods_of(arguments)] == ["dense", "tiled_csl", "auto"]
+    assert serve.name_of(arguments) == "llama-3-8b-tiled_csl-auto"
+
+
+def test_what_is_compared():
+    arguments = serve.options().parse_args(["--compare", "values"])
+    names = [each.name for each in methods_of(arguments)]
+    assert names == ["none", "fp8", "2of4-fp8_e4m3", "2of4-int4", "8of32-int8"]
+    assert not any(each.exact for each in methods_of(arguments)[1:])
+    assert '"n": 2' in methods_of(arguments)[2].flags(None)[-1]
+
+
+def test_tokens_may_part_where_rounding_explains_it():
+    def text(tokens, gap):
+        return {"tokens": tokens, "best_two": [[8.0, 8.0 - gap]] * len(tokens)}
+
+    dense = {"at_once": [text([1, 2, 3], 1.0)], "one_by_one": [text([1, 2, 3], 0.96)]}
+    near = {"at_once": [text([1, 2, 4], 1.0)]}
+    found = _agreement.compare(dense, near)
+    assert found["same_tokens"] == 2 and not found["explained_by_rounding"]
+    dense["at_once"] = [text([1, 2, 3], 0.05)]
+    dense["one_by_one"] = [text([1, 2, 3], 0.01)]
+    assert _agreement.compare(dense, near)["explained_by_rounding"]
+
+
+@pytest.mark.slow
+def test_vllms_client_measures_what_a_server_streams(tmp_path):
+    make_config(SHAPES["tiny"], tmp_path)
+    traffic = _traffic.Traffic("short", prompt=40, output=5, rounds=2)
+    with parrot() as (url, prompts):
+        row = _traffic.measure(url, tmp_path, traffic, clients=3, gpus=2)
+    assert row["requests"] == 6 and row["first_token_ms"] > 0
+    assert row["tokens_per_gpu_s"] == pytest.approx(6 * 5 / row["seconds"] / 2)
+    assert len(prompts) >= 6
+    with parrot(refused=6) as (url, _), pytest.raises(RuntimeError, match="1 requests of short"):
+        _traffic.measure(url, tmp_path, traffic, clients=3, gpus=2)
+
+
+def test_the_tokenizer_has_a_word_for_each_number(tmp_path: Path):
+    from transformers import AutoTokenizer
+
+    make_config(SHAPES["tiny"], tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = torch.arange(3, 512).tolist()
+    text = tokenizer.decode(ids)
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids
+    assert max(map(len, tokenizer.get_vocab())) > len(text) / len(ids)  # what vLLM goes by
