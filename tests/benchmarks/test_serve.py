@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/gpu/serve.py with a server that answers at once, and with vLLM's own client."""
+"""benchmarks/gpu/serve.py with a server that answers at once."""
 
-import json
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import _agreement
@@ -17,57 +14,11 @@ import torch
 from _device import _results, _server
 from _methods import methods_of
 from _models import SHAPES, make_config
+from parrot import parrot
 
 LOG = """INFO Model loading took 1.5 GiB memory and 2.0 seconds
 INFO [summary.py:70] 8 layers packed: 0.4 MB, 26% of 1.6 MB dense
 """
-
-
-class Parrot(BaseHTTPRequestHandler):
-    """Streams as many words as it is asked for, or answers with ids and logits."""
-
-    prompts: list[int]
-    refused = 0
-
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"version": "1.2.3"}')
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path != "/v1/completions":
-            self.send_error(404)
-            return
-        type(self).prompts.append(len(body["prompt"]))
-        if len(self.prompts) == self.refused:
-            self.send_error(500)
-            return
-        count = body["max_tokens"]
-        self.send_response(200)
-        self.end_headers()
-        if not body.get("stream"):
-            ids = [sum(body["prompt"]) % 7 + n for n in range(count)]
-            best = [{f"w{each}": 9.0, f"w{each + 1}": 8.0} for each in ids]
-            choice = {"token_ids": ids, "logprobs": {"top_logprobs": best}}
-            self.wfile.write(json.dumps({"choices": [choice]}).encode())
-            return
-        for _ in range(count):
-            self.wfile.write(b'data: {"choices": [{"text": " w7"}]}\n\n')
-        usage = {"usage": {"completion_tokens": count}, "choices": []}
-        self.wfile.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
-
-    def log_message(self, *arguments):
-        pass
-
-
-@contextmanager
-def parrot(**changed):
-    handler = type("Own", (Parrot,), {"prompts": [], **changed})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", handler.prompts
-        server.shutdown()
 
 
 @pytest.fixture
@@ -183,19 +134,6 @@ def test_tokens_may_part_where_rounding_explains_it():
     dense["at_once"] = [text([1, 2, 3], 0.05)]
     dense["one_by_one"] = [text([1, 2, 3], 0.01)]
     assert _agreement.compare(dense, near)["explained_by_rounding"]
-
-
-@pytest.mark.slow
-def test_vllms_client_measures_what_a_server_streams(tmp_path):
-    make_config(SHAPES["tiny"], tmp_path)
-    traffic = _traffic.Traffic("short", prompt=40, output=5, rounds=2)
-    with parrot() as (url, prompts):
-        row = _traffic.measure(url, tmp_path, traffic, clients=3, gpus=2)
-    assert row["requests"] == 6 and row["first_token_ms"] > 0
-    assert row["tokens_per_gpu_s"] == pytest.approx(6 * 5 / row["seconds"] / 2)
-    assert len(prompts) >= 6
-    with parrot(refused=6) as (url, _), pytest.raises(RuntimeError, match="1 requests of short"):
-        _traffic.measure(url, tmp_path, traffic, clients=3, gpus=2)
 
 
 def test_the_tokenizer_has_a_word_for_each_number(tmp_path: Path):
