@@ -23,7 +23,7 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gp
   FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
            ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
   Tensor partials = allocate_like(inputs.x, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
-  sparse_24::WgmmaArguments arguments;
+  mma_units::WgmmaArguments arguments;
   arguments.units = words_of(packed.units);
   arguments.scales = packed.scale_data();
   arguments.x_scales = x_scales;
@@ -87,7 +87,7 @@ void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
              "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
     Tensor partials = allocate_like(x, {plan.partial_floats(rows)}, ScalarType::Float);
-    sparse_24::Arguments arguments;
+    mma_units::Arguments arguments;
     arguments.units = words_of(packed.units);
     arguments.scales = packed.scale_data();
     arguments.x = bits(x) + begin * row_length(x);

@@ -47,12 +47,16 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "formats/mma_units.h"
 #include "formats/value_type.h"
 
 namespace flashsparse::sparse_24 {
 
-inline constexpr int kUnitRows = 16;
-inline constexpr int kUnitCols = 256;
+using mma_units::kUnitCols;
+using mma_units::kUnitRows;
+using mma_units::unit_cols;
+using mma_units::unit_rows;
+
 inline constexpr int kStepCols = 32;
 inline constexpr int kSteps = kUnitCols / kStepCols;
 inline constexpr int kLaneBytes = 16;
@@ -79,12 +83,5 @@ struct UnitLayout {
   }
   FS_HOST_DEVICE constexpr int words() const { return bytes() / 4; }
 };
-
-FS_HOST_DEVICE constexpr int64_t unit_rows(int64_t out_features) {
-  return (out_features + kUnitRows - 1) / kUnitRows;
-}
-FS_HOST_DEVICE constexpr int64_t unit_cols(int64_t in_features) {
-  return (in_features + kUnitCols - 1) / kUnitCols;
-}
 
 }  // namespace flashsparse::sparse_24

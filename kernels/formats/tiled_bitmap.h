@@ -40,11 +40,15 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "formats/mma_units.h"
 
 namespace flashsparse::tiled_bitmap {
 
-inline constexpr int kUnitRows = 16;
-inline constexpr int kUnitCols = 256;
+using mma_units::kUnitCols;
+using mma_units::kUnitRows;
+using mma_units::unit_cols;
+using mma_units::unit_rows;
+
 inline constexpr int kLineWords = 32;  // columns of items, too
 inline constexpr int kLineBytes = kLineWords * 4;
 inline constexpr int kLaneWeights = kUnitRows * kUnitCols / 32;
@@ -57,12 +61,6 @@ inline constexpr int kHeadLines = kMaskLines + 1;         // before its values
 inline constexpr int kMostValueLines = kLaneWeights / 2;  // of a unit without zeros
 inline constexpr int kMostLines = kHeadLines + kMostValueLines;
 
-FS_HOST_DEVICE constexpr int64_t unit_rows(int64_t out_features) {
-  return (out_features + kUnitRows - 1) / kUnitRows;
-}
-FS_HOST_DEVICE constexpr int64_t unit_cols(int64_t in_features) {
-  return (in_features + kUnitCols - 1) / kUnitCols;
-}
 FS_HOST_DEVICE constexpr int64_t units(int64_t out_features, int64_t in_features) {
   return unit_rows(out_features) * unit_cols(in_features);
 }

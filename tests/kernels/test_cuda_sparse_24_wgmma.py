@@ -201,7 +201,10 @@ def test_sanitizers_find_nothing(driver, sanitizer):
 
 
 PARTS = {
-    DRIVER: [f"cuda/sparse_24/wgmma{part}.cuh" for part in ("", "_x", "_sums")],
+    DRIVER: [
+        f"cuda/{part}.cuh"
+        for part in ("sparse_24/wgmma", "mma_units/wgmma_x", "mma_units/wgmma_sums")
+    ],
     FP8_X: ["cuda/sparse_24/quantise_x.cuh"],
 }
 

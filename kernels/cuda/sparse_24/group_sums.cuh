@@ -9,22 +9,11 @@
 #pragma once
 #include "common/mma.cuh"
 #include "common/widen.cuh"
+#include "cuda/mma_units/sums_tile.cuh"
 #include "cuda/sparse_24/linear_shared.h"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
-
-template <class Shape>
-using SumsTile = float[Shape::kRowUnits][Shape::kTokens / 8][4];
-
-template <class Shape>
-__device__ __forceinline__ void clear(SumsTile<Shape>& tile) {
-  constexpr int kTokenBlocks = Shape::kTokens / 8;
-  FS_UNROLL
-  for (int i = 0; i < Shape::kRowUnits * kTokenBlocks * 4; ++i) {
-    tile[i / 4 / kTokenBlocks][i / 4 % kTokenBlocks][i % 4] = 0;
-  }
-}
 
 // The scales of the two rows that a lane has: of a group or some, of all units of a warp.
 template <class Type, class Shape, class Values>
@@ -76,7 +65,7 @@ inline constexpr Scaled kScaled =
 template <class Type, class Shape, class Values, Scaled scaled = kScaled<Shape, Values>>
 class GroupSums {  // nothing is scaled
  public:
-  using Tile = SumsTile<Shape>;
+  using Tile = mma_units::SumsTile<Shape>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t) : sums_(sums) {}
   // Makes of a unit's codes of a step what is to be multiplied.
@@ -92,14 +81,14 @@ class GroupSums {  // nothing is scaled
 template <class Type, class Shape, class Values>
 class GroupSums<Type, Shape, Values, Scaled::kSums> {
  public:
-  using Tile = SumsTile<Shape>;
+  using Tile = mma_units::SumsTile<Shape>;
   using Scales = GroupScales<Type, Shape, Values>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t units) : sums_(sums), scales_(units) {}
   __device__ __forceinline__ void scale(uint32_t (&)[4], int, int) {}
   __device__ __forceinline__ Tile& begin(int step) {
     scales_.load(step);
-    if (step % Scales::kGroupSteps == 0) clear<Shape>(of_group_);
+    if (step % Scales::kGroupSteps == 0) mma_units::clear<Shape>(of_group_);
     return of_group_;
   }
   __device__ __forceinline__ void end(int step) {
@@ -125,7 +114,7 @@ class GroupSums<Type, Shape, Values, Scaled::kSums> {
 template <class Type, class Shape, class Values>
 class GroupSums<Type, Shape, Values, Scaled::kCodes> {
  public:
-  using Tile = SumsTile<Shape>;
+  using Tile = mma_units::SumsTile<Shape>;
   using Scales = GroupScales<Type, Shape, Values>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t units) : sums_(sums), scales_(units) {}

@@ -5,7 +5,7 @@
 
 namespace flashsparse::cuda {
 
-cudaError_t sparse_24_linear(const sparse_24::Arguments& arguments,
+cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
                              const sparse_24::LinearPlan& plan, bool bfloat16,
                              cudaStream_t stream) {
   const sparse_24::Compiled& compiled = sparse_24::with_values(plan.unit, [](auto values) {
@@ -17,7 +17,7 @@ cudaError_t sparse_24_linear(const sparse_24::Arguments& arguments,
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  const sparse_24::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
+  const mma_units::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
   kernel<<<plan.blocks, plan.threads(), shared_bytes, stream>>>(arguments, cut);
   return cudaGetLastError();
 }

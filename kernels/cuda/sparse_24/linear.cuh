@@ -11,16 +11,18 @@
 #include "common/device.cuh"
 #include "common/mma.cuh"
 #include "common/mma_sparse.cuh"
+#include "cuda/mma_units/linear_arguments.h"
+#include "cuda/mma_units/linear_shared.h"
+#include "cuda/mma_units/steps.cuh"
+#include "cuda/mma_units/sums.cuh"
+#include "cuda/mma_units/sums_tile.cuh"
+#include "cuda/mma_units/x_ring.cuh"
 #include "cuda/sparse_24/group_sums.cuh"
-#include "cuda/sparse_24/linear_arguments.h"
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/linear_plan.h"
 #include "cuda/sparse_24/linear_shared.h"
-#include "cuda/sparse_24/steps.cuh"
-#include "cuda/sparse_24/sums.cuh"
 #include "cuda/sparse_24/values.cuh"
 #include "cuda/sparse_24/weight_ring.cuh"
-#include "cuda/sparse_24/x_ring.cuh"
 
 namespace flashsparse::sparse_24 {
 
@@ -37,13 +39,13 @@ struct Shape {
 template <class Type, class Shape, class Values>
 class Multiplier {
  public:
-  using Tile = SumsTile<Shape>;
+  using Tile = mma_units::SumsTile<Shape>;
 
   // `x_unit`: from the beginning of a stage of x to the warp's unit of columns.
   __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) {
     const int lane = threadIdx.x % 32;
     x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
-    clear<Shape>(sums);
+    mma_units::clear<Shape>(sums);
   }
 
   // Adds the product of units. `units` is where the lane's bytes are, `x` where the stage begins.
@@ -114,17 +116,20 @@ class Multiplier {
 };
 
 template <class Type, class Shape, class Values>
-__device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, uint32_t shared) {
+__device__ __forceinline__ void run_block(const mma_units::Arguments& a, const mma_units::Cut& cut,
+                                          uint32_t shared) {
+  using XRing = mma_units::XRing<Shape>;
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
-  const Shared layout(Values::kLayout, Shape::kTokens, Shape::kRowUnits, cut.row_warps,
-                      cut.column_warps, cut.weight_stages, cut.x_stages);
-  Steps steps(a, cut, Shape::kRowUnits);
-  XRing<Shape> x(a, cut, layout, shared);
+  const mma_units::Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
+                                 cut.weight_stages, cut.x_stages,
+                                 ring_bytes(Values::kLayout, Shape::kRowUnits, cut.weight_stages));
+  mma_units::Steps steps(a, cut, Shape::kRowUnits);
+  XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
   const uint32_t barriers =
-      XRing<Shape>::weight_barriers(cut, shared) + warp * cut.weight_stages * kMbarrierBytes;
+      XRing::weight_barriers(cut, shared) + warp * cut.weight_stages * kMbarrierBytes;
   if (threadIdx.x % 32 == 0) {
     if (copies_x) {
       x.init();
@@ -144,7 +149,8 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   FS_NO_UNROLL
   for (int i = 0; i < cut.weight_stages; ++i) weights.refill();
 
-  Sums<Type, Shape, Values> sums(a, cut, layout, row_warp, column_warp, shared);
+  mma_units::Sums<Type, Shape, Values::kLayout.has_row_scales()> sums(a, cut, layout, row_warp,
+                                                                      column_warp, shared);
   Multiplier<Type, Shape, Values> multiplier(column_warp * Shape::kXUnitBytes);
   FS_NO_UNROLL
   while (!steps.ended()) {
@@ -155,10 +161,10 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     __syncwarp();
     weights.refill();
     x.release();
-    const Steps here = steps;
+    const mma_units::Steps here = steps;
     if (!steps.advance() && !steps.ended()) continue;
     sums.leave(multiplier.sums, here);
-    clear<Shape>(multiplier.sums);
+    mma_units::clear<Shape>(multiplier.sums);
   }
 }
 
@@ -166,7 +172,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
 // plan.shared_bytes().
 template <class Type, class Shape, class Values>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    linear_kernel(const Arguments arguments, const Cut cut) {
+    linear_kernel(const mma_units::Arguments arguments, const mma_units::Cut cut) {
   FS_DYNAMIC_SHARED(shared);
   run_block<Type, Shape, Values>(arguments, cut, shared_address(shared));
 }

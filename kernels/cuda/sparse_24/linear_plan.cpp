@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "cuda/mma_units/linear_shared.h"
 #include "cuda/sparse_24/linear_shared.h"
 
 namespace flashsparse::sparse_24 {
@@ -88,8 +89,8 @@ bool give_stages(LinearPlan& plan, const Gpu& gpu) {
 }  // namespace
 
 int64_t LinearPlan::shared_bytes() const {
-  return Shared(unit, info().tokens, info().row_units, row_warps, column_warps, weight_stages,
-                x_stages)
+  return mma_units::Shared(info().tokens, info().row_units, row_warps, column_warps, weight_stages,
+                           x_stages, ring_bytes(unit, info().row_units, weight_stages))
       .bytes;
 }
 

@@ -6,20 +6,20 @@
 #include <cstdint>
 
 #include "common/tensor_map.h"
-#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/mma_units/linear_arguments.h"
+#include "cuda/mma_units/wgmma_arguments.h"
 #include "cuda/sparse_24/linear_plan.h"
-#include "cuda/sparse_24/wgmma_arguments.h"
 #include "cuda/sparse_24/wgmma_plan.h"
 
 namespace flashsparse::cuda {
 
 // By a plan that breaks no rule for this product.
-cudaError_t sparse_24_linear(const sparse_24::Arguments& arguments,
+cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
                              const sparse_24::LinearPlan& plan, bool bfloat16, cudaStream_t stream);
 
 // By a plan that breaks no rule for this product, on compute capability 9.0. Tiles of x have as
 // many rows as a block copies: of the plan's tokens the share of a block of the cluster.
-cudaError_t sparse_24_wgmma(const sparse_24::WgmmaArguments& arguments, const TiledMatrix& x,
+cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream);
 
 // Writes e4m3 codes of x [tokens, quantised_stride(x_stride)] and scales of tokens

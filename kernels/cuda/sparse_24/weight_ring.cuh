@@ -4,9 +4,9 @@
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
-#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/mma_units/linear_arguments.h"
+#include "cuda/mma_units/steps.cuh"
 #include "cuda/sparse_24/linear_shared.h"
-#include "cuda/sparse_24/steps.cuh"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
@@ -15,9 +15,9 @@ template <class Shape, class Values>
 class WeightRing {
  public:
   // `ring` and `barriers` are the warp's; row_warp and column_warp its place in the block.
-  __device__ __forceinline__ WeightRing(const Arguments& a, const Cut& cut, const Steps& steps,
-                                        int row_warp, int column_warp, uint32_t ring,
-                                        uint32_t barriers)
+  __device__ __forceinline__ WeightRing(const mma_units::Arguments& a, const mma_units::Cut& cut,
+                                        const mma_units::Steps& steps, int row_warp,
+                                        int column_warp, uint32_t ring, uint32_t barriers)
       : a_(a),
         cut_(cut),
         row_warp_(row_warp),
@@ -30,7 +30,7 @@ class WeightRing {
   }
 
   // One lane's part; a barrier of the block follows.
-  static __device__ __forceinline__ void init(const Cut& cut, uint32_t barriers) {
+  static __device__ __forceinline__ void init(const mma_units::Cut& cut, uint32_t barriers) {
     FS_NO_UNROLL
     for (int i = 0; i < cut.weight_stages; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 32);
   }
@@ -88,12 +88,12 @@ class WeightRing {
     return static_cast<uint32_t>(unit_cols(a_.cols)) * kBytes;
   }
 
-  const Arguments& a_;
-  const Cut& cut_;
+  const mma_units::Arguments& a_;
+  const mma_units::Cut& cut_;
   const int row_warp_, column_warp_;
   const uint32_t ring_, barriers_;
   const uint64_t policy_;
-  Steps next_;                 // to copy
+  mma_units::Steps next_;      // to copy
   const unsigned char* from_;  // its bytes of this lane, of the first unit
   int below_;                  // rows of units below that
   int filled_ = 0, read_ = 0;  // stages: the next to fill, and to read

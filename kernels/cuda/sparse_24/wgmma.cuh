@@ -20,27 +20,27 @@
 #include "common/cluster.cuh"
 #include "common/device.cuh"
 #include "common/registers.cuh"
+#include "cuda/mma_units/wgmma_sums.cuh"
+#include "cuda/mma_units/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_x.cuh"
 #include "cuda/sparse_24/wgmma_compiled.h"
 #include "cuda/sparse_24/wgmma_operands.cuh"
 #include "cuda/sparse_24/wgmma_plan.h"
-#include "cuda/sparse_24/wgmma_sums.cuh"
-#include "cuda/sparse_24/wgmma_tiles.cuh"
 #include "cuda/sparse_24/wgmma_weights.cuh"
-#include "cuda/sparse_24/wgmma_x.cuh"
 
 namespace flashsparse::sparse_24 {
 
 // The same as an entry of kWgmmaShapes, for the kernel.
 template <int kTokens_, int kGroups_>
 struct WgmmaShape {
-  static constexpr WgmmaShapeInfo kInfo{kTokens_, kGroups_};
+  static constexpr mma_units::WgmmaShapeInfo kInfo{kTokens_, kGroups_};
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kUnits = kGroups * 4;  // one for each warp that multiplies
-  static constexpr uint32_t kPanelBytes = wgmma_stage_bytes(kTokens);
+  static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
   // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
-  static constexpr int kMultiplying = wgmma_registers(kGroups);
+  static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
   static constexpr int kJoined = 4;  // 8 tokens of sums that a warp loads at once
 };
 
@@ -49,18 +49,18 @@ class WgmmaMultiplier {
  public:
   using Weights = WgmmaWeights<typename Operand::Values>;
 
-  __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& arguments,
-                                             const WgmmaX<Shape>& x)
+  __device__ __forceinline__ WgmmaMultiplier(const mma_units::WgmmaArguments& arguments,
+                                             const mma_units::WgmmaX<Shape>& x)
       : arguments_(arguments), x_(x) {}
 
   // Of the warp of this number in its block.
   __device__ __forceinline__ void run(int warp) {
     constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
-    const int unit = WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
+    const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
     const int tile_units = arguments_.down * Shape::kUnits;
-    WgmmaTiles tiles(arguments_, Shape::kTokens, tile_units * kUnitRows);
+    mma_units::WgmmaTiles tiles(arguments_, Shape::kTokens, tile_units * kUnitRows);
     Weights weights(arguments_, tiles, unit, tile_units);
-    const WgmmaSums<Type, Shape, Operand::kXBytes == 1> store(
+    const mma_units::WgmmaSums<Type, Shape, Operand::kXBytes == 1> store(
         arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
     load(weights, units_);
     if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
@@ -126,13 +126,14 @@ class WgmmaMultiplier {
     __syncwarp();
     const int lane = threadIdx.x % 32;
     if (lane < arguments_.down) {
-      mbarrier_release_in(lane * arguments_.depth + WgmmaTiles::part(arguments_), x_.empty());
+      mbarrier_release_in(lane * arguments_.depth + mma_units::WgmmaTiles::part(arguments_),
+                          x_.empty());
     }
     x_.advance();
   }
 
-  const WgmmaArguments& arguments_;
-  WgmmaX<Shape> x_;
+  const mma_units::WgmmaArguments& arguments_;
+  mma_units::WgmmaX<Shape> x_;
   Unit units_[kAtOnce], next_[kAtOnce];  // of this step and some after it; those that follow
   typename Operand::A a_[2];             // of this panel and the next
   Operand operand_;
@@ -143,10 +144,10 @@ class WgmmaMultiplier {
 // plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty but on sm_90a.
 template <class Type, class Operand, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    wgmma_kernel(const WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
+    wgmma_kernel(const mma_units::WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   FS_DYNAMIC_SHARED(dynamic);
-  const WgmmaX<Shape> ring(arguments, shared_address(dynamic));
+  const mma_units::WgmmaX<Shape> ring(arguments, shared_address(dynamic));
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   if (threadIdx.x == 0) ring.init(arguments);
   meet_cluster();
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     release_registers<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
       if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
-      copy_x<Shape, Operand::kPanels>(arguments, x, ring);
+      mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
     }
   }
   meet_cluster();

@@ -3,13 +3,13 @@
 // they compile side by side.
 #pragma once
 #include "common/tensor_map.h"
-#include "cuda/sparse_24/wgmma_arguments.h"
+#include "cuda/mma_units/wgmma_arguments.h"
 
 namespace flashsparse::sparse_24 {
 
 struct WgmmaCompiled {
-  void (*float16)(WgmmaArguments, TensorMap);
-  void (*bfloat16)(WgmmaArguments, TensorMap);
+  void (*float16)(mma_units::WgmmaArguments, TensorMap);
+  void (*bfloat16)(mma_units::WgmmaArguments, TensorMap);
 };
 
 // By the index of kWgmmaShapes; null where values of this kind (values.cuh) are not compiled.

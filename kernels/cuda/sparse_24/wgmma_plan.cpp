@@ -11,6 +11,12 @@ namespace flashsparse::sparse_24 {
 
 namespace {
 
+using mma_units::kGroupRows;
+using mma_units::kMostCluster;
+using mma_units::kMostXStages;
+using mma_units::kPanelBytes;
+using mma_units::wgmma_stage_bytes;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches): its choices are on average
@@ -45,7 +51,7 @@ int64_t slots_of(int cluster, const Gpu& gpu) {
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu) {
-  const WgmmaShapeInfo& info = plan.info();
+  const mma_units::WgmmaShapeInfo& info = plan.info();
   const double groups = info.groups, width = info.tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the wgmma kernel of sparse_24 is cut: decided on the host from sizes alone, so that a CUDA
-// graph can hold the decision.
-//
-// A block multiplies 64 rows by each of its warpgroups. Of the blocks of a cluster some stand below
-// each other: they multiply different rows by the same tokens, of which each copies its share to
-// all. Others stand behind each other, along the columns, and add up their sums in shared memory. A
-// tile is what a cluster multiplies at once; a block's steps of it are units of 256 columns. The
-// steps of all tiles, those of the same rows one after the other, are one line, of which every
-// cluster takes an equal range: one tile where blocks stand behind each other.
+// graph can hold the decision. Tiles, steps and clusters: cuda/mma_units/wgmma_shape.h.
 #pragma once
 #include <cstdint>
 
 #include "cuda/gpu.h"
+#include "cuda/mma_units/wgmma_shape.h"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
@@ -26,19 +20,11 @@ namespace flashsparse::sparse_24 {
   X(256, 2)                          \
   X(192, 2)
 
-struct WgmmaShapeInfo {
-  int tokens, groups;
-};
-
 #define FS_SPARSE_24_WGMMA_INFO(tokens, groups) {tokens, groups},
-inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
+inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
     FS_SPARSE_24_WGMMA_SHAPES(FS_SPARSE_24_WGMMA_INFO)};
 #undef FS_SPARSE_24_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
-
-// Registers of a thread that multiplies. With the 24 or 32 of those that copy x they are, in all,
-// those that the block is launched with: 168, 128 or 96 a thread.
-constexpr int wgmma_registers(int groups) { return groups == 2 ? 240 : groups == 3 ? 160 : 112; }
 
 // Of a thread, for what it has of a unit: vectors of values and metadata, and scales.
 constexpr int unit_registers(UnitLayout unit) {
@@ -47,31 +33,25 @@ constexpr int unit_registers(UnitLayout unit) {
 
 // Units that a warp loads at once while it multiplies by as many: what registers hold of codes.
 // Native values come fast enough one at a time. `x_bytes` of an element of x: 1 where it is e4m3.
-constexpr int wgmma_units_at_once(const WgmmaShapeInfo& shape, UnitLayout unit, int x_bytes) {
+constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit,
+                                  int x_bytes) {
   const int others = x_bytes == 1 ? 32 : 40;  // registers: A of two panels, addresses, counts
-  const int free = wgmma_registers(shape.groups) - shape.tokens / 2 - others;
+  const int free = mma_units::wgmma_registers(shape.groups) - shape.tokens / 2 - others;
   const int units = free / (2 * unit_registers(unit));
   return unit.type == ValueType::kNative || units < 1 ? 1 : units < 3 ? units : 3;
 }
 
 // Whether values are compiled in a shape: those of 4 bits in one for each number of tokens, but
 // 192.
-constexpr bool is_compiled(const WgmmaShapeInfo& shape, UnitLayout unit) {
+constexpr bool is_compiled(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit) {
   return unit.type != ValueType::kInt4 ||
          (shape.tokens != 192 && shape.groups == (shape.tokens == 64 ? 3 : 2));
 }
 
-inline constexpr int kGroupRows = 64;    // of a warpgroup
-inline constexpr int kPanelBytes = 128;  // a stage of x, for each token
-inline constexpr int kMostCluster = 8;   // blocks
-inline constexpr int kMostXStages = 16;
-
-// Dynamic shared memory of a block: barriers, the stages of x, and where there are blocks behind
-// each other what they all give to this one of their sums.
-inline constexpr int64_t kWgmmaBarriers = 1024;
-constexpr int64_t wgmma_stage_bytes(int tokens) { return int64_t{tokens} * kPanelBytes; }
+// Where there are blocks behind each other, what they all give to this one of their sums: in shared
+// memory, beside barriers and the stages of x.
 constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
-  return depth > 1 ? int64_t{tokens} * groups * kGroupRows * 4 : 0;
+  return depth > 1 ? int64_t{tokens} * groups * mma_units::kGroupRows * 4 : 0;
 }
 
 struct WgmmaPlan {
@@ -82,17 +62,17 @@ struct WgmmaPlan {
   UnitLayout unit{};
   int x_bytes = 2;  // of an element of x: 1 where it is e4m3
 
-  const WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
+  const mma_units::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return (info().groups + 1) * 128; }
   int cluster() const { return down * depth; }  // blocks
   int blocks() const { return cluster() * clusters; }
   int copied_tokens() const { return info().tokens / down; }  // of x, by a block
   int64_t shared_bytes() const {
-    return kWgmmaBarriers + stages * wgmma_stage_bytes(info().tokens) +
+    return mma_units::kWgmmaBarriers + stages * mma_units::wgmma_stage_bytes(info().tokens) +
            wgmma_sums_bytes(info().tokens, info().groups, depth);
   }
 
-  int64_t tile_rows() const { return int64_t{down} * info().groups * kGroupRows; }
+  int64_t tile_rows() const { return int64_t{down} * info().groups * mma_units::kGroupRows; }
   // Of a tile, for the first of the blocks behind each other.
   int64_t tile_steps(int64_t cols) const { return (unit_cols(cols) + depth - 1) / depth; }
   int64_t tiles(int64_t rows, int64_t tokens) const {

@@ -3,8 +3,8 @@
 // the product.
 #pragma once
 #include "common/memory.cuh"
+#include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/sparse_24/values.cuh"
-#include "cuda/sparse_24/wgmma_tiles.cuh"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
@@ -27,8 +27,9 @@ class WgmmaWeights {
   using Unit = WgmmaUnit<Values>;
 
   // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`.
-  __device__ __forceinline__ WgmmaWeights(const WgmmaArguments& a, const WgmmaTiles& tiles,
-                                          int unit, int tile_units)
+  __device__ __forceinline__ WgmmaWeights(const mma_units::WgmmaArguments& a,
+                                          const mma_units::WgmmaTiles& tiles, int unit,
+                                          int tile_units)
       : a_(a), unit_(unit), tile_units_(tile_units), next_(tiles) {
     // Rows that several tiles of tokens need stay in the L2; else they are read once.
     policy_ = tiles.many_tokens() ? kept_policy() : once_policy();
@@ -63,10 +64,10 @@ class WgmmaWeights {
     from_ = a_.units + (row * unit_cols(a_.cols) + next_.column()) * kLayout.words();
   }
 
-  const WgmmaArguments& a_;
+  const mma_units::WgmmaArguments& a_;
   const int unit_, tile_units_;
   uint64_t policy_;
-  WgmmaTiles next_;
+  mma_units::WgmmaTiles next_;
   const uint32_t* from_;  // the unit to be loaded next
 };
 

@@ -11,11 +11,10 @@
 #pragma once
 #include "common/device.cuh"
 #include "common/mma.cuh"
-#include "cuda/sparse_24/group_sums.cuh"
-#include "cuda/sparse_24/steps.cuh"
-#include "cuda/sparse_24/sums.cuh"
-#include "cuda/sparse_24/values.cuh"
-#include "cuda/sparse_24/x_ring.cuh"
+#include "cuda/mma_units/steps.cuh"
+#include "cuda/mma_units/sums.cuh"
+#include "cuda/mma_units/sums_tile.cuh"
+#include "cuda/mma_units/x_ring.cuh"
 #include "cuda/tiled_bitmap/kept_values.cuh"
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_compiled.h"
@@ -38,14 +37,14 @@ struct Shape {
 template <class Type, class Shape>
 class Multiplier {
  public:
-  using Tile = sparse_24::SumsTile<Shape>;
+  using Tile = mma_units::SumsTile<Shape>;
   using Places = Place[Shape::kRowUnits];
 
   // `x_unit`: from the beginning of a stage of x to the warp's unit of columns.
   __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) {
     const int lane = threadIdx.x % 32;
     x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
-    sparse_24::clear<Shape>(sums);
+    mma_units::clear<Shape>(sums);
   }
 
   // Adds the product of units. `x` is where the stage begins.
@@ -146,13 +145,13 @@ class Multiplier {
 
 template <class Type, class Shape>
 __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, uint32_t shared) {
-  using XRing = sparse_24::XRing<Shape>;
+  using XRing = mma_units::XRing<Shape>;
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
   const Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
                       cut.weight_stages, cut.x_stages, cut.ring_bytes);
-  sparse_24::Steps steps(a, cut, Shape::kRowUnits);
+  mma_units::Steps steps(a, cut, Shape::kRowUnits);
   XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
   const uint32_t barriers =
@@ -184,8 +183,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   while (weights.refill()) {
   }
 
-  sparse_24::Sums<Type, Shape, sparse_24::NativeValues> sums(a, cut, layout, row_warp, column_warp,
-                                                             shared);
+  mma_units::Sums<Type, Shape, false> sums(a, cut, layout, row_warp, column_warp, shared);
   Multiplier<Type, Shape> multiplier(column_warp * Shape::kXUnitBytes);
   FS_NO_UNROLL
   while (!steps.ended()) {
@@ -198,10 +196,10 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     weights.release();
     weights.refill_after_release();
     x.release();
-    const sparse_24::Steps here = steps;
+    const mma_units::Steps here = steps;
     if (!steps.advance() && !steps.ended()) continue;
     sums.leave(multiplier.sums, here);
-    sparse_24::clear<Shape>(multiplier.sums);
+    mma_units::clear<Shape>(multiplier.sums);
   }
 }
 

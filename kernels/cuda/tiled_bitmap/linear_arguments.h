@@ -3,17 +3,17 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/mma_units/linear_arguments.h"
 
 namespace flashsparse::tiled_bitmap {
 
 // `units` is weight_packed, `scales` null.
-struct Arguments : sparse_24::Arguments {
+struct Arguments : mma_units::Arguments {
   const int32_t* offsets;  // of units, in lines
 };
 
 // Numbers of the plan (linear_plan.h).
-struct Cut : sparse_24::Cut {
+struct Cut : mma_units::Cut {
   uint32_t ring_bytes;  // of a warp's weights
 };
 

@@ -2,7 +2,7 @@
 // How the dynamic shared memory of a block of the linear kernel of tiled_bitmap is laid out:
 //   barriers   x_full and x_empty of each stage of x, one for the first x, one for each stage of
 //              each warp's weights
-//   x          as sparse_24 has it (cuda/sparse_24/linear_shared.h)
+//   x          as in cuda/mma_units/linear_shared.h
 //   weights    a ring of bytes for each warp, in which each unit lies in one piece
 //   sums       where warps along the columns add up theirs, of 8 tokens at a time, in turns of two
 //

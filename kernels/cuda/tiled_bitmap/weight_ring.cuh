@@ -5,7 +5,7 @@
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
-#include "cuda/sparse_24/steps.cuh"
+#include "cuda/mma_units/steps.cuh"
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_shared.h"
 
@@ -40,7 +40,7 @@ class WeightRing {
 
   // `ring` and `barriers` are the warp's; row_warp and column_warp its place in the block.
   __device__ __forceinline__ WeightRing(const Arguments& a, const Cut& cut,
-                                        const sparse_24::Steps& steps, int row_warp,
+                                        const mma_units::Steps& steps, int row_warp,
                                         int column_warp, uint32_t ring, uint32_t barriers)
       : a_(a),
         cut_(cut),
@@ -204,7 +204,7 @@ class WeightRing {
   const int row_warp_, column_warp_;
   const uint32_t ring_, barriers_;
   const uint64_t policy_;
-  sparse_24::Steps next_;                                // to copy
+  mma_units::Steps next_;                                // to copy
   int first_, below_;                                    // its first unit; rows of units below that
   int begin_[Shape::kRowUnits], end_[Shape::kRowUnits];  // its units, in lines
   uint32_t places_[Shape::kRowUnits];                    // of the stage of this lane

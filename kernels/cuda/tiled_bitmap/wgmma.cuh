@@ -19,9 +19,9 @@
 #include "common/device.cuh"
 #include "common/registers.cuh"
 #include "common/wgmma_registers.cuh"
-#include "cuda/sparse_24/wgmma_sums.cuh"
-#include "cuda/sparse_24/wgmma_tiles.cuh"
-#include "cuda/sparse_24/wgmma_x.cuh"
+#include "cuda/mma_units/wgmma_sums.cuh"
+#include "cuda/mma_units/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_x.cuh"
 #include "cuda/tiled_bitmap/lane_items.cuh"
 #include "cuda/tiled_bitmap/wgmma_compiled.h"
 #include "cuda/tiled_bitmap/wgmma_plan.h"
@@ -35,10 +35,10 @@ struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kUnits = kGroups * 4;  // one for each warp that multiplies
-  static constexpr uint32_t kPanelBytes = sparse_24::wgmma_stage_bytes(kTokens);
+  static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
   // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
-  static constexpr int kMultiplying = sparse_24::wgmma_registers(kGroups);
+  static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
   static constexpr bool kKeeps = kTokens > 128;  // else instructions bind, not shared memory
   // 8 tokens of sums that a warp loads at once: its own are in the workspace by then.
   static constexpr int kJoined = 8;
@@ -56,32 +56,32 @@ class WgmmaMultiplier {
  public:
   // `shared` is the block's; `warp` the number of this one in it.
   __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& arguments,
-                                             const sparse_24::WgmmaX<Shape>& x, uint32_t shared,
+                                             const mma_units::WgmmaX<Shape>& x, uint32_t shared,
                                              int warp)
       : arguments_(arguments),
-        unit_(sparse_24::WgmmaTiles::place_down(arguments) * Shape::kUnits + warp),
+        unit_(mma_units::WgmmaTiles::place_down(arguments) * Shape::kUnits + warp),
         tile_units_(arguments.down * Shape::kUnits),
         tiles_(arguments, Shape::kTokens, tile_units_ * kUnitRows),
         x_(x),
         emptied_(x),
         units_(arguments, tiles_, unit_, tile_units_,
                x.end() + warp * arguments.ring_lines * kLineBytes, barriers(shared, warp)),
-        sums_buffer_(shared + uint32_t{sparse_24::kWgmmaBarriers} + warp * kSumsBytes),
+        sums_buffer_(shared + uint32_t{mma_units::kWgmmaBarriers} + warp * kSumsBytes),
         warp_(warp),
         rank_(keep(static_cast<int>(threadIdx.x % 32) * arguments.depth +
-                   sparse_24::WgmmaTiles::part(arguments))) {}
+                   mma_units::WgmmaTiles::part(arguments))) {}
 
   // Of the units of a warp, when they arrive.
   static __device__ __forceinline__ uint32_t barriers(uint32_t shared, int warp) {
-    constexpr int kOthers = 2 * sparse_24::kMostXStages + Shape::kUnits;
+    constexpr int kOthers = 2 * mma_units::kMostXStages + Shape::kUnits;
     static_assert(
-        (kOthers + Shape::kUnits * kUnitsAhead) * kMbarrierBytes <= sparse_24::kWgmmaBarriers,
+        (kOthers + Shape::kUnits * kUnitsAhead) * kMbarrierBytes <= mma_units::kWgmmaBarriers,
         "a barrier has its place");
     return shared + (kOthers + warp * kUnitsAhead) * kMbarrierBytes;
   }
 
   __device__ __forceinline__ void run() {
-    const sparse_24::WgmmaSums<Type, Shape, false> store(arguments_, unit_, tile_units_,
+    const mma_units::WgmmaSums<Type, Shape, false> store(arguments_, unit_, tile_units_,
                                                          sums_buffer_, x_.sums(warp_));
     units_.fill();
     units_.fill();
@@ -179,8 +179,8 @@ class WgmmaMultiplier {
 
   const WgmmaArguments& arguments_;
   const int unit_, tile_units_;
-  sparse_24::WgmmaTiles tiles_;
-  sparse_24::WgmmaX<Shape> x_, emptied_;
+  mma_units::WgmmaTiles tiles_;
+  mma_units::WgmmaX<Shape> x_, emptied_;
   WgmmaUnits units_;
   const uint32_t sums_buffer_;
   const int warp_;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   FS_DYNAMIC_SHARED(dynamic);
   using Multiplier = WgmmaMultiplier<Type, Shape>;
   const uint32_t shared = shared_address(dynamic);
-  const sparse_24::WgmmaX<Shape> ring(arguments, shared);
+  const mma_units::WgmmaX<Shape> ring(arguments, shared);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   if (threadIdx.x == 0) {
     FS_NO_UNROLL
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else {
     release_registers<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
-      sparse_24::copy_x<Shape, kUnitCols / kTileCols>(arguments, x, ring);
+      mma_units::copy_x<Shape, kUnitCols / kTileCols>(arguments, x, ring);
     }
     end_products(arguments);
   }

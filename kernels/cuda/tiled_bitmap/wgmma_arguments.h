@@ -3,12 +3,12 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/sparse_24/wgmma_arguments.h"
+#include "cuda/mma_units/wgmma_arguments.h"
 
 namespace flashsparse::tiled_bitmap {
 
 // `units` are the lines of weight_packed; there are no scales.
-struct WgmmaArguments : sparse_24::WgmmaArguments {
+struct WgmmaArguments : mma_units::WgmmaArguments {
   const int32_t* offsets;  // unit_offsets
   int ring_lines;          // of the plan: of each warp, in shared memory
 };

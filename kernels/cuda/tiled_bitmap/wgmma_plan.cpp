@@ -11,9 +11,9 @@ namespace flashsparse::tiled_bitmap {
 
 namespace {
 
-using sparse_24::kMostCluster;
-using sparse_24::kMostXStages;
-using sparse_24::kPanelBytes;
+using mma_units::kMostCluster;
+using mma_units::kMostXStages;
+using mma_units::kPanelBytes;
 
 constexpr int kPanelCols = 64, kStepPanels = kUnitCols / kPanelCols;
 
@@ -78,7 +78,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
                       std::max({memory / kMemory, (weight + x / plan.down) / kL2, clocks, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
   // Of a tile that others have a part in: the block's sums, and microseconds for them.
-  const double given = groups * sparse_24::kGroupRows * written * sizeof(float);
+  const double given = groups * mma_units::kGroupRows * written * sizeof(float);
   double sums = 0;
   if (plan.depth > 1) sums = kGiving + kSums * 2 * given / kL2;
   if (shares) {
@@ -121,7 +121,7 @@ namespace {
 bool divide_shared(WgmmaPlan& plan, int64_t unit_lines, const Gpu& gpu) {
   constexpr int64_t kEnoughX = 128 << 10;
   plan.stages = plan.ring_lines = 0;
-  const int64_t stage = sparse_24::wgmma_stage_bytes(plan.info().tokens);
+  const int64_t stage = mma_units::wgmma_stage_bytes(plan.info().tokens);
   const int64_t line = plan.warps() * kLineBytes, room = gpu.shared_bytes - plan.shared_bytes();
   const int64_t wanted = std::max<int64_t>(kLeastRingLines, 2 * (unit_lines + 5));
   const int64_t least = std::max<int64_t>((room - kLeastRingLines * line) / stage, 0);

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the wgmma kernel of tiled_bitmap is cut: decided on the host from sizes alone, so that a CUDA
-// graph can hold the decision.
-//
-// Tiles, steps and clusters are those of sparse_24 (cuda/sparse_24/wgmma_plan.h). Beside the stages
-// of x each warp that multiplies has a ring of lines in shared memory for its units.
+// graph can hold the decision. Tiles, steps and clusters: cuda/mma_units/wgmma_shape.h. Beside the
+// stages of x each warp that multiplies has a ring of lines in shared memory for its units.
 #pragma once
 #include <cstdint>
 
 #include "cuda/gpu.h"
-#include "cuda/sparse_24/wgmma_plan.h"
+#include "cuda/mma_units/wgmma_shape.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {
@@ -23,7 +21,7 @@ namespace flashsparse::tiled_bitmap {
   X(256, 2)
 
 #define FS_TILED_BITMAP_WGMMA_INFO(tokens, groups) {tokens, groups},
-inline constexpr sparse_24::WgmmaShapeInfo kWgmmaShapes[] = {
+inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
     FS_TILED_BITMAP_WGMMA_SHAPES(FS_TILED_BITMAP_WGMMA_INFO)};
 #undef FS_TILED_BITMAP_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
@@ -39,7 +37,7 @@ struct WgmmaPlan {
   int clusters;     // that are launched
   int ring_lines;   // of each warp, in shared memory
 
-  const sparse_24::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
+  const mma_units::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return (info().groups + 1) * 128; }
   int cluster() const { return down * depth; }  // blocks
   int blocks() const { return cluster() * clusters; }
@@ -48,7 +46,7 @@ struct WgmmaPlan {
   // Sums that blocks behind each other give to this one lie where x and units were: at most 128 KB,
   // as two stages and the shortest rings of any shape.
   int64_t shared_bytes() const {
-    return sparse_24::kWgmmaBarriers + stages * sparse_24::wgmma_stage_bytes(info().tokens) +
+    return mma_units::kWgmmaBarriers + stages * mma_units::wgmma_stage_bytes(info().tokens) +
            warps() * ring_lines * kLineBytes;
   }
 

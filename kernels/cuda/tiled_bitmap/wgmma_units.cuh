@@ -8,7 +8,7 @@
 #pragma once
 #include "common/bulk_copy.cuh"
 #include "common/memory.cuh"
-#include "cuda/sparse_24/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/tiled_bitmap/lane_items.cuh"
 #include "cuda/tiled_bitmap/wgmma_arguments.h"
 #include "cuda/tiled_bitmap/wgmma_plan.h"
@@ -20,7 +20,7 @@ class WgmmaUnits {
  public:
   // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`; `ring` and
   // `barriers` are the warp's own.
-  __device__ __forceinline__ WgmmaUnits(const WgmmaArguments& a, const sparse_24::WgmmaTiles& tiles,
+  __device__ __forceinline__ WgmmaUnits(const WgmmaArguments& a, const mma_units::WgmmaTiles& tiles,
                                         int unit, int tile_units, uint32_t ring, uint32_t barriers)
       : a_(a),
         unit_(unit),
@@ -113,7 +113,7 @@ class WgmmaUnits {
   const WgmmaArguments& a_;
   const int unit_, tile_units_;
   const uint32_t ring_, barriers_;
-  sparse_24::WgmmaTiles next_;  // of the unit to be copied next
+  mma_units::WgmmaTiles next_;  // of the unit to be copied next
   const int32_t* from_;         // its offset
   int begin_, end_;             // the lines that it has
   int count_ = 0, taken_ = 0;   // units in the ring, and those that were there before

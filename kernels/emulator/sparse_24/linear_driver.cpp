@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
     std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
 
-    Arguments arguments;
+    mma_units::Arguments arguments;
     arguments.units = units.get();
     arguments.scales = scales.get();
     arguments.x = x.get();
@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
-    const Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
+    const mma_units::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
     const Compiled compiled =
         with_values(unit, [&](auto values) { return emulated<decltype(values)>(plan.shape); });
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;

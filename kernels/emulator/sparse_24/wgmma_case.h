@@ -59,14 +59,14 @@ struct WgmmaCase {
     return true;
   }
 
-  void run(void (*kernel)(WgmmaArguments, TensorMap), const TiledMatrix& matrix,
+  void run(void (*kernel)(mma_units::WgmmaArguments, TensorMap), const TiledMatrix& matrix,
            const float* x_scales) const {
     if (!kernel) std::abort();
     const auto y = unwritten<uint16_t>(tokens * rows);
     const auto partials = unwritten<float>(plan.partial_floats(rows, tokens));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows, tokens));
     std::memset(arrivals.get(), 0, plan.arrivals(rows, tokens) * sizeof(uint32_t));
-    WgmmaArguments arguments;
+    mma_units::WgmmaArguments arguments;
     arguments.units = units.get();
     arguments.scales = plan.unit.has_row_scales() ? scales.get() : nullptr;
     arguments.x_scales = x_scales;

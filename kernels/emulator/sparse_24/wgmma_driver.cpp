@@ -9,7 +9,7 @@ using namespace flashsparse::sparse_24;
 
 // Codes in the shapes that differ in what is done with them: units that are loaded at once.
 template <class Values, class Type>
-auto codes_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
+auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = WidenedOperand<Type, Values>;
   if constexpr (Values::kLayout.group == 0) {
     if (shape.tokens == 64 && shape.groups == 2)

@@ -11,7 +11,7 @@ using namespace flashsparse::sparse_24;
 
 // In the shapes that differ: units that are loaded at once.
 template <class Type>
-auto find_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
+auto find_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   if (shape.tokens != 64) return nullptr;
   if (shape.groups == 2) return wgmma_kernel<Type, Fp8Operand, WgmmaShape<64, 2>>;
   if (shape.groups == 4) return wgmma_kernel<Type, Fp8Operand, WgmmaShape<64, 4>>;

@@ -28,7 +28,7 @@ const sparse_24::WgmmaCompiled* compiled_for(const sparse_24::WgmmaPlan& plan) {
 
 namespace cuda {
 
-cudaError_t sparse_24_wgmma(const sparse_24::WgmmaArguments& arguments, const TiledMatrix& x,
+cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream) {
   const sparse_24::WgmmaCompiled& compiled = compiled_for(plan)[plan.shape];
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;

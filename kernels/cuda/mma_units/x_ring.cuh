@@ -5,11 +5,11 @@
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
-#include "cuda/sparse_24/linear_arguments.h"
-#include "cuda/sparse_24/linear_shared.h"
-#include "cuda/sparse_24/steps.cuh"
+#include "cuda/mma_units/linear_arguments.h"
+#include "cuda/mma_units/linear_shared.h"
+#include "cuda/mma_units/steps.cuh"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 template <class Shape>
 class XRing {
@@ -117,4 +117,4 @@ class XRing {
   int read_ = 0, turn_ = 0;              // the stage to read next, and how often all have been read
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

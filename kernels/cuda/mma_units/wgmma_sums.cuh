@@ -8,11 +8,11 @@
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
 #include "cuda/linear_y.cuh"
-#include "cuda/sparse_24/wgmma_tiles.cuh"
-#include "cuda/sparse_24/wgmma_y.cuh"
-#include "formats/sparse_24.h"
+#include "cuda/mma_units/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_y.cuh"
+#include "formats/mma_units.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 template <class Type, class Shape, bool narrow_x>
 class WgmmaSums {
@@ -136,4 +136,4 @@ class WgmmaSums {
   const uint32_t buffer_, arrived_;
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -9,18 +9,19 @@
 #include "common/registers.cuh"
 #include "common/warp.cuh"
 #include "cuda/linear_y.cuh"
-#include "cuda/sparse_24/group_sums.cuh"
-#include "cuda/sparse_24/linear_arguments.h"
-#include "cuda/sparse_24/linear_shared.h"
-#include "cuda/sparse_24/steps.cuh"
+#include "cuda/mma_units/linear_arguments.h"
+#include "cuda/mma_units/linear_shared.h"
+#include "cuda/mma_units/steps.cuh"
+#include "cuda/mma_units/sums_tile.cuh"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
-template <class Type, class Shape, class Values>
+// `scaled`: whether sums are multiplied by scales of rows.
+template <class Type, class Shape, bool scaled>
 class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
-  using Tile = SumsTile<Shape>;  // of 16 rows and 8 tokens each, as mma leaves them
+  using Tile = SumsTile<Shape>;
 
   // `layout` is of the format.
   template <class Layout>
@@ -50,12 +51,12 @@ class Sums {
   __device__ __forceinline__ void add_warps(Tile& sums) {
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
-      const uint32_t buffer = place_ + turn_ * (kRowUnits * kVectorBytes);
+      const uint32_t buffer = place_ + turn_ * (kRowUnits * kSumsBytes);
       if (column_warp_ > 0) {
         FS_UNROLL
         for (int m = 0; m < kRowUnits; ++m) {
           const float (&s)[4] = sums[m][n];
-          store_shared(buffer + column_warp_ * warp_bytes_ + m * kVectorBytes,
+          store_shared(buffer + column_warp_ * warp_bytes_ + m * kSumsBytes,
                        make_float4(s[0], s[1], s[2], s[3]));
         }
       }
@@ -66,7 +67,7 @@ class Sums {
         for (int warp = 1; warp < cut_.column_warps; ++warp) {
           FS_UNROLL
           for (int m = 0; m < kRowUnits; ++m) {
-            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kVectorBytes));
+            add(sums[m][n], load_shared<float4>(buffer + warp * warp_bytes_ + m * kSumsBytes));
           }
         }
       }
@@ -129,7 +130,7 @@ class Sums {
       const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
       const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
       float scale = 1;
-      if (Values::kLayout.has_row_scales()) scale = row < a_.rows ? a_.scales[row] : 0.0f;
+      if (scaled) scale = row < a_.rows ? a_.scales[row] : 0.0f;
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
@@ -163,4 +164,4 @@ class Sums {
   uint32_t turn_ = 0;
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

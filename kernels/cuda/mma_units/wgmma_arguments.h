@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the wgmma kernel of sparse_24 is given beside the map of x, all of it device memory.
+// What a kernel that multiplies units by wgmma is given beside the map of x, all of it device
+// memory.
 #pragma once
 #include <cstdint>
 
 #include "common/host_device.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype, accumulated in fp32.
 struct WgmmaArguments {
   const uint32_t* units;  // on 16 bytes
-  const float* scales;    // of rows, by which sums are multiplied; or null, where values have none
+  const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
   const float* x_scales;  // of tokens, where x is e4m3; else unused
   const uint16_t* bias;   // or null
   uint16_t* y;            // on 4 bytes
@@ -19,9 +20,9 @@ struct WgmmaArguments {
   uint32_t* arrivals;     // arrival counters, plan.arrivals(), all zero before and after
   int rows, cols;         // of the weight
   int tokens;
-  int down, depth, stages;  // of the plan (wgmma_plan.h)
+  int down, depth, stages;  // of the plan of the format
 
   FS_HOST_DEVICE constexpr int cluster() const { return down * depth; }  // blocks
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

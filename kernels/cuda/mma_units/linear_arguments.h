@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the linear kernel of sparse_24 is given, all of it device memory.
+// What a kernel that multiplies units by a few tokens is given, all of it device memory.
 #pragma once
 #include <cstdint>
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype, accumulated in fp32.
 struct Arguments {
   const uint32_t* units;  // on 16 bytes
-  const float* scales;    // of rows, by which sums are multiplied; or null, where values have none
+  const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
   const uint16_t* x;      // on 16 bytes; zero from cols up to a multiple of 8
   int x_stride;           // elements from one row of x to the next, a multiple of 8
   const uint16_t* bias;   // or null
@@ -20,9 +20,9 @@ struct Arguments {
   int tokens;             // no more than the shape has
 };
 
-// Numbers of the plan (linear_plan.h).
+// Numbers of the plan of the format.
 struct Cut {
   int row_warps, column_warps, weight_stages, x_stages;
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -2,11 +2,11 @@
 // The steps of a block, one after the other: of which set of rows, and which columns of it.
 #pragma once
 #include "common/device.cuh"
-#include "cuda/sparse_24/linear_arguments.h"
+#include "cuda/mma_units/linear_arguments.h"
 #include "cuda/tile_range.cuh"
-#include "formats/sparse_24.h"
+#include "formats/mma_units.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 class Steps {
  public:
@@ -60,4 +60,4 @@ class Steps {
   int left_, set_, in_set_;
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -2,11 +2,11 @@
 // The steps of a cluster, one after the other: of which tile, and which columns of it.
 #pragma once
 #include "common/device.cuh"
-#include "cuda/sparse_24/wgmma_arguments.h"
+#include "cuda/mma_units/wgmma_arguments.h"
 #include "cuda/tile_range.cuh"
-#include "formats/sparse_24.h"
+#include "formats/mma_units.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 class WgmmaTiles {
  public:
@@ -69,4 +69,4 @@ class WgmmaTiles {
   int left_, tile_, column_;
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -8,9 +8,9 @@
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
-#include "cuda/sparse_24/wgmma_arguments.h"
+#include "cuda/mma_units/wgmma_arguments.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 // `narrow_x`: whether x is codes with a scale for each token.
 template <class Type, bool narrow_x>
@@ -82,4 +82,4 @@ class WgmmaY {
   uint16_t* const y_;
 };
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -6,10 +6,10 @@
 #include "common/bulk_copy.cuh"
 #include "common/cluster.cuh"
 #include "common/tensor_map.cuh"
-#include "cuda/sparse_24/wgmma_plan.h"
-#include "cuda/sparse_24/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/mma_units/wgmma_tiles.cuh"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 // A place in the ring, and the parity of the phase in which its barriers are.
 template <class Shape>
@@ -92,4 +92,4 @@ __device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap&
   }
 }
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

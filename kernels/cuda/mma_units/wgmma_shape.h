@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// How kernels that multiply units by wgmma divide the work.
+//
+// A block multiplies 64 rows by each of its warpgroups. Of the blocks of a cluster some stand below
+// each other: they multiply different rows by the same tokens, of which each copies its share to
+// all. Others stand behind each other, along the columns, and add up their sums in shared memory. A
+// tile is what a cluster multiplies at once; a block's steps of it are units of 256 columns. The
+// steps of all tiles, those of the same rows one after the other, are one line, of which every
+// cluster takes an equal range: one tile where blocks stand behind each other.
+#pragma once
+#include <cstdint>
+
+namespace flashsparse::mma_units {
+
+struct WgmmaShapeInfo {
+  int tokens, groups;  // of a tile; warpgroups that multiply
+};
+
+// Registers of a thread that multiplies. With the 24 or 32 of those that copy x they are, in all,
+// those that the block is launched with: 168, 128 or 96 a thread.
+constexpr int wgmma_registers(int groups) { return groups == 2 ? 240 : groups == 3 ? 160 : 112; }
+
+inline constexpr int kGroupRows = 64;    // of a warpgroup
+inline constexpr int kPanelBytes = 128;  // a stage of x, for each token
+inline constexpr int kMostCluster = 8;   // blocks
+inline constexpr int kMostXStages = 16;
+
+// Dynamic shared memory of a block begins with barriers and the stages of x.
+inline constexpr int64_t kWgmmaBarriers = 1024;
+constexpr int64_t wgmma_stage_bytes(int tokens) { return int64_t{tokens} * kPanelBytes; }
+
+}  // namespace flashsparse::mma_units
