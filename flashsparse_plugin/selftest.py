@@ -123,11 +123,11 @@ def _find(op: str) -> Callable[[str], float] | None:
 
 
 def _takes(scheme: Scheme, promise: str) -> bool:
-    """Whether there is such an op for weights of a scheme: fp8 activations want fp8 weights."""
-    if promise != "_linear_fp8":
+    """Whether there is such an op for weights of a scheme: codes want codes of 8 bits."""
+    if promise != "_linear_rounded":
         return True
-    of_fp8 = scheme.values.get("values") == "fp8_e4m3"
-    return of_fp8 and hasattr(ops, f"{scheme.format.name}{promise}")
+    of_codes = scheme.values.get("values") in ("fp8_e4m3", "int8")
+    return of_codes and hasattr(ops, f"{scheme.format.name}{promise}")
 
 
 def _weight(dtype: torch.dtype) -> Tensor:
@@ -232,23 +232,27 @@ def _linear(scheme: Scheme, device: str) -> float:
     return worst
 
 
-def _linear_fp8(scheme: Scheme, device: str) -> float:
-    """Takes tokens that rounding to fp8 does not change: whole numbers, the largest of them 7.
+def _linear_rounded(scheme: Scheme, device: str) -> float:
+    """Takes tokens that rounding does not change: whole numbers, the largest of them a code's.
 
-    So the result is that of exact activations, but for sums: tensor cores of compute capability 9.0
-    keep 14 bits of their mantissa.
+    Those of fp8_e4m3 are up to 7, a 64th of its largest. So the result is that of exact
+    activations, but for sums of fp8: tensor cores of compute capability 9.0 keep 14 bits of their
+    mantissa.
     """
+    values = scheme.values["values"]
+    most = 7 if values == "fp8_e4m3" else 127
     weight, packed = _example(scheme, device)
     generator = torch.Generator().manual_seed(1)
     worst = 0.0
     for tokens in _TOKENS:
         x, bias = _activations(tokens, weight, weight.dtype, generator)
-        x = (x * 3).round().clamp(-7, 7)
-        x[:, 0] = 7
-        y = _op(f"{scheme.format.name}_linear_fp8")(
-            x.to(device), *packed.tensors.values(), len(weight), weight.dtype, bias.to(device)
+        x = (x * most / 2).round().clamp(-most, most)
+        x[:, 0] = most
+        tensors = [x.to(device), *packed.tensors.values()]
+        y = _op(f"{scheme.format.name}_linear_rounded")(
+            *tensors, len(weight), weight.dtype, values, bias.to(device)
         )
-        sums = 0.0 if device == "cpu" else _FP8_SUMS
+        sums = _FP8_SUMS if device == "cuda" and values == "fp8_e4m3" else 0.0
         worst = max(worst, _error(y, x, weight, bias, x.dtype, sums))
     return worst
 
@@ -347,5 +351,5 @@ _PROMISES = {
     "_unpack": _unpack,
     "_validate": _validate,
     "_linear": _linear,
-    "_linear_fp8": _linear_fp8,
+    "_linear_rounded": _linear_rounded,
 }

@@ -43,7 +43,7 @@ HOST_SOURCES = {
     "nm_spmm/linear_driver": ["cuda/nm_spmm/linear_plan.cpp"],
     "sparse_24/linear_driver": ["cuda/sparse_24/linear_plan.cpp"],
     "sparse_24/wgmma_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
-    "sparse_24/wgmma_fp8_x_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
+    "sparse_24/wgmma_codes_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "tiled_bitmap/linear_driver": ["cuda/tiled_bitmap/linear_plan.cpp"],
     "tiled_bitmap/wgmma_driver": ["cuda/tiled_bitmap/wgmma_plan.cpp"],
     "dense_driver": ["cuda/dense_plan.cpp"],

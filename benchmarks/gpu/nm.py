@@ -315,8 +315,8 @@ class Speed:
                     continue
                 made = row | {"launch": str(launch)}
                 self.rows.append(made | self._compared(timed(launch.linear), row, x))
-        if self._device.type == "cuda" and options == VALUES[0]:
-            self._add_fp8_activations(each, options, packed, dense)
+        if self._device.type == "cuda" and options in VALUES[:2]:
+            self._add_rounded_activations(each, options, packed, dense)
         if options == TWO_FOUR and not self._arguments.launches and self._device.type == "cuda":
             self._add_library(each, weight)
 
@@ -349,21 +349,22 @@ class Speed:
             "over_fp8": round(row["fp8_us"] / us, 3) if "fp8_us" in row else None,
         }
 
-    def _add_fp8_activations(
+    def _add_rounded_activations(
         self, each: Layer, options: PatternOptions, packed: fs.PackedWeight, dense: dict[int, Row]
     ) -> None:
-        """fp8 on both sides, x quantised within the timing."""
+        """Codes of 8 bits on both sides, x quantised within the timing."""
         copies = self._copies(partial(_formats.copy_of, packed), packed.nbytes)
 
         def multiply(packed: fs.PackedWeight, x: Tensor) -> Tensor:
-            return ops.sparse_24_linear_fp8(
-                x, *packed.tensors.values(), packed.shape[0], packed.dtype
+            return ops.sparse_24_linear_rounded(
+                x, *packed.tensors.values(), packed.shape[0], packed.dtype, options.values
             )
 
         for tokens in self._arguments.tokens:
             x = activations(tokens, each, self._dtype, self._device)
             row = self._row(each, options, packed, tokens, dense[tokens])
-            row["pattern"] = "2:4, fp8 x fp8"
+            kind = options.values.removesuffix("_e4m3")
+            row["pattern"] = f"2:4, {kind} x {kind}"
             us = self._stopwatch(
                 lambda x=x, copies=copies: multiply(copies(), x), len(copies)
             ).microseconds

@@ -49,11 +49,12 @@ class WgmmaLaunch(NamedTuple):
             *value_arguments(packed.scheme, packed.tensors),
         )  # fmt: skip
 
-    def linear_fp8(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The same by fp8 activations, of fp8_e4m3 values."""
+    def linear_rounded(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The same by activations rounded to codes of the weight's type."""
         units, scales = packed.tensors["units"], packed.tensors["weight_scale"]
-        return ops.sparse_24_linear_fp8_planned(
-            x, units, scales, packed.shape[0], packed.dtype, bias, list(self)
+        values = packed.scheme.values["values"]
+        return ops.sparse_24_linear_rounded_planned(
+            x, units, scales, packed.shape[0], packed.dtype, values, bias, list(self)
         )
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ def autograd_as_needed(x: Tensor, bias: Tensor | None) -> AbstractContextManager
     return torch._C._AutoDispatchBelowAutograd()
 
 
-def register_linear_autograd(name: str, unpack: str, **constants: Any) -> None:
+def register_linear_autograd(name: str, unpack: str) -> None:
     """Gives a linear op of a packed format a gradient for x and bias.
 
     dx = dy W, through the unpacked weight: training happens around a frozen sparse weight (LoRA),
@@ -45,9 +45,8 @@ def register_linear_autograd(name: str, unpack: str, **constants: Any) -> None:
         name: The name of an op with arguments x, out_features, weight_dtype and bias among others.
         unpack: The name of the op that unpacks. It takes arguments of the linear op by their
             names, besides in_features, and dtype, which is weight_dtype.
-        **constants: Arguments of `unpack` that the linear op does not have.
     """
-    defaults, wanted = _arguments(name), _arguments(unpack) | constants
+    defaults, wanted = _arguments(name), _arguments(unpack)
     names = list(defaults)
     unpacked: Callable[..., Tensor] = getattr(ops, unpack)
 

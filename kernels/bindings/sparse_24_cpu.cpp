@@ -23,11 +23,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "Tensor? bias, int[] plan, Tensor? weight_scale=None, str values=\"native\", int group=0) "
       "-> Tensor");
   m.def(
-      "sparse_24_linear_fp8(Tensor x, Tensor units, Tensor weight_scale, int out_features, "
-      "ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+      "sparse_24_linear_rounded(Tensor x, Tensor units, Tensor weight_scale, int out_features, "
+      "ScalarType weight_dtype, str values, Tensor? bias=None) -> Tensor");
   m.def(
-      "sparse_24_linear_fp8_planned(Tensor x, Tensor units, Tensor weight_scale, "
-      "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan) -> Tensor");
+      "sparse_24_linear_rounded_planned(Tensor x, Tensor units, Tensor weight_scale, "
+      "int out_features, ScalarType weight_dtype, str values, Tensor? bias, int[] plan) -> Tensor");
 }
 
 }  // namespace

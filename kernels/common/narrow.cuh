@@ -10,6 +10,7 @@
 namespace flashsparse {
 
 inline constexpr float kLargestFp8 = 448;  // of e4m3
+inline constexpr float kLargestInt8 = 127;
 
 #ifdef __CUDACC__
 
@@ -27,6 +28,24 @@ __device__ __forceinline__ uint32_t narrow_fp8(float a, float b, float c, float 
       : "=r"(word)
       : "f"(a), "f"(b), "f"(c), "f"(d));
 #endif
+  return word;
+}
+
+// Rounds to int8, to nearest, ties to even: a to the lowest byte, d to the highest. What is too
+// large becomes the largest, NaN becomes 0.
+__device__ __forceinline__ uint32_t narrow_int8(float a, float b, float c, float d) {
+  uint32_t word = 0;
+  asm("{\n"
+      ".reg .b32 a, b, c, d, high;\n"
+      "cvt.rni.s32.f32 a, %1;\n"
+      "cvt.rni.s32.f32 b, %2;\n"
+      "cvt.rni.s32.f32 c, %3;\n"
+      "cvt.rni.s32.f32 d, %4;\n"
+      "cvt.pack.sat.s8.s32.b32 high, d, c, 0;\n"
+      "cvt.pack.sat.s8.s32.b32 %0, b, a, high;\n"
+      "}"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
   return word;
 }
 
@@ -49,6 +68,15 @@ inline uint32_t narrow_fp8(float value) {
 inline uint32_t narrow_fp8(float a, float b, float c, float d) {
   return detail::narrow_fp8(a) | detail::narrow_fp8(b) << 8 | detail::narrow_fp8(c) << 16 |
          detail::narrow_fp8(d) << 24;
+}
+
+inline uint32_t narrow_int8(float a, float b, float c, float d) {
+  uint32_t word = 0;
+  for (const float value : {d, c, b, a}) {
+    const float code = std::isnan(value) ? 0 : std::fmin(std::fmax(value, -128.0f), 127.0f);
+    word = word << 8 | static_cast<uint8_t>(static_cast<int>(std::nearbyint(code)));
+  }
+  return word;
 }
 
 #endif

@@ -44,6 +44,11 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[count]) {
   FS_UNROLL
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int count>
+__device__ __forceinline__ void wgmma_hold(int32_t (&d)[count]) {
+  FS_UNROLL
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 // Before the first wgmma of a batch: orders it after what the warps did to its registers.
 __device__ __forceinline__ void wgmma_begin() {
@@ -54,8 +59,8 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // Waits until every batch of this warp is done: `d` may be read and the operands overwritten.
-template <int count>
-__device__ __forceinline__ void wgmma_wait(float (&d)[count]) {
+template <class Sum, int count>
+__device__ __forceinline__ void wgmma_wait(Sum (&d)[count]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   wgmma_hold(d);
 }
@@ -131,8 +136,8 @@ inline uint64_t wgmma_moved(uint64_t operand, uint32_t bytes,
 // A store is seen once a fence and then a barrier follow it in the thread that stored.
 inline void fence_for_wgmma() { simt::current->fenced = simt::Stores::now; }
 
-template <int count>
-void wgmma_hold(float (&)[count]) {}
+template <class Sum, int count>
+void wgmma_hold(Sum (&)[count]) {}
 
 inline void wgmma_begin() { simt::current->products.begun = true; }
 
@@ -322,9 +327,10 @@ inline void wait_wgmma(float* d, size_t count, simt::Place place) {
 
 }  // namespace detail
 
-template <int count>
-void wgmma_wait(float (&d)[count], simt::Place place = simt::Place::here()) {
-  detail::wait_wgmma(d, count, place);
+template <class Sum, int count>
+void wgmma_wait(Sum (&d)[count], simt::Place place = simt::Place::here()) {
+  static_assert(sizeof(Sum) == sizeof(float), "sums are kept as bits of floats");
+  detail::wait_wgmma(reinterpret_cast<float*>(d), count, place);
 }
 
 template <int batches>

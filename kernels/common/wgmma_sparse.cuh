@@ -8,10 +8,10 @@
 // sparse wgmma.mma_async.sp .m64nNk32". B is an operand of wgmma.cuh, of which an instruction takes
 // 32 columns: the half of a row of 128 bytes.
 //
-// Of e4m3 it takes 64 columns, a row's same half, and A and metadata lie otherwise ("... sparse
-// wgmma.mma_async.sp .m64nNk64"): of lane 4 g + t, a[i] holds what is kept of row g + 8 (i % 2) and
-// the eight columns from 32 (i / 2) + 8 t on; bits 4 f to 4 f + 3 of its metadata are for row
-// g + 8 (t % 2) and the four columns from 32 (t / 2) + 4 f on. All lanes give metadata.
+// Of 8 bits, e4m3 or int8, it takes 64 columns, a row's same half, and A and metadata lie otherwise
+// ("... sparse wgmma.mma_async.sp .m64nNk64"): of lane 4 g + t, a[i] holds what is kept of row g +
+// 8 (i % 2) and the eight columns from 32 (i / 2) + 8 t on; bits 4 f to 4 f + 3 of its metadata are
+// for row g + 8 (t % 2) and the four columns from 32 (t / 2) + 4 f on. All lanes give metadata.
 #pragma once
 #include "common/device.cuh"
 #include "common/wgmma.cuh"
@@ -33,6 +33,11 @@ template <int tokens>
 __device__ __forceinline__ void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                                  uint64_t b, const uint32_t& metadata);
 
+// The same of int8, exactly, where sums have room in 32 bits.
+template <int tokens>
+__device__ __forceinline__ void wgmma_sparse_int8(int32_t (&d)[tokens / 2], const uint32_t (&a)[4],
+                                                  uint64_t b, const uint32_t& metadata);
+
 #define FS_WGMMA(Type, name, tokens, half, list, a0, a1, a2, a3, right, sparse, ...)               \
   template <>                                                                                      \
   __device__ __forceinline__ void wgmma_sparse<Type, tokens, half>(                                \
@@ -43,19 +48,18 @@ __device__ __forceinline__ void wgmma_sparse_fp8(float (&d)[tokens / 2], const u
                  : __VA_ARGS__                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));             \
   }
-#define FS_WGMMA_FP8(tokens, list, a0, a1, a2, a3, right, sparse, ...)                        \
-  template <>                                                                                 \
-  __device__ __forceinline__ void wgmma_sparse_fp8<tokens>(                                   \
-      float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) { \
-    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64.f32.e4m3.e4m3 {" list    \
-                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", %" #sparse        \
-                 ", 0, 1, 1, 1;"                                                              \
-                 : __VA_ARGS__                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));        \
+#define FS_WGMMA_CODES(name, Sum, types, signs, tokens, list, a0, a1, a2, a3, right, sparse, ...)  \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_sparse_##name<tokens>(                                     \
+      Sum(&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) {         \
+    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64." types " {" list "}, {%" #a0 \
+                 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", %" #sparse ", 0, 1" signs ";"      \
+                 : __VA_ARGS__                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));             \
   }
-#define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
-#define FS_D32(i) FS_D16(i), FS_D16(i + 16)
+#define FS_D4(kind, i) "+" kind(d[i]), "+" kind(d[i + 1]), "+" kind(d[i + 2]), "+" kind(d[i + 3])
+#define FS_D16(kind, i) FS_D4(kind, i), FS_D4(kind, i + 4), FS_D4(kind, i + 8), FS_D4(kind, i + 12)
+#define FS_D32(kind, i) FS_D16(kind, i), FS_D16(kind, i + 16)
 #define FS_L32                                                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, "                                                                                      \
@@ -74,22 +78,28 @@ __device__ __forceinline__ void wgmma_sparse_fp8(float (&d)[tokens / 2], const u
   "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, "   \
   "%100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, "   \
   "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define FS_WGMMA_TYPE(Type, name, half)                                                         \
-  FS_WGMMA(Type, name, 64, half, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32(0))                     \
-  FS_WGMMA(Type, name, 128, half, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32(0), FS_D32(32))        \
-  FS_WGMMA(Type, name, 192, half, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32(0), FS_D32(32),      \
-           FS_D32(64))                                                                          \
-  FS_WGMMA(Type, name, 256, half, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32(0), FS_D32(32), \
-           FS_D32(64), FS_D32(96))
+#define FS_WGMMA_TYPE(Type, name, half)                                                            \
+  FS_WGMMA(Type, name, 64, half, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32("f", 0))                   \
+  FS_WGMMA(Type, name, 128, half, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32("f", 0), FS_D32("f", 32)) \
+  FS_WGMMA(Type, name, 192, half, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32("f", 0),                \
+           FS_D32("f", 32), FS_D32("f", 64))                                                       \
+  FS_WGMMA(Type, name, 256, half, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32("f", 0),           \
+           FS_D32("f", 32), FS_D32("f", 64), FS_D32("f", 96))
 FS_WGMMA_TYPE(Float16, "f16", 0)
 FS_WGMMA_TYPE(Float16, "f16", 1)
 FS_WGMMA_TYPE(BFloat16, "bf16", 0)
 FS_WGMMA_TYPE(BFloat16, "bf16", 1)
-FS_WGMMA_FP8(64, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32(0))
-FS_WGMMA_FP8(128, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32(0), FS_D32(32))
-FS_WGMMA_FP8(192, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32(0), FS_D32(32), FS_D32(64))
-FS_WGMMA_FP8(256, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32(0), FS_D32(32), FS_D32(64),
-             FS_D32(96))
+#define FS_WGMMA_CODES_TYPE(name, Sum, kind, types, signs)                                        \
+  FS_WGMMA_CODES(name, Sum, types, signs, 64, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32(kind, 0))    \
+  FS_WGMMA_CODES(name, Sum, types, signs, 128, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32(kind, 0),   \
+                 FS_D32(kind, 32))                                                                \
+  FS_WGMMA_CODES(name, Sum, types, signs, 192, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32(kind, 0), \
+                 FS_D32(kind, 32), FS_D32(kind, 64))                                              \
+  FS_WGMMA_CODES(name, Sum, types, signs, 256, FS_L128, 128, 129, 130, 131, 132, 133,             \
+                 FS_D32(kind, 0), FS_D32(kind, 32), FS_D32(kind, 64), FS_D32(kind, 96))
+FS_WGMMA_CODES_TYPE(fp8, float, "f", "f32.e4m3.e4m3", ", 1, 1")
+FS_WGMMA_CODES_TYPE(int8, int32_t, "r", "s32.s8.s8", "")
+#undef FS_WGMMA_CODES_TYPE
 #undef FS_WGMMA_TYPE
 #undef FS_L128
 #undef FS_L96
@@ -98,7 +108,7 @@ FS_WGMMA_FP8(256, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32(0), FS_D32(32), 
 #undef FS_D32
 #undef FS_D16
 #undef FS_D4
-#undef FS_WGMMA_FP8
+#undef FS_WGMMA_CODES
 #undef FS_WGMMA
 
 #else
@@ -175,8 +185,8 @@ inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thr
   return rows;
 }
 
-// The same of e4m3: 32 values and their columns a row.
-inline std::vector<uint16_t> sparse_fp8_rows(simt::Product* const* all, unsigned thread, int) {
+// The same of 8 bits: 32 codes and their columns a row.
+inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all, unsigned thread, int) {
   constexpr int kKept = kSparseDepth;
   std::vector<uint16_t> rows(4 * kKept);
   simt::Product* const* const lanes = all + thread / 4 * 4;
@@ -206,17 +216,39 @@ inline const std::vector<float> kFp8Floats = [] {
   return floats;
 }();
 
+// Of a row of B.
+inline uint8_t code_of(const uint16_t* row, int column) {
+  return static_cast<uint8_t>(row[column / 2] >> column % 2 * 8);
+}
+
 inline void add_sparse_fp8_wgmma(const simt::Product& product, float* sums) {
   constexpr int kKept = kSparseDepth;
   for (int i = 0; i < product.tokens / 2; ++i) {
     const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
     const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
     double sum = sums[i];
-    for (int k = 0; k < kKept; ++k) {
-      const int at = row[kKept + k];
-      sum += double{product.floats[row[k]]} * product.floats[column[at / 2] >> at % 2 * 8 & 0xff];
-    }
+    for (int k = 0; k < kKept; ++k)
+      sum += double{product.floats[row[k]]} * product.floats[code_of(column, row[kKept + k])];
     sums[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
+  }
+}
+
+// Of int32 sums, whose bits are kept as those of floats.
+inline void add_sparse_int8_wgmma(const simt::Product& product, float* sums) {
+  constexpr int kKept = kSparseDepth;
+  for (int i = 0; i < product.tokens / 2; ++i) {
+    const uint16_t* const row = &product.rows[i / 2 % 2 * 2 * kKept];
+    const uint16_t* const column = &product.operands[(i / 4 * 2 + i % 2) * kSparseDepth];
+    int32_t sum = 0;
+    std::memcpy(&sum, sums + i, sizeof sum);
+    for (int k = 0; k < kKept; ++k) {
+      const int product_of =
+          int{static_cast<int8_t>(row[k])} * static_cast<int8_t>(code_of(column, row[kKept + k]));
+      if (__builtin_add_overflow(sum, product_of, &sum))
+        simt::fail("an int32 sum of a wgmma overflows (%s:%d)", product.place.file_name(),
+                   product.place.line);
+    }
+    std::memcpy(sums + i, &sum, sizeof sum);
   }
 }
 
@@ -264,7 +296,15 @@ void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b
                       const uint32_t& metadata, simt::Place place = simt::Place::here()) {
   static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
   detail::issue_sparse(d, tokens, detail::kFp8Floats.data(), a, b, &metadata, 0, place,
-                       detail::sparse_fp8_rows, detail::add_sparse_fp8_wgmma);
+                       detail::sparse_code_rows, detail::add_sparse_fp8_wgmma);
+}
+
+template <int tokens>
+void wgmma_sparse_int8(int32_t (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
+                       const uint32_t& metadata, simt::Place place = simt::Place::here()) {
+  static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
+  detail::issue_sparse(reinterpret_cast<float*>(d), tokens, nullptr, a, b, &metadata, 0, place,
+                       detail::sparse_code_rows, detail::add_sparse_int8_wgmma);
 }
 
 #endif

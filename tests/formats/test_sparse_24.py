@@ -200,20 +200,24 @@ def test_ops_keep_their_promises(codes):
     torch.testing.assert_close(ours, (x.grad, bias.grad))
 
 
-def test_fp8_activations_on_a_cpu():
-    scheme = scheme_of(codes=("fp8_e4m3", None))
+@pytest.mark.parametrize("values", ["fp8_e4m3", "int8"])
+def test_rounded_activations_on_a_cpu(values):
+    scheme = scheme_of(codes=(values, None))
     packed = FORM.pack(FORM.conform(sparse_weight(50, 70, 0.7), scheme), scheme)
     units, scales = packed.tensors["units"], packed.tensors["weight_scale"]
     x, bias = torch.randn(2, 3, 70).bfloat16(), torch.randn(50).bfloat16()
     x[1, 1] = 0
     trained = x.clone().requires_grad_()
-    opcheck(ops.sparse_24_linear_fp8.default, (trained, units, scales, 50, torch.bfloat16, bias))
-    y = ops.sparse_24_linear_fp8(x, units, scales, 50, torch.bfloat16, bias)
+    rest = units, scales, 50, torch.bfloat16, values
+    opcheck(ops.sparse_24_linear_rounded.default, (trained, *rest, bias))
+    y = ops.sparse_24_linear_rounded(x, *rest, bias)
     exact = exact_linear(x, packed.unpack(), bias)
     # Codes have four bits, so they are off by a sixteenth at most: of sums of 35, mostly far less.
     assert (y.double() - exact).norm() < 0.05 * exact.norm() and torch.equal(y[1, 1], bias)
     with pytest.raises(RuntimeError, match="x must have the dtype of the weight"):
-        ops.sparse_24_linear_fp8(x.half(), units, scales, 50, torch.bfloat16)
+        ops.sparse_24_linear_rounded(x.half(), *rest)
+    with pytest.raises(RuntimeError, match="rounded to fp8_e4m3 or int8, not int4"):
+        ops.sparse_24_linear_rounded(x, *rest[:-1], "int4")
 
 
 def test_ops_refuse_what_does_not_fit():
@@ -244,8 +248,10 @@ def test_the_planned_ops_have_a_shape_without_a_gpu():
         y = op(x, units, 50, torch.bfloat16, None, plan)
         assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
     codes, scales = units[:, :, :640], torch.empty(50, 1, device="meta")
-    y = ops.sparse_24_linear_fp8_planned(x, codes, scales, 50, x.dtype, None, [0, 1, 1, 2, 1])
-    assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
+    for values in ("fp8_e4m3", "int8"):
+        rest = codes, scales, 50, x.dtype, values, None, [0, 1, 1, 2, 1]
+        y = ops.sparse_24_linear_rounded_planned(x, *rest)
+        assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
 
 
 def test_options_are_those_of_the_storage_form():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +25,12 @@ from emulation import (
 )
 from torch import Tensor
 
-from flashsparse_plugin.formats.activations import rounded_tokens
+from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
-DRIVER, FP8_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_fp8_x_driver"
+DRIVER, CODES_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_codes_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
 SHAPES = [  # tokens of a tile, warpgroups
     tuple(map(int, found))
@@ -117,42 +119,65 @@ def test_codes_take_infinity_and_nan_of_x_where_they_are_kept(driver, values, gr
     assert torch.isfinite(y[1:3, full & ~kept]).all() and torch.isfinite(y[0]).all()
 
 
-def fp8_cases() -> list[Case]:
+ROUNDED = ("fp8_e4m3", "int8")
+
+
+def rounded_cases(values: str) -> list[Case]:
     """Products by codes of x; of one token nothing is left, another's largest is tiny."""
     plans = [*code_plans(None), Plan(0, 2, 1, 2, 1)]
-    cases = [of_codes("fp8_e4m3", None, number, plan) for plan in plans for number in (1, 2)]
+    cases = [of_codes(values, None, number, plan) for plan in plans for number in (1, 2)]
     cases[0].x[3], cases[0].x[4] = 0, cases[0].x[4] * 1e-20
     return cases
 
 
-def require_fp8(binary: Path, cases: list[Case]) -> list[Tensor]:
+def require_rounded(binary: Path, cases: list[Case]) -> list[Tensor]:
     """Runs all cases, and holds each against float64 of codes x scales on both sides."""
     ran = run(binary, cases)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     found = split(ran.stdout, cases)
     for case, y in zip(cases, found, strict=True):
-        require_exact(
-            replace(case, x=rounded_tokens(case.x, VALUE_TYPES["fp8_e4m3"]), weight=case.exact), y
-        )
+        values = VALUE_TYPES[case.options.values]
+        require_exact(replace(case, x=rounded_tokens(case.x, values), weight=case.exact), y)
     return found
 
 
-def test_fp8_activations_are_quantised_and_multiplied(driver):
-    cases = fp8_cases()
-    require_fp8(driver(FP8_X, "plain"), cases)
-    found = require_fp8(driver(FP8_X, "plain"), cases[0].with_seeds())
+@pytest.mark.parametrize("values", ROUNDED)
+def test_activations_are_quantised_and_multiplied(driver, values):
+    cases = rounded_cases(values)
+    require_rounded(driver(CODES_X, "plain"), cases)
+    found = require_rounded(driver(CODES_X, "plain"), cases[0].with_seeds())
     assert all(torch.equal(y, found[0]) for y in found)
 
 
-def test_fp8_activations_spoil_no_other_token(driver):
-    """An infinity makes a token's scale infinite; NaN goes where its column is kept."""
-    case = of_codes("fp8_e4m3", None, 1, code_plans(None)[0])
+def test_sums_of_int8_are_exact(driver):
+    """To the last bit, wherever they are added up: integers, rounded once, and then scaled.
+
+    The last of them has more bits than a float.
+    """
+    cases = rounded_cases("int8")
+    options = PatternOptions(n=2, m=4, values="int8")
+    wide = random_case(40, 4100, 5, plan=Plan(0, 1, 1, 2, 2), options=options)
+    weight = torch.where(wide.weight == 0, 0, wide.weight.abs() + 99)
+    cases.append(replace(wide, x=wide.x.abs() + 99, weight=weight))
+    cases = [replace(case, bias=None) for case in cases]
+    ran = run(driver(CODES_X, "plain"), cases)
+    for case, y in zip(cases, split(ran.stdout, cases), strict=True):
+        codes, scales = Sparse24().codes(case.packed)
+        x, x_scales = quantise_tokens(case.x, VALUE_TYPES["int8"])
+        sums = x.long() @ codes.long().T
+        assert torch.equal(y, (sums.float() * x_scales * scales.T).to(y.dtype))
+    assert (sums.float().long() != sums).any()
+
+
+@pytest.mark.parametrize("values", ROUNDED)
+def test_rounded_activations_spoil_no_other_token(driver, values):
+    """NaN or an infinity makes a token's scale so, and all that the token gives NaN."""
+    case = of_codes(values, None, 1, code_plans(None)[0])
     x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
     x[1, column], x[2, column] = torch.inf, torch.nan
-    ran = run(driver(FP8_X, "plain"), [replace(case, x=x)])
+    ran = run(driver(CODES_X, "plain"), [replace(case, x=x)])
     (y,) = split(ran.stdout, [case])
-    kept = case.exact[:, column] != 0
-    assert not torch.isfinite(y[1]).any() and torch.isnan(y[2, kept]).all()
+    assert torch.isnan(y[1:3]).all()
     others = torch.tensor([token not in (1, 2) for token in range(9)])
     assert torch.isfinite(y[others]).all()
 
@@ -197,7 +222,9 @@ def test_sanitizers_find_nothing(driver, sanitizer):
     cases += [of_codes(values, group, 2, code_plans(group)[0]) for values, group in CODES]
     made = switched_driver if sanitizer == "thread" else lambda name: (driver(name, sanitizer), [])
     require_all(made(DRIVER)[0], [replace(case, seed=7) for case in cases])
-    require_fp8(made(FP8_X)[0], [replace(case, seed=7) for case in fp8_cases()[::2]])
+    for kind in ROUNDED:
+        cases = [replace(case, seed=7) for case in rounded_cases(kind)[::2]]
+        require_rounded(made(CODES_X)[0], cases)
 
 
 PARTS = {
@@ -205,7 +232,7 @@ PARTS = {
         f"cuda/{part}.cuh"
         for part in ("sparse_24/wgmma", "mma_units/wgmma_x", "mma_units/wgmma_sums")
     ],
-    FP8_X: ["cuda/sparse_24/quantise_x.cuh"],
+    CODES_X: ["cuda/sparse_24/quantise_x.cuh"],
 }
 
 
@@ -245,7 +272,7 @@ def test_no_barrier_can_be_spared():
 @pytest.mark.slow
 def test_no_barrier_of_the_quantising_kernel_can_be_spared():
     cases = [of_codes("fp8_e4m3", None, 1, Plan(0, 1, 1, 2, 1))]
-    assert unspared(FP8_X, cases, lambda case, y: None) == []
+    assert unspared(CODES_X, cases, lambda case, y: None) == []
 
 
 @pytest.mark.slow
@@ -277,6 +304,11 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         assert ran.returncode == 1 and told in ran.stderr.decode()
     ran = run(driver(DRIVER, "plain"), [of_codes("int4", 128, 1, Plan(0, 1, 1, 2, 1))])
     assert ran.returncode == 1 and "no such shape" in ran.stderr.decode()
+    wide = of_codes("int8", None, 1, Plan(0, 1, 1, 2, 1))
+    header = wide.encode()[: 15 * 8]
+    header = header[:8] + (2**18 + 1).to_bytes(8, "little") + header[16:]
+    ran = subprocess.run([str(driver(CODES_X, "plain"))], input=header, capture_output=True)
+    assert ran.returncode == 1 and "262144 columns of int8" in ran.stderr.decode()
 
 
 def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):

@@ -106,7 +106,7 @@ class Sparse24(CudaPatternForm):
         )
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
-        if device.type != "cuda" or options_of(scheme).activations != "fp8_e4m3":
+        if device.type != "cuda" or options_of(scheme).activation_type is None:
             return False
         found = get_device_properties(device)  # which torch.compile takes for a constant
         return (found.major, found.minor) == (9, 0)
@@ -122,9 +122,10 @@ class Sparse24(CudaPatternForm):
     ) -> Tensor:
         """By one kernel for any number of tokens, so that results do not depend on the batch."""
         if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
-            scales = tensors["weight_scale"]
-            return ops.sparse_24_linear_fp8(
-                x, tensors["units"], scales, shape[0], scheme.dtype, bias
+            units, scales = tensors["units"], tensors["weight_scale"]
+            values = options_of(scheme).activations
+            return ops.sparse_24_linear_rounded(
+                x, units, scales, shape[0], scheme.dtype, values, bias
             )
         return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 
@@ -169,14 +170,13 @@ class Sparse24(CudaPatternForm):
         return layout.scales_of(packed.tensors["units"], packed.shape, own, packed.dtype)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        """One for fp8 activations: what their kernel sums, another would sum in another way."""
+        """One for rounded activations, so that a token's result does not depend on its batch."""
         known = super().implementations(scheme)
-        rounded = options_of(scheme).activations == "fp8_e4m3"
-        return {"sparse": known["sparse"]} if rounded else known
+        return {"sparse": known["sparse"]} if options_of(scheme).activation_type else known
 
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        if options_of(scheme).activations == "fp8_e4m3" and gpu.capability == (9, 0):
-            return cost.fp8_seconds(shape, nbytes, tokens, gpu)
+        if options_of(scheme).activation_type and gpu.capability == (9, 0):
+            return cost.rounded_seconds(shape, nbytes, tokens, gpu)
         return cost.sparse_seconds(shape, nbytes, tokens, gpu)

@@ -79,14 +79,16 @@ def _codes(shape: tuple[int, int], nbytes: int) -> bool:
     return nbytes < math.prod(shape)
 
 
-# Of fp8 on both sides, fitted to benchmarks/results/nvidia-h200/nm_values.csv, which it meets by
-# 10% on average: seconds beside the bytes, rounding x among them, and the share of the bandwidth.
+# Of codes on both sides, fitted to fp8_e4m3 in benchmarks/results/nvidia-h200/nm_values.csv, which
+# it meets by 10% on average: seconds beside the bytes, rounding x among them, and the share of the
+# bandwidth.
 # Products were not what bound up to 64 tokens; their share of the tensor cores' peak is a guess.
-FP8_FIXED, FP8_MEMORY, FP8_PRODUCTS, FP8_PEAK = 7.0e-6, 0.86, 0.6, 16384
+# int8 has the same bytes and the same peak.
+ROUNDED_FIXED, ROUNDED_MEMORY, ROUNDED_PRODUCTS, ROUNDED_PEAK = 7.0e-6, 0.86, 0.6, 16384
 
 
-def fp8_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """sparse_24_linear_fp8 on Hopper."""
-    peak = FP8_PEAK * gpu.multiprocessors * gpu.clock  # operations, zeros counted
-    products = 2 * math.prod(shape) * tokens / (FP8_PRODUCTS * peak)
-    return FP8_FIXED + max(nbytes / (FP8_MEMORY * gpu.memory), products)
+def rounded_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """sparse_24_linear_rounded on Hopper."""
+    peak = ROUNDED_PEAK * gpu.multiprocessors * gpu.clock  # operations, zeros counted
+    products = 2 * math.prod(shape) * tokens / (ROUNDED_PRODUCTS * peak)
+    return ROUNDED_FIXED + max(nbytes / (ROUNDED_MEMORY * gpu.memory), products)

@@ -15,7 +15,7 @@ from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd, register_unpacked_linear
 from ..activations import rounded_tokens
 from ..value_types import VALUE_TYPES
-from .layout import UnitLayout, bits_of, spread, unit_grid
+from .layout import UnitLayout, bits_of, numbers, spread, unit_grid
 
 __all__ = ["ops"]
 
@@ -145,50 +145,68 @@ def _(
     return linear_result(x, out_features, bias)
 
 
-@register_fake("flashsparse::sparse_24_linear_fp8")
-def _(x, units, weight_scale, out_features, weight_dtype, bias=None):
-    """Computes x [..., in_features] times the transposed fp8_e4m3 weight with fp8 activations.
+@register_fake("flashsparse::sparse_24_linear_rounded")
+def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None):
+    """Computes x [..., in_features] times the transposed weight, with activations of 8 bits.
 
-    x, of weight_dtype, is rounded to e4m3 with a float32 scale for each token, by which its largest
-    magnitude becomes 448; tensor cores multiply codes by codes, and sums are multiplied by both
-    scales before bias [out_features] is added. A token with an infinity gives NaN or infinities.
-    The gradient is that of the product of x as it is (straight through).
+    values is "fp8_e4m3" or "int8", the type of the weight's codes. x, of weight_dtype, is rounded
+    to such codes with a float32 scale for each token, by which its largest magnitude becomes 448 or
+    127; tensor cores multiply codes by codes, and sums are multiplied by both scales before bias
+    [out_features] is added. A token with NaN or an infinity gives NaN. The gradient is that of the
+    product of x as it is (straight through).
 
-    On CUDA it needs compute capability 9.0, whose tensor cores keep some 14 bits of mantissa from
-    one 64 columns to the next. units and weight_scale are those of sparse_24_linear.
+    On CUDA it needs compute capability 9.0. Sums of int8 are exact, in int32; those of fp8_e4m3
+    keep some 14 bits of mantissa from one 64 columns to the next. units and weight_scale are those
+    of sparse_24_linear.
 
     Raises:
-        RuntimeError: For another dtype of x than weight_dtype, and on CUDA below 9.0.
+        RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA below 9.0,
+            and for int8 of more than 262,144 columns.
     """
-    _check_units(units, out_features, x.shape[-1], weight_scale, "fp8_e4m3", 0)
-    torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
+    _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)
 
 
-@register_fake("flashsparse::sparse_24_linear_fp8_planned")
-def _(x, units, weight_scale, out_features, weight_dtype, bias, plan):
-    """sparse_24_linear_fp8 by a plan of the caller's; for benchmarks.
+@register_fake("flashsparse::sparse_24_linear_rounded_planned")
+def _(x, units, weight_scale, out_features, weight_dtype, values, bias, plan):
+    """sparse_24_linear_rounded by a plan of the caller's; for benchmarks.
 
     plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
     """
-    _check_units(units, out_features, x.shape[-1], weight_scale, "fp8_e4m3", 0)
+    _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)
 
 
-@impl("flashsparse::sparse_24_linear_fp8", "CPU")
-def _linear_fp8(
+def _check_rounded(
     x: Tensor,
     units: Tensor,
     weight_scale: Tensor,
     out_features: int,
     weight_dtype: torch.dtype,
+    values: str,
+) -> None:
+    torch._check(
+        values in ("fp8_e4m3", "int8"),
+        lambda: f"activations are rounded to fp8_e4m3 or int8, not {values}",
+    )
+    _check_units(units, out_features, x.shape[-1], weight_scale, values, 0)
+    torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
+
+
+@impl("flashsparse::sparse_24_linear_rounded", "CPU")
+def _linear_rounded(
+    x: Tensor,
+    units: Tensor,
+    weight_scale: Tensor,
+    out_features: int,
+    weight_dtype: torch.dtype,
+    values: str,
     bias: Tensor | None = None,
 ) -> Tensor:
-    shape = (out_features, x.shape[-1])
-    _check_units(units, *shape, weight_scale, "fp8_e4m3", 0)
-    torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
-    codes = bits_of(units, shape, UnitLayout("fp8_e4m3")).view(torch.float8_e4m3fn)
-    y = rounded_tokens(x, VALUE_TYPES["fp8_e4m3"]) @ (codes.double() * weight_scale.double()).T
+    _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
+    own = UnitLayout(values)
+    codes = numbers(bits_of(units, (out_features, x.shape[-1]), own), own)
+    y = rounded_tokens(x, VALUE_TYPES[values]) @ (codes.double() * weight_scale.double()).T
     return (y if bias is None else y + bias.double()).to(x.dtype)
 
 
@@ -208,5 +226,5 @@ def _unpack(
 
 
 register_linear_autograd("sparse_24_linear", unpack="sparse_24_unpack")
-register_linear_autograd("sparse_24_linear_fp8", unpack="sparse_24_unpack", values="fp8_e4m3")
+register_linear_autograd("sparse_24_linear_rounded", unpack="sparse_24_unpack")
 register_unpacked_linear("sparse_24_linear", unpack="sparse_24_unpack")

@@ -9,11 +9,11 @@
 namespace flashsparse::mma_units {
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
-// of one 16-bit dtype, accumulated in fp32.
+// of one 16-bit dtype, accumulated in fp32, or in int32 where both are codes of int8.
 struct WgmmaArguments {
   const uint32_t* units;  // on 16 bytes
   const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
-  const float* x_scales;  // of tokens, where x is e4m3; else unused
+  const float* x_scales;  // of tokens, where x is codes; else unused
   const uint16_t* bias;   // or null
   uint16_t* y;            // on 4 bytes
   float* partials;        // workspace: plan.partial_floats() of any content, on 16 bytes

@@ -7,16 +7,17 @@
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
-#include "cuda/linear_y.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/mma_units/wgmma_y.cuh"
 #include "formats/mma_units.h"
 
 namespace flashsparse::mma_units {
 
-template <class Type, class Shape, bool narrow_x>
+// `narrow_x`: whether x is codes with a scale for each token.
+template <class Type, class Shape, bool narrow_x, class Sum = float>
 class WgmmaSums {
  public:
+  using Y = WgmmaY<Type, narrow_x>;
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
 
   // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`; `buffer` and
@@ -30,11 +31,11 @@ class WgmmaSums {
         arrived_(arrived) {}
 
   // `tile` is one of the cluster's range.
-  __device__ __forceinline__ void leave(float (&sums)[Shape::kTokens / 2], const WgmmaTiles& tiles,
+  __device__ __forceinline__ void leave(Sum (&sums)[Shape::kTokens / 2], const WgmmaTiles& tiles,
                                         int tile) const {
     const int unit = tiles.row_tile(tile) * tile_units_ + unit_;
     if (unit >= unit_rows(a_.rows)) return;
-    const WgmmaY<Type, narrow_x> y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
+    const Y y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
     if (a_.depth > 1) {
       give(sums, y.tokens());
       take(y);
@@ -43,13 +44,13 @@ class WgmmaSums {
     const int first = tiles.first_cluster(tile), last = tiles.last_cluster(tile);
     if (first < last && !add_clusters(sums, tiles, tile, first, last, y.tokens())) return;
     FS_UNROLL
-    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, four(sums, n));
+    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, numbers(four(sums, n)));
   }
 
  private:
   // True for the last of the clusters that share the tile: it has the sums of all, as far as there
   // are tokens: `tokens` of them from here on.
-  __device__ __forceinline__ bool add_clusters(float (&sums)[Shape::kTokens / 2],
+  __device__ __forceinline__ bool add_clusters(Sum (&sums)[Shape::kTokens / 2],
                                                const WgmmaTiles& tiles, int tile, int first,
                                                int last, int tokens) const {
     const int own = blockIdx.x / a_.cluster();
@@ -75,19 +76,46 @@ class WgmmaSums {
       for (int cluster = first; cluster <= last; ++cluster) {
         const float4* const left = partials(cluster, tiles.is_first(cluster, tile)) + begin * 32;
         FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) added[i] = add(added[i], load_l2(left + i * 32));
+        for (int i = 0; i < kAtOnce; ++i) added[i] = joined(added[i], load_l2(left + i * 32));
       }
       FS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        float* const s = sums + (begin + i) * 4;
-        s[0] = added[i].x, s[1] = added[i].y, s[2] = added[i].z, s[3] = added[i].w;
+        Sum* const s = sums + (begin + i) * 4;
+        from_bits(s[0], added[i].x), from_bits(s[1], added[i].y);
+        from_bits(s[2], added[i].z), from_bits(s[3], added[i].w);
       }
     }
     return true;
   }
 
-  static __device__ __forceinline__ float4 four(const float (&sums)[Shape::kTokens / 2], int i) {
-    return make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  // Four sums on their way: those of int32 are moved as the bits of floats.
+  static __device__ __forceinline__ float4 four(const Sum (&sums)[Shape::kTokens / 2], int i) {
+    return make_float4(bits(sums[4 * i]), bits(sums[4 * i + 1]), bits(sums[4 * i + 2]),
+                       bits(sums[4 * i + 3]));
+  }
+  static __device__ __forceinline__ float bits(float sum) { return sum; }
+  static __device__ __forceinline__ float bits(int32_t sum) { return __uint_as_float(sum); }
+  static __device__ __forceinline__ void from_bits(float& sum, float bits) { sum = bits; }
+  static __device__ __forceinline__ void from_bits(int32_t& sum, float bits) {
+    sum = static_cast<int32_t>(__float_as_uint(bits));
+  }
+
+  static __device__ __forceinline__ float joined(float a, float b) {
+    Sum one, other;
+    from_bits(one, a), from_bits(other, b);
+    return bits(one + other);
+  }
+  static __device__ __forceinline__ float4 joined(const float4& a, const float4& b) {
+    return make_float4(joined(a.x, b.x), joined(a.y, b.y), joined(a.z, b.z), joined(a.w, b.w));
+  }
+
+  static __device__ __forceinline__ float number(float bits) {
+    Sum sum;
+    from_bits(sum, bits);
+    return static_cast<float>(sum);
+  }
+  static __device__ __forceinline__ float4 numbers(const float4& sums) {
+    return make_float4(number(sums.x), number(sums.y), number(sums.z), number(sums.w));
   }
 
   // A cluster has slots for the first tile of its range, and for the last.
@@ -97,7 +125,7 @@ class WgmmaSums {
   }
 
   // To each of the blocks behind each other its share of the tokens, 8 at a time.
-  __device__ __forceinline__ void give(const float (&sums)[Shape::kTokens / 2], int tokens) const {
+  __device__ __forceinline__ void give(const Sum (&sums)[Shape::kTokens / 2], int tokens) const {
     const int share = kTokenBlocks / a_.depth, part = WgmmaTiles::part(a_);
     const int first = static_cast<int>(blockIdx.x) % a_.cluster() - part;
     FS_UNROLL
@@ -111,7 +139,7 @@ class WgmmaSums {
   }
 
   // Adds up what all of them gave, in their order.
-  __device__ __forceinline__ void take(const WgmmaY<Type, narrow_x>& y) const {
+  __device__ __forceinline__ void take(const Y& y) const {
     const int share = kTokenBlocks / a_.depth, begin = WgmmaTiles::part(a_) * share;
     mbarrier_wait_cluster(arrived_, 0);
     FS_NO_UNROLL
@@ -120,9 +148,9 @@ class WgmmaSums {
       float4 sum = load_shared<float4>(given(0, n));
       FS_NO_UNROLL
       for (int part = 1; part < a_.depth; ++part) {
-        sum = add(sum, load_shared<float4>(given(part, n)));
+        sum = joined(sum, load_shared<float4>(given(part, n)));
       }
-      y.store(begin + n, sum);
+      y.store(begin + n, numbers(sum));
     }
   }
 

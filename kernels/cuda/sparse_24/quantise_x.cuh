@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations as codes of e4m3 with a scale for each token, found anew in each call: the largest
-// magnitude of the token becomes the largest code.
+// Activations as codes of e4m3 or int8 with a scale for each token, found anew in each call: the
+// largest magnitude of the token becomes the largest code.
 //
 // The codes lie as wgmma.sp takes them beside units (wgmma_operands.cuh): of each 32 columns the
 // fours 0, 4, 1, 5, 2, 6, 3, 7. So a unit need not know what it is multiplied by.
@@ -8,7 +8,7 @@
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
-#include "common/narrow.cuh"
+#include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/quantise_x.h"
 
 namespace flashsparse::sparse_24 {
@@ -24,38 +24,39 @@ __device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits)
 }
 
 // Writes codes [tokens, quantised_stride(cols)] and scales [tokens]. x is on 16 bytes, its rows a
-// multiple of 8 long, zero beyond `cols`. A token whose largest magnitude is infinite has an
-// infinite scale. Launch with a block for each token and kQuantiseThreads threads. Empty but on
+// multiple of 8 long, zero beyond `cols`. The scale of a token with NaN or an infinity is so, too.
+// Launch with a block for each token and kQuantiseThreads threads. Empty but on
 // sm_90a.
-template <class Type>
+template <class Type, class Codes>
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_x_kernel(const uint16_t* __restrict__ x, int x_stride, uint4* __restrict__ codes,
                       float* __restrict__ scales) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  FS_SHARED(float, largest_of, kQuantiseThreads / 32);
+  FS_SHARED(uint32_t, largest_of, kQuantiseThreads / 32);
   allow_next_kernel();
   const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
   const int vectors = x_stride / 8;
-  float largest = 0, values[8];
+  // Bits of magnitudes, which are ordered as they are, NaN above infinity.
+  uint32_t largest = __float_as_uint(0x1p-100f);  // whose inverse is finite
+  float values[8];
   FS_UNROLL_BY(4)
   for (int i = threadIdx.x; i < vectors; i += kQuantiseThreads) {
     to_floats<Type>(values, load_readonly(from + i));
     FS_UNROLL
-    for (int k = 0; k < 8; ++k) largest = fmaxf(largest, fabsf(values[k]));
+    for (int k = 0; k < 8; ++k) largest = max(largest, __float_as_uint(fabsf(values[k])));
   }
   FS_UNROLL
   for (int mask = 16; mask > 0; mask /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
   }
   if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = largest;
   __syncthreads();
   FS_UNROLL
   for (int warp = 0; warp < kQuantiseThreads / 32; ++warp) {
-    largest = fmaxf(largest, largest_of[warp]);
+    largest = max(largest, largest_of[warp]);
   }
-  largest = fmaxf(largest, 0x1p-100f);  // whose inverse is finite
-  if (threadIdx.x == 0) scales[blockIdx.x] = largest / kLargestFp8;
-  const float inverse = kLargestFp8 / largest;
+  const float magnitude = __uint_as_float(largest), inverse = Codes::kLargest / magnitude;
+  if (threadIdx.x == 0) scales[blockIdx.x] = magnitude / Codes::kLargest;
   const int blocks = static_cast<int>(quantised_stride(x_stride)) / kQuantisedCols;
   FS_NO_UNROLL
   for (int block = threadIdx.x; block < blocks; block += kQuantiseThreads) {
@@ -68,8 +69,8 @@ __global__ void __launch_bounds__(kQuantiseThreads)
       for (int k = 0; k < 8; k += 4) {
         const int four = 2 * i + k / 4;
         words[four % 4 * 2 + four / 4] =
-            narrow_fp8(values[k] * inverse, values[k + 1] * inverse, values[k + 2] * inverse,
-                       values[k + 3] * inverse);
+            Codes::narrow(values[k] * inverse, values[k + 1] * inverse, values[k + 2] * inverse,
+                          values[k + 3] * inverse);
       }
     }
     uint4* const to = codes + (int64_t{blockIdx.x} * blocks + block) * 2;

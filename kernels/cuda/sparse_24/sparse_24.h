@@ -22,11 +22,12 @@ cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
 cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream);
 
-// Writes e4m3 codes of x [tokens, quantised_stride(x_stride)] and scales of tokens
+// Writes codes of x, of e4m3 or int8, [tokens, quantised_stride(x_stride)] and scales of tokens
 // (quantise_x.cuh). x is on 16 bytes, its stride a multiple of 8, zero beyond its columns; tokens
 // >= 1.
-cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens, bool bfloat16,
-                                 uint16_t* codes, float* scales, cudaStream_t stream);
+cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
+                                 ValueType type, bool bfloat16, uint16_t* codes, float* scales,
+                                 cudaStream_t stream);
 
 // Unpacks units to weight[rows, cols] (16-bit values, zeros included) on `stream` of the current
 // device; rows, cols >= 1. Rows from a multiple of 16 on are a weight of their own, whose units

@@ -60,7 +60,7 @@ class WgmmaMultiplier {
     const int tile_units = arguments_.down * Shape::kUnits;
     mma_units::WgmmaTiles tiles(arguments_, Shape::kTokens, tile_units * kUnitRows);
     Weights weights(arguments_, tiles, unit, tile_units);
-    const mma_units::WgmmaSums<Type, Shape, Operand::kXBytes == 1> store(
+    const mma_units::WgmmaSums<Type, Shape, Operand::kXBytes == 1, typename Operand::Sum> store(
         arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
     load(weights, units_);
     if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
@@ -137,7 +137,7 @@ class WgmmaMultiplier {
   Unit units_[kAtOnce], next_[kAtOnce];  // of this step and some after it; those that follow
   typename Operand::A a_[2];             // of this panel and the next
   Operand operand_;
-  float sums_[Shape::kTokens / 2];
+  typename Operand::Sum sums_[Shape::kTokens / 2];
 };
 
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() and
@@ -187,6 +187,11 @@ const WgmmaCompiled* compiled_operands() {
 template <class Values>
 const WgmmaCompiled* compiled_wgmma() {
   return compiled_operands<WidenedOperand<Float16, Values>, WidenedOperand<BFloat16, Values>>();
+}
+
+template <class Codes>
+const WgmmaCompiled* compiled_codes_wgmma() {
+  return compiled_operands<CodesOperand<Codes>, CodesOperand<Codes>>();
 }
 
 }  // namespace flashsparse::sparse_24

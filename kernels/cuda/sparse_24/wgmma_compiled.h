@@ -16,7 +16,8 @@ struct WgmmaCompiled {
 template <class Values>
 const WgmmaCompiled* compiled_wgmma();
 
-// The same of fp8_e4m3 values by x of e4m3.
-const WgmmaCompiled* compiled_wgmma_fp8_x();
+// The same of codes (codes.cuh) by x of such codes.
+template <class Codes>
+const WgmmaCompiled* compiled_codes_wgmma();
 
 }  // namespace flashsparse::sparse_24

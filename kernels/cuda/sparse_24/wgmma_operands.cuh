@@ -3,7 +3,8 @@
 // each token, two instructions.
 //   Values              of the units
 //   kPanels             of a unit
-//   kXBytes             of an element of x: 2, or 1 of e4m3, with scales of tokens
+//   kXBytes             of an element of x: 2, or 1 of codes, with scales of tokens
+//   Sum                 of products: float or int32_t
 //   A                   of a panel
 //   make(a, unit, panel)
 //   multiply<tokens>(sums, a, x)
@@ -11,6 +12,7 @@
 #include "common/integer.cuh"
 #include "common/wgmma_sparse.cuh"
 #include "common/widen.cuh"
+#include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/values.cuh"
 #include "cuda/sparse_24/wgmma_weights.cuh"
 
@@ -23,6 +25,7 @@ template <class Type, class Values_>
 class WidenedOperand {
  public:
   using Values = Values_;
+  using Sum = float;
   static constexpr int kPanels = 4;
   static constexpr int kXBytes = 2;
   struct A {
@@ -69,12 +72,15 @@ class WidenedOperand {
   uint32_t upper_ = 0, lower_ = 0;
 };
 
-// Codes of e4m3 as they are, by codes of x. An instruction takes 64 columns, and of each 32 it has
-// the lane t of four give the fours 2 t and 2 t + 1, where units give it t and t + 4: so the fours
-// of x lie as 0, 4, 1, 5, 2, 6, 3, 7 (quantise_x.cuh), and A and metadata are put into that order.
-class Fp8Operand {
+// Codes of 8 bits as they are, by codes of x. An instruction takes 64 columns, and of each 32 it
+// has the lane t of four give the fours 2 t and 2 t + 1, where units give it t and t + 4: so the
+// fours of x lie as 0, 4, 1, 5, 2, 6, 3, 7 (quantise_x.cuh), and A and metadata are put into that
+// order.
+template <class Codes>
+class CodesOperand {
  public:
-  using Values = Fp8Values;
+  using Values = typename Codes::Values;
+  using Sum = typename Codes::Sum;
   static constexpr int kPanels = 2;
   static constexpr int kXBytes = 1;
   struct A {
@@ -86,18 +92,20 @@ class Fp8Operand {
     for (int i = 0; i < 2; ++i) {
       const int pair = 2 * panel + i;  // of steps: 64 columns
       const uint4& v = unit.values[pair];
-      a.values[i][0] = prmt(v.x, v.y, 0x5410), a.values[i][1] = prmt(v.x, v.y, 0x7632);
-      a.values[i][2] = prmt(v.z, v.w, 0x5410), a.values[i][3] = prmt(v.z, v.w, 0x7632);
+      a.values[i][0] = prmt(v.x, v.y, Codes::kUpper);
+      a.values[i][1] = prmt(v.x, v.y, Codes::kLower);
+      a.values[i][2] = prmt(v.z, v.w, Codes::kUpper);
+      a.values[i][3] = prmt(v.z, v.w, Codes::kLower);
       const uint4& of = unit.metadata;
       a.metadata[i] = interleave(pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w);
     }
   }
 
   template <int tokens>
-  static __device__ __forceinline__ void multiply(float (&sums)[tokens / 2], const A& a,
-                                                  uint64_t x) {
-    wgmma_sparse_fp8<tokens>(sums, a.values[0], x, a.metadata[0]);
-    wgmma_sparse_fp8<tokens>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes), a.metadata[1]);
+  static __device__ __forceinline__ void multiply(Sum (&sums)[tokens / 2], const A& a, uint64_t x) {
+    Codes::template multiply<tokens>(sums, a.values[0], x, a.metadata[0]);
+    Codes::template multiply<tokens>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes),
+                                     a.metadata[1]);
   }
 
  private:

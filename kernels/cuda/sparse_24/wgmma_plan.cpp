@@ -95,8 +95,11 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   if (!gpu.hopper) return "the GPU has no wgmma: it needs compute capability 9.0";
   if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
   if (!is_compiled(info(), unit)) return "values of this type have no such shape";
-  if (x_bytes != 2 && (x_bytes != 1 || unit.type != ValueType::kFp8))
-    return "x is 16 bits, or e4m3 where the values are";
+  if (x_bytes != 2 &&
+      (x_bytes != 1 || (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
+    return "x is 16 bits, or codes of 8 bits where the values are";
+  if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
+    return "int32 has room for the sums of 262144 columns of int8";
   const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
   if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
     return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";

@@ -32,7 +32,7 @@ constexpr int unit_registers(UnitLayout unit) {
 }
 
 // Units that a warp loads at once while it multiplies by as many: what registers hold of codes.
-// Native values come fast enough one at a time. `x_bytes` of an element of x: 1 where it is e4m3.
+// Native values come fast enough one at a time. `x_bytes` of an element of x: 1 where it is codes.
 constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit,
                                   int x_bytes) {
   const int others = x_bytes == 1 ? 32 : 40;  // registers: A of two panels, addresses, counts
@@ -48,6 +48,8 @@ constexpr bool is_compiled(const mma_units::WgmmaShapeInfo& shape, UnitLayout un
          (shape.tokens != 192 && shape.groups == (shape.tokens == 64 ? 3 : 2));
 }
 
+inline constexpr int64_t kMostInt8Cols = 1 << 18;  // half of them times 127 * 128 is an int32
+
 // Where there are blocks behind each other, what they all give to this one of their sums: in shared
 // memory, beside barriers and the stages of x.
 constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
@@ -60,7 +62,7 @@ struct WgmmaPlan {
   int stages;       // of x, in shared memory
   int clusters;     // that are launched
   UnitLayout unit{};
-  int x_bytes = 2;  // of an element of x: 1 where it is e4m3
+  int x_bytes = 2;  // of an element of x: 1 where it is codes
 
   const mma_units::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return (info().groups + 1) * 128; }

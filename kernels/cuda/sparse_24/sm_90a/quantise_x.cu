@@ -2,15 +2,28 @@
 #include "cuda/sparse_24/quantise_x.cuh"
 #include "cuda/sparse_24/sparse_24.h"
 
-namespace flashsparse::cuda {
+namespace flashsparse {
+namespace {
 
-cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens, bool bfloat16,
-                                 uint16_t* codes, float* scales, cudaStream_t stream) {
-  const auto kernel =
-      bfloat16 ? sparse_24::quantise_x_kernel<BFloat16> : sparse_24::quantise_x_kernel<Float16>;
+template <class Codes>
+auto kernel_of(bool bfloat16) {
+  return bfloat16 ? sparse_24::quantise_x_kernel<BFloat16, Codes>
+                  : sparse_24::quantise_x_kernel<Float16, Codes>;
+}
+
+}  // namespace
+
+namespace cuda {
+
+cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
+                                 ValueType type, bool bfloat16, uint16_t* codes, float* scales,
+                                 cudaStream_t stream) {
+  const auto kernel = type == ValueType::kFp8 ? kernel_of<sparse_24::Fp8Codes>(bfloat16)
+                                              : kernel_of<sparse_24::Int8Codes>(bfloat16);
   kernel<<<static_cast<unsigned>(tokens), sparse_24::kQuantiseThreads, 0, stream>>>(
       x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes), scales);
   return cudaGetLastError();
 }
 
-}  // namespace flashsparse::cuda
+}  // namespace cuda
+}  // namespace flashsparse

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/sparse_24.h"
-#include "cuda/sparse_24/values.cuh"
 #include "cuda/sparse_24/wgmma_compiled.h"
 #include "cuda/tensor_map.h"
 
@@ -9,7 +9,10 @@ namespace {
 
 const sparse_24::WgmmaCompiled* compiled_for(const sparse_24::WgmmaPlan& plan) {
   using namespace sparse_24;
-  if (plan.x_bytes == 1) return compiled_wgmma_fp8_x();
+  if (plan.x_bytes == 1) {
+    return plan.unit.type == ValueType::kFp8 ? compiled_codes_wgmma<Fp8Codes>()
+                                             : compiled_codes_wgmma<Int8Codes>();
+  }
   switch (plan.unit.type) {
     case ValueType::kFp8:
       return compiled_wgmma<Fp8Values>();

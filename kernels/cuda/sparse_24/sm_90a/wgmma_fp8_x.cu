@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sparse_24/wgmma.cuh"
 
-namespace flashsparse::sparse_24 {
-
-const WgmmaCompiled* compiled_wgmma_fp8_x() { return compiled_operands<Fp8Operand, Fp8Operand>(); }
-
-}  // namespace flashsparse::sparse_24
+template const flashsparse::sparse_24::WgmmaCompiled*
+flashsparse::sparse_24::compiled_codes_wgmma<flashsparse::sparse_24::Fp8Codes>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the kernel that quantises x, and the wgmma kernel by its codes, over every case on stdin,
-// and writes y to stdout (wgmma_case.h; values are fp8_e4m3).
+// and writes y to stdout (wgmma_case.h; values are fp8_e4m3 or int8).
 #include "cuda/sparse_24/quantise_x.cuh"
 #include "emulator/sparse_24/wgmma_case.h"
 
@@ -10,25 +10,31 @@ using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
 // In the shapes that differ: units that are loaded at once.
-template <class Type>
+template <class Type, class Codes>
 auto find_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
+  using Operand = CodesOperand<Codes>;
   if (shape.tokens != 64) return nullptr;
-  if (shape.groups == 2) return wgmma_kernel<Type, Fp8Operand, WgmmaShape<64, 2>>;
-  if (shape.groups == 4) return wgmma_kernel<Type, Fp8Operand, WgmmaShape<64, 4>>;
+  if (shape.groups == 2) return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
+  if (shape.groups == 4) return wgmma_kernel<Type, Operand, WgmmaShape<64, 4>>;
   return nullptr;
 }
 
-template <class Type>
+template <class Type, class Codes>
 void run(const WgmmaCase& c) {
   const int64_t bytes = quantised_stride(c.cols);
   const auto codes = unwritten<uint16_t>(c.tokens * bytes / 2);
   const auto scales = unwritten<float>(c.tokens);
   simt::launch(simt::dim3(c.tokens), kQuantiseThreads, c.seed, [&] {
-    quantise_x_kernel<Type>(c.x.get(), static_cast<int>(c.stride()),
-                            reinterpret_cast<uint4*>(codes.get()), scales.get());
+    quantise_x_kernel<Type, Codes>(c.x.get(), static_cast<int>(c.stride()),
+                                   reinterpret_cast<uint4*>(codes.get()), scales.get());
   });
-  c.run(find_kernel<Type>(c.plan.info()),
+  c.run(find_kernel<Type, Codes>(c.plan.info()),
         {codes.get(), c.tokens, bytes / 2, bytes / 2, c.plan.copied_tokens()}, scales.get());
+}
+
+template <class Codes>
+void run(const WgmmaCase& c) {
+  c.bfloat16 ? run<BFloat16, Codes>(c) : run<Float16, Codes>(c);
 }
 
 }  // namespace
@@ -36,5 +42,5 @@ void run(const WgmmaCase& c) {
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
   WgmmaCase c;
-  while (c.read(1)) c.bfloat16 ? run<BFloat16>(c) : run<Float16>(c);
+  while (c.read(1)) c.plan.unit.type == ValueType::kFp8 ? run<Fp8Codes>(c) : run<Int8Codes>(c);
 }
