@@ -30,7 +30,7 @@ SHAPES = [  # tokens, units of rows of a warp, warps
 ]
 TWO_OF_FOUR = PatternOptions(n=2, m=4)
 VALUES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
-CODES = [("fp8_e4m3", None), ("int8", None), ("int4", 32), ("int4", 64), ("int4", 128)]
+CODES = [(values, None) for values in VALUES[1:]] + [("int4", group) for group in (32, 64, 128)]
 
 
 class Plan(NamedTuple):

@@ -62,7 +62,7 @@ KINDS = (
     Kind(),
     Kind("fp8_e4m3"),
     Kind("int8"),
-    *(Kind("int4", group) for group in (32, 64, 128)),
+    *(Kind("int4", group) for group in (None, 32, 64, 128)),
     Kind("fp8_e4m3", None, True),
     Kind("int8", None, True),
 )

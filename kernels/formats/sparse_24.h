@@ -13,6 +13,7 @@
 //   bytes of a unit         values   metadata   scales
 //   native, 16 bits           4096        512            4608
 //   fp8_e4m3, int8            2048        512            2560
+//   int4 by rows              1024        512            1536
 //   int4                      1024        512   32 * 256 / group: 1600, 1664, 1792 by 128, 64, 32
 //
 // A step is 32 columns, of which a lane has eight values. Of lane 4 g + t, value [i][e], i in 0..3,

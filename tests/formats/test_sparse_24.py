@@ -21,7 +21,14 @@ FORM = Sparse24()
 PATTERNS = [(2, 4, 1), (2, 4, 8), (1, 4, 1), (1, 2, 2), (2, 8, 1), (1, 12, 4), (2, 256, 128)]
 SHAPES = [(1, 1), (3, 70), (16, 256), (35, 513), (130, 300)]
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-CODES = [("fp8_e4m3", None), ("int8", None), ("int4", 32), ("int4", 64), ("int4", 128)]
+CODES = [
+    ("fp8_e4m3", None),
+    ("int8", None),
+    ("int4", 32),
+    ("int4", 64),
+    ("int4", 128),
+    ("int4", None),
+]
 NATIVE = ("native", None)
 
 
@@ -152,7 +159,7 @@ def test_positions_that_do_not_rise_are_refused_by_their_place(row, column):
             PackedWeight(scheme, packed.shape, {"units": damaged}).validate("mine")
 
 
-@pytest.mark.parametrize("codes", [("fp8_e4m3", 128), ("int8", 32), ("int4", None)], ids=str)
+@pytest.mark.parametrize("codes", [("fp8_e4m3", 128), ("int8", 32)], ids=str)
 def test_codes_that_have_no_kernel_are_refused(codes):
     with pytest.raises(FormatError, match=rf"{codes[0]}.*int4 by groups. Pack to nm_vector"):
         FORM.pack(torch.zeros(4, 24, dtype=torch.bfloat16), scheme_of(codes=codes))

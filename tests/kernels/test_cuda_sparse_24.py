@@ -59,7 +59,7 @@ def planned(number: int, shape: int, warps: tuple[int, int], blocks: int) -> Cas
 def code_shapes(values: str, group: int | None) -> list[int]:
     """The shapes that the driver has codes in."""
     every = [(8, 1), (8, 2), (16, 2), (32, 4)]
-    if values == "int8" or group == 64:
+    if (values, group) in (("int8", None), ("int4", None), ("int4", 64)):
         every = [(8, 2)]
     elif group == 32:
         every = [(8, 2), (32, 4)]
@@ -253,7 +253,7 @@ def unpack(binary, cases: list[tuple[PackedWeight, int]]) -> list[torch.Tensor]:
     return [part.view(packed.shape) for part, (packed, _) in zip(parts, cases, strict=True)]
 
 
-UNPACKED = [(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030)]
+UNPACKED = [(1, 1), (16, 256), (33, 100), (35, 513), (17, 1030), (20, 270)]
 
 
 @pytest.mark.parametrize("sanitizer", ["plain", *SANITIZED])

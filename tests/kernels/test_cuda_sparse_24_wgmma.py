@@ -90,16 +90,17 @@ def of_codes(values: str, group: int | None, number: int, plan: Plan) -> Case:
     return random_case(140, cols, 9, number, plan=plan, options=options, rounds=group is not None)
 
 
-def code_plans(group: int | None) -> list[Plan]:
+def code_plans(values: str, group: int | None) -> list[Plan]:
     """Launches of shapes that load one unit at once and several; ranges that begin anywhere."""
-    several = SHAPES.index((64, 2) if group is None else (64, 3))
-    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 2 if group is None else 1)]
-    return plans if group else [*plans, Plan(SHAPES.index((64, 4)), 1, 1, 2, 1)]
+    int4 = values == "int4"
+    several = SHAPES.index((64, 3) if int4 else (64, 2))
+    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1 if int4 else 2)]
+    return plans if int4 else [*plans, Plan(SHAPES.index((64, 4)), 1, 1, 2, 1)]
 
 
 @pytest.mark.parametrize(("values", "group"), CODES)
 def test_codes_are_multiplied(driver, values, group):
-    plans = code_plans(group)
+    plans = code_plans(values, group)
     cases = [of_codes(values, group, number, plan) for plan in plans for number in (1, 2)]
     require_all(driver(DRIVER, "plain"), cases)
     found = require_all(driver(DRIVER, "plain"), cases[0].with_seeds())
@@ -108,7 +109,7 @@ def test_codes_are_multiplied(driver, values, group):
 
 @pytest.mark.parametrize(("values", "group"), CODES)
 def test_codes_take_infinity_and_nan_of_x_where_they_are_kept(driver, values, group):
-    case = of_codes(values, group, 1, code_plans(group)[0])
+    case = of_codes(values, group, 1, code_plans(values, group)[0])
     x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
     x[1, column], x[2, column] = torch.inf, torch.nan
     ran = run(driver(DRIVER, "plain"), [replace(case, x=x)])
@@ -124,7 +125,7 @@ ROUNDED = ("fp8_e4m3", "int8")
 
 def rounded_cases(values: str) -> list[Case]:
     """Products by codes of x; of one token nothing is left, another's largest is tiny."""
-    plans = [*code_plans(None), Plan(0, 2, 1, 2, 1)]
+    plans = [*code_plans(values, None), Plan(0, 2, 1, 2, 1)]
     cases = [of_codes(values, None, number, plan) for plan in plans for number in (1, 2)]
     cases[0].x[3], cases[0].x[4] = 0, cases[0].x[4] * 1e-20
     return cases
@@ -172,7 +173,7 @@ def test_sums_of_int8_are_exact(driver):
 @pytest.mark.parametrize("values", ROUNDED)
 def test_rounded_activations_spoil_no_other_token(driver, values):
     """NaN or an infinity makes a token's scale so, and all that the token gives NaN."""
-    case = of_codes(values, None, 1, code_plans(None)[0])
+    case = of_codes(values, None, 1, code_plans(values, None)[0])
     x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
     x[1, column], x[2, column] = torch.inf, torch.nan
     ran = run(driver(CODES_X, "plain"), [replace(case, x=x)])
@@ -219,7 +220,7 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 def test_sanitizers_find_nothing(driver, sanitizer):
     cases = [planned(3, 0, 2, 2, 2), planned(2, 2, 1, 1), random_case(17, 257, 70, 4, plan=Plan())]
     cases.append(random_case(100, 700, 11, 3, plan=Plan(0, 1, 2, 2, 1)))
-    cases += [of_codes(values, group, 2, code_plans(group)[0]) for values, group in CODES]
+    cases += [of_codes(values, group, 2, code_plans(values, group)[0]) for values, group in CODES]
     made = switched_driver if sanitizer == "thread" else lambda name: (driver(name, sanitizer), [])
     require_all(made(DRIVER)[0], [replace(case, seed=7) for case in cases])
     for kind in ROUNDED:

@@ -28,8 +28,8 @@ from .ops import ops
 class Sparse24(CudaPatternForm):
     name = "sparse_24"
     holds = (
-        "patterns that keep at most two of every four aligned columns; native values, fp8_e4m3 and "
-        "int8 by rows, int4 by groups"
+        "patterns that keep at most two of every four aligned columns; native values, codes by "
+        "rows, int4 by groups"
     )
     sparse = "sparse tensor cores"
     tensor_names = ("units", "weight_scale")
@@ -45,6 +45,7 @@ class Sparse24(CudaPatternForm):
             {"n": 2, "m": 8, "vector_length": 2},
             {"n": 2, "m": 4, "values": "fp8_e4m3"},
             {"n": 2, "m": 4, "values": "int8"},
+            {"n": 2, "m": 4, "values": "int4"},
             {"n": 2, "m": 4, "values": "int4", "group": 128},
         )
         return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)

@@ -53,9 +53,9 @@ class UnitLayout:
 
     @property
     def has_kernels(self) -> bool:
-        """8 bits have scales of rows, 4 bits scales of groups."""
-        groups = GROUPS if self.values == "int4" else (None,)
-        return self.values in _ORDERS and self.group in groups
+        """All codes may have scales of rows, those of 4 bits scales of groups, too."""
+        by_group = self.values == "int4" and self.group in GROUPS
+        return self.values in _ORDERS and (self.group is None or by_group)
 
     @property
     def has_row_scales(self) -> bool:

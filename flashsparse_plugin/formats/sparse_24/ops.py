@@ -26,8 +26,8 @@ def _layout(values: str, group: int) -> UnitLayout:
     torch._check(
         layout.has_kernels,
         lambda: (
-            f"sparse_24 stores native values, fp8_e4m3 and int8 with scales of rows (group 0), and "
-            f"int4 with scales of 32, 64 or 128 columns, not {values} with group {group}"
+            f"sparse_24 stores native values, and codes with scales of rows (group 0); int4 also "
+            f"with scales of 32, 64 or 128 columns; not {values} with group {group}"
         ),
     )
     return layout
@@ -66,8 +66,8 @@ def _(units, out_features, in_features, dtype, weight_scale=None, values="native
     """Unpacks sparse_24 to the dense weight [out_features, in_features] of `dtype`.
 
     values is "native", "fp8_e4m3", "int8" or "int4"; codes become code x scale in float32, rounded.
-    weight_scale, float32 [out_features, 1], is there for fp8_e4m3 and int8; int4 has the scales of
-    `group` columns, 32, 64 or 128, in its units. group is 0 for all others.
+    weight_scale, float32 [out_features, 1], is there for codes where group is 0; int4 by groups has
+    the scales of `group` columns, 32, 64 or 128, in its units.
     """
     _check_units(units, out_features, in_features, weight_scale, values, group)
     return units.new_empty(out_features, in_features, dtype=dtype)
@@ -96,8 +96,8 @@ def _(
     unpacked is a weight whose dtype x has not.
 
     weight_scale, values and group are those of sparse_24_unpack. The sparse kernels multiply codes,
-    and sums by scales, in float32: code x scale is not rounded, but for int4 of more than 8 tokens
-    (16 where 128 columns share a scale).
+    and sums by scales, in float32: code x scale is not rounded, but for int4 by groups of more than
+    8 tokens (16 where 128 columns share a scale).
 
     Source: sparse tensor cores (Mishra et al., 2021), for the 2:4 case of NM-SpMM's pattern.
     """

@@ -41,6 +41,7 @@ struct Int8Values {
   }
 };
 
+// Of a group of columns that share a scale, or, 0, with scales of rows.
 template <int group>
 struct Int4Values {
   static constexpr UnitLayout kLayout{ValueType::kInt4, group};
@@ -64,7 +65,8 @@ auto with_values(UnitLayout unit, const F& f) {
     case ValueType::kInt8:
       return f(Int8Values{});
     case ValueType::kInt4:
-      return unit.group == 32   ? f(Int4Values<32>{})
+      return unit.group == 0    ? f(Int4Values<0>{})
+             : unit.group == 32 ? f(Int4Values<32>{})
              : unit.group == 64 ? f(Int4Values<64>{})
                                 : f(Int4Values<128>{});
     default:

@@ -30,7 +30,8 @@ auto unwritten(size_t count) {
 template <class Shape, class Values>
 Compiled emulated_in() {
   constexpr UnitLayout kUnit = Values::kLayout;
-  constexpr bool kAll = kUnit.type != ValueType::kInt8 && (kUnit.group == 0 || kUnit.group == 128);
+  constexpr bool kAll =
+      kUnit.type == ValueType::kNative || kUnit.type == ValueType::kFp8 || kUnit.group == 128;
   constexpr bool kFew = Shape::kTokens == 8 && Shape::kRowUnits == 2;
   constexpr bool kHeldOne = kUnit.group == 32 && Shape::kRowUnits == 4;
   if constexpr (kAll || kFew || kHeldOne) {

@@ -11,7 +11,7 @@ using namespace flashsparse::sparse_24;
 template <class Values, class Type>
 auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = WidenedOperand<Type, Values>;
-  if constexpr (Values::kLayout.group == 0) {
+  if constexpr (Values::kLayout.type != ValueType::kInt4) {
     if (shape.tokens == 64 && shape.groups == 2)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
     if (shape.tokens == 64 && shape.groups == 4)
@@ -25,18 +25,14 @@ auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompi
 
 template <class Type>
 auto find_kernel(const WgmmaPlan& plan, decltype(WgmmaCompiled::float16) native) {
-  switch (plan.unit.type) {
-    case ValueType::kFp8:
-      return codes_kernel<Fp8Values, Type>(plan.info());
-    case ValueType::kInt8:
-      return codes_kernel<Int8Values, Type>(plan.info());
-    case ValueType::kInt4:
-      return plan.unit.group == 32   ? codes_kernel<Int4Values<32>, Type>(plan.info())
-             : plan.unit.group == 64 ? codes_kernel<Int4Values<64>, Type>(plan.info())
-                                     : codes_kernel<Int4Values<128>, Type>(plan.info());
-    default:
+  return with_values(plan.unit, [&](auto values) {
+    using Values = decltype(values);
+    if constexpr (Values::kLayout.type == ValueType::kNative) {
       return native;
-  }
+    } else {
+      return codes_kernel<Values, Type>(plan.info());
+    }
+  });
 }
 
 }  // namespace

@@ -13,18 +13,7 @@ const sparse_24::WgmmaCompiled* compiled_for(const sparse_24::WgmmaPlan& plan) {
     return plan.unit.type == ValueType::kFp8 ? compiled_codes_wgmma<Fp8Codes>()
                                              : compiled_codes_wgmma<Int8Codes>();
   }
-  switch (plan.unit.type) {
-    case ValueType::kFp8:
-      return compiled_wgmma<Fp8Values>();
-    case ValueType::kInt8:
-      return compiled_wgmma<Int8Values>();
-    case ValueType::kInt4:
-      return plan.unit.group == 32   ? compiled_wgmma<Int4Values<32>>()
-             : plan.unit.group == 64 ? compiled_wgmma<Int4Values<64>>()
-                                     : compiled_wgmma<Int4Values<128>>();
-    default:
-      return compiled_wgmma<NativeValues>();
-  }
+  return with_values(plan.unit, [](auto values) { return compiled_wgmma<decltype(values)>(); });
 }
 
 }  // namespace
