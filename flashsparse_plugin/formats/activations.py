@@ -33,8 +33,9 @@ def quantise_tokens(x: Tensor, values: ValueType) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True).clamp_min(_LEAST)
-    inverse = torch.full_like(largest, values.most) / largest  # most / largest would round twice
-    return values.round(wide * inverse), largest / values.most
+    # By a tensor: torch divides by a number, and a number by a tensor, with two roundings on a GPU.
+    most = torch.full_like(largest, values.most)
+    return values.round(wide * (most / largest)), largest / most
 
 
 def rounded_tokens(x: Tensor, values: ValueType) -> Tensor:
