@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -216,7 +216,9 @@ def _lines(
                         continue
                     found = sizes.sizes_of(model, layers, weights)
                 status.update(f"{name}, {what}: measuring")
-                figures = measure(model, tokenizer, text, found, sparsity, effort)
+                timed = method is None or method.is_timed
+                own_effort = effort if timed else replace(effort, decode_tokens=0)
+                figures = measure(model, tokenizer, text, found, sparsity, own_effort)
             yield Line(name, what, _kind(method, bool(packed)), figures)
             del model
 

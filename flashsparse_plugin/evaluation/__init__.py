@@ -6,7 +6,7 @@ tasks.py    tasks of lm-eval
 speed.py    tokens a second of prefill and of decode
 sizes.py    bytes of the linear weights, on disk and in memory
 methods.py  what can be made of a dense model in memory: our formats, and what people could take
-rivals.py   the latter: int8, int4 and fp8 of torch and torchao
+rivals.py   the latter: int8, int4 and fp8 of torch and torchao, and GGUF
 measure.py  all of it for one model
 chart.py    quality against bytes, as a picture
 """

@@ -13,6 +13,7 @@ from ..linear import SparseLinear
 from ..packed import dtype_name
 from ..text import token_stream
 from .quality import perplexity
+from .rivals import Coded
 from .sizes import Sizes
 from .speed import rates
 from .tasks import task_scores
@@ -113,6 +114,8 @@ def what_runs(model: PreTrainedModel) -> str:
     for module in model.modules():
         if isinstance(module, SparseLinear):
             kinds[f"{module.held.format.name}_linear{_path(module)}"] = None
+        elif isinstance(module, Coded):
+            kinds["torch's linear of what the codes stand for, not timed,"] = None
         elif isinstance(module, nn.Linear) and module is not head:
             kind = type(module.weight.data)
             own = "linear" if kind is Tensor else kind.__name__

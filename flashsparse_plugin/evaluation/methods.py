@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ class Method(Protocol):
     Attributes:
         title: What it is, for people.
         dtype: The dtype that a model has to be loaded in; None for any.
+        is_timed: Whether its speed here is that of its users.
     """
 
     @property
@@ -36,6 +37,9 @@ class Method(Protocol):
 
     @property
     def dtype(self) -> torch.dtype | None: ...
+
+    @property
+    def is_timed(self) -> bool: ...
 
     def require(self, device: str) -> None:
         """Raises, before any work starts, where it cannot run on a device ("cpu" or "cuda")."""
@@ -60,6 +64,7 @@ class Packed:
     format: str
     options: dict[str, Any]
     dtype: torch.dtype | None = None
+    is_timed: ClassVar[bool] = True
 
     @property
     def title(self) -> str:

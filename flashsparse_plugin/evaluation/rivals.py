@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people could take in place of sparsity: fewer bits of all weights.
-
-GGUF is not among them: there is no binary package of llama.cpp that pip could install.
-"""
+"""What people could take in place of sparsity: fewer bits of all weights."""
 
 from __future__ import annotations
 
@@ -14,9 +11,10 @@ from importlib import util
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from ..modules import weight_of
+from ..modules import bias_of, weight_of
 from ..packed import FormatError
 
 GROUPS = (32, 64, 128, 256)
@@ -32,6 +30,7 @@ class TorchInt8:
 
     title = "torch dynamic int8"
     dtype: ClassVar[torch.dtype | None] = torch.float32
+    is_timed: ClassVar[bool] = True
 
     def __init__(self, **options: Any):
         no_options("torch_int8", options)
@@ -66,6 +65,7 @@ class TorchAO:
     dtype: torch.dtype | None = None
     capability: tuple[int, int] | None = None
     group: int | None = None
+    is_timed: ClassVar[bool] = True
 
     def require(self, device: str) -> None:
         if util.find_spec("torchao") is None:
@@ -144,10 +144,77 @@ def _torchao_fp8(**options: Any) -> TorchAO:
     return TorchAO("torchao fp8", config, torch.bfloat16, (8, 9))
 
 
+class GGUF:
+    """Codes of GGUF, the files of llama.cpp, as its own package `gguf` makes them.
+
+    Torch multiplies with what they stand for, so that quality and bytes are those of llama.cpp, and
+    the speed is not. The package makes no K-quants.
+    """
+
+    dtype: ClassVar[torch.dtype | None] = None
+    is_timed: ClassVar[bool] = False
+    TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+    BLOCK = 32  # columns of a row that share a scale
+
+    def __init__(self, type: str = "q4_0", **options: Any):
+        no_options("gguf", options)
+        if type not in self.TYPES:
+            raise ValueError(f"option type of gguf: {type} is not one of {', '.join(self.TYPES)}")
+        self.type = type.upper()
+
+    @property
+    def title(self) -> str:
+        return f"GGUF {self.type}"
+
+    def require(self, device: str) -> None:
+        if util.find_spec("gguf") is None:
+            raise ImportError(f"{self.title} needs gguf: pip install gguf")
+
+    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize, quantize
+
+        type = GGMLQuantizationType[self.type]
+        for name in names:
+            old = model.get_submodule(name)
+            weight = weight_of(old).detach()
+            if weight.shape[1] % self.BLOCK:
+                raise FormatError(
+                    f"layer {name!r}: its {weight.shape[1]} columns are no multiple of "
+                    f"{self.BLOCK}, a block of {self.title}"
+                )
+            codes = quantize(weight.float().cpu().contiguous().numpy(), type)
+            value = torch.from_numpy(dequantize(codes, type)).to(weight)
+            model.set_submodule(name, Coded(torch.from_numpy(codes), value, bias_of(old)))
+
+
+class Coded(nn.Module):
+    """A linear layer that is saved as codes, and multiplied as what they stand for.
+
+    Args:
+        codes: What is saved, uint8.
+        weight: What they stand for, [out_features, in_features].
+        bias: [out_features].
+    """
+
+    codes: Tensor
+    weight: Tensor
+
+    def __init__(self, codes: Tensor, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.register_buffer("codes", codes)
+        self.register_buffer("weight", weight, persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
 RIVALS: dict[str, Callable[..., Any]] = {
     "torch_int8": TorchInt8,
     "torchao_int8": _torchao_int8,
     "torchao_int4": _torchao_int4,
     "torchao_fp8": _torchao_fp8,
+    "gguf": GGUF,
 }
 """By name, what makes each method of its options."""

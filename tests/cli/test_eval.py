@@ -92,7 +92,7 @@ def test_the_table_the_speed_and_the_card(packed, text_file, tmp_path):
     [
         ([], "there is nothing to predict"),
         (["--tasks", "a", "--plot", "x.png"], "needs --text"),
-        (["--text", "TEXT", "--with", "gguf"], "no method 'gguf'"),
+        (["--text", "TEXT", "--with", "awq"], "no method 'awq'"),
         (["--text", "TEXT", "--with", "torchao_fp8"], "fp8 needs"),
         (["--text", "TEXT", "--card"], "has no README.md"),
         (["--text", "TEXT", "--context", "65"], "context of 64"),

@@ -66,6 +66,20 @@ def test_torchao():
         made("torchao_int4:group=32")
 
 
+@pytest.mark.parametrize(("type", "bits", "worst"), [("q4_0", 4.5, 0.15), ("q8_0", 8.5, 0.01)])
+def test_gguf_has_the_bytes_and_the_values_of_its_codes(type, bits, worst):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.Linear(48, 8))
+    weight, bias = (each.detach().clone() for each in (model[0].weight, model[0].bias))
+    parse_method(f"gguf:type={type}").apply(model, ["0"])
+    assert sizes.sizes_of(model, ["0"], weight.numel()).bits == bits
+    x = torch.eye(64)
+    made = (model[0](x) - bias).T
+    assert 0 < (made - weight).abs().max() < worst * weight.abs().max()
+    with pytest.raises(FormatError, match=r"'1': its 48 columns are no multiple of 32"):
+        parse_method("gguf").apply(model, ["1"])
+
+
 def test_a_weight_that_does_not_fit_is_named():
     with pytest.raises(FormatError, match=r"layer 'model.layers.0.self_attn.q_proj'.* 2:4"):
         made("nm_vector:n=2:m=4")
@@ -74,10 +88,11 @@ def test_a_weight_that_does_not_fit_is_named():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gguf", r"no method 'gguf'; there are tiled_csl, tiled_bitmap, nm_vector, torch_int8"),
+        ("awq", r"no method 'awq'; there are tiled_csl, tiled_bitmap, nm_vector, torch_int8"),
         ("nm_vector:n=5:m=4", "5:4 is no pattern"),
         ("nm_vector:n", "'n' of the method .* is not OPTION=VALUE"),
         ("torch_int8:group=32", "torch_int8 has no option 'group'"),
+        ("gguf:type=q4_k", "q4_k is not one of q4_0, q4_1, q5_0, q5_1, q8_0"),
         ("torchao_int4:group=33", "33 is not one of 32, 64, 128, 256"),
     ],
 )
