@@ -62,6 +62,9 @@ $(VENV)/.installed: $(VENV)/.torch requirements/dev.txt $(SOURCES)
 lock: env
 	requirements/lock.sh $(BIN)/uv $(if $(UPGRADE),--upgrade)
 
+# On a machine without a GPU nvcc may be there all the same: its kernels would take many minutes.
+demo serve: export FLASHSPARSE_CUDA ?= $(if $(filter cpu,$(STACK)),OFF,AUTO)
+
 demo: env
 	@# The steps have their own display; the bars of the libraries below would break into it.
 	TQDM_DISABLE=1 $(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")

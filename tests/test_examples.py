@@ -10,6 +10,8 @@ import torch
 from tiny_causal_lms import VOCAB, character_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from flashsparse_plugin.pruning import prune
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -46,6 +48,19 @@ def test_prune_your_own(model, tmp_path, capsys):
     run("prune_your_own.py", [str(model), str(tmp_path / "out"), *settings])
     assert "pruned" in capsys.readouterr().out
     assert linear_of(tmp_path / "out" / "packed").scheme.format.name == "nm_vector"
+
+
+def test_recover(model, tmp_path, capsys):
+    pruned = AutoModelForCausalLM.from_pretrained(model)
+    prune(pruned, "magnitude", 0.6, progress=False)
+    pruned.save_pretrained(tmp_path / "pruned")
+    text = tmp_path / "text.txt"
+    text.write_text("the sea and the shore " * 40)
+    settings = ["--text", str(text), "--samples", "4", "--length", "32"]
+    run("recover.py", [str(tmp_path / "pruned"), str(model), str(tmp_path / "out"), *settings])
+    assert "7 layers fitted" in capsys.readouterr().out
+    before, after = (linear_of(path).weight for path in (tmp_path / "pruned", tmp_path / "out"))
+    assert torch.equal(before == 0, after == 0) and not torch.equal(before, after)
 
 
 def test_notebook(model, tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ vLLM only once the command runs.
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -82,4 +83,8 @@ for command in _COMMANDS:
 
 def main() -> None:
     """Runs the command line; the entry point of the script `flashsparse`."""
+    # Transformers imports torchao where it is installed, and importing it tells of kernels for other
+    # GPUs, and torch of its enums.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     app(prog_name="flashsparse")
