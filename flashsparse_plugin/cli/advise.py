@@ -81,7 +81,7 @@ def advise(
     for n in batches:
         for verdict in found[n]:
             out.print(_sentence(n, verdict))
-    _show_rest(shapes)
+    _show_rest(shapes, device)
 
 
 def _batches(text: str) -> list[int]:
@@ -227,8 +227,12 @@ def _sentence(batch: int, verdict: Verdict) -> Text:
     return text.append(".")
 
 
-def _show_rest(shapes: ModelShapes) -> None:
-    notes = []
+def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
+    notes = [
+        "Patterns are for models that were pruned to them (`flashsparse prune --pattern`); a model "
+        "with zeros anywhere is in the lines named by a format, and `flashsparse inspect MODEL "
+        f"--for {gpu.name}` tells by its own zeros which layers gain."
+    ]
     if shapes.head is not None:
         notes.append("The output head is dense in every line, and counted.")
     if shapes.others:

@@ -11,9 +11,8 @@ import torch
 
 from ..formats import get_format
 from ..gpu import Gpu, library_seconds
-from ..names import DEFAULT_FORMAT
 from . import rivals
-from .expected import DENSITIES, ESTIMATED, best_seconds, sample
+from .expected import DENSITIES, ESTIMATED, best_seconds, sample, unstructured_schemes
 from .model import Weight
 
 Shape = tuple[int, int]
@@ -74,7 +73,9 @@ def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
         gpu: What the estimates know of the device.
         sparsity: 0 to 1.
     """
-    schemes: list[tuple[str, dict[str, Any], Values]] = [(DEFAULT_FORMAT, {}, 16)]
+    schemes: list[tuple[str, dict[str, Any], Values]] = [
+        (scheme.format.name, {}, 16) for scheme in unstructured_schemes()
+    ]
     patterns: list[dict[str, Any]] = []
     if sparsity >= 0.5:
         patterns.append({"n": 2, "m": 4})
@@ -115,7 +116,7 @@ def sparse_choice(
 
     pattern = stored.options.title
     needed = 1 - options["n"] / options["m"] if "n" in options else 1 - density
-    title = pattern.removesuffix(" by 128") or f"unstructured, {needed:.0%}"
+    title = pattern.removesuffix(" by 128") or f"{format}, {needed:.0%}"
     checked = gpu.capability == (9, 0) and not (values == 4 and options["m"] > 4)
     return Choice(title, "ours", values, needed, bits, seconds, checked)
 
@@ -144,11 +145,9 @@ def wins_from(
 
 def ladders(gpu: Gpu) -> Iterator[tuple[str, Values, list[Choice]]]:
     """Each of our formats at rising shares of zeros, for `wins_from`."""
-    yield (
-        "unstructured, 16 bits",
-        16,
-        [sparse_choice(gpu, DEFAULT_FORMAT, {}, 16, density) for density in DENSITIES],
-    )
+    for scheme in unstructured_schemes():
+        name = scheme.format.name
+        yield name, 16, [sparse_choice(gpu, name, {}, 16, density) for density in DENSITIES]
     values: list[tuple[str, Values, dict[str, Any]]] = [
         ("16 bits", 16, {}),
         ("int8", 8, {"values": "int8"}),

@@ -38,13 +38,13 @@ def test_a_config_is_enough(llama):
     shapes = ("6144x4096", "4096x4096", "28672x4096", "4096x14336")  # as engines merge them
     assert found["layers"] == dict.fromkeys(shapes, 32)
     choices = {choice["title"]: choice for choice in found["choices"]}
-    assert {"dense", "fp8", "int4", "unstructured, 50%", "2:4, int8"} <= choices.keys()
+    assert {"dense", "fp8", "int4", "tiled_bitmap, 50%", "2:4, int8"} <= choices.keys()
     dense = choices["dense"]
     assert dense["bytes"] == 2 * 8_030_261_248  # parameters of Llama 3 8B
     assert choices["2:4"]["linear_bytes"] == dense["linear_bytes"] * 9 / 16
     rates = {title: choice["tokens_per_second"]["1"] for title, choice in choices.items()}
     assert rates["dense"] < rates["2:4"] < rates["fp8"] < rates["2:4, int8"]
-    wins = found["faster_from_zeros"]["unstructured, 16 bits"]
+    wins = found["faster_from_zeros"]["tiled_bitmap"]
     assert 0 < wins["1"]["dense"] <= 0.65 and wins["64"]["fp8"] is None
 
 
