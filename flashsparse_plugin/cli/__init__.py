@@ -83,8 +83,8 @@ for command in _COMMANDS:
 
 def main() -> None:
     """Runs the command line; the entry point of the script `flashsparse`."""
-    # Transformers imports torchao where it is installed, and importing it tells of kernels for other
-    # GPUs, and torch of its enums.
-    for name in ("torchao", "torch.utils._pytree"):
+    # Transformers imports torchao where it is installed, which tells of kernels for other GPUs, and
+    # torch of its enums; lm-eval wonders that it is given a model.
+    for name in ("torchao", "torch.utils._pytree", "lm_eval"):
         logging.getLogger(name).setLevel(logging.ERROR)
     app(prog_name="flashsparse")

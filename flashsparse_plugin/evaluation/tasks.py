@@ -17,6 +17,7 @@ def require_tasks(tasks: Sequence[str]) -> None:
     Raises:
         ImportError: Where lm-eval is not installed.
         ValueError: For a task that it does not know.
+        ConnectionError: Where the examples of a task can neither be fetched nor are in the cache.
     """
     if util.find_spec("lm_eval") is None:
         raise ImportError("--tasks needs lm-eval: pip install lm-eval")
@@ -26,6 +27,14 @@ def require_tasks(tasks: Sequence[str]) -> None:
     for task in tasks:
         if task not in known.all_tasks:
             raise ValueError(f"lm-eval has no task {task!r}: `lm-eval ls tasks` lists them")
+    try:
+        known.load(list(tasks))
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"the examples of {', '.join(tasks)} come from the Hub when a task is run first, and "
+            f"then from its cache: {error}. Run it once with a network, or measure perplexity "
+            "(--text), which needs none"
+        ) from None
 
 
 def task_scores(

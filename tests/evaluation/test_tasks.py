@@ -24,7 +24,9 @@ def lm_eval(monkeypatch):
     made = {name: ModuleType(name) for name in names}
     made["lm_eval"].__spec__ = ModuleSpec("lm_eval", None)
     made["lm_eval"].simple_evaluate = simple_evaluate
-    made["lm_eval.tasks"].TaskManager = lambda: SimpleNamespace(all_tasks=["arc_easy"])
+    manager = SimpleNamespace(all_tasks=["arc_easy"], load=lambda tasks: asked.update(loaded=tasks))
+    made["lm_eval.tasks"].TaskManager = lambda: manager
+    asked["manager"] = manager
     made["lm_eval.models.huggingface"].HFLM = lambda **given: given
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -39,8 +41,18 @@ def test_scores_by_task_and_metric(lm_eval):
 
 def test_an_unknown_task_is_refused_beforehand(lm_eval):
     require_tasks(["arc_easy"])
+    assert lm_eval["loaded"] == ["arc_easy"]
     with pytest.raises(ValueError, match="no task 'arc_hard'"):
         require_tasks(["arc_easy", "arc_hard"])
+
+
+def test_examples_that_cannot_be_fetched_are_told_of_beforehand(lm_eval):
+    def load(tasks):
+        raise ConnectionError("Couldn't reach 'arc' on the Hub")
+
+    lm_eval["manager"].load = load
+    with pytest.raises(ConnectionError, match=r"arc_easy come from the Hub .* \(--text\)"):
+        require_tasks(["arc_easy"])
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
