@@ -90,10 +90,10 @@ $(DEMO_MODEL)/config.json:
 
 # Add options of `vllm serve` by ARGS="...", or serve another model: make serve MODEL=directory
 serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
-	@echo 'It takes a minute. After "Application startup complete" ask it, in another terminal:'
+	@echo 'It takes a minute, and some more the first time. After "Application startup complete" ask it, in another terminal:'
 	@echo
 	@echo "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
-	@echo "    -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
+	@echo "    -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"Tell me of the sea.\"}]}'"
 	@echo
 	@echo 'Ctrl-C ends it.'
 	@echo
