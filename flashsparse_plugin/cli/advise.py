@@ -228,11 +228,12 @@ def _sentence(batch: int, verdict: Verdict) -> Text:
 
 
 def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
-    notes = [
+    own = (
         "Patterns are for models that were pruned to them (`flashsparse prune --pattern`); a model "
         "with zeros anywhere is in the lines named by a format, and `flashsparse inspect MODEL "
         f"--for {gpu.name}` tells by its own zeros which layers gain."
-    ]
+    )
+    notes = [own]
     if shapes.head is not None:
         notes.append("The output head is dense in every line, and counted.")
     if shapes.others:
