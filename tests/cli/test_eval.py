@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
@@ -85,6 +85,21 @@ def test_the_table_the_speed_and_the_card(packed, text_file, tmp_path):
     assert card.count("## Evaluation") == card.count("<!-- flashsparse eval -->") == 1
     assert "| a\\|b | nm_vector(2:4) |" in card
     assert card.startswith("---\n") and "## How to load it" in card
+
+
+def test_a_method_whose_speed_here_is_not_its_own_has_none(model_dir, text_file, tmp_path):
+    path = tmp_path / "blocks-of-32"
+    shutil.copytree(model_dir, path)
+    config = AutoConfig.from_pretrained(model_dir)
+    config.intermediate_size = 64
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
+    few = ["--context", 16, "--max-tokens", 32]
+    result = evaluate(path, "--text", text_file, *few, "--with", "gguf", "--json")
+    assert result.exit_code == 0, result.stderr
+    dense, codes = json.loads(result.stdout)["lines"]
+    assert codes["method"] == "GGUF Q4_0" and codes["bits"] == 4.5 and codes["perplexity"] > 1
+    assert "not timed" in codes["ran"]
+    assert "decode_tokens_s" in dense and "decode_tokens_s" not in codes
 
 
 @pytest.mark.parametrize(
