@@ -19,5 +19,8 @@ def compiled(name: str) -> Path:
             pytest.skip("built with FLASHSPARSE_CUDA=OFF")
         if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
             pytest.skip(f"{name}.so is not built: this machine has no nvcc")
-        pytest.fail(f"this machine has an nvcc, but {name}.so was not built")
+        pytest.fail(
+            f"this machine has an nvcc, but {name}.so was not built. `make demo` leaves it out where "
+            "there is no GPU: rm .venv/.installed && make env"
+        )
     return path
