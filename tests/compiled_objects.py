@@ -20,7 +20,7 @@ def compiled(name: str) -> Path:
         if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
             pytest.skip(f"{name}.so is not built: this machine has no nvcc")
         pytest.fail(
-            f"this machine has an nvcc, but {name}.so was not built. `make demo` leaves it out where "
-            "there is no GPU: rm .venv/.installed && make env"
+            f"this machine has an nvcc, but {name}.so was not built. `make demo` leaves it out "
+            "where there is no GPU: rm .venv/.installed && make env"
         )
     return path

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,6 +133,11 @@ def eval(
     methods = _methods(with_, parse_method, device)
     content = None if text is None else text.read_text(encoding="utf-8", errors="replace")
     effort = Effort(context, max_tokens, wanted, limit, 32 if speed else 0)
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if speed and device == "cpu" and load > cores:
+        _note(
+            f"this machine is busy (load {load:.1f} on {cores} cores): its speeds are worth little"
+        )
     lines: list[Line] = []
     for line in _lines(directories, methods, content, effort, dtype, device):
         lines.append(line)

@@ -87,7 +87,10 @@ def test_the_table_the_speed_and_the_card(packed, text_file, tmp_path):
     assert card.startswith("---\n") and "## How to load it" in card
 
 
-def test_a_method_whose_speed_here_is_not_its_own_has_none(model_dir, text_file, tmp_path):
+def test_a_method_whose_speed_here_is_not_its_own_has_none(
+    model_dir, text_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("os.getloadavg", lambda: (4096.0, 0.0, 0.0))
     path = tmp_path / "blocks-of-32"
     shutil.copytree(model_dir, path)
     config = AutoConfig.from_pretrained(model_dir)
@@ -99,6 +102,7 @@ def test_a_method_whose_speed_here_is_not_its_own_has_none(model_dir, text_file,
     dense, codes = json.loads(result.stdout)["lines"]
     assert codes["method"] == "GGUF Q4_0" and codes["bits"] == 4.5 and codes["perplexity"] > 1
     assert "not timed" in codes["ran"]
+    assert "busy (load 4096.0 on" in result.stderr
     assert "decode_tokens_s" in dense and "decode_tokens_s" not in codes
 
 
