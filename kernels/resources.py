@@ -24,15 +24,20 @@ import math
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
 COMMITTED = HERE / "resources.csv"
@@ -41,6 +46,8 @@ KEPT_ARCHS = ("sm_80", "sm_90a")  # in the file; the others follow them
 REWRITE = "python kernels/resources.py --write"
 # Matrix products, loads of matrices and of words, asynchronous copies, stores to shared memory.
 COUNTED = ("HMMA", "HGMMA", "LDSM", "LDGSTS", "LDG", "LDS", "STS")
+OPCODE_BITS = 0xFFF  # of an instruction: they say which one it is
+ASKED = 32  # instructions of each opcode, at most
 # Code of a kernel that is empty on an architecture which it is not for. No other is as short.
 EMPTY_INSTRUCTIONS = 4
 RESERVED_SHARED = 1024  # bytes of each block that CUDA keeps for itself since sm_80
@@ -113,30 +120,27 @@ COLUMNS = [field.name for field in fields(Kernel) if field.name != "local"]
 FIGURES = [name for name in COLUMNS if name not in ("kernel", "arch")]
 
 
-def find_cuobjdump() -> Path:
-    """From the CUDA toolkit, or from NVIDIA's pip packages."""
+def find_tool(name: str) -> Path:
+    """cuobjdump or nvdisasm, from the CUDA toolkit or from NVIDIA's pip packages."""
     folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
     if home := os.environ.get("CUDA_HOME"):
         folders.insert(0, f"{home}/bin")
     if spec := importlib.util.find_spec("nvidia"):
         for place in spec.submodule_search_locations or ():
             folders += map(str, Path(place).glob("cu*/bin"))
-    path = os.pathsep.join(folders)
-    found = shutil.which("cuobjdump", path=path)
-    if found is None or shutil.which("nvdisasm", path=path) is None:
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    if found is None:
         raise SystemExit(
-            "cuobjdump or nvdisasm was not found. They are part of the CUDA toolkit, and of\n"
-            "  pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+            f"{name} was not found. It is part of the CUDA toolkit, and of\n"
+            f"  pip install nvidia-cuda-{name}"
         )
     return Path(found)
 
 
 def _dump(what: str, path: Path, *options: str) -> Iterator[tuple[str, str]]:
     """What cuobjdump says, cut by architecture."""
-    tool = find_cuobjdump()
-    environment = os.environ | {"PATH": f"{tool.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    command = [str(tool), what, *options, str(path)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    command = [find_tool("cuobjdump"), what, *options, path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
     parts = re.split(r"^arch = (sm_\w+)$", ran.stdout, flags=re.M)
     yield from zip(parts[1::2], parts[2::2], strict=True)
 
@@ -222,10 +226,65 @@ def _usage(path: Path) -> dict[tuple[str, str], list[int]]:
     return usage
 
 
+def _functions(cubin: bytes) -> Iterator[tuple[str, NDArray[np.uint64]]]:
+    """Symbols and machine code, [instructions, 2 words], of a cubin: an ELF file of 64 bits."""
+    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    # Of each section: where its name begins among the names, where it begins, its bytes.
+    sections = [struct.unpack_from("<I20xQQ", cubin, headers + i * size) for i in range(count)]
+    for name, start, length in sections:
+        begin = sections[names][1] + name
+        title = cubin[begin : cubin.index(0, begin)].decode()
+        if title.startswith(".text."):
+            words = np.frombuffer(cubin, "<u8", length // 8, start)
+            yield title.removeprefix(".text."), words.reshape(-1, 2)
+
+
+def _instructions(path: Path, arch: str) -> dict[str, Counter[str]]:
+    """How often each instruction stands in each function, by its symbol.
+
+    OPCODE_BITS of an instruction say which one it is. So the disassembler is asked for a few of
+    each opcode, which takes no second; for all of them it would take a minute.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [find_tool("cuobjdump"), "-xelf", f".{arch}.", path.resolve()]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        cubins = [cubin.read_bytes() for cubin in Path(folder).iterdir()]
+    functions = dict(function for cubin in cubins for function in _functions(cubin))
+    names = _names_of_opcodes(np.concatenate(list(functions.values())), arch)
+    counts: dict[str, Counter[str]] = {}
+    for symbol, words in functions.items():
+        counts[symbol] = Counter()
+        opcodes, numbers = np.unique(words[:, 0] & OPCODE_BITS, return_counts=True)
+        for opcode, number in zip(opcodes.tolist(), numbers.tolist(), strict=True):
+            counts[symbol][names[opcode]] += number
+    return counts
+
+
+def _names_of_opcodes(words: NDArray[np.uint64], arch: str) -> dict[int, str]:
+    """What the disassembler calls each opcode that occurs in `words`, [instructions, 2]."""
+    opcodes = words[:, 0] & OPCODE_BITS
+    order = np.argsort(opcodes, kind="stable")
+    starts = np.flatnonzero(np.diff(opcodes[order])) + 1
+    each = np.split(order, starts)
+    asked = np.concatenate([found[:: math.ceil(len(found) / ASKED)] for found in each])
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(words[asked].tobytes())
+        file.flush()
+        command = [find_tool("nvdisasm"), "--binary", arch.replace("sm_", "SM"), file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    line = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)"
+    names: dict[int, str] = {}
+    for opcode, name in zip(opcodes[asked].tolist(), re.findall(line, text, re.M), strict=True):
+        if names.setdefault(opcode, name) != name:
+            raise SystemExit(f"opcode {opcode:#x} of {arch} is {names[opcode]} and {name}")
+    return names
+
+
 def read(path: Path) -> list[Kernel]:
     """The kernels of a compiled object, for each of KEPT_ARCHS that they do something on.
 
-    Disassembling an architecture takes seconds: the others are only checked for local memory.
+    The others are only checked for local memory.
     """
     usage = {key: found for key, found in _usage(path).items() if key[0] in KEPT_ARCHS}
     threads, counts = {}, {}
@@ -236,11 +295,8 @@ def read(path: Path) -> list[Kernel]:
             if bounds := re.search(r"EIATTR_MAX_THREADS\s+Format:.*\s+Value:(.*)", section):
                 sides = [int(side, 16) for side in bounds[1].split()]
                 threads.setdefault((arch, symbol), math.prod(sides))
-    for arch, text in chain.from_iterable(_dump("-sass", path, "-arch", arch) for arch in archs):
-        for function in re.split(r"^\s*Function : ", text, flags=re.M)[1:]:
-            symbol, code = function.split("\n", 1)
-            line = r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)"
-            counts[arch, symbol] = Counter(re.findall(line, code, re.M))
+        for symbol, found in _instructions(path, arch).items():
+            counts[arch, symbol] = found
     names = _short(sorted({symbol for _, symbol in usage}))
     kernels = []
     for (arch, symbol), (registers, stack, shared, local) in sorted(usage.items()):
