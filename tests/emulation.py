@@ -52,6 +52,8 @@ HOST_SOURCES = {
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3
 RACE_EXIT_CODE = 66  # of the thread sanitizer
+# TSAN_OPTIONS of a mutant. That there is a race is enough: to name its lines takes longer.
+UNTIL_A_RACE = "halt_on_error=1:symbolize=0"
 SYNCTHREADS = r"__syncthreads\(\);"
 # Shared by the headers of a program: which barrier it leaves out.
 SWITCH = """#pragma once
@@ -203,7 +205,7 @@ def is_caught(ran: subprocess.CompletedProcess, judge: Callable[[bytes], None]) 
     """Whether a mutant is: by the thread sanitizer, by the emulator itself, or by a wrong result.
 
     Args:
-        ran: Under TSAN_OPTIONS="halt_on_error=1".
+        ran: Under TSAN_OPTIONS=UNTIL_A_RACE.
         judge: Asserts that what the program wrote is right.
     """
     if ran.returncode != 0:

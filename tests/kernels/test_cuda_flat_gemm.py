@@ -13,7 +13,15 @@ import pytest
 import torch
 from emulated_dense import Case, answers, run
 from emulated_linear import require_exact
-from emulation import KERNELS, SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import (
+    KERNELS,
+    SANITIZED,
+    SEEDS,
+    UNTIL_A_RACE,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
 
 PLAN = "cuda/dense_plan.h"
 PARTS = ("flat_gemm.cuh", "gemv.cuh", "dense.cuh")
@@ -211,7 +219,7 @@ def test_every_barrier_is_needed(small_driver):
             require_exact(case, y)
 
     def caught(without: int) -> bool:
-        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        ran = run(binary, cases, TSAN_OPTIONS=UNTIL_A_RACE, WITHOUT=str(without))
         return is_caught(ran, require_all_exact)
 
     assert [without for without in range(-1, BARRIERS) if caught(without)] == [*range(BARRIERS)]

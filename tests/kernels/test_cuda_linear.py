@@ -16,6 +16,7 @@ from emulation import (
     KERNELS,
     SANITIZED,
     SEEDS,
+    UNTIL_A_RACE,
     compile_cuda,
     compile_driver,
     find_nvcc,
@@ -263,7 +264,7 @@ def test_every_barrier_is_needed():
             require_exact(case, y)
 
     def caught(without: int) -> bool:
-        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        ran = run(binary, cases, TSAN_OPTIONS=UNTIL_A_RACE, WITHOUT=str(without))
         return is_caught(ran, require_all_exact)
 
     assert not caught(-1)

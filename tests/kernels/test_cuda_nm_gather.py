@@ -29,6 +29,7 @@ from emulated_gather import (
 from emulation import (
     SANITIZED,
     SEEDS,
+    UNTIL_A_RACE,
     compile_driver,
     is_caught,
     with_switched_barriers,
@@ -191,7 +192,7 @@ def test_every_barrier_is_needed():
             require_exact(case, y)
 
     def caught(without: int) -> bool:
-        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        ran = run(binary, cases, TSAN_OPTIONS=UNTIL_A_RACE, WITHOUT=str(without))
         return is_caught(ran, require_all_exact)
 
     survivors = [place for number, place in enumerate(places) if not caught(number)]

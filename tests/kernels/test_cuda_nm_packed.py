@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from emulated_gather import Case, answers, random_case, require_exact, run, split
-from emulation import KERNELS, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import (
+    KERNELS,
+    SEEDS,
+    UNTIL_A_RACE,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
 from kernel_weights import every_bit_pattern
 
 DRIVER, PLAN = "nm_gather/packed_driver", "cuda/nm_gather/packed_plan.h"
@@ -160,7 +167,7 @@ def test_every_barrier_is_needed():
             require_exact(case, y)
 
     def caught(without: int) -> bool:
-        ran = run(binary, given, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        ran = run(binary, given, TSAN_OPTIONS=UNTIL_A_RACE, WITHOUT=str(without))
         return is_caught(ran, require_all_exact)
 
     assert not caught(-1)

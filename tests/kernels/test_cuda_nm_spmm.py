@@ -22,7 +22,14 @@ from emulated_nm_spmm import (
     run,
     split,
 )
-from emulation import KERNELS, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import (
+    KERNELS,
+    SEEDS,
+    UNTIL_A_RACE,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
 
 PATTERNS = [(8, 32), (2, 4), (4, 32), (16, 32), (3, 5), (1, 8), (32, 32), (12, 32), (2, 100)]
 PARTS = ("linear.cuh", "write_y.cuh", "stage.cuh", "transpose.cuh", "multiply.cuh")
@@ -134,7 +141,7 @@ def test_every_barrier_is_needed():
             require_exact(case, y)
 
     def caught(without: int) -> bool:
-        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        ran = run(binary, cases, TSAN_OPTIONS=UNTIL_A_RACE, WITHOUT=str(without))
         return is_caught(ran, require_all_exact)
 
     assert not caught(-1)

@@ -29,6 +29,7 @@ from emulation import (
     ROOT,
     SANITIZED,
     SEEDS,
+    UNTIL_A_RACE,
     compile_driver,
     is_caught,
     with_switched_barriers,
@@ -210,7 +211,7 @@ def test_no_barrier_can_be_spared():
     cases = [replace(case, seed=7) for case in cases]
     spared = []
     for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
 
         def judge_all(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):

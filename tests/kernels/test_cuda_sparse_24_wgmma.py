@@ -19,6 +19,7 @@ from emulation import (
     KERNELS,
     ROOT,
     SANITIZED,
+    UNTIL_A_RACE,
     compile_driver,
     is_caught,
     with_switched_barriers,
@@ -249,7 +250,7 @@ def unspared(driver: str, cases: list[Case], judge_one) -> list[str]:
     binary, places = switched_driver(driver)
     spared = []
     for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
 
         def judge_all(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):

@@ -19,7 +19,14 @@ from emulated_tiled_bitmap import (
     run,
     split,
 )
-from emulation import ROOT, SANITIZED, compile_driver, is_caught, with_switched_barriers
+from emulation import (
+    ROOT,
+    SANITIZED,
+    UNTIL_A_RACE,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
 
 LINEAR = "tiled_bitmap/linear_driver"
 GPUS = ((4, 227 << 10), (3, 99 << 10))  # multiprocessors, bytes of shared memory
@@ -156,7 +163,7 @@ def test_no_barrier_can_be_spared():
     cases = [case.replace(seed=7) for case in cases]
     spared = []
     for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
 
         def judge_all(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):

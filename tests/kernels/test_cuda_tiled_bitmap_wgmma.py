@@ -17,6 +17,7 @@ from emulation import (
     KERNELS,
     ROOT,
     SANITIZED,
+    UNTIL_A_RACE,
     compile_cuda,
     compile_driver,
     find_nvcc,
@@ -164,7 +165,7 @@ def test_no_barrier_can_be_spared():
     cases = sanitized_cases()
     spared = []
     for number, place in enumerate(places):
-        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS="halt_on_error=1")
+        ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
 
         def judge(written: bytes) -> None:
             for case, y in zip(cases, split(written, cases), strict=True):

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from emulated_decode import Decode, answers, random_decode, require_exact, run, split
-from emulation import KERNELS, SANITIZED, SEEDS, compile_driver, is_caught, with_switched_barriers
+from emulation import (
+    KERNELS,
+    SANITIZED,
+    SEEDS,
+    UNTIL_A_RACE,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
 
 from flashsparse_plugin.attention.calibration import LayerScores, finding
 from flashsparse_plugin.ops import attention_reference
@@ -272,7 +280,7 @@ def test_every_barrier_is_needed(small_driver):
             require_exact(case, out)
 
     def caught(without: int) -> bool:
-        ran = run(binary, cases, TSAN_OPTIONS="halt_on_error=1", WITHOUT=str(without))
+        ran = run(binary, cases, TSAN_OPTIONS=UNTIL_A_RACE, WITHOUT=str(without))
         return is_caught(ran, require_all_exact)
 
     assert [without for without in range(-1, BARRIERS) if caught(without)] == [*range(BARRIERS)]
