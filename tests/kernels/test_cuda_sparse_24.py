@@ -208,7 +208,8 @@ def test_no_barrier_can_be_spared():
     cases.append(random_case(60, 1790, 8, 3, plan=Plan(0, 2, 2, 2, 2, 1)))  # that reuses all stages
     int4 = PatternOptions(n=2, m=4, values="int4", group=128)
     cases.append(replace(cases[-1], options=int4))  # whose scales lanes copy for each other
-    cases = [replace(case, seed=7) for case in cases]
+    # First one whose blocks run one after the other: it catches most, with the fewest threads.
+    cases = [cases[0], *(replace(case, seed=7) for case in cases)]
     spared = []
     for number, place in enumerate(places):
         ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)

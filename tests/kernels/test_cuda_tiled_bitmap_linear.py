@@ -160,7 +160,8 @@ def test_no_barrier_can_be_spared():
     cases = [planned(1, 1, (2, 2), 3), planned(0, 0, (1, 2), 2)]  # with sums between blocks
     cases.append(random_case(60, 1790, 8, 3, 0.3, plan=Plan(0, 2, 2, 2, 2, 80)))  # reuses stages
     cases.append(random_case(16, 1790, 8, 4, 0.9, plan=Plan(0, 1, 1, 2, 2, 75)))  # slowly
-    cases = [case.replace(seed=7) for case in cases]
+    # First one whose blocks run one after the other: it catches most, with the fewest threads.
+    cases = [cases[0], *(case.replace(seed=7) for case in cases)]
     spared = []
     for number, place in enumerate(places):
         ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
