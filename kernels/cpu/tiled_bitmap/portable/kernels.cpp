@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense unit to masks and value lines, and back, in plain C++. Values are always written, and the
-// cursor moves on if they are kept: no branch to predict.
+// A dense unit to masks and value lines, and back, in plain C++.
+//
+// Masks are made 8 columns at a time, one comparison for all, which is an instruction wherever
+// there are vectors of 16 bytes. Values are moved one by one, but only those that are kept: their
+// bits, brought into the order of the items, say where each lies in the weight.
 #include "cpu/tiled_bitmap/kernels.h"
 
 #include <cstring>
@@ -10,81 +13,141 @@
 namespace flashsparse::tiled_bitmap::portable {
 namespace {
 
-// Items of each column, and one more that a run without a value left writes.
-using Columns = uint16_t[kLineWords][kColumnItems + 1];
+constexpr int kWordCols = 64;                // of a mask word
+constexpr int kRunWeights = 32 * kRunMasks;  // of a lane
+static_assert(kRunWeights == 64 && kMaskWords == 4);
+
+// Items of each column. A line later the next column begins in other sets of a cache.
+using Columns = uint16_t[kLineWords][kColumnItems + 2];
+
+using Eight = uint16_t __attribute__((vector_size(16)));  // columns of a row
+
+// Byte c says which columns c, c + 8, ... of the 64 at `row` are kept, of which there are `cols`.
+uint64_t kept_in_row(const uint16_t* row, int cols) {
+  Eight kept = {}, bit = {1, 1, 1, 1, 1, 1, 1, 1};
+  int c = 0;
+  for (; c < kWordCols && c + 8 <= cols; c += 8, bit += bit) {
+    Eight values;
+    std::memcpy(&values, row + c, sizeof values);
+    kept |= reinterpret_cast<Eight>(values + values != 0) & bit;
+  }
+  for (; c < kWordCols && c < cols; ++c) {
+    if (!is_zero(row[c])) kept[c % 8] |= bit[c % 8];
+  }
+  using Bytes = uint8_t __attribute__((vector_size(8)));
+  const Bytes narrow = __builtin_convertvector(kept, Bytes);
+  uint64_t bytes;
+  std::memcpy(&bytes, &narrow, sizeof bytes);
+  return bytes;
+}
 
 void read_masks(const uint16_t* weight, int64_t stride, int rows, int cols, uint32_t* masks) {
-  std::memset(masks, 0, kUnitMasks * sizeof *masks);
-  for (int r = 0; r < rows; ++r) {
-    for (int c = 0; c < cols; ++c) {
-      const uint32_t kept = !is_zero(weight[r * stride + c]);
-      const int lane = r % 8 * 4 + c % 8 / 2, bit = c % 64 / 8 + 8 * (c % 2) + r / 8 * 16;
-      masks[lane * kMaskWords + c / 64] |= kept << bit;
+  for (int g = 0; g < 8; ++g) {
+    for (int word = 0; word < kMaskWords; ++word) {
+      const int col = word * kWordCols;
+      const uint16_t* row = weight + g * stride + col;
+      const uint64_t upper = g < rows ? kept_in_row(row, cols - col) : 0;
+      const uint64_t lower = g + 8 < rows ? kept_in_row(row + 8 * stride, cols - col) : 0;
+      for (int t = 0; t < 4; ++t) {
+        masks[(4 * g + t) * kMaskWords + word] =
+            static_cast<uint32_t>((upper >> 16 * t & 0xffff) | (lower >> 16 * t & 0xffff) << 16);
+      }
     }
   }
+}
+
+// Bits of a word: not every instruction set counts them.
+uint32_t count_bits(uint32_t word) {
+  word -= word >> 1 & 0x55555555;
+  word = (word & 0x33333333) + (word >> 2 & 0x33333333);
+  word = (word + (word >> 4)) & 0x0f0f0f0f;
+  return word * 0x01010101 >> 24;
 }
 
 void count_runs(const uint32_t* masks, RunLengths lengths) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int run = 0; run < kRuns; ++run) {
       const uint32_t* own = masks + lane * kMaskWords + run * kRunMasks;
-      lengths[run][lane] =
-          static_cast<uint8_t>(__builtin_popcount(own[0]) + __builtin_popcount(own[1]));
+      lengths[run][lane] = static_cast<uint8_t>(count_bits(own[0]) + count_bits(own[1]));
     }
   }
 }
 
-// Calls body(row, column, kept, item) for every weight of a unit, runs in the order in which
-// columns hold them and each in its own order; item is a place in `columns`.
+// Exchanges the bits at `low` with those `distance` higher.
+constexpr uint64_t exchange(uint64_t bits, uint64_t low, int distance) {
+  const uint64_t different = (bits ^ bits >> distance) & low;
+  return bits ^ different ^ different << distance;
+}
+
+// Bit j + 8 e of either half to bit 4 j + e: that of its item. The binary digits of its number go
+// from e1 e0 j2 j1 j0 to j2 j1 j0 e1 e0, two of them changing places each time.
+constexpr uint64_t in_item_order(uint64_t mask) {
+  mask = exchange(mask, 0x2222222222222222, 1);
+  mask = exchange(mask, 0x00aa00aa00aa00aa, 7);
+  mask = exchange(mask, 0x0c0c0c0c0c0c0c0c, 2);
+  return exchange(mask, 0x0000cccc0000cccc, 14);
+}
+
+// Where the weights of a run lie in rows `stride` apart, behind the first of its lane.
+struct Places {
+  int64_t of_item[kRunWeights];
+
+  explicit Places(int64_t stride) {
+    for (int i = 0; i < kRunWeights; ++i) {
+      const int bit = i % 32 / 4 + i % 4 * 8;
+      of_item[i] = bit_row(0, bit) * stride + bit_col(0, i / 32, bit);
+    }
+  }
+};
+
+// Calls body(items, kept, first) for every run, those of a column in their order: the place of its
+// items in `columns`, a bit for each of its weights that is kept, and the place of its first weight
+// in rows `stride` apart.
 template <typename Body>
-void for_each_item(const uint32_t* masks, const uint32_t* starts, Columns& columns,
-                   const Body& body) {
+void for_each_run(const uint32_t* masks, const uint32_t* starts, Columns& columns, int64_t stride,
+                  const Body& body) {
   for (int run = 0; run < kRuns; ++run) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const uint32_t start = starts[lane] >> 16 * run & 0xffff;
-      uint16_t* item = columns[start % kLineWords] + start / kLineWords;
-      for (int word = run * kRunMasks; word < (run + 1) * kRunMasks; ++word) {
-        const uint32_t mask = masks[lane * kMaskWords + word];
-        for (int j = 0; j < 8; ++j) {
-          for (int e = 0; e < 4; ++e) {
-            const int bit = j + 8 * e;
-            const uint16_t kept = mask >> bit & 1;
-            body(bit_row(lane, bit), bit_col(lane, word, bit), static_cast<uint16_t>(-kept), item);
-            item += kept;
-          }
-        }
-      }
+      const uint32_t* own = masks + lane * kMaskWords + run * kRunMasks;
+      body(columns[start % kLineWords] + start / kLineWords,
+           in_item_order(own[0] | static_cast<uint64_t>(own[1]) << 32),
+           bit_row(lane, 0) * stride + bit_col(lane, run * kRunMasks, 0));
     }
   }
 }
 
-void write_values(const uint16_t* weight, int64_t stride, int rows, int cols, const uint32_t* masks,
+void write_values(const uint16_t* weight, int64_t stride, int, int, const uint32_t* masks,
                   const uint32_t* starts, int value_lines, uint32_t* lines) {
-  Columns columns = {};
-  for_each_item(masks, starts, columns, [&](int r, int c, uint16_t kept, uint16_t* item) {
-    *item = r < rows && c < cols ? weight[r * stride + c] & kept : 0;
+  Columns columns;
+  const Places places(stride);
+  for (auto& column : columns) std::memset(column, 0, value_lines * sizeof *lines);
+  for_each_run(masks, starts, columns, stride, [&](uint16_t* item, uint64_t kept, int64_t first) {
+    for (; kept; kept &= kept - 1) *item++ = weight[first + places.of_item[__builtin_ctzll(kept)]];
   });
   for (int line = 0; line < value_lines; ++line) {
-    for (int c = 0; c < kLineWords; ++c) {
-      *lines++ = columns[c][2 * line] | static_cast<uint32_t>(columns[c][2 * line + 1]) << 16;
+    for (int c = 0; c < kLineWords; ++c, ++lines) {
+      std::memcpy(lines, columns[c] + 2 * line, sizeof *lines);
     }
   }
 }
 
 void read_unit(const uint32_t* lines, int value_lines, uint16_t* unit, int64_t stride) {
   Columns columns;
+  const Places places(stride);
   const uint32_t* values = lines + kHeadLines * kLineWords;
   for (int line = 0; line < value_lines; ++line) {
     for (int c = 0; c < kLineWords; ++c, ++values) {
-      columns[c][2 * line] = static_cast<uint16_t>(*values);
-      columns[c][2 * line + 1] = static_cast<uint16_t>(*values >> 16);
+      std::memcpy(columns[c] + 2 * line, values, sizeof *values);
     }
   }
-  for (auto& column : columns) column[2 * value_lines] = 0;
-  for_each_item(lines, lines + kUnitMasks, columns,
-                [&](int r, int c, uint16_t kept, const uint16_t* item) {
-                  unit[r * stride + c] = *item & kept;
-                });
+  for (int r = 0; r < kUnitRows; ++r) std::memset(unit + r * stride, 0, kUnitCols * sizeof *unit);
+  for_each_run(lines, lines + kUnitMasks, columns, stride,
+               [&](const uint16_t* item, uint64_t kept, int64_t first) {
+                 for (; kept; kept &= kept - 1) {
+                   unit[first + places.of_item[__builtin_ctzll(kept)]] = *item++;
+                 }
+               });
 }
 
 }  // namespace
