@@ -21,30 +21,6 @@ double density(const Layout& layout) {
   return static_cast<double>(layout.panel_steps) * kStep / layout.panel_columns;
 }
 
-// Clocks of a multiprocessor for a pair of steps of a tile: the tensor core's for its products, the
-// L2's for packed x and weights, or a packing warp's, which waits for its copies and has a quarter
-// of the pairs.
-double pair_clocks(const PackedShapeInfo& info) {
-  constexpr double kProducts = 2048, kL2 = 34;  // a clock; bytes a clock
-  constexpr double kLatency = 900,
-                   kSlab = 112;  // clocks of such a warp, and for a slab of 64 tokens
-  constexpr double kPackers = 4;
-  const double products = static_cast<double>(info.rows) * info.tile_tokens() * kPair;
-  const double bytes = 2.0 * kPair * (info.tile_tokens() + info.rows);
-  const double packing = kLatency + kSlab * info.tile_tokens() / kTileTokens;
-  return std::max({products / kProducts, bytes / kL2, packing / kPackers});
-}
-
-// Not fitted to measurements yet.
-double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-              const PackedPlan& plan, const Gpu& gpu) {
-  constexpr double kTile = 3500, kToken = 3;  // to begin a tile, and to write it, each token
-  const int64_t rounds = ceil_div(plan.tiles(rows, tokens), gpu.multiprocessors);
-  const double tile = static_cast<double>(layout.pairs(cols)) * pair_clocks(plan.info()) + kTile +
-                      kToken * plan.info().tokens;
-  return static_cast<double>(rounds) * tile;
-}
-
 // Tiles that are made at the same time read the least from memory where the weights of their rows
 // and the x of their tokens are about as many bytes.
 int best_band(const Layout& layout, int64_t tokens, const PackedPlan& plan, const Gpu& gpu) {
@@ -78,6 +54,18 @@ const char* PackedPlan::complaint(const Layout& layout, int64_t rows, int64_t co
   return nullptr;
 }
 
+// A pair takes nearly as long in a small tile as in a large one, whatever its bytes. Fitted, in
+// clocks of 1755 MHz, to the 160 products of benchmarks/results/nvidia-h200/nm_prompts.csv, which
+// hold no other band, and tiles of 128x128 and 64x256 for 512 tokens alone
+// (tests/kernels/test_cuda_packed_plan.py).
+double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                     const PackedPlan& plan, const Gpu& gpu) {
+  constexpr double kPairClocks = 934, kPairToken = 0.47, kTile = 5300;
+  const int64_t rounds = ceil_div(plan.tiles(rows, tokens), gpu.multiprocessors);
+  const double pair = kPairClocks + kPairToken * plan.info().tile_tokens();
+  return static_cast<double>(rounds) * (static_cast<double>(layout.pairs(cols)) * pair + kTile);
+}
+
 PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                        const Gpu& gpu) {
   PackedPlan best{};
@@ -85,7 +73,7 @@ PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t
   for (int shape = 0; shape < kPackedShapeCount; ++shape) {
     PackedPlan plan{shape, 1};
     if (plan.info().rows != tile_rows(layout)) continue;
-    const double cost = clocks(layout, rows, cols, tokens, plan, gpu);
+    const double cost = packed_clocks(layout, rows, cols, tokens, plan, gpu);
     if (least >= 0 && cost >= least) continue;
     plan.band = best_band(layout, tokens, plan, gpu);
     best = plan;
