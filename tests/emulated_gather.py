@@ -174,8 +174,8 @@ def split(written: bytes, cases: list[Case]) -> list[Tensor]:
     ]
 
 
-def answers(binary: Path, cases: list[Case]) -> list[Tensor]:
-    ran = run(binary, cases)
+def answers(binary: Path, cases: list[Case], **environment: str) -> list[Tensor]:
+    ran = run(binary, cases, **environment)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     return split(ran.stdout, cases)
 

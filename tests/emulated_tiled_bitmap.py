@@ -117,9 +117,9 @@ def split(written: bytes, cases: list[Case]) -> list[Tensor]:
     ]
 
 
-def require_all(binary: Path, cases: list[Case]) -> list[Tensor]:
+def require_all(binary: Path, cases: list[Case], **environment: str) -> list[Tensor]:
     """Runs all cases, and holds each against float64."""
-    ran = run(binary, cases)
+    ran = run(binary, cases, **environment)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     found = split(ran.stdout, cases)
     for case, y in zip(cases, found, strict=True):

@@ -11,14 +11,16 @@
 
 namespace flashsparse {
 
-#if !defined(__CUDACC__) || __CUDA_ARCH__ >= 900
+#ifndef __CUDACC__
+inline const bool kBulkCopies = simt::architecture >= 90;
+#elif __CUDA_ARCH__ >= 900
 inline constexpr bool kBulkCopies = true;
 #else
 inline constexpr bool kBulkCopies = false;
 #endif
 
 // Of the lanes, for copy_async; and of the one that says how many bytes come in bulk.
-inline constexpr int kRunArrivals = 32 + kBulkCopies;
+inline const int kRunArrivals = 32 + kBulkCopies;
 
 struct Run {
   uint32_t shared;
@@ -113,7 +115,7 @@ __device__ __forceinline__ void expect_runs(uint32_t barrier, uint32_t bytes) {
 template <class RunOf>
 __device__ __forceinline__ void copy_runs(int count, uint32_t bytes, uint32_t barrier, RunOf run) {
   const uint32_t lane = threadIdx.x % 32;
-  if constexpr (kBulkCopies) {
+  if (kBulkCopies) {
     FS_NO_UNROLL
     for (int i = lane; i < count; i += 32) {
       const Run own = run(i);

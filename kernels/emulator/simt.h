@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "emulator/collectives.h"
@@ -62,6 +63,11 @@ struct alignas(16) float4 {
 };
 
 namespace simt {
+
+// Kernels take the paths of a GPU of this compute capability, without the point: 90, or what the
+// environment variable ARCHITECTURE says. Instructions are not limited to what it has.
+inline const int architecture =
+    std::getenv("ARCHITECTURE") ? std::atoi(std::getenv("ARCHITECTURE")) : 90;
 
 template <class T>
 T* shared_array(Place place, size_t count) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import replace
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from emulated_gather import (
     with_shapes,
 )
 from emulation import (
-    KERNELS,
     SANITIZED,
     SEEDS,
     UNTIL_A_RACE,
@@ -236,12 +236,17 @@ def small_cases_of_each_kind() -> list[Case]:
 CUTS = ((1, 1), (2, 1), (2, 2))
 
 
+def switched_driver() -> tuple[Path, list[str]]:
+    """Under the thread sanitizer: one program for what is right and for all mutants."""
+    headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
+    return compile_driver(DRIVER, "thread", headers | with_shapes(PLAN, *SMALL_SHAPES)), places
+
+
 @pytest.mark.slow
 def test_every_barrier_is_needed():
     """The thread sanitizer finds nothing, and without any one of the barriers it does."""
-    headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
+    binary, places = switched_driver()
     assert len(places) >= 15
-    binary = compile_driver(DRIVER, "thread", headers | with_shapes(PLAN, *SMALL_SHAPES))
     cases = small_cases_of_each_kind()
     for case, y in zip(cases, answers(binary, cases), strict=True):
         require_exact(case, y)
@@ -259,11 +264,12 @@ def test_every_barrier_is_needed():
     assert [place for number, place in enumerate(places) if not caught(number)] == []
 
 
-@pytest.mark.slow
-def test_copies_by_lanes_where_there_are_no_bulk_copies():
-    copies = (KERNELS / "common" / "bulk_copy.cuh").read_text()
-    assert "#if !defined(__CUDACC__) ||" in copies
-    headers = {"common/bulk_copy.cuh": copies.replace("!defined(__CUDACC__) ||", "0 &&")}
-    binary = compile_driver(DRIVER, "thread", headers | with_shapes(PLAN, *SMALL_SHAPES))
-    for case, y in zip(small_cases(2, 1), answers(binary, small_cases(2, 1)), strict=True):
+@pytest.mark.parametrize("sanitizer", ["plain", pytest.param("thread", marks=pytest.mark.slow)])
+def test_gpus_before_hopper_copy_by_lanes(driver, sanitizer):
+    if sanitizer == "thread":
+        binary, cases = switched_driver()[0], small_cases(2, 1)
+    else:
+        binary = driver(DRIVER, sanitizer)
+        cases = [case for case in planned_cases() if case.gpu in (SMALL, A100)]
+    for case, y in zip(cases, answers(binary, cases, ARCHITECTURE="80"), strict=True):
         require_exact(case, y)

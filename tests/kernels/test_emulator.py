@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 
@@ -227,12 +228,14 @@ def primitive(driver, request):
     The answer is the same on every schedule and under every sanitizer.
     """
 
-    def run(case: str, words: np.ndarray) -> np.ndarray:
+    def run(case: str, words: np.ndarray, **environment: str) -> np.ndarray:
         fed = np.ascontiguousarray(words, dtype=np.uint32).tobytes()
         answers = []
         for sanitizer in sorted({"plain", request.param}):
             command = [str(driver("primitives_driver", sanitizer)), case, *map(str, SEEDS)]
-            ran = subprocess.run(command, input=fed, capture_output=True, timeout=60)
+            ran = subprocess.run(
+                command, input=fed, capture_output=True, timeout=60, env=os.environ | environment
+            )
             assert ran.returncode == 0, ran.stderr.decode()
             answers.extend(np.frombuffer(ran.stdout, dtype=np.uint32).reshape(len(SEEDS), -1))
         assert all(np.array_equal(answer, answers[0]) for answer in answers)
@@ -342,9 +345,11 @@ def test_mbarriers(primitive):
     assert np.array_equal(primitive("mbarriers", words).reshape(3, 32, 4), words[:, ::-1])
 
 
-def test_runs(primitive):
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_runs(primitive, architecture):
     words = random_words(3, 32, 4, seed=22)
-    assert np.array_equal(primitive("runs", words).reshape(3, 32, 4), words[:, ::-1])
+    answer = primitive("runs", words, ARCHITECTURE=architecture)
+    assert np.array_equal(answer.reshape(3, 32, 4), words[:, ::-1])
 
 
 def test_clusters(primitive):
