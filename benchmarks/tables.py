@@ -301,7 +301,9 @@ def gpu_pack(result: Result) -> str:
     cells = []
     for row in result["rows"]:
         speeds = (f"{row[name]:,.0f}" for name in ("pack_gb_s", "unpack_gb_s", "validate_gb_s"))
-        cells.append([f"{row['layer']}, {row['shape']}", f"{row['zeros']:.0%}", *speeds])
+        zeros = row["zeros"]  # a share, or a pattern
+        zeros = zeros if isinstance(zeros, str) else f"{zeros:.0%}"
+        cells.append([f"{row['layer']}, {row['shape']}", zeros, *speeds])
     header = ["GB of dense weight a second", "zeros", "pack", "unpack", "validate"]
     return markdown(header, cells) + gpu_conditions(result["about"])
 

@@ -7,11 +7,11 @@
 
 First every packed tensor is compared with what the CPU packs, over shapes, densities, dtypes and
 places in memory; nothing is timed unless all agree. Then layers of Llama 3 and OPT are timed at 50,
-80 and 90% zeros: whole calls as a loader makes them, allocation and the wait for the device
-included, and the time of each kernel alone. Speeds are gigabytes of dense weight a second. `bound`
-is the speed at which the bytes that must move (the weight twice, the packed tensors once) pass at
-this card's copy bandwidth. The bandwidth from main memory is printed too, since packing while
-loading has to keep up with it.
+80 and 90% zeros, or by the patterns that a format has: whole calls as a loader makes them,
+allocation and the wait for the device included, and the time of each kernel alone. Speeds are
+gigabytes of dense weight a second. `bound` is the speed at which the bytes that must move (the
+weight twice, the packed tensors once) pass at this card's copy bandwidth. The bandwidth from main
+memory is printed too, since packing while loading has to keep up with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import argparse
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from rich.table import Table
 from torch import Tensor
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
+from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names, get_format
 
 LAYERS = {
     "llama-3-8b o": (4096, 4096),
@@ -53,6 +53,13 @@ KERNEL = re.compile(
     r"\bflashsparse::(?:\w+::)*(\w+_kernel)\b"
 )  # a kernel of ours, in what torch profiled
 Row = dict[str, Any]
+Options = Mapping[str, Any]
+
+
+def patterns(format: str, which: str) -> tuple[Options, ...]:
+    """The options by which a format is tried, "CHECKED" or "MEASURED"; () where it has none."""
+    own = _formats.room(format, "patterns")
+    return getattr(own, which) if own else ()
 
 
 def any_bits(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int) -> Tensor:
@@ -96,11 +103,16 @@ def places(weight: Tensor, device: torch.device) -> Iterator[tuple[str, Tensor]]
 def check(format: str, device: torch.device) -> int:
     """Compares with the CPU; returns how many comparisons agreed, raises if one does not."""
     agreed = 0
-    for name, weight in weights():
-        wanted = fs.pack(weight, format)
+    for number, (name, weight) in enumerate(weights()):
+        options: Options = {}
+        if own := patterns(format, "CHECKED"):
+            options = own[number % len(own)]
+            weight = conform(weight, format, options)
+            name += f", {options}"
+        wanted = fs.pack(weight, format, options)
         back = wanted.unpack().view(torch.int16)
         for place, there in places(weight, device):
-            made = fs.pack(there, format)
+            made = fs.pack(there, format, options)
             same = {
                 name: torch.equal(made.tensors[name].cpu(), tensor)
                 for name, tensor in wanted.tensors.items()
@@ -113,7 +125,34 @@ def check(format: str, device: torch.device) -> int:
         if made.density != wanted.density:
             raise SystemExit(f"WRONG: validate of {name} counts other nonzeros than the CPU does")
         agreed += 2
-    return agreed + refusals(format, device)
+    return agreed + refusals(format, device) + breaches(format, device)
+
+
+def conform(weight: Tensor, format: str, options: Options) -> Tensor:
+    """A weight like this one that follows the pattern of the options."""
+    own = get_format(format)
+    return own.conform(weight, own.scheme(weight.dtype, options))
+
+
+def breaches(format: str, device: torch.device) -> int:
+    """A weight that breaks its pattern is refused in the CPU's words; returns how many were."""
+    refused = 0
+    for options in patterns(format, "CHECKED"):
+        weight = any_bits((300, 2056), 0.9, torch.bfloat16, refused)
+        weight[: 17 * refused] = 0
+        kept = conform(weight, format, options)
+        if torch.equal(kept.view(torch.int16), weight.view(torch.int16)):
+            continue  # a pattern that keeps all
+        told = []
+        for place in (torch.device("cpu"), device):
+            try:
+                fs.pack(weight.to(place), format, options)
+            except fs.FormatError as error:
+                told.append(str(error))
+        if len(told) != 2 or told[0] != told[1]:
+            raise SystemExit(f"WRONG: a weight that breaks {options} is told of as {told}")
+        refused += 1
+    return refused
 
 
 def refusals(format: str, device: torch.device) -> int:
@@ -198,21 +237,25 @@ def measure(
     format: str,
     name: str,
     shape: tuple[int, int],
-    sparsity: float,
+    kind: float | Options,
     device: torch.device,
     repeats: int,
 ) -> Row:
-    weight = pruned(shape, sparsity, device)
-    packed = fs.pack(weight, format)
+    """`kind`: the share of zeros, or the options of a pattern that the weight follows."""
+    options: Options = {} if isinstance(kind, float) else kind
+    weight = pruned(shape, kind if isinstance(kind, float) else 0.0, device)
+    if options:
+        weight = conform(weight, format, options)
+    packed = fs.pack(weight, format, options)
     calls = {
-        "pack": lambda: fs.pack(weight, format),
+        "pack": lambda: fs.pack(weight, format, options),
         "unpack": packed.unpack,
         "validate": packed.validate,
     }
     row: Row = {
         "layer": name,
         "shape": f"{shape[0]}x{shape[1]}",
-        "zeros": sparsity,
+        "zeros": kind if isinstance(kind, float) else packed.scheme.options.title,
         "dense_bytes": weight.nbytes,
         "packed_bytes": packed.nbytes,
     }
@@ -231,7 +274,11 @@ def measure(
 def cpu_gigabytes(format: str, repeats: int) -> float:
     """Gigabytes a second of the CPU's packer, with all of torch's threads."""
     weight = pruned((4096, 4096), 0.8, torch.device("cpu"))
-    took = seconds(lambda: fs.pack(weight, format), torch.device("cpu"), repeats)
+    options: Options = {}
+    if own := patterns(format, "MEASURED"):
+        options = own[0]
+        weight = conform(weight, format, options)
+    took = seconds(lambda: fs.pack(weight, format, options), torch.device("cpu"), repeats)
     return weight.nbytes / took / 1e9
 
 
@@ -247,13 +294,18 @@ def about(format: str, device: torch.device, repeats: int) -> dict[str, Any]:
     return found | {"copy_gb_s": round(copy_bandwidth(device, repeats) / 1e9, 1)}
 
 
+def title(row: Row) -> str:
+    """ "50% zeros", or the pattern."""
+    return f"{row['zeros']:.0%} zeros" if isinstance(row["zeros"], float) else row["zeros"]
+
+
 def show(conditions: dict[str, Any], rows: list[Row]) -> None:
     table = Table(
         title=f"GB of dense bf16 a second, {conditions.get('gpu', conditions['cpu'])}",
         caption=f"copies at {conditions['copy_gb_s']:,} GB/s (read + written); the CPU here packs "
         f"{conditions['cpu_pack_gb_s']} GB/s with {conditions['threads']} threads",
     )
-    for column in ("layer", "shape", "zeros"):
+    for column in ("layer", "shape", "weight"):
         table.add_column(column)
     for column in ("pack", "bound", "kernels alone", "unpack", "validate"):
         table.add_column(column, justify="right")
@@ -264,7 +316,7 @@ def show(conditions: dict[str, Any], rows: list[Row]) -> None:
         table.add_row(
             row["layer"],
             row["shape"],
-            f"{row['zeros']:.0%}",
+            title(row),
             f"[bold]{row['pack_gb_s']:,.0f}[/]",
             f"{bound:,.0f}",
             f"{row['dense_bytes'] / alone / 1e3:,.0f}" if alone else "",
@@ -278,11 +330,11 @@ def show(conditions: dict[str, Any], rows: list[Row]) -> None:
             f"weights come from main memory at {conditions['upload_gb_s']} GB/s, from pinned "
             f"memory at {conditions['pinned_upload_gb_s']} GB/s"
         )
-    for zeros in SPARSITIES:
+    for zeros in dict.fromkeys(row["zeros"] for row in rows):
         own = [row for row in rows if row["zeros"] == zeros]
         speed = sum(row["dense_bytes"] for row in own) / sum(row["pack_us"] for row in own) * 1e6
         console.print(
-            f"70B model, {MODEL_BYTES / 1e9:.0f} GB, {zeros:.0%} zeros: packed in "
+            f"70B model, {MODEL_BYTES / 1e9:.0f} GB, {title(own[0])}: packed in "
             f"{MODEL_BYTES / speed:,.2f} s ({speed / 1e9:,.0f} GB/s)"
         )
 
@@ -304,8 +356,8 @@ def main() -> None:
     conditions, rows = about(arguments.format, device, arguments.repeats), []
     path = arguments.out / "pack.csv"
     for name, shape in (LAYERS if device.type == "cuda" else TOY).items():
-        for sparsity in SPARSITIES:
-            rows.append(measure(arguments.format, name, shape, sparsity, device, arguments.repeats))
+        for kind in patterns(arguments.format, "MEASURED") or SPARSITIES:
+            rows.append(measure(arguments.format, name, shape, kind, device, arguments.repeats))
             _results.write(path, conditions, rows)
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -15,7 +15,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops import ops
+from ..ops import ops, where_kernels_are
 from ..packed import Options, Scheme, rules
 from .value_types import GROUPS, VALUE_TYPES, ValueType, quantise, to_codes
 
@@ -277,7 +277,8 @@ def store(weight: Tensor, options: PatternOptions) -> dict[str, Tensor]:
         codes, scales = quantise(weight.detach(), options.value_type, options.group)
         return store_codes(codes, scales, options)
     with rules():
-        packed, index = ops.nm_vector_pack(weight.detach().cpu(), *options.numbers)
+        dense = where_kernels_are(weight.detach())
+        packed, index = ops.nm_vector_pack(dense, *options.numbers)
     return {"weight_packed": packed.to(weight.device), "weight_index": index.to(weight.device)}
 
 
@@ -295,7 +296,7 @@ def store_codes(codes: Tensor, scales: Tensor, options: PatternOptions) -> dict[
     values, device = options.value_type, codes.device
     assert values is not None
     with rules():
-        kept, index = ops.nm_vector_pack(codes.cpu(), *options.numbers)
+        kept, index = ops.nm_vector_pack(where_kernels_are(codes), *options.numbers)
     packed = values.encode(kept.to(device).view(torch.float16))
     return {"weight_packed": packed, "weight_index": index.to(device), "weight_scale": scales}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
-from ..ops import STATUS
+from ..ops import where_kernels_are
 from ..packed import FormatError, PackedWeight, Scheme, TensorSpec, rules
 from ..plan import Implementation, Plan
 from .interleaved_bitmap import InterleavedBitmap
@@ -56,7 +56,7 @@ class UnstructuredStorage(UnstructuredFormat):
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
         with rules():
-            packed = self.op("pack")(_where_kernels_are(weight.detach()))
+            packed = self.op("pack")(where_kernels_are(weight.detach()))
         return self.wrap(packed, scheme, weight.shape).to(weight.device)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
@@ -137,7 +137,7 @@ class UnstructuredStorage(UnstructuredFormat):
         return -(-shape[0] // self.piece[0]), -(-shape[1] // self.piece[1])
 
     def _validate(self, packed: PackedWeight) -> Tensor:
-        tensors = (_where_kernels_are(packed.tensors[name].detach()) for name in self.tensor_names)
+        tensors = (where_kernels_are(packed.tensors[name].detach()) for name in self.tensor_names)
         return self.op("validate")(*tensors, *packed.shape)
 
     def _offsets(self, lengths: Tensor) -> Tensor:
@@ -153,8 +153,3 @@ class UnstructuredStorage(UnstructuredFormat):
                 "leave the layer dense"
             )
         return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
-
-
-def _where_kernels_are(tensor: Tensor) -> Tensor:
-    """The tensor on its own device if that has kernels, else on the CPU: the results are equal."""
-    return tensor if tensor.is_cuda and STATUS["_C_cuda"].loaded else tensor.cpu()

@@ -6,6 +6,6 @@ of `formats/`.
 """
 
 from . import attention, dense
-from .library import STATUS, ops
+from .library import STATUS, ops, where_kernels_are
 
-__all__ = ["STATUS", "attention", "dense", "ops"]
+__all__ = ["STATUS", "attention", "dense", "ops", "where_kernels_are"]

@@ -56,3 +56,8 @@ def _load_cuda() -> ObjectStatus:
 
 STATUS = {"_C_cpu": _load_cpu(), "_C_cuda": _load_cuda()}
 ops = torch.ops.flashsparse
+
+
+def where_kernels_are(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on its own device if that has kernels, else on the CPU: packed results are equal."""
+    return tensor if tensor.is_cuda and STATUS["_C_cuda"].loaded else tensor.cpu()

@@ -23,6 +23,22 @@ inline ScalarType nm_value_dtype(ScalarType weight_dtype) {
   return is_16_bit(weight_dtype) ? ScalarType::Short : ScalarType::Int;
 }
 
+// body(Value{}) with the type in which values of a dtype travel.
+template <typename Body>
+auto by_width(ScalarType dtype, const Body& body) {
+  return dtype == ScalarType::Float || dtype == ScalarType::Int ? body(uint32_t{})
+                                                                : body(uint16_t{});
+}
+
+template <typename Value>
+const Value* values_of(const Tensor& tensor) {
+  return static_cast<const Value*>(tensor.const_data_ptr());
+}
+template <typename Value>
+Value* mutable_values(Tensor& tensor) {
+  return static_cast<Value*>(tensor.mutable_data_ptr());
+}
+
 inline void check_nm_shape(int64_t out, int64_t in) {
   check_shape(out, in);
   FS_CHECK(in <= INT32_MAX - 256, "a weight of nm_vector has fewer columns than ", in);

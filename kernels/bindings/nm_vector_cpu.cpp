@@ -14,25 +14,9 @@ namespace flashsparse {
 namespace {
 
 template <typename Value>
-const Value* values_of(const Tensor& tensor) {
-  return static_cast<const Value*>(tensor.const_data_ptr());
-}
-template <typename Value>
-Value* mutable_values(Tensor& tensor) {
-  return static_cast<Value*>(tensor.mutable_data_ptr());
-}
-
-template <typename Value>
 nm_vector::Packed<Value> packed_of(const Tensor& values, const Tensor& index, int64_t out,
                                    int64_t in, const nm_vector::Pattern& pattern) {
   return {pattern, out, in, values_of<Value>(values), index.const_data_ptr<uint8_t>()};
-}
-
-// body(Value{}) with the type in which values of a dtype travel.
-template <typename Body>
-auto by_width(ScalarType dtype, const Body& body) {
-  return dtype == ScalarType::Float || dtype == ScalarType::Int ? body(uint32_t{})
-                                                                : body(uint16_t{});
 }
 
 std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int64_t m,

@@ -43,6 +43,12 @@ struct Pattern {
   }
 };
 
+// A block, the window of a group, that has nonzeros in more than n columns.
+struct Breach {
+  int64_t group, window;
+  int columns;
+};
+
 // Position number `entry` of a group, whose bytes start at `index`. A position has 8 bits at most,
 // and so lies in two bytes at most; the second one is read only where it does.
 FS_HOST_DEVICE constexpr uint32_t position(const uint8_t* index, int64_t entry, int bits) {

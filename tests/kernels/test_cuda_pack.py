@@ -154,8 +154,11 @@ def test_every_barrier_is_needed():
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-@pytest.mark.parametrize("format", ["tiled_csl", "tiled_bitmap"])
-def test_packs_where_the_weight_lies_if_there_is_a_kernel(monkeypatch, format, loaded):
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [("tiled_csl", {}), ("tiled_bitmap", {}), ("nm_vector", {"n": 2, "m": 4})],
+)
+def test_packs_where_the_weight_lies_if_there_is_a_kernel(monkeypatch, format, options, loaded):
     devices = []
 
     class Watch(TorchDispatchMode):
@@ -166,6 +169,6 @@ def test_packs_where_the_weight_lies_if_there_is_a_kernel(monkeypatch, format, l
 
     monkeypatch.setattr(STATUS["_C_cuda"], "loaded", loaded)
     with FakeTensorMode(shape_env=ShapeEnv()), Watch():
-        packed = fs.pack(torch.empty(300, 128, dtype=FLOAT16, device="cuda"), format)
+        packed = fs.pack(torch.empty(300, 128, dtype=FLOAT16, device="cuda"), format, **options)
         assert {tensor.device.type for tensor in packed.tensors.values()} == {"cuda"}
     assert devices == ["cuda" if loaded else "cpu"]

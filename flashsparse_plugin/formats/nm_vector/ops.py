@@ -28,7 +28,8 @@ def _(weight: Tensor, n: int, m: int, vector_length: int):
     Packs weight [out_features, in_features] (float16, bfloat16 or float32) that follows the pattern
     n:m in groups of vector_length rows: value bits [out_features, kept] (int16 or int32) and
     positions inside the windows, uint8 [groups, bytes]. Raises where it does not follow the
-    pattern, naming the first place. CPU only.
+    pattern, naming the first place. The same bit for bit on every device. On CUDA it waits for the
+    device, to learn whether the weight follows the pattern: no part of a CUDA graph.
     """
     out_features, in_features = weight.shape
     options = PatternOptions(n=n, m=m, vector_length=vector_length)

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <sstream>
 
 #include "common/aligned_buffer.h"
 #include "common/parallel.h"
+#include "formats/nm_vector_errors.h"
 
 namespace flashsparse::nm_vector {
 namespace {
@@ -97,21 +97,6 @@ int32_t* column_buffer(int64_t kept) {
   return buffer.get<int32_t>(kept);
 }
 
-// "rows 32 to 63, columns 0 to 3"
-std::string place(const Pattern& pattern, int64_t group, int64_t window, int64_t rows,
-                  int64_t cols) {
-  std::ostringstream text;
-  const int64_t last_row = std::min(rows, (group + 1) * pattern.length) - 1;
-  const int64_t last_col = std::min(cols, (window + 1) * pattern.m) - 1;
-  if (last_row == group * pattern.length) {
-    text << "row " << last_row;
-  } else {
-    text << "rows " << group * pattern.length << " to " << last_row;
-  }
-  text << ", columns " << window * pattern.m << " to " << last_col;
-  return text.str();
-}
-
 }  // namespace
 
 template <typename Value>
@@ -145,14 +130,7 @@ std::string pack(const Value* weight, int64_t rows, int64_t cols, const Pattern&
   for (int64_t w = 0;; ++w) {
     const int64_t count = count_used(used + w * pattern.m, pattern.m);
     if (count <= pattern.n) continue;
-    std::ostringstream text;
-    text << "the weight breaks the pattern " << pattern.n << ":" << pattern.m << " (vector_length "
-         << pattern.length << ") at " << place(pattern, bad, w, rows, cols) << ": " << count
-         << " columns have nonzeros, where " << pattern.n << " may. Remedy: prune it with "
-         << "`flashsparse prune --pattern " << pattern.n << ":" << pattern.m;
-    if (pattern.length > 1) text << " --vector-length " << pattern.length;
-    text << "`, or choose a format for any zeros";
-    return text.str();
+    return breach_error(pattern, {bad, w, static_cast<int>(count)}, rows, cols);
   }
 }
 
@@ -194,7 +172,7 @@ Verdict validate(const Packed<Value>& packed) {
   const int64_t bad =
       first_failure(pattern, rows, cols, [&](int64_t group) { return bad_window(group) < 0; });
   if (bad == pattern.groups(rows)) return {{}, nonzeros.load()};
-  return {"weight_index at " + place(pattern, bad, bad_window(bad), rows, cols) +
+  return {"weight_index at " + place_of(pattern, bad, bad_window(bad), rows, cols) +
               ": positions must ascend, lie in their window of " + std::to_string(pattern.m) +
               " columns, and have zeros beyond the weight's edge",
           0};
