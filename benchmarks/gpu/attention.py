@@ -7,16 +7,17 @@
     python benchmarks/gpu/attention.py --device cpu   a toy run that shows that this program works
 
 The op, without phi and with one that fits, is compared with torch's scaled_dot_product_attention
-and, if vLLM is installed, with its FlashAttention 3 and its Triton kernel, which read the same
-pages as our paged op. All read cold keys and values, from CUDA graphs. Results are saved after each
-point; when the --minutes are over, the rest is left out with a message. The card's clocks are never
-set.
+and, over the same pages as our paged op, with FlashInfer and with vLLM's FlashAttention 3 and its
+Triton kernel, where these are installed. All read cold keys and values, from CUDA graphs. Results
+are saved after each point; when the --minutes are over, the rest is left out with a message. The
+card's clocks are never set.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from _attention_rivals import flash_attention, flashinfer_attention, triton_attention
 from _check import Checker
 from _device import Budget, Stopwatch, _measure, cold_bytes
 from _program import (
@@ -70,7 +72,13 @@ class Shape:
         return f"{self.sequences} of {self.positions}, heads {self.heads}"
 
 
-HEADS = {"Llama-3-8B": (8, 4, 128), "Llama-3-70B": (8, 8, 128), "Llama-2-7B": (32, 1, 128)}
+HEADS = {  # heads of the cache, queries of each, and their width
+    "Llama-3-8B": (8, 4, 128),
+    "Llama-3-70B": (8, 8, 128),
+    "Llama-2-7B": (32, 1, 128),
+    "Llama-2-13B": (40, 1, 128),
+    "ChatGLM2-6B": (2, 16, 128),
+}
 SPEED = [
     Shape(sequences, *heads, positions)
     for heads, sequences, positions in itertools.product(
@@ -102,7 +110,7 @@ class Case:
 
 def cases(small: bool) -> Iterator[Case]:
     """Every head dim, group and layout, the most informative first; `small` has two groups."""
-    dims, groups = (64, 80, 96, 128, 256), (1, 8) if small else (1, 4, 8, 12)
+    dims, groups = (64, 80, 96, 128, 256), (1, 8) if small else (1, 4, 8, 12, 16)
     lengths = (40, 300) if small else (17, 300, 3000, 20000)
     for positions, head_dim, group in itertools.product(lengths, dims, groups):
         if positions > 5000 and group != 4:
@@ -216,45 +224,6 @@ def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 # ---- how fast is it? ----------------------------------------------------------------------------
 
 
-def flash_attention() -> Callable | None:
-    """vLLM's FlashAttention 3 over a paged cache, or None without vLLM."""
-    try:
-        from vllm.vllm_flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return None
-    return partial(flash_attn_varlen_func, fa_version=3)
-
-
-def triton_attention(
-    sequences: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
-) -> Callable | None:
-    """vLLM's Triton kernel for decode, as its backend calls it, or None without vLLM."""
-    try:
-        from vllm.v1.attention.backends import triton_attn
-        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
-    except ImportError:
-        return None
-    segments = triton_attn.NUM_PAR_SOFTMAX_SEGMENTS
-    most = triton_attn.MIN_LAUNCH_GRID_SIZE_2D // kv_heads  # sequences that are cut into segments
-    room = partial(torch.empty, dtype=torch.float32, device=device)
-    return partial(
-        unified_attention,
-        cu_seqlens_q=torch.arange(sequences + 1, device=device).int(),
-        max_seqlen_q=1,
-        causal=True,
-        window_size=(-1, -1),
-        softcap=0,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
-        seq_threshold_3D=most,
-        num_par_softmax_segments=segments,
-        softmax_segm_output=room(most, heads, segments, head_dim),
-        softmax_segm_max=room(most, heads, segments),
-        softmax_segm_expsum=room(most, heads, segments),
-    )
-
-
 class Point:
     """Times one shape, over so many copies of its keys and values that they are cold."""
 
@@ -330,7 +299,22 @@ class Point:
                 out=torch.empty_like(query),
             )
             row["triton_us"] = self._time(lambda: triton(query, *caches()), caches)
-        return row
+        return row | (self._flashinfer(table, caches) if self._device.type == "cuda" else {})
+
+    def _flashinfer(self, table: Tensor, caches: _measure.Rotation) -> Row:
+        """Its faster way; nothing without it, and why where it is there and does not run."""
+        shape, query, found = self._shape, self._query, []
+        sizes = (query.shape[1], shape.kv_heads, shape.head_dim)
+        out = torch.empty_like(query)
+        try:
+            for run in flashinfer_attention(*sizes, table, PAGE, query.dtype, self._scale):
+                call = partial(run, query, out=out)
+                found.append(self._time(lambda call=call: call(caches()), caches))
+        except Exception as error:  # it compiles when it is called, which may fail in many ways
+            if "CUDA error" in str(error):
+                raise
+            print(f"{shape}: FlashInfer does not run: {str(error)[:200]}", flush=True)
+        return {"flashinfer_us": min(found)} if found else {}
 
     def _rotation(self, make: Callable[[], Any]) -> _measure.Rotation:
         return _measure.Rotation(make, self._shape.nbytes, cold_bytes(self._device))
@@ -339,10 +323,19 @@ class Point:
         return round(self._stopwatch(call, len(caches)).microseconds, 2)
 
 
+def _fits(shape: Shape, device: torch.device) -> bool:
+    """Whether there is room for two copies of keys and values, which take turns."""
+    if device.type != "cuda":
+        return True
+    return 2.1 * shape.nbytes < torch.cuda.get_device_properties(device).total_memory
+
+
 def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
     stopwatch = Stopwatch(device, arguments.replays)
     about, bandwidth = conditions(arguments, device, stopwatch)
-    shapes = SPEED if device.type == "cuda" else [Shape(2, 2, 2, 64, 100)]
+    shapes = [shape for shape in SPEED if _fits(shape, device)]
+    if device.type != "cuda":
+        shapes = [Shape(2, 2, 2, 64, 100)]
     rows: list[Row] = []
 
     def measured() -> Iterator[Shape]:
@@ -363,16 +356,17 @@ def show(rows: list[Row], about: dict[str, Any]) -> None:
     """Prints microseconds, the fastest in green, and the op's share of the bound."""
     names = [
         name
-        for name in ("online", "phi", "paged", "sdpa", "fa3", "triton")
-        if f"{name}_us" in rows[0]
+        for name in ("online", "phi", "paged", "sdpa", "fa3", "flashinfer", "triton")
+        if any(f"{name}_us" in row for row in rows)
     ]
     table = Table(title="µs of one token a sequence", box=box.SIMPLE_HEAD)
     for column in ("heads", "sequences", "positions", *names, "bound", "of bound"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        times = {name: row[f"{name}_us"] for name in names}
-        best = min(times.values())
-        cells = [f"[green]{us:.1f}[/]" if us == best else f"{us:.1f}" for us in times.values()]
+        times = [row.get(f"{name}_us", math.inf) for name in names]
+        shown = [f"{us:.1f}" if math.isfinite(us) else "" for us in times]
+        best = shown[times.index(min(times))]
+        cells = [f"[green]{text}[/]" if text == best else text for text in shown]
         first = [row["heads"], f"{row['sequences']}", f"{row['positions']}"]
         share = row["bound_us"] / min(row["online_us"], row["phi_us"])
         table.add_row(*first, *cells, f"{row['bound_us']:.1f}", f"{share:.0%}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import attention
 import pytest
 import torch
+from _attention_rivals import flashinfer_attention
 from _device import Budget, _results
+from torch.nn import functional as F
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "gpu" / "attention.py"
 CASES = [
@@ -66,3 +70,42 @@ def test_planted_mistakes_are_found(monkeypatch, spoil, check):
 def test_its_time_ends():
     tally = checker().run(iter(CASES), Budget(-1))
     assert tally.out_of_time and not tally.checks
+
+
+class Wrapper:
+    """FlashInfer's, as far as it is called: attention over the pages that it was told of."""
+
+    def __init__(self, workspace, layout, use_cuda_graph, use_tensor_cores, **buffers):
+        assert layout == "NHD" and use_cuda_graph
+        self.buffers = list(buffers.values())
+
+    def plan(self, ends, pages, last, heads, kv_heads, head_dim, page, **rest):
+        assert all(map(torch.equal, self.buffers, (ends, pages, last)))
+        self.ends, self.pages, self.scale = ends.tolist(), pages, rest["sm_scale"]
+        assert last.tolist() == [page] * len(last) and rest["kv_data_type"] == torch.float16
+
+    def run(self, query, caches, out):
+        for number, (begin, end) in enumerate(pairwise(self.ends)):
+            key, value = (cache[self.pages[begin:end]].flatten(0, 1) for cache in caches)
+            inputs = (query[number, :, None], key.transpose(0, 1), value.transpose(0, 1))
+            attended = F.scaled_dot_product_attention(*inputs, scale=self.scale, enable_gqa=True)
+            out[number] = attended[:, 0]
+        return out
+
+
+def test_flashinfer_reads_the_pages_that_we_read(monkeypatch):
+    module = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Wrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    query, key, value = (torch.randn(2, heads, 32, 64).half() for heads in (32, 2, 2))
+    *cache, table = attention.paged(key, value)
+    lengths = torch.full((2,), 32, dtype=torch.int32)
+    ours, _ = attention.ops.unified_max_paged_decode(
+        query[:, :, 0], *cache, table, lengths, scale=0.125
+    )
+    ways = list(flashinfer_attention(32, 2, 64, table, attention.PAGE, torch.float16, 0.125))
+    assert len(ways) == 2  # on CUDA cores and on tensor cores
+    for run in ways:
+        found = run(query[:, :, 0], cache, out=torch.empty_like(ours))
+        torch.testing.assert_close(found, ours, atol=2e-3, rtol=2e-3)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    assert not list(flashinfer_attention(32, 2, 64, table, 16, torch.float16, 0.125))
