@@ -12,8 +12,8 @@ from typing import Any
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 AUTO = "auto"  # in the place of a format: what should be fastest for each layer
-COMPARISONS = ("weights", "patterns", "values", "attention")
-FOLLOWING = ("patterns", "values")  # with weights that follow patterns
+COMPARISONS = ("weights", "patterns", "values", "fewer", "attention")
+FOLLOWING = ("patterns", "values", "fewer")  # with weights that follow patterns
 PATTERNS = (PatternOptions(n=2, m=4), PatternOptions(n=8, m=32, vector_length=32))
 VALUES = (
     PatternOptions(n=2, m=4, values="fp8_e4m3"),
@@ -70,6 +70,16 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             if gpus > 1:
                 found.append(Method(f"{format}-on-1", f"{format} on 1", sparse))
         return found
+    if arguments.compare == "fewer":
+        fp8 = dense | {"quantization": "fp8"}
+        settings = {"options": VALUES[0].model_dump()}
+        packed = {"sparse_method": "nm_vector"}
+        gpus = arguments.gpus
+        return [
+            Method("none", f"dense on {gpus}", dense, gpus=gpus),
+            Method("fp8", "fp8 on 1", fp8, exact=False),
+            Method("2of4-fp8_e4m3", "2:4 fp8 on 1", packed, settings, exact=False),
+        ]
     if arguments.compare in FOLLOWING:
         methods = [
             Method("none", "dense", dense, gpus=arguments.gpus),

@@ -41,6 +41,10 @@ def show(
             parts.append(f"start-up {result['startup_s']:.0f} s")
         if "weight_bytes" in result:
             parts.append(f"weights {result['weight_bytes'] / 1e9:.1f} GB")
+        if method.gpus > 1 and "gpu_bytes" in result:
+            parts[-1] += f", {result['gpu_bytes'] / 1e9:.1f} GB a GPU"
+        if "exchange_share" in result:
+            parts.append(f"{result['exchange_share']:.0%} of decoding exchanges sums")
         if "failed" in result:
             parts.append(f"[red]{result['failed']}[/]")
         console.print(f"{method.label}: {', '.join(parts)}")

@@ -3,6 +3,7 @@
 
     python benchmarks/gpu/serve.py [--model llama-3-8b] [--format NAME ...]
     python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy
+    python benchmarks/gpu/serve.py --model llama-3-70b --gpus 2 --dummy --compare fewer
     python benchmarks/gpu/serve.py --compare patterns | values | attention
 
 Makes a checkpoint of random weights with 80% zeros (--sparsity), starts `vllm serve` on it, dense
@@ -17,11 +18,14 @@ The table holds the time to the first token, the time of each further token and 
 the number of clients; tokens per GPU-second are tokens out. The exit code is 1 if a request fails,
 or if the greedy tokens of the two differ by more than rounding.
 
---gpus 2 adds tensor parallelism: dense on two, packed on two, and packed on one. --dummy makes the
-weights up in memory, without a checkpoint, and compares no tokens. --compare patterns runs weights
-that follow 2:4 and 8:32 with vectors of 32 rows (75% zeros) beside dense ones in 16 bits and in
-vLLM's fp8; values packs the same with 8 and 4 bits, whose tokens are not compared; attention runs
-dense weights with vLLM's attention and with ours (--prompt makes contexts longer).
+--gpus 2 adds tensor parallelism: dense on two, packed on two, and packed on one, with the memory
+that weights take of a GPU, and the share of the time that GPUs exchange sums (of decoding, by the
+profiler, after all else is measured). --dummy makes the weights up in memory, without a checkpoint,
+and compares no tokens. --compare fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with
+fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
+(75% zeros) beside dense ones in 16 bits and in vLLM's fp8; values packs the same with 8 and 4 bits,
+whose tokens are not compared; attention runs dense weights with vLLM's attention and with ours
+(--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
 of what is compared. Without a GPU, `--model tiny` shows that the program works.
@@ -38,11 +42,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from _agreement import PROMPT, compare, texts_of
+from _communication import profile, profiler_options
 from _device import _results, _server, machine
 from _methods import AUTO, COMPARISONS, FOLLOWING, Method, methods_of
 from _models import SHAPES, SPARSITY, Shape, make_checkpoint, make_config
@@ -52,6 +58,7 @@ from _traffic import TRAFFICS, Traffic, measure
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
 CLIENTS = (1, 8, 64)
+PROFILED = Traffic("profiled", prompt=64, output=32, rounds=1)
 TINY = 16  # by which traffic is shortened without a GPU
 TOLD = (
     "flashsparse::",
@@ -111,13 +118,17 @@ def run(
     begin, traffics = time.monotonic(), traffics_of(arguments)
     result: Result = {"rows": [], "gpus": method.gpus}
     try:
-        with _server.serving(model, log, server_options(method, traffics, arguments)) as it:
+        options = server_options(method, traffics, arguments)
+        traces = log.with_suffix(".traces")
+        options += profiler_options(traces) if method.gpus > 1 else []
+        with _server.serving(model, log, options) as it:
             result |= {"startup_s": round(it.startup, 1), "vllm": _server.version_of(it.url)}
             lines = log.read_text(errors="replace").splitlines()
             result["log"] = [line for line in lines if any(words in line for words in TOLD)]
             loaded = [LOADED.search(line) for line in result["log"]]
             if found := [float(each[1]) for each in loaded if each]:
                 result["weight_bytes"] = round(sum(found) * 2**30)
+                result["gpu_bytes"] = round(max(found) * 2**30)
             if not arguments.dummy:
                 result["texts"] = texts_of(it.url, shape["vocab_size"])
             for traffic, clients in itertools.product(traffics, arguments.clients):
@@ -129,6 +140,10 @@ def run(
                 result["rows"].append(row)
                 print(f"  {method.label}, {line_of(row)}", flush=True)
                 save(result)
+            if method.gpus > 1:
+                work = partial(measure, it.url, model, PROFILED, max(CLIENTS[:2]), method.gpus)
+                if (share := profile(it.url, traces, work)) is not None:
+                    result["exchange_share"] = round(share, 3)
     except (RuntimeError, OSError) as error:
         result["failed"] = str(error).strip().splitlines()[-1]
         print(f"{error}\n{method.name}: {result['failed']}; the whole log: {log}", flush=True)

@@ -120,10 +120,15 @@ class LayerLoader:
         sparsity = self.config.sparsity
         assert sparsity is not None  # refused before
         self.scheme = self.scheme_of(self.dtype)
-        generator = torch.Generator().manual_seed(0)
-        weight = torch.empty(self.shape, dtype=self.scheme.dtype, device="cpu")
+        # Where the layer runs: a GPU makes up in seconds what takes a CPU many minutes.
+        generator = torch.Generator(self.device).manual_seed(0)
+        weight = torch.empty(self.shape, dtype=self.scheme.dtype, device=self.device)
         weight.uniform_(-1e-3, 1e-3, generator=generator)
-        weight[torch.rand(self.shape, generator=generator) < sparsity] = 0
+        if self.scheme.values:  # a pattern, which has its own share of zeros
+            weight = self.scheme.format.conform(weight, self.scheme)
+        else:
+            zeros = torch.rand(self.shape, generator=generator, device=self.device) < sparsity
+            weight[zeros] = 0
         self.missing.clear()
         self.finish(weight)
 

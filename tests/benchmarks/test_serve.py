@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/gpu/serve.py with a server that answers at once."""
 
+import gzip
+import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import _agreement
+import _communication
 import _traffic
 import pytest
 import serve
@@ -38,6 +41,7 @@ def ran(monkeypatch, tmp_path):
 
         monkeypatch.setattr(_server, "serving", serving)
         monkeypatch.setattr(_traffic, "_bench", bench or figures)
+        monkeypatch.setattr(serve, "profile", lambda url, folder, work: work() and 0.25)
         command = ["serve.py", "--model", "tiny", "--out", str(tmp_path), *options]
         monkeypatch.setattr(sys, "argv", command)
         return serve.main(), started
@@ -91,10 +95,14 @@ def test_a_traffic_that_fails_is_told_and_the_rest_is_kept(ran, tmp_path, capsys
     assert "2 requests of prompts failed: ['no such model']" in capsys.readouterr().out
 
 
-def test_several_gpus(ran, tmp_path):
+def test_several_gpus(ran, tmp_path, capsys):
     """Throughput is that of a GPU; packed weights are on two and on one."""
     code, started = ran("--gpus", "2", "--dummy", "--clients", "8", "--traffic", "decoding")
     assert code == 0
+    runs = _results.read(tmp_path / "traffic-tiny-2-gpus.csv")["about"]["runs"]
+    assert [each.get("exchange_share") for each in runs.values()] == [0.25, 0.25, None]
+    assert ["--profiler-config" in each for each in started.values()] == [True, True, False]
+    assert "25% of decoding exchanges sums" in " ".join(capsys.readouterr().out.split())
     assert list(started) == ["none", "tiled_bitmap", "1"]
     joined = [" ".join(flags) for flags in started.values()]
     assert ["--tensor-parallel-size 2" in each for each in joined] == [True, True, False]
@@ -102,6 +110,30 @@ def test_several_gpus(ran, tmp_path):
     assert ['{"flashsparse": {"sparsity": 0.8}}' in each for each in joined] == [False, True, True]
     rows = _results.read(tmp_path / "traffic-tiny-2-gpus.csv")["rows"]
     assert [row["tokens_per_gpu_s"] for row in rows] == [50, 50, 100]
+
+
+def test_fewer_gpus(ran, tmp_path):
+    """Dense weights on two, beside fp8 and 2:4 in fp8 on one."""
+    _, started = ran("--gpus", "2", "--dummy", "--clients", "8", "--compare", "fewer",
+                     "--traffic", "decoding")  # fmt: skip
+    joined = [" ".join(flags) for flags in started.values()]
+    assert ["--tensor-parallel-size 2" in each for each in joined] == [True, False, False]
+    assert ["--quantization fp8" in each for each in joined] == [False, True, False]
+    assert '"values": "fp8_e4m3"' in joined[2] and "--sparse-method nm_vector" in joined[2]
+
+
+def test_the_share_of_exchanges_of_all_gpus(tmp_path):
+    def event(name, dur, cat="kernel"):
+        return {"name": name, "dur": dur, "cat": cat}
+
+    with pytest.raises(RuntimeError, match="left no trace"):
+        _communication.share_of(tmp_path)
+    one = [event("ncclDevKernel_AllReduce_Sum", 10), event("gemm", 30), event("gemm", 99, "cpu_op")]
+    other = [event("void vllm::cross_device_reduce_1stage", 20), event("gemm", 20)]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": one}))
+    packed = gzip.compress(json.dumps({"traceEvents": other}).encode())
+    (tmp_path / "rank1.json.gz").write_bytes(packed)
+    assert _communication.share_of(tmp_path) == 30 / 80
 
 
 def test_the_time_limit_keeps_what_was_measured(ran, tmp_path, capsys):

@@ -208,6 +208,11 @@ def jobs(models, tmp_path_factory):
         "reload": job(packed, {"reload": True}),
         "dummy packed": job(packed, load_format="dummy"),
         "dummy": job(dense, additional_config={"flashsparse": {"sparsity": 0.9}}, **made_up),
+        "dummy of a pattern": job(
+            dense,
+            additional_config={"flashsparse": {"sparsity": 0.9, "options": {"n": 2, "m": 4}}},
+            **made_up | {"sparse_method": "nm_vector"},
+        ),
         "dummy of unknown sparsity": job(dense, **made_up),
         "sharded": job(packed, load_format="sharded_state"),
         "unmarked": job(without_method(packed, folder / "unmarked")),
@@ -471,6 +476,11 @@ def test_made_up_weights_have_the_zeros_of_the_model(results, name, sparsity):
     assert kinds(results[name], "qkv_proj", "gate_up_proj", "o_proj", "down_proj") == {SPARSE}
     for elements, kept in results[name]["streams"].values():
         assert kept / elements == pytest.approx(1 - sparsity, abs=0.02)
+
+
+def test_made_up_weights_follow_the_pattern_that_is_asked_for(results):
+    assert "error" not in results["dummy of a pattern"], results["dummy of a pattern"]
+    assert kinds(results["dummy of a pattern"], "qkv_proj", "down_proj") == {SPARSE}
 
 
 def test_layers_share_compiled_graphs(results, expected, models):
