@@ -12,7 +12,16 @@ from ..modules import experts_of, linear_modules, shape_of
 from .linears import build_config_on_meta
 
 Shape = tuple[int, int]  # (out_features, in_features)
-_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# What vLLM merges, by `packed_modules_mapping` of its models. Where a model has such layers and an
+# engine runs them apart, they still get one format: that is no mistake.
+_MERGED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("query", "key", "value"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
 
 
 @dataclass(frozen=True)

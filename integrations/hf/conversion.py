@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs the layers of a dense checkpoint while it loads, one dense layer in memory at a time."""
+"""Packs the layers of a dense checkpoint while it loads.
+
+One dense layer is in memory at a time; where formats are chosen by the weights, those that engines
+merge.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
+from flashsparse_plugin.checkpoint.shapes import merged_names
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target
@@ -33,6 +39,9 @@ class Conversion:
     Attributes:
         config: How to prune and pack.
         targets: Layer name -> scheme. Where the format is yet to be chosen, only its dtype counts.
+        merged: Of those whose format is yet to be chosen, by each the layers that engines merge
+            with it, itself among them: one format is chosen for them all.
+        waiting: Weights of such layers, until those of the others are there.
         chosen: Of those layers, what was chosen for them.
         offloaded: Layers that will live on disk, or on the CPU while a GPU runs them. These keep
             the storage form; the others go straight into the form that their device reads.
@@ -45,6 +54,8 @@ class Conversion:
 
     config: FlashSparseConfig
     targets: dict[str, Scheme] = field(default_factory=dict)
+    merged: dict[str, list[str]] = field(default_factory=dict)
+    waiting: dict[str, Tensor] = field(default_factory=dict)
     chosen: dict[str, Choice] = field(default_factory=dict)
     offloaded: set[str] = field(default_factory=set)
     replaced: dict[str, type[nn.Module]] = field(default_factory=dict)
@@ -54,6 +65,9 @@ class Conversion:
 
     def pack(self, model: PreTrainedModel, name: str, weight: Tensor) -> dict[str, Tensor]:
         """Puts a SparseLinear in the place of the linear layer called `name`.
+
+        Where its format is yet to be chosen, once the weights of all layers are there that engines
+        merge with it; then all of them are packed.
 
         Returns:
             The tensors that transformers has to place, by their full names: those of an offloaded
@@ -65,17 +79,50 @@ class Conversion:
                 f"layer {name!r}: the checkpoint has a weight of shape {list(weight.shape)}, the "
                 f"model of {list(linear.weight.shape)}. Is it another model's?"
             )
-        self.replaced[name] = type(linear)
         if is_transposed(linear):
             weight = weight.T.contiguous()
         if self.config.pruning == "magnitude":
             weight = prune_weight(weight, self.config.sparsity, name=name)
-        scheme = self.targets[name]
-        if self.config.is_open_for(name):
-            choice = self._choose(name, weight, scheme.dtype)
+        if not self.config.is_open_for(name):
+            return self._pack(model, name, weight, self.targets[name])
+        self.waiting[name] = weight
+        names = self.merged.get(name, [name])
+        return self._choose(model, names) if self.waiting.keys() >= set(names) else {}
+
+    def merge(self, present: Container[str]) -> None:
+        """Notes which of the layers whose format is open engines merge.
+
+        Args:
+            present: Names of the weights that will come.
+        """
+        names = [
+            name
+            for name in self.targets
+            if self.config.is_open_for(name) and f"{name}.weight" in present
+        ]
+        self.merged = {name: group for group in merged_names(names) for name in group}
+
+    def _choose(self, model: PreTrainedModel, names: Sequence[str]) -> dict[str, Tensor]:
+        """Chooses one format for layers that engines merge, and packs them or leaves them dense."""
+        weights = {name: self.waiting.pop(name) for name in names}
+        device, dtype = weights[names[0]].device, self.targets[names[0]].dtype
+        target = Target.of(device, dtype, self.config.batch)
+        patterns = [Pattern.of(weight) for weight in weights.values()]
+        choice = choose(Pattern.joined(patterns), dtype, target)
+        loaded: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            self.chosen[name] = choice
             if choice.scheme is None:
-                return self._leave_dense(linear, name, weight)
-            scheme = choice.scheme
+                loaded |= self._leave_dense(model.get_submodule(name), name, weight)
+            else:
+                loaded |= self._pack(model, name, weight, choice.scheme)
+        return loaded
+
+    def _pack(
+        self, model: PreTrainedModel, name: str, weight: Tensor, scheme: Scheme
+    ) -> dict[str, Tensor]:
+        linear = model.get_submodule(name)
+        self.replaced[name] = type(linear)
         if count_changed(weight, scheme.dtype):
             self.rounded.append(name)
         weight = cast(weight, scheme.dtype, f"{name}.weight")
@@ -88,14 +135,9 @@ class Conversion:
         adopt(model, name, SparseLinear.pack(weight, linear.bias, scheme))
         return {}
 
-    def _choose(self, name: str, weight: Tensor, dtype: torch.dtype) -> Choice:
-        target = Target.of(weight.device, dtype, self.config.batch)
-        choice = self.chosen[name] = choose(Pattern.of(weight), dtype, target)
-        return choice
-
     def _leave_dense(self, linear: nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
         """Puts a weight where transformers would have, in the dtype of the activations."""
-        del self.targets[name], self.replaced[name]
+        del self.targets[name]
         if is_transposed(linear):
             weight = weight.T.contiguous()
         weight = weight.to(self.dense_dtype or weight.dtype)

@@ -171,7 +171,8 @@ class FlashSparseQuantizer(HfQuantizer):
         config.ignore = self._ignored(model)
         _warn_of_experts(model, config.ignore)
         refuse_unmarked(infos, None, Path(model.config.name_or_path))
-        dense = Checkpoint.read(model, infos).dense
+        checkpoint = Checkpoint.read(model, infos)
+        dense = checkpoint.dense
         for name, linear in linear_modules(model).items():
             scheme = config.scheme_of(name)
             if scheme is None or (name not in config.layers and matches(name, config.ignore)):
@@ -184,6 +185,7 @@ class FlashSparseQuantizer(HfQuantizer):
                 linear.weight = nn.Parameter(
                     torch.empty_like(linear.weight, dtype=stored.dtype), requires_grad=False
                 )
+        self.conversion.merge(dense.keys() | checkpoint.made.keys())
 
     def _ignored(self, model: PreTrainedModel) -> list[str]:
         """What stays dense: the user's list, the output head, tied weights, float32 modules."""

@@ -2,6 +2,7 @@
 """from_pretrained and save_pretrained: dtypes, placement, and what config.json says."""
 
 import logging
+import shutil
 
 import pytest
 import tiny
@@ -303,6 +304,50 @@ def test_auto_chooses_for_each_layer_and_says_so(llama, tmp_path, monkeypatch, c
     schemes = {name: layer.scheme for name, layer in packed.items()}
     assert {name: layer.scheme for name, layer in tiny.sparse_layers(again).items()} == schemes
     assert again.config.quantization_config.format in ("tiled_csl", "tiled_bitmap")
+
+
+def test_auto_has_one_decision_for_layers_that_engines_merge(llama, tmp_path, monkeypatch, caplog):
+    """q with many zeros and k with none: vLLM, which merges them, refuses one packed, one dense."""
+    from flashsparse_plugin.checkpoint.shapes import merged_names
+    from flashsparse_plugin.dataflow.choice import Pattern
+    from flashsparse_plugin.integrations.hf import conversion
+
+    shutil.copytree(llama.masked, tmp_path / "uneven")
+    path = tmp_path / "uneven" / "model.safetensors"
+    weights = load_file(path)
+    for name, weight in weights.items():
+        if "k_proj" in name or "up_proj" in name:
+            weights[name] = torch.ones_like(weight)
+    save_file(weights, path, metadata={"format": "pt"})
+    chosen_for, inner = [], conversion.choose
+
+    def choose(pattern, dtype, target):
+        chosen_for.append(pattern)
+        return inner(pattern, dtype, target)
+
+    monkeypatch.setattr(conversion, "choose", choose)
+    with caplog.at_level(logging.INFO, logger="flashsparse_plugin"):
+        model = tiny.load(path.parent, quantization_config=fs.FlashSparseConfig(format="auto"))
+    packed = tiny.sparse_layers(model)
+    schemes = {
+        name: packed[name].scheme if name in packed else None
+        for name in weights_of_linears(weights)
+    }
+    groups = merged_names(list(schemes))
+    assert {len(names) for names in groups} == {1, 2, 3}
+    assert all(len({schemes[name] for name in names}) == 1 for names in groups)
+    assert any(schemes.values())
+    # As one weight: the rows of all, and the share that all keep together.
+    parts = [Pattern.of(weights[f"{name}.weight"]) for name in max(groups, key=len)]
+    assert Pattern.joined(parts) in chosen_for and len(chosen_for) == len(groups)
+    told = [r.getMessage() for r in caplog.records if "auto: " in r.getMessage()]
+    assert any("q_proj" in line and "k_proj" in line and "v_proj" in line for line in told)
+
+
+def weights_of_linears(weights):
+    """Names of the layers of a llama that may be packed."""
+    names = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
+    return [name for name in names if "layers" in name]
 
 
 def test_a_packed_checkpoint_names_its_formats(llama, tmp_path):
