@@ -19,16 +19,26 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats import format_names, get_format
 from flashsparse_plugin.packed import Scheme
-from flashsparse_plugin.plan import Plan
+from flashsparse_plugin.plan import FEW, MANY, Plan
 
 IMPLEMENTATIONS = {"sparse": Plan.only("sparse"), "unpacked": Plan.only("library")}
-"""The plans of what is timed: the format's own kernel, and unpacking for torch's own linear."""
+"""The plans of what is timed: the format's own kernels, and unpacking for torch's own linear."""
 
 
 def unstructured() -> tuple[str, ...]:
     """Names of the formats that can be stored and that keep any zeros as they are."""
     formats = [get_format(name) for name in format_names()]
     return tuple(format.name for format in formats if all(map(_keeps_all, format.examples())))
+
+
+def kernels(format: str) -> dict[str, Plan]:
+    """The plans by which each kernel is timed of a format with one for few tokens and one for many.
+
+    Empty for another.
+    """
+    chosen = get_format(format)
+    known = chosen.implementations(chosen.examples()[0])
+    return {name: Plan.only(name) for name in (FEW, MANY)} if MANY in known else {}
 
 
 def _keeps_all(scheme: Scheme) -> bool:

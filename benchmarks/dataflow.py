@@ -25,6 +25,7 @@ from flashsparse_plugin.dataflow.table import SHIPPED, Entry, Measurement, text_
 from flashsparse_plugin.dataflow.tuner import entry_of
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu, find_gpu
+from flashsparse_plugin.plan import FEW, LIBRARY, MANY, SPARSE
 
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
 KEPT = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens whose times ship
@@ -50,14 +51,16 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
         measured.setdefault((_shape(row), row["sparsity"]), []).append(row)
     found, scheme = {}, get_format(format).scheme(torch.float16)
     for (shape, sparsity), own in measured.items():
-        sparse, library = _measured(own)
+        measured_of = _measured(own)
+        ends = [row["tokens"] for row in own]
         times = {
             tokens: {
-                "sparse": _between(sparse, tokens) * 1e-6,
-                "library": _between(library, tokens) * 1e-6,
+                name: _between(us, tokens) * 1e-6
+                for name, us in measured_of.items()
+                if min(us) <= tokens <= max(us)
             }
             for tokens in BUCKETS
-            if min(sparse) <= tokens <= max(sparse)
+            if min(ends) <= tokens <= max(ends)
         }
         last = max(own, key=lambda row: row["tokens"])
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
@@ -65,8 +68,11 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
     return found
 
 
-def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Microseconds of the sparse kernel, and of unpacking and the library, by tokens.
+def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Microseconds of the sparse kernels, and of unpacking and the library, by tokens.
+
+    Of a format with two kernels each, where rows tell them apart: the one for few tokens up to the
+    most at which both were measured, the one for many from the least on.
 
     For few tokens only the sparse kernel was measured. Unpacking takes the same time for any number
     of tokens, so it is added to the time of the dense product.
@@ -78,7 +84,15 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict
     unpack = first["unpacked_us"] - first["dense_us"]
     sparse = {row["tokens"]: row.get("sparse_us", row["us"]) for row in rows}
     library = {row["tokens"]: row.get("unpacked_us", row["dense_us"] + unpack) for row in rows}
-    return sparse, library
+    crossing = [row for row in rows if f"{MANY}_us" in row]
+    if not crossing:
+        return {SPARSE: sparse, LIBRARY: library}
+    least, most = (each(row["tokens"] for row in crossing) for each in (min, max))
+    few = {tokens: us for tokens, us in sparse.items() if tokens < least}
+    many = {tokens: us for tokens, us in sparse.items() if tokens > most}
+    few |= {row["tokens"]: row[f"{FEW}_us"] for row in crossing}
+    many |= {row["tokens"]: row[f"{MANY}_us"] for row in crossing}
+    return {FEW: few, MANY: many, LIBRARY: library}
 
 
 def _shape(row: Mapping[str, Any]) -> tuple[int, int]:

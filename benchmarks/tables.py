@@ -376,16 +376,14 @@ def inflections(result: Result) -> str:
 
 
 def sparse_until(result: Result) -> str:
-    """Tokens up to which the sparse kernel is faster than unpacking, by zeros."""
+    """Tokens up to which the sparse kernels are faster than unpacking, by zeros."""
     found: dict[str, dict[int, str]] = {}
     for entry in result["entries"]:
         if "format" in entry:
             shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
             zeros = round(100 * (1 - entry["density"]))
-            first = entry["ranges"][0]
-            until = (
-                str(first["max_tokens"] or "all") if first["implementation"] == "sparse" else "0"
-            )
+            own = [each for each in entry["ranges"] if each["implementation"] != "library"]
+            until = str(own[-1]["max_tokens"] or "all") if own else "0"
             found.setdefault(shape, {})[zeros] = until
     zeros = sorted({each for by_zeros in found.values() for each in by_zeros})
     cells = [[shape, *(own.get(each, "") for each in zeros)] for shape, own in found.items()]

@@ -6,7 +6,7 @@ Ground floor: cost models of formats and of dense layers stand on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ LIBRARY_MEMORY = 0.93  # share of the bandwidth that the library reaches
 
 
 def find_gpu(name: str, capability: tuple[int, int]) -> Gpu:
-    """The constants for a GPU, by its name or else by its generation."""
+    """The constants for a GPU, by its name, or else those of its generation in its capability."""
     for gpu in GPUS:
         if gpu.name.lower() in name.lower():
             return gpu
     wanted = "H100" if capability >= (9, 0) else "A100"
-    return next(gpu for gpu in GPUS if gpu.name == wanted)
+    return replace(next(gpu for gpu in GPUS if gpu.name == wanted), capability=capability)
 
 
 def library_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:

@@ -538,8 +538,7 @@ class Format(ABC):
         """
         raise FormatError(
             f"{self.name} has no cost model, so nothing can be estimated for a "
-            f"{shape[0]}x{shape[1]} weight: measure it on the GPU with "
-            f"`flashsparse tune --format {self.name}`"
+            f"{shape[0]}x{shape[1]} weight: measure it on the GPU with `flashsparse tune`"
         )
 
     # ---- what all formats ask -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Source = Literal["table", "shipped", "model", "device"]
@@ -18,16 +18,23 @@ NO_LIMIT = (1 << 31) - 1
 """Tokens: more than any tensor of activations has rows."""
 
 
+SPARSE, FEW, MANY, LIBRARY = "sparse", "few", "many", "library"
+"""Implementations of packed weights: the format's only kernel, or whichever of several it would
+take itself; its kernel for few tokens; the one for many; and unpacking for torch's own linear."""
+
+
 class Implementation(NamedTuple):
     """One way to multiply a weight.
 
     Attributes:
         most_tokens: The most tokens that it takes; None: any number.
         what: What it is, for people.
+        capability: The one compute capability that has it; None: all.
     """
 
     most_tokens: int | None
     what: str
+    capability: tuple[int, int] | None = None
 
 
 class Range(NamedTuple):
@@ -51,11 +58,22 @@ class Plan:
         source: What decided: "table" (the user's), "shipped" (the package's table), "model" (of
             bytes and latencies), or "device" (there is nothing to choose).
         reason: One sentence for people.
+        sparse_tokens: The most tokens that a packed weight's own kernels are used for.
+        few_tokens: The most that the kernel for few is used for, where the format has one for many,
+            too; None: the format's own rule chooses between them.
     """
 
     ranges: tuple[Range, ...]
     source: Source = "device"
     reason: str = ""
+    # What ops are told in each call, looked up once.
+    sparse_tokens: int = field(init=False, repr=False, compare=False)
+    few_tokens: int | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        either, few, many = (self.most(name) for name in (SPARSE, FEW, MANY))
+        object.__setattr__(self, "sparse_tokens", max(either, few, many))
+        object.__setattr__(self, "few_tokens", None if either else few)
 
     @classmethod
     def only(cls, implementation: str) -> Plan:

@@ -221,6 +221,9 @@ def test_on_a_cpu_any_number_of_sparse_tokens_is_the_same(most):
 def test_fewer_than_no_sparse_tokens_are_an_error():
     with pytest.raises(RuntimeError, match="sparse_tokens must be 0 .* or more, not -1"):
         ops.tiled_csl_linear(x(), *STORED, OUT, torch.bfloat16, None, -1)
+    bitmap = ops.tiled_bitmap_pack(WEIGHT)
+    with pytest.raises(RuntimeError, match="few_tokens must be 0 .* or more, not -1"):
+        ops.tiled_bitmap_linear(x(), *bitmap, OUT, torch.bfloat16, None, 5, -1)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -9,8 +9,10 @@ Measured over cold weights and from CUDA graphs: the op by its own choice, besid
 
 and, for MANY tokens and more, each implementation of the op itself:
 
-    sparse   the format's own kernel for all of the tokens, in several launches if necessary
+    sparse   the format's own kernels for all of the tokens, in several launches if necessary
     unpacked unpacking the weight for torch's own linear
+    few      the kernel for few tokens, and
+    many     the one for many, CROSSING tokens, where a format has both
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.plan import Plan
 
 WARM_UPS = 3  # timings of a layer that are discarded
 FEW = (1, 8, 16, 32)
 MANY = (64, 128, 256, 512, 2048)  # tokens at which either implementation is timed
+CROSSING = (16, 32, 64, 128)  # tokens at which either kernel may be the faster one
 ZEROS = (50, 60, 70, 80, 90)  # percent
 
 
@@ -169,15 +173,14 @@ class Speed:
             time = timed(launch.linear)
         else:
             time = timed(_formats.multiply)
-            if tokens >= MANY[0] and not self._shapes:
-                for name, plan in _formats.IMPLEMENTATIONS.items():
-                    by_plan = partial(_formats.multiply, plan=plan)
-                    try:
-                        either[f"{name}_us"] = round(timed(by_plan).microseconds, 2)
-                    except RuntimeError as error:  # it does not take so many tokens
-                        if "CUDA error" in str(error):
-                            raise
-                        either[f"{name}_refused"] = str(error).splitlines()[0][:100]
+            for name, plan in self._plans(point["format"], tokens).items():
+                by_plan = partial(_formats.multiply, plan=plan)
+                try:
+                    either[f"{name}_us"] = round(timed(by_plan).microseconds, 2)
+                except RuntimeError as error:  # it does not take so many tokens
+                    if "CUDA error" in str(error):
+                        raise
+                    either[f"{name}_refused"] = str(error).splitlines()[0][:100]
         packed: fs.PackedWeight = copies()
         moved = packed.nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
         dense = self._dense[layer, tokens]
@@ -197,6 +200,13 @@ class Speed:
                 **either,
             }
         )
+
+    def _plans(self, format: str, tokens: int) -> dict[str, Plan]:
+        """What is timed beside the op's own choice."""
+        if self._shapes:
+            return {}
+        plans = dict(_formats.IMPLEMENTATIONS) if tokens >= MANY[0] else {}
+        return plans | (_formats.kernels(format) if tokens in CROSSING else {})
 
     def _add_csr(self, layer: Layer, sparsity: int, tokens: Sequence[int], dense: Tensor) -> None:
         """Adds cuSPARSE's time to the rows of the same point."""

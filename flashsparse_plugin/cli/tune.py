@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from flashsparse_plugin.dataflow import Weight
     from flashsparse_plugin.dataflow.expected import Target
     from flashsparse_plugin.dataflow.table import Entry
-    from flashsparse_plugin.gpu import Gpu
     from flashsparse_plugin.packed import Scheme
 
 
@@ -208,10 +207,15 @@ def _scheme(
 def _weights(
     shapes: Sequence[tuple[int, int]], densities: Sequence[float], scheme: Scheme
 ) -> list[Weight]:
+    import torch
+
     from flashsparse_plugin.dataflow import Weight
     from flashsparse_plugin.dataflow.tuner import packed_weight
 
-    packed = [packed_weight(shape, scheme, d) for shape in shapes for d in densities]
+    held = scheme.format.runtime(scheme, torch.device("cuda"))  # what loading will look up
+    if scheme.values:  # a pattern, which has one share of zeros
+        densities = [1.0]
+    packed = [packed_weight(shape, held, d) for shape in shapes for d in densities]
     return [*(Weight(shape) for shape in shapes), *packed]
 
 
@@ -219,29 +223,13 @@ def _weights(
 
 
 def _estimated(weights: Sequence[Weight], name: str) -> tuple[list[Entry], str, None]:
+    from flashsparse_plugin.dataflow import model
     from flashsparse_plugin.dataflow.tuner import entry_of
     from flashsparse_plugin.gpu import find_gpu
 
     gpu = find_gpu(name, (0, 0))
-    entries = [entry_of(weight, _times(weight, gpu)) for weight in weights]
+    entries = [entry_of(weight, model.times(weight, gpu)) for weight in weights]
     return entries, f"{gpu.name}, estimated and not measured", None
-
-
-def _times(weight: Weight, gpu: Gpu) -> dict[int, dict[str, float]]:
-    """Estimated seconds by tokens and implementation, of a packed weight as the GPU holds it."""
-    import torch
-
-    from flashsparse_plugin.dataflow import BUCKETS, model
-    from flashsparse_plugin.dataflow.expected import best_seconds, typical_weight
-
-    stored = weight.scheme
-    held = stored and stored.format.runtime(stored, torch.device("cuda"))
-    names = [*weight.implementations]
-    if stored is None or held is None or held == stored or len(names) > 1:
-        return model.times(weight, gpu)
-    [name] = names  # of a form of its own: the table knows the stored format
-    assumed = typical_weight(weight.shape, held, weight.density)
-    return {tokens: {name: best_seconds(assumed, tokens, gpu)} for tokens in BUCKETS}
 
 
 def _targets(estimate: Estimate | None, dtype: str) -> list[Target]:

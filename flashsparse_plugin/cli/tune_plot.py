@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def packed_as(entry: Entry) -> str:
-    """How a layer is packed and its zeros, or nothing."""
+    """How a layer is packed and its zeros, which of a pattern are known, or nothing."""
     scheme = entry.scheme()
-    return "" if scheme is None else f"{scheme.title} {1 - entry.density:.0%}"
+    if scheme is None:
+        return ""
+    return scheme.title if scheme.values else f"{scheme.title} {1 - entry.density:.0%} zeros"
 
 
 def draw_times(entries: Sequence[Entry], device: str, path: Path) -> None:
@@ -44,7 +46,8 @@ def draw_times(entries: Sequence[Entry], device: str, path: Path) -> None:
 
 
 def _draw_entry(axis: Any, entry: Entry) -> None:
-    colours = {"gemv": "tab:cyan", "flat_gemm": "tab:green", "sparse": "tab:green"}
+    colours = {"gemv": "tab:cyan", **dict.fromkeys(("flat_gemm", "sparse", "few"), "tab:green")}
+    colours["many"] = "tab:olive"
     found = [each for each in entry.measurements if each.tokens <= 256]
     for name in dict.fromkeys(name for each in found for name in each.microseconds):
         points = [(m.tokens, m.microseconds[name]) for m in found if name in m.microseconds]
@@ -53,7 +56,7 @@ def _draw_entry(axis: Any, entry: Entry) -> None:
     for each in entry.ranges[:-1]:
         axis.axvline((each.max_tokens or 0) + 0.5, color="0.5", linestyle="--", linewidth=1)
     packed = packed_as(entry)
-    zeros = f", {packed} zeros" if packed else ""
+    zeros = f", {packed}" if packed else ""
     axis.set_title(f"{entry.shape[0]}x{entry.shape[1]}{zeros}", fontsize=9)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:.0f}")

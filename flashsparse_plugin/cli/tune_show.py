@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from flashsparse_plugin.dataflow.expected import Target
     from flashsparse_plugin.dataflow.table import Entry
     from flashsparse_plugin.packed import Scheme
-    from flashsparse_plugin.plan import Implementation
 
 Shape = tuple[int, int]
 
@@ -23,6 +22,8 @@ _STYLES = {  # letters of implementations; one that is not here shows its own fi
     "gemv": ("G", "black on cyan"),
     "flat_gemm": ("F", "black on green"),
     "sparse": ("S", "black on green"),
+    "few": ("S", "black on green"),
+    "many": ("M", "black on bright_green"),
     "library": ("L", "black on yellow"),
 }
 _LOST = "black on red"
@@ -38,7 +39,7 @@ def show_entries(entries: Sequence[Entry], device: str, measured: bool) -> None:
     made = table("Layer", "", header, "changes at", left=3)
     for entry in entries:
         shape = f"{entry.shape[0]}x{entry.shape[1]}"
-        packed = packed_as(entry)
+        packed = packed_as(entry).removesuffix(" zeros")
         styles = {tokens: _style(_implementation(entry, tokens)) for tokens in _SHOWN}
         for tokens, (letter, _) in styles.items():
             if packed and not _pays(entry, dense[entry.shape], tokens, measured):
@@ -50,7 +51,7 @@ def show_entries(entries: Sequence[Entry], device: str, measured: bool) -> None:
         column.no_wrap = True
     used: dict[str, dict[str, None]] = {}  # by implementation what it is, said once
     for entry in entries:
-        known = _implementations(entry)
+        known = entry.implementations
         for name in dict.fromkeys(_implementation(entry, tokens) for tokens in _SHOWN):
             used.setdefault(name, {})[known[name].what] = None
     out.print(Text(f"Fastest by tokens, {device}", style="bold"), "")
@@ -74,20 +75,6 @@ def _cells(parts: Iterable[tuple[str, str]]) -> Text:
 
 def _implementation(entry: Entry, tokens: int) -> str:
     return entry.plan().implementation(tokens)
-
-
-def _implementations(entry: Entry) -> Mapping[str, Implementation]:
-    """What multiplies a layer, by the names that its entry has for them."""
-    import torch
-
-    from flashsparse_plugin.dataflow.model import implementations_of
-
-    stored = entry.scheme()
-    held = stored and stored.format.runtime(stored, torch.device("cuda"))
-    if held == stored:
-        return implementations_of(stored)
-    # A form of its own, which the table knows by the stored format.
-    return dict(zip(implementations_of(stored), implementations_of(held).values(), strict=False))
 
 
 def _style(implementation: str) -> tuple[str, str]:

@@ -14,12 +14,12 @@ what its implementations cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
 from ..packed import PackedWeight, Scheme
-from ..plan import Implementation
+from ..plan import LIBRARY, MANY, SPARSE, Implementation
 
 DENSE: Mapping[str, Implementation] = {
     "gemv": Implementation(8, "gemv: CUDA cores"),
@@ -28,8 +28,11 @@ DENSE: Mapping[str, Implementation] = {
 }
 """Implementations of a dense layer in the order in which they become best as tokens grow."""
 
-BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""Numbers of tokens that are looked at."""
+BUCKETS = (
+    *(1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 129),
+    *(192, 256, 384, 512, 1024),
+)
+"""Numbers of tokens that are looked at; behind 64 and 128 kernels begin another tile."""
 
 # What a kernel for dense layers must be faster by than the library to be used in its place: where
 # both were measured, and where this model estimates both. Whatever it expected to be faster by more
@@ -84,9 +87,25 @@ class Weight:
         return f"{text} {self.scheme.title} {self.density:.0%} kept"
 
 
-def implementations_of(scheme: Scheme | None) -> Mapping[str, Implementation]:
-    """What multiplies a dense weight (None) or a packed one."""
-    return DENSE if scheme is None else scheme.format.implementations(scheme)
+def implementations_of(
+    scheme: Scheme | None, named: Collection[str] = ()
+) -> Mapping[str, Implementation]:
+    """What multiplies a dense weight (None) or a packed one.
+
+    Args:
+        scheme: The scheme of the weight.
+        named: Implementations that a table or a plan names. Those of a format with kernels for few
+            and for many tokens may name both as one, `SPARSE`, as tables of old do.
+    """
+    if scheme is None:
+        return DENSE
+    known = scheme.format.implementations(scheme)
+    if SPARSE in named and MANY in known:
+        either = Implementation(
+            None, f"the sparse kernels of {scheme.format.name}, by its own rule"
+        )
+        return {SPARSE: either, LIBRARY: known[LIBRARY]}
+    return known
 
 
 # Estimated seconds of the joining of sums in a block and between blocks.
@@ -101,10 +120,10 @@ CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 
 def seconds(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
-    """Estimated time of one call; infinite where the implementation takes fewer tokens.
+    """Estimated time of one call; infinite for more tokens than it takes, and where it is not.
 
     Args:
-        implementation: A key of `weight.implementations`.
+        implementation: A key of `weight.implementations`, or `SPARSE`.
         weight: What is multiplied.
         tokens: At least 1.
         gpu: One of GPUS.
@@ -112,8 +131,8 @@ def seconds(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float
     Raises:
         FormatError: For a packed weight whose format has no cost model.
     """
-    most = weight.implementations[implementation].most_tokens
-    if most is not None and tokens > most:
+    most, _, capability = implementations_of(weight.scheme, [implementation])[implementation]
+    if (most is not None and tokens > most) or capability not in (None, gpu.capability):
         return math.inf
     activations = ITEMSIZE * tokens * sum(weight.shape) / gpu.memory
     if weight.scheme is not None:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..cache import cache_directory, write_whole
 from ..files import read_bounded
-from ..formats import get_format
+from ..formats import find_form
 from ..gpu import Gpu, find_gpu
 from ..messages import PrintableMessage, complaint, printable
 from ..names import DENSE
@@ -94,7 +94,7 @@ class Entry(_Strict):
 
     Attributes:
         shape: (out_features, in_features).
-        format: The format of a packed weight, or "dense".
+        format: The format in which a GPU holds a packed weight, or "dense".
         options: Options of that format.
         density: Share of the elements that are kept.
         ranges: Rising; the last has no end.
@@ -110,7 +110,7 @@ class Entry(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Entry:
-        known = model.implementations_of(self.scheme())
+        known = self.implementations
         where = f"{self.shape[0]}x{self.shape[1]} {self.format}"
         ends = [each.max_tokens for each in self.ranges if each.max_tokens is not None]
         if self.ranges[-1].max_tokens is not None or len(ends) < len(self.ranges) - 1:
@@ -138,8 +138,14 @@ class Entry(_Strict):
         """
         if self.format == DENSE:
             return None
-        format = get_format(self.format)
+        format = find_form(self.format)
         return format.scheme(dtype or format.dtypes[-1], self.options)
+
+    @property
+    def implementations(self) -> Mapping[str, Implementation]:
+        """What the ranges may name, in the order in which each is best as tokens grow."""
+        named = {each.implementation for each in self.ranges}
+        return model.implementations_of(self.scheme(), named)
 
     def plan(self, source: Literal["table", "shipped"] = "table", reason: str = "") -> Plan:
         ranges = ((each.max_tokens, each.implementation) for each in self.ranges)
@@ -296,7 +302,7 @@ def shipped_table(gpu: Gpu, key: DeviceKey | None = None) -> Table | None:
     """
     path = SHIPPED / f"{gpu.name.lower()}.json"
     table = _cached(path)
-    if table and find_gpu(table.device.name, table.device.capability) is not gpu:
+    if table and find_gpu(table.device.name, table.device.capability).name != gpu.name:
         raise TableError(
             f"{path} was made for an {table.device.name}, not for an {gpu.name}. It is a part of "
             "flashsparse-plugin: install that again"

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..ops import STATUS, ops
 from ..packed import PackedWeight, Scheme
 from ..plan import Plan
-from .model import BUCKETS, MARGIN, Weight
+from .model import BUCKETS, MARGIN, Weight, implementations_of
 from .table import Entry, Measurement, ranges_of
 
 Call = Callable[[], object]
@@ -135,7 +135,9 @@ class _Layer:
 
     def __init__(self, weight: Weight, dtype: torch.dtype, device: torch.device, cold_bytes: int):
         self._weight, self._dtype, self._device = weight, dtype, device
-        dense = random_weight(weight.shape, weight.density, dtype, device)
+        is_pattern = weight.scheme is not None and bool(weight.scheme.values)
+        density = 1.0 if is_pattern else weight.density  # a pattern drops what it does not keep
+        dense = random_weight(weight.shape, density, dtype, device)
         made: Tensor | PackedWeight = dense
         nbytes = dense.nbytes
         if weight.scheme is not None:
@@ -152,9 +154,19 @@ class _Layer:
         known = self._weight.implementations
         calls = _dense_calls(x) if self._weight.scheme is None else _packed_calls(x, known)
         for name, multiply in calls.items():
-            most = known[name].most_tokens
-            if most is None or tokens <= most:
+            most, _, capability = known[name]
+            if (most is None or tokens <= most) and _has(self._device, capability):
                 yield name, partial(_next, multiply, itertools.cycle(self.copies)), len(self.copies)
+
+
+def _has(device: torch.device, capability: tuple[int, int] | None) -> bool:
+    """Whether a device has what one compute capability has (None: all have it).
+
+    A CPU, on which tests measure, is taken to.
+    """
+    if capability is None or device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) == capability
 
 
 def _next(multiply: Callable[[Any], object], turns: Iterator[Any]) -> None:
@@ -216,12 +228,13 @@ def entry_of(
     weight: Weight, found: Mapping[int, Mapping[str, float]], margin: float = MARGIN
 ) -> Entry:
     """The entry that follows from the seconds of implementations, by tokens; see `ranges_of`."""
+    named = {name for times in found.values() for name in times}
     return Entry(
         shape=weight.shape,
         format=weight.format,
         options={} if weight.scheme is None else weight.scheme.values,
         density=weight.density,
-        ranges=ranges_of(found, weight.implementations, margin),
+        ranges=ranges_of(found, implementations_of(weight.scheme, named), margin),
         measurements=[
             Measurement(
                 tokens=tokens,

@@ -4,6 +4,7 @@
 from .registry import (
     DEFAULT_FORMAT,
     all_formats,
+    find_form,
     format_names,
     get_format,
     pack,
@@ -14,6 +15,7 @@ from .registry import (
 __all__ = [
     "DEFAULT_FORMAT",
     "all_formats",
+    "find_form",
     "format_names",
     "get_format",
     "pack",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
 from ..packed import Format, FormatError, PackedWeight, Scheme
-from ..plan import Implementation, Plan
+from ..plan import LIBRARY, SPARSE, Implementation, Plan
 from .activations import multiply_rounded, rounded_tokens
 from .nm_parts import cut, join
 from .nm_pattern import PatternOptions, conform_to, options_of, store
@@ -200,8 +200,8 @@ class CudaPatternForm(PatternForm):
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {
-            "sparse": Implementation(None, self.sparse),
-            "library": Implementation(None, "torch's own linear on the unpacked weight"),
+            SPARSE: Implementation(None, self.sparse),
+            LIBRARY: Implementation(None, "torch's own linear on the unpacked weight"),
         }
 
     def seconds(
@@ -213,10 +213,10 @@ class CudaPatternForm(PatternForm):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        if implementation == "sparse":
-            return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
-        itemsize = scheme.dtype.itemsize
-        return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, itemsize)
+        if implementation == LIBRARY:
+            itemsize = scheme.dtype.itemsize
+            return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, itemsize)
+        return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
 
 
 @functools.cache

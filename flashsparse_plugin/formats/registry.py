@@ -62,6 +62,15 @@ def get_format(name: str) -> Format:
     )
 
 
+def find_form(name: str) -> Format:
+    """Returns the format called `name`, which may be a form that is never stored.
+
+    Raises:
+        FormatError: Where there is none, listing those that can be stored.
+    """
+    return _FORMATS[name] if name in _FORMATS else get_format(name)
+
+
 def packed_names(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Finds the packed layers among tensor names.
 

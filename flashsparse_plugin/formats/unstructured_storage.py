@@ -16,7 +16,7 @@ from torch import Tensor
 from ..gpu import Gpu, unpacked_seconds
 from ..ops import where_kernels_are
 from ..packed import FormatError, PackedWeight, Scheme, TensorSpec, rules
-from ..plan import Implementation, Plan
+from ..plan import LIBRARY, SPARSE, Implementation, Plan
 from .interleaved_bitmap import InterleavedBitmap
 from .unstructured_form import UnstructuredFormat
 
@@ -44,6 +44,10 @@ class UnstructuredStorage(UnstructuredFormat):
     @abstractmethod
     def sparse_seconds(self, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
         """What a product by the format's own CUDA kernels should take, in seconds."""
+
+    def thresholds(self, plan: Plan | None) -> tuple[int | None, ...]:
+        """What the op is told of a plan behind its bias."""
+        return (None if plan is None else plan.sparse_tokens,)
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         down, across = self._pieces(shape)
@@ -73,8 +77,8 @@ class UnstructuredStorage(UnstructuredFormat):
         plan: Plan | None = None,
     ) -> Tensor:
         stream, offsets = (tensors[name] for name in self.tensor_names)
-        most = None if plan is None else plan.most("sparse")
-        return self.op("linear")(x, stream, offsets, shape[0], scheme.dtype, bias, most)
+        told = self.thresholds(plan)
+        return self.op("linear")(x, stream, offsets, shape[0], scheme.dtype, bias, *told)
 
     def check(self, packed: PackedWeight) -> None:
         self._validate(packed)
@@ -115,8 +119,8 @@ class UnstructuredStorage(UnstructuredFormat):
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {
-            "sparse": Implementation(None, f"the sparse kernel of {self.name}"),
-            "library": Implementation(None, "torch's own linear on the unpacked weight"),
+            SPARSE: Implementation(None, f"the sparse kernel of {self.name}"),
+            LIBRARY: Implementation(None, "torch's own linear on the unpacked weight"),
         }
 
     def seconds(
@@ -128,9 +132,9 @@ class UnstructuredStorage(UnstructuredFormat):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        if implementation == "sparse":
-            return self.sparse_seconds(shape, nbytes, tokens, gpu)
-        return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY)
+        if implementation == LIBRARY:
+            return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY)
+        return self.sparse_seconds(shape, nbytes, tokens, gpu)
 
     def _pieces(self, shape: tuple[int, int]) -> tuple[int, int]:
         """How many there are one below the other, and side by side."""

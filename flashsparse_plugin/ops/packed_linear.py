@@ -15,6 +15,10 @@ from torch.nn import functional as F
 from .library import ops
 
 _UNCHANGED = nullcontext()
+_NONE_OF = {
+    "sparse_tokens": "unpack for any number of tokens",
+    "few_tokens": "the kernel for many, for any number of tokens",
+}
 
 
 def autograd_as_needed(x: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
@@ -83,18 +87,17 @@ def register_unpacked_linear(name: str, unpack: str) -> None:
         unpack: The name of the op that unpacks, with arguments as for `register_linear_autograd`.
 
     Raises:
-        RuntimeError: By the op, where sparse_tokens is negative.
+        RuntimeError: By the op, where sparse_tokens or few_tokens is negative.
     """
     defaults, wanted = _arguments(name), _arguments(unpack)
     unpacked: Callable[..., Tensor] = getattr(ops, unpack)
 
     def linear(*inputs):
         given: dict[str, Any] = defaults | dict(zip(defaults, inputs, strict=False))
-        x, bias, most = given["x"], given["bias"], given["sparse_tokens"]
-        if most is not None and most < 0:
-            raise RuntimeError(
-                f"sparse_tokens must be 0 (unpack for any number of tokens) or more, not {most}"
-            )
+        x, bias = given["x"], given["bias"]
+        for name, of_none in _NONE_OF.items():
+            if (most := given.get(name)) is not None and most < 0:
+                raise RuntimeError(f"{name} must be 0 ({of_none}) or more, not {most}")
         given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
         weight = unpacked(**{each: given[each] for each in wanted})
         y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())

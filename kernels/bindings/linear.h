@@ -70,4 +70,14 @@ inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens) {
            sparse_tokens.value_or(0));
 }
 
+// The same where a format has a kernel for few tokens and one for many: for up to few_tokens of
+// them the former multiplies.
+inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens,
+                                std::optional<int64_t> few_tokens) {
+  check_sparse_tokens(sparse_tokens);
+  FS_CHECK(few_tokens.value_or(0) >= 0,
+           "few_tokens must be 0 (the kernel for many, for any number of tokens) or more, not ",
+           few_tokens.value_or(0));
+}
+
 }  // namespace flashsparse

@@ -118,13 +118,14 @@ void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& g
   launch_wgmma(inputs, packed, gpu, plan, map, nullptr, y);
 }
 
-// Sparse tensor cores as far as the caller says, then unpacking and the library's dense product:
-// known on the host, so that a CUDA graph can hold the decision.
+// Sparse tensor cores, by the kernel for few tokens or the one for many, as far as the caller says,
+// then unpacking and the library's dense product: known on the host, so that a CUDA graph can hold
+// the decision.
 Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
-                        const std::optional<Tensor>& scales, const std::string& values,
-                        int64_t group) {
-  check_sparse_tokens(sparse_tokens);
+                        std::optional<int64_t> few_tokens, const std::optional<Tensor>& scales,
+                        const std::string& values, int64_t group) {
+  check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   const Units packed(units, scales, values, group);
   const LinearInputs inputs(x, rows, bias, units, "units");
@@ -136,7 +137,8 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
   const Gpu gpu = gpu_of(units);
   const int64_t most = sparse_tokens.value_or(sparse_24::max_sparse_tokens(gpu));
   if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    if (sparse_24::prefers_wgmma(rows, cols, inputs.tokens, gpu, packed.layout)) {
+    const int64_t few = few_tokens.value_or(sparse_24::few_tokens(rows, cols, packed.layout));
+    if (gpu.hopper && inputs.tokens > few) {
       wgmma_product(inputs, packed, gpu, std::nullopt, y);
     } else {
       mma_product(inputs, packed, gpu, std::nullopt, y);

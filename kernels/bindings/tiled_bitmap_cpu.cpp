@@ -113,11 +113,12 @@ std::tuple<Tensor, Tensor> tiled_csl_to_tiled_bitmap(const Tensor& words, const 
   return pack_blocks(tiled_csl::blocks_of(packed, kUnitCols), out, in);
 }
 
-// One implementation for any number of tokens: sparse_tokens leaves it nothing to choose.
+// One implementation for any number of tokens: neither number leaves it anything to choose.
 Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& offsets, int64_t out,
                            ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                           std::optional<int64_t> sparse_tokens) {
-  check_sparse_tokens(sparse_tokens);
+                           std::optional<int64_t> sparse_tokens,
+                           std::optional<int64_t> few_tokens) {
+  check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   const LinearInputs inputs(x, out, bias, lines, "weight_packed");
   const auto packed = valid_tiled_bitmap(lines, offsets, out, inputs.in_features);
@@ -138,7 +139,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "int in_features) -> Tensor");
   m.def(
       "tiled_bitmap_linear(Tensor x, Tensor weight_packed, Tensor unit_offsets, int out_features, "
-      "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
+      "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None, "
+      "int? few_tokens=None) -> Tensor");
   // For benchmarks.
   m.def(
       "tiled_bitmap_wgmma_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "

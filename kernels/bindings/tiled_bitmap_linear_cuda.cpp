@@ -53,13 +53,14 @@ void sparse_product(const LinearInputs& inputs, const Tensor& lines, const Tenso
   }
 }
 
-// The sparse kernel for few tokens, unpacking and the library's dense product for many. How many is
-// the caller's to say, or else a constant of the GPU: known on the host, so that a CUDA graph can
-// hold the decision.
+// The kernel for few tokens, the one for many, or unpacking and the library's dense product. For
+// how many each is the caller's to say, or else constants of the GPU and the size: known on the
+// host, so that a CUDA graph can hold the decision.
 Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                            int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                           std::optional<int64_t> sparse_tokens) {
-  check_sparse_tokens(sparse_tokens);
+                           std::optional<int64_t> sparse_tokens,
+                           std::optional<int64_t> few_tokens) {
+  check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   check_on_cuda(lines, "weight_packed");
   const LinearInputs inputs(x, rows, bias, lines, "weight_packed");
@@ -71,7 +72,7 @@ Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& o
   const Gpu gpu = gpu_of(lines);
   const int64_t most = sparse_tokens.value_or(tiled_bitmap::max_sparse_tokens(gpu));
   if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    if (tiled_bitmap::prefers_wgmma(rows, cols, inputs.tokens, gpu)) {
+    if (gpu.hopper && inputs.tokens > few_tokens.value_or(tiled_bitmap::few_tokens(rows, cols))) {
       wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
     } else {
       sparse_product(inputs, lines, offsets, gpu, std::nullopt, y);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The op that chooses by the number of tokens, and what a layer calls when it is loaded."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from flashsparse_plugin.dataflow import (
     linear,
     plan_of,
 )
-from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats import find_form, get_format
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import NO_LIMIT, Plan
 
@@ -182,14 +183,44 @@ def test_a_dataflow_becomes_two_thresholds(resolved, ranges, expected):
         ([(192, "sparse"), LIBRARY], 192, "sparse for up to 192 tokens, else library (so)"),
         ([LIBRARY], 0, "library for any number of tokens (so)"),
         ([(None, "sparse")], NO_LIMIT, "sparse for any number of tokens (so)"),
+        (
+            [(48, "few"), (512, "many"), LIBRARY],
+            512,
+            "few for up to 48 tokens, many for up to 512 tokens, else library (so)",
+        ),
     ],
 )
 def test_a_packed_weight_has_a_plan(resolved, ranges, most, told):
     asked = resolved(*ranges)
     found = plan_of(ON_GPU)
-    assert found.most("sparse") == most and str(found) == told
+    assert found.sparse_tokens == most and str(found) == told
     weight = Weight((OUT, IN), ON_GPU.scheme, 0.25, 600)
     assert asked == [(weight, torch.float16, torch.device("cuda"))]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "told"),
+    [
+        ([(48, "few"), (512, "many"), LIBRARY], (512, 48)),
+        ([(512, "many"), LIBRARY], (512, 0)),
+        ([(None, "few")], (NO_LIMIT, NO_LIMIT)),
+        ([(200, "sparse"), LIBRARY], (200, None)),  # the format's own rule between its kernels
+        ([LIBRARY], (0, 0)),
+    ],
+)
+@pytest.mark.parametrize("form", ["tiled_bitmap", "sparse_24"])
+def test_ops_are_told_both_thresholds(monkeypatch, form, ranges, told):
+    format, calls = find_form(form), []
+    module = importlib.import_module(type(format).__module__)
+    op = f"{form}_linear"
+    fake = SimpleNamespace(**{op: lambda *arguments: calls.append(arguments)})
+    monkeypatch.setattr(type(format), "ops", fake, raising=False)
+    monkeypatch.setattr(module, "ops", fake)
+    scheme = format.scheme(torch.float16, {"n": 2, "m": 4} if form == "sparse_24" else {})
+    tensors = dict.fromkeys(format.tensor_names, torch.empty(0))
+    for plan, expected in ((Plan.of(ranges), told), (None, (None, None))):
+        format.linear(torch.empty(1, 64), scheme, (16, 64), tensors, None, plan)
+        assert calls.pop()[6 if form == "tiled_bitmap" else 5 :][:2] == expected
 
 
 def test_without_cuda_kernels_there_is_nothing_to_choose(resolved):

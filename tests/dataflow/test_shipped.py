@@ -166,7 +166,7 @@ def test_what_is_chosen_is_faster_than_the_library_by_the_margin(times, margin):
     found = {
         tokens: {
             name: value
-            for (name, (most, _)), value in zip(DENSE.items(), each, strict=True)
+            for (name, (most, *_)), value in zip(DENSE.items(), each, strict=True)
             if most is None or tokens <= most
         }
         for tokens, each in times.items()

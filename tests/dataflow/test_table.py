@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, resolve, table
 from flashsparse_plugin.dataflow.table import Entry, Table, read_table, table_path, write_table
-from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats import find_form, get_format
 
 SCHEME = get_format("tiled_csl").scheme(torch.bfloat16)
 GPU = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
@@ -79,6 +80,49 @@ def test_what_was_measured_decides(h200):
 def test_the_nearest_density_of_the_same_shape_and_dtype(h200, weight, dtype, source):
     write_table(Table.model_validate(GOOD), table_path(GPU, "bfloat16"))
     assert resolve(weight, dtype, "cuda").source == source
+
+
+BITMAP = get_format("tiled_bitmap").scheme(torch.bfloat16)
+
+
+def of_bitmap(*ranges):
+    made = [{"max_tokens": most, "implementation": name} for most, name in ranges]
+    entry = {"shape": [4096, 4096], "format": "tiled_bitmap", "density": 0.3, "ranges": made}
+    return copy.deepcopy(GOOD) | {"entries": [entry]}
+
+
+def test_three_implementations_of_a_packed_weight(h200):
+    data = of_bitmap((48, "few"), (512, "many"), (None, "library"))
+    write_table(Table.model_validate(data), table_path(GPU, "bfloat16"))
+    found = resolve(Weight((4096, 4096), BITMAP, 0.3, 1 << 23), torch.bfloat16, "cuda")
+    chosen = [found.implementation(tokens) for tokens in (1, 48, 49, 512, 513)]
+    assert chosen == ["few", "few", "many", "many", "library"]
+    assert (found.few_tokens, found.sparse_tokens) == (48, 512)
+
+
+def test_tables_that_know_both_kernels_as_one_still_load(h200):
+    """Before each kernel was measured, `sparse` was what the op took by its own rule."""
+    data = of_bitmap((512, "sparse"), (None, "library"))
+    write_table(Table.model_validate(data), table_path(GPU, "bfloat16"))
+    found = resolve(Weight((4096, 4096), BITMAP, 0.3, 1 << 23), torch.bfloat16, "cuda")
+    assert (found.few_tokens, found.sparse_tokens) == (None, 512)
+    for wrong in ([(48, "sparse"), (512, "many")], [(512, "many"), (600, "few")]):
+        with pytest.raises(ValidationError, match="is not one of sparse, library|but once, in"):
+            Table.model_validate(of_bitmap(*wrong, (None, "library")))
+
+
+def test_forms_of_a_gpu_are_in_tables(h200):
+    """A layer is looked up by the form in which the GPU holds it, which no file has."""
+    scheme = find_form("sparse_24").scheme(torch.bfloat16, {"n": 2, "m": 4})
+    entry = Entry(
+        shape=(4096, 4096), format="sparse_24", options=scheme.values, density=0.5,
+        ranges=[{"max_tokens": 24, "implementation": "few"},
+                {"max_tokens": None, "implementation": "many"}],
+    )  # fmt: skip
+    made = Table(device=GPU, dtype="bfloat16", entries=[entry])
+    write_table(made, table_path(GPU, "bfloat16"))
+    found = resolve(Weight((4096, 4096), scheme, 0.5, 1 << 24), torch.bfloat16, "cuda")
+    assert found.source == "table" and str(found).startswith("few for up to 24 tokens, else many")
 
 
 def test_of_two_densities_the_nearer():

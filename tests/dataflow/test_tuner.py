@@ -51,13 +51,33 @@ def test_a_packed_layer():
     assert (entry.format, entry.density) == ("tiled_csl", 0.3)
 
 
-@pytest.mark.parametrize("format", ["dense", "tiled_csl"])
+def test_a_packed_layer_with_a_kernel_for_few_tokens_and_one_for_many():
+    weight = packed_weight((48, 64), get_format("tiled_bitmap").scheme(torch.float16), 0.3)
+    seconds = [1, 2, 4, 3, 2, 4, 9, 4, 3]
+    entry = measure(weight, torch.float16, CPU, Pretending(*seconds), 0, (1, 65, 512))
+    found = [(each.max_tokens, each.implementation) for each in entry.ranges]
+    assert found == [(1, "few"), (65, "many"), (None, "library")]
+    assert list(entry.measurements[0].microseconds) == ["few", "many", "library"]
+
+
+def of_format(name):
+    return packed_weight((48, 64), get_format(name).scheme(torch.float16), 0.5)
+
+
+def test_what_a_gpu_has_not_is_not_measured(monkeypatch):
+    for capability, expected in (((9, 0), True), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
+        assert tuner._has(torch.device("cuda"), (9, 0)) == expected
+        assert tuner._has(torch.device("cuda"), None)
+
+
+@pytest.mark.parametrize("format", ["dense", "tiled_csl", "tiled_bitmap"])
 def test_all_implementations_compute_the_product(monkeypatch, format):
     """What is timed is the product of the layer, and every copy takes its turn."""
     results = []
     monkeypatch.setattr(tuner, "_next", lambda multiply, turns: results.append(
         (multiply(first := next(turns)), first)))  # fmt: skip
-    weight = Weight((48, 64)) if format == "dense" else packed_weight((48, 64), SCHEME, 0.5)
+    weight = Weight((48, 64)) if format == "dense" else of_format(format)
     measure(weight, torch.float16, CPU, Pretending(*[1] * 3), 0, (3,))
     dense = tuner.random_weight(weight.shape, weight.density, torch.float16, CPU)
     generator = torch.Generator().manual_seed(3)

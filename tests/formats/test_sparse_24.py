@@ -199,8 +199,8 @@ def test_ops_keep_their_promises(codes):
     stored = packed.tensors.get("weight_scale"), codes[0], codes[1] or 0
     x, bias = torch.randn(2, 3, 70, requires_grad=True), torch.randn(50, requires_grad=True)
     opcheck(ops.sparse_24_unpack.default, (units, 50, 70, dtype, *stored))
-    opcheck(ops.sparse_24_linear.default, (x, units, 50, dtype, bias, 4, *stored))
-    ops.sparse_24_linear(x, units, 50, dtype, bias, None, *stored).sum().backward()
+    opcheck(ops.sparse_24_linear.default, (x, units, 50, dtype, bias, 4, 2, *stored))
+    ops.sparse_24_linear(x, units, 50, dtype, bias, None, None, *stored).sum().backward()
     ours = x.grad, bias.grad
     x.grad = bias.grad = None
     torch.nn.functional.linear(x, packed.unpack().float(), bias).sum().backward()
@@ -235,11 +235,15 @@ def test_ops_refuse_what_does_not_fit():
         ((x, units, 66, dtype), r"units of a \[66, 70\] weight are \[5, 1, 1152\]"),
         ((torch.ones(2, 257), units, 50, dtype), r"\[4, 2, 1152\], not \[4, 1, 1152\]"),
         ((x, units, 50, dtype, None, -1), "sparse_tokens must be 0 .* not -1"),
+        ((x, units, 50, dtype, None, None, -1), "few_tokens must be 0 .* not -1"),
         ((x, codes, 50, dtype), r"\[4, 1, 1152\], not \[4, 1, 640\]"),
-        ((x, codes, 50, dtype, None, None, None, "int8"), r"weight_scale of int8 .* \[50, 1\]"),
-        ((x, codes, 50, dtype, None, None, scales[1:], "int8"), r"must be \[50, 1\]"),
-        ((x, codes, 50, dtype, None, None, scales, "int4", 7), "int4 with group 7"),
-        ((x, units, 50, dtype, None, None, scales), "native values have no weight_scale"),
+        (
+            (x, codes, 50, dtype, None, None, None, None, "int8"),
+            r"weight_scale of int8 .* \[50, 1\]",
+        ),
+        ((x, codes, 50, dtype, None, None, None, scales[1:], "int8"), r"must be \[50, 1\]"),
+        ((x, codes, 50, dtype, None, None, None, scales, "int4", 7), "int4 with group 7"),
+        ((x, units, 50, dtype, None, None, None, scales), "native values have no weight_scale"),
     ):
         with pytest.raises(RuntimeError, match=told):
             ops.sparse_24_linear(*bad)

@@ -114,7 +114,7 @@ class NMGather(CudaPatternForm):
             *options_of(scheme).numbers,
             scheme.dtype,
             bias,
-            None if plan is None else plan.most("sparse"),
+            None if plan is None else plan.sparse_tokens,
             *value_arguments(scheme, tensors),
         )
 

@@ -86,7 +86,7 @@ class NMSpmm(CudaPatternForm):
             *options_of(scheme).numbers,
             scheme.dtype,
             bias,
-            None if plan is None else plan.most("sparse"),
+            None if plan is None else plan.sparse_tokens,
         )
 
     def check(self, packed: PackedWeight) -> None:

@@ -17,7 +17,7 @@ from torch.cuda import get_device_properties
 
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ...plan import Implementation, Plan
+from ...plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
 from ..nm_pattern import PatternOptions, options_of, store, store_codes, value_arguments
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
@@ -95,7 +95,7 @@ class Sparse24(CudaPatternForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        most = None if plan is None else plan.most("sparse")
+        most, few = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
         return ops.sparse_24_linear(
             x,
             tensors["units"],
@@ -103,6 +103,7 @@ class Sparse24(CudaPatternForm):
             scheme.dtype,
             bias,
             most,
+            few,
             *value_arguments(scheme, tensors),
         )
 
@@ -173,7 +174,27 @@ class Sparse24(CudaPatternForm):
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         """One for rounded activations, so that a token's result does not depend on its batch."""
         known = super().implementations(scheme)
-        return {"sparse": known["sparse"]} if options_of(scheme).activation_type else known
+        if options_of(scheme).activation_type:
+            return {SPARSE: known[SPARSE]}
+        return {
+            FEW: Implementation(None, "sparse tensor cores for few tokens: mma.sp"),
+            MANY: Implementation(None, "sparse tensor cores for many tokens: wgmma.sp", (9, 0)),
+            LIBRARY: known[LIBRARY],
+        }
+
+    def seconds(
+        self,
+        implementation: str,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        nbytes: int,
+        tokens: int,
+        gpu: Gpu,
+    ) -> float:
+        own = {FEW: cost.mma_seconds, MANY: cost.wgmma_seconds}.get(implementation)
+        if own is not None:
+            return own(shape, nbytes, tokens, gpu)
+        return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
 
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu

@@ -28,8 +28,8 @@ SMALL, SMALL_CODES, CODES_PANEL, CODES_GROUP = 32 << 20, 96 << 20, 45, 135
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """The sparse kernels, by the one that runs, in as many launches as it needs."""
-    # As prefers_wgmma in kernels/cuda/sparse_24/wgmma_plan.h.
+    """The sparse kernels, by the one that the op takes where no plan says which."""
+    # As few_tokens in kernels/cuda/sparse_24/wgmma_plan.h.
     early = math.prod(shape) <= (SMALL_CODES if _codes(shape, nbytes) else SMALL)
     if gpu.capability == (9, 0) and tokens > (16 if early else 32):
         return wgmma_seconds(shape, nbytes, tokens, gpu)
@@ -59,7 +59,7 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
 
 
 def mma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """The mma kernel."""
+    """The mma kernel, in as many launches as it needs."""
     total, codes = 0.0, _codes(shape, nbytes)
     # Blocks of 99 KB of shared memory have room for x of 32 tokens; so many are compiled for codes.
     has_room = gpu.capability in ((8, 0), (9, 0), (10, 0))

@@ -29,14 +29,15 @@ SMALL = 32 << 20  # elements of a layer whose few tokens are 64 (wgmma_plan.h)
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """The sparse kernels, by the one that runs, in as many launches as it needs."""
+    """The sparse kernels, by the one that the op takes where no plan says which."""
     most = 64 if math.prod(shape) <= SMALL else 32
     if gpu.capability != (9, 0) or tokens <= most:
-        return _few_seconds(shape, nbytes, tokens, gpu)
-    return max(_few_seconds(shape, nbytes, most, gpu), _many_seconds(shape, nbytes, tokens, gpu))
+        return few_seconds(shape, nbytes, tokens, gpu)
+    return max(few_seconds(shape, nbytes, most, gpu), many_seconds(shape, nbytes, tokens, gpu))
 
 
-def _few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+def few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """The kernel for few tokens, in as many launches as it needs."""
     units = math.ceil(shape[0] / UNIT_ROWS) * math.ceil(shape[1] / UNIT_COLS)
     clocks = units * UNIT_CLOCKS + nbytes / LINE_BYTES * LINE_CLOCKS
     decode = clocks / (gpu.multiprocessors * gpu.clock)
@@ -48,7 +49,8 @@ def _few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> 
     return total
 
 
-def _many_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+def many_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """The wgmma kernel."""
     panels = math.ceil(shape[0] / PANEL) * math.ceil(shape[1] / PANEL)
     wide = min(TILE_TOKENS, 64 * math.ceil(tokens / 64))
     tiles = math.ceil(tokens / TILE_TOKENS)

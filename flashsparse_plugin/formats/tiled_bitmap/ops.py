@@ -94,16 +94,27 @@ def _(weight_packed, tile_offsets, out_features, in_features):
 
 
 @register_fake("flashsparse::tiled_bitmap_linear")
-def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias=None, sparse_tokens=None):
+def _(
+    x,
+    weight_packed,
+    unit_offsets,
+    out_features,
+    weight_dtype,
+    bias=None,
+    sparse_tokens=None,
+    few_tokens=None,
+):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
 
     On CUDA up to sparse_tokens tokens are multiplied by the sparse kernels; for more the weight is
     unpacked, and torch's own linear multiplies. None: as many as the kernels are made for; 0:
-    always unpacked; a negative number raises. The choice is made in each call, from sizes alone: a
-    graph of torch.compile holds any number of tokens. A weight whose dtype x has not is always
-    unpacked. On a CPU there is one implementation, and sparse_tokens changes nothing.
+    always unpacked; a negative number raises. Of them, up to few_tokens go to the kernel for few
+    tokens (mma) and more to the one for many (wgmma, compute capability 9.0; elsewhere one kernel
+    takes them all). None: 32, or 64 of a small layer. The choice is made in each call, from sizes
+    alone: a graph of torch.compile holds any number of tokens. A weight whose dtype x has not is
+    always unpacked. On a CPU there is one implementation, and neither number changes anything.
 
     Source: Flash-LLM, section 4.1 (load as sparse, compute as dense).
     """

@@ -97,12 +97,12 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// Whether this kernel is faster than that of linear_plan.h, by measurements on an H200: small
-// layers of more than 16 tokens gain by sums in shared memory, those of codes earlier.
-constexpr bool prefers_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
-                             UnitLayout unit = {}) {
+// Up to this many tokens the kernel of linear_plan.h is faster than this one, by measurements on an
+// H200: small layers of more than 16 tokens gain by sums in shared memory, those of codes earlier.
+// Holds where the caller does not say better (flashsparse_plugin/dataflow).
+constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
   const int64_t small = (unit.type == ValueType::kNative ? 32 : 96) << 20;  // elements
-  return gpu.hopper && tokens > (rows * cols <= small ? 16 : 32);
+  return rows * cols <= small ? 16 : 32;
 }
 
 // tokens >= 1, on a GPU with wgmma.

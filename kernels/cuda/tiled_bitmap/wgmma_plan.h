@@ -73,11 +73,12 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// Whether this kernel is faster than that for few tokens, by measurements on an H200: one tile of
-// 64 tokens takes it the same time, however few they are.
-constexpr bool prefers_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+// Up to this many tokens the kernel for few is faster than this one, by measurements on an H200:
+// one tile of 64 tokens takes this one the same time, however few they are. Holds where the caller
+// does not say better (flashsparse_plugin/dataflow).
+constexpr int64_t few_tokens(int64_t rows, int64_t cols) {
   constexpr int64_t kSmall = 32 << 20;  // elements
-  return gpu.hopper && tokens > (rows * cols <= kSmall ? 64 : 32);
+  return rows * cols <= kSmall ? 64 : 32;
 }
 
 // tokens >= 1, on a GPU with wgmma; `lines` of the whole weight.
