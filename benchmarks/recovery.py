@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flashsparse_plugin.evaluation import perplexity
-from flashsparse_plugin.pruning import calibration_windows, prune, recover_
+from flashsparse_plugin.pruning import LeastSquares, calibration_windows, prune, recover_
 
 CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
 CONTEXT = 512
@@ -91,7 +91,7 @@ class Bench:
             yield row | {"perplexity": self.judge(model), "cpu_seconds": round(seconds)}
         start = time.process_time()
         steps = self.arguments.steps
-        fits = recover_(model, self.load(), self.windows, steps=steps)
+        fits = recover_(model, self.load(), self.windows, LeastSquares(steps=steps))
         row["method"] = f"{method} + recover"
         row["cpu_seconds"] = round(time.process_time() - start)
         for when in ("before", "after"):
@@ -142,8 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     about: Row = {"model": arguments.model.name, "text": arguments.text.name}
     about |= {key: getattr(arguments, key) for key in ("samples", "window", "steps", "tokens")}
-    about |= {"context": CONTEXT, "held_out": HELD_OUT, "cpu": _measure.cpu_name()}
-    about["torch"] = torch.__version__
+    about |= {"context": CONTEXT, "held_out": HELD_OUT, "torch": torch.__version__}
     kind = "allocation" if arguments.allocate else "recovery"
     target = _results.folder_of(arguments.model.name) / f"{kind}.csv"
     rows: list[Row] = []
@@ -152,10 +151,11 @@ def main() -> None:
         if {key: found["about"].get(key) for key in about} != about:
             raise SystemExit(f"{target} was measured under other conditions: use --anew")
         rows = [{"method": "", **row} for row in found["rows"]]
-    about["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    # Perplexities are those of any CPU, up to rounding; seconds are not.
+    where = {"cpu": _measure.cpu_name(), "date": str(datetime.datetime.now(datetime.UTC).date())}
     bench, done = Bench(arguments), {(row["rule"], row["method"]) for row in rows}
     for row in bench.allocations(done) if arguments.allocate else bench.rows(done):
-        rows.append(row)
+        rows.append(row | where)
         _results.write(target, about, rows)
         print(row, flush=True)
     show(rows)

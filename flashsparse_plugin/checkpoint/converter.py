@@ -35,7 +35,7 @@ from .reader import CONFIG, CheckpointError, ModelDirectory, TensorInfo
 from .report import ConversionReport, LayerReport, human
 from .room import disk_errors, require_room
 from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
-from .staging import Staging, identity, part_name
+from .staging import Staging, identity
 from .stored import Checkpoint
 from .surroundings import CARD, carry_files, name_shards, write_json
 from .writer import ShardWriter
@@ -220,7 +220,7 @@ class _Conversion:
 
     def _write_shard(self, staging: Staging, start: int) -> dict[str, Any]:
         """Writes the tensors from number `start` on until the shard is full."""
-        file = part_name(len(staging.finished) + 1)
+        file = staging.next_name()
         rest = self.tensors[start:]
         writer = ShardWriter(staging.path / file, self.packer.names(rest))
         layers: list[LayerReport] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -75,29 +75,39 @@ class Pruning(BaseModel):
 
 
 class Recovery(BaseModel):
-    """How the weights that pruning kept were fitted to the dense model.
+    """How the weights that pruning kept make up for the others.
 
     Attributes:
+        method: How they were changed.
         dense: Name of the dense model.
-        before: Mean over layers of |W' X - W X|^2 / |W X|^2 of the pruned weight W' and the dense
-            one W on the calibration text X.
-        after: The same of the fitted weights.
+        before: With least squares the mean over layers of |W' X - W X|^2 / |W X|^2 of the pruned
+            weight W' and the dense one W on the calibration text X. With LoRA the divergence of
+            the next-token distribution from the dense model's, in nats a token.
+        after: The same of the recovered weights.
         calibration: The text.
+        rank, steps: Of LoRA.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
+    method: Literal["least-squares", "lora"] = "least-squares"
     dense: _Word
     before: Annotated[float, Field(ge=0)]
     after: Annotated[float, Field(ge=0)]
     calibration: Calibration
+    rank: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[int, Field(ge=1)] | None = None
 
     def rows(self) -> list[str]:
         """Rows of a table of two columns."""
-        how = f"least squares to the layers of `{self.dense}`"
-        errors = f"mean error {100 * self.before:.3g}% before, {100 * self.after:.3g}% after"
+        if self.method == "lora":
+            how = f"LoRA of rank {self.rank}, {self.steps} steps, to the predictions"
+            far = f"divergence {self.before:.3g} before, {self.after:.3g} after, in nats a token"
+        else:
+            how = "least squares to the layers"
+            far = f"mean error {100 * self.before:.3g}% before, {100 * self.after:.3g}% after"
         return [
-            f"| Recovered by | {how}, {errors} |",
+            f"| Recovered by | {how} of `{self.dense}`, {far} |",
             f"| Recovery text | {self.calibration} |",
         ]
 

@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""write_recovered: a pruned checkpoint whose kept weights were fitted to the dense model.
+"""write_recovered: a pruned checkpoint whose kept weights make up for the others.
 
-Each decoder layer that is done is noted beside the output, so that a run that was stopped goes on
-behind it. The output is written as `prune` writes: the tensors of the pruned checkpoint, under
-their names and in their files, with the values of fitted weights.
+What is done is noted beside the output, so that a run that was stopped goes on behind it: each
+decoder layer, or now and then the state of LoRA's training. The output is written as `prune`
+writes: the tensors of the pruned checkpoint, under their names and in their files, with the values
+of recovered weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ..modules import linear_modules, weight_of
-from ..pruning.recovery import RIDGE, STEPS, Fit, pruned_layers, recover_layers
+from ..pruning import LeastSquares, LoRA
+from ..pruning.lora import Training
+from ..pruning.recovery import Fit, pruned_layers, recover_layers
 from .linears import StoredModel
 from .pruned import pruned_weights, write_model
 from .reader import CheckpointError, ModelDirectory
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BETWEEN = 60.0  # seconds of training that a run which is stopped may lose
 _ERRORS = "errors"  # float64 [layers, 2] in a part file, beside the weights by their layer's name
 
 
@@ -42,26 +48,33 @@ class RecoveryReport:
     """What a recovery reached.
 
     Attributes:
-        layers: The layers that were fitted, in the model's order.
-        resumed: Decoder layers that were kept from an interrupted run.
+        method: How it was done.
+        names: The layers that were recovered, in the model's order.
+        fits: How far outputs are from the dense model's, by layer, or with LoRA of the model.
+        resumed: Decoder layers, or steps of LoRA, that were kept from an interrupted run.
         warnings: What a user should know.
     """
 
-    layers: list[Fit]
+    method: LeastSquares | LoRA
+    names: list[str]
+    fits: list[Fit] = field(default_factory=list)
     resumed: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
     def before(self) -> float:
-        return sum(fit.before for fit in self.layers) / len(self.layers)
+        return sum(fit.before for fit in self.fits) / len(self.fits)
 
     @property
     def after(self) -> float:
-        return sum(fit.after for fit in self.layers) / len(self.layers)
+        return sum(fit.after for fit in self.fits) / len(self.fits)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as plain values for JSON."""
-        return {"before": self.before, "after": self.after, **asdict(self)}
+        how = {"method": type(self.method).__name__, "settings": asdict(self.method)}
+        figures = {"before": self.before, "after": self.after, "resumed": self.resumed}
+        fits = [asdict(fit) for fit in self.fits]
+        return how | figures | {"fits": fits, "warnings": self.warnings}
 
 
 def write_recovered(
@@ -71,8 +84,7 @@ def write_recovered(
     dense: PreTrainedModel,
     calibration: Tensor,
     out: Path,
-    ridge: float = RIDGE,
-    steps: int = STEPS,
+    method: LeastSquares | LoRA,
     overwrite: bool = False,
     on_progress: Callable[[int, int, str], None] = lambda *_: None,
     write_card: Callable[[Path, RecoveryReport], None] | None = None,
@@ -86,10 +98,10 @@ def write_recovered(
         dense: The dense model, loaded.
         calibration: Token ids, int64 [samples, length].
         out: The directory to write; it appears when it is complete.
-        ridge: How strongly weights are held where they are.
-        steps: Conjugate gradient steps for each weight.
+        method: How to recover.
         overwrite: Replace a model that is at `out`.
-        on_progress: Called with the decoder layers that are done, their number and what is done.
+        on_progress: Called with the decoder layers or steps that are done, their number and what
+            is done.
         write_card: Writes the model card to a path; None keeps that of the pruned model.
 
     Raises:
@@ -97,8 +109,9 @@ def write_recovered(
         ValueError: As `recover_` does.
     """
     groups = pruned_layers(pruned, dense)
-    weights = pruned_weights(stored, pruned, [name for group in groups for name in group])
-    taken = {part_name(number) for number in range(1, len(groups) + 1)}
+    report = RecoveryReport(method, [name for group in groups for name in group])
+    weights = pruned_weights(stored, pruned, report.names)
+    taken = {part_name(number) for number in range(1, max(2, len(groups)) + 1)}
     if taken & {path.name for path in stored.directory.shards}:
         raise CheckpointError(
             f"{stored.directory.path} has files called {part_name(1)}, as those in which a "
@@ -109,31 +122,83 @@ def write_recovered(
         "recover": identity(stored.directory),
         "dense": identity(dense_directory),
         "calibration": [*calibration.shape, tokens],
-        "settings": [ridge, steps, str(pruned.dtype)],
+        "settings": [type(method).__name__, asdict(method), str(pruned.dtype)],
     }
-    report = RecoveryReport([])
+    training = None
+    if isinstance(method, LoRA):
+        training = Training(pruned, dense, report.names, calibration, method)
     require_room(out, stored.directory.nbytes)
     with (
-        Staging(out, job, overwrite) as staging,
+        Staging(out, job, overwrite, latest_only=training is not None) as staging,
         disk_errors(staging.path, lambda: ". Make room: the same command goes on where it stopped"),
     ):
-        parts = _Parts(staging, pruned, groups)
-        walk = recover_layers(
-            pruned, dense, calibration, ridge=ridge, steps=steps, restore=parts.restore
-        )
-        on_progress(0, len(groups), "decoder layer 0")
-        for index, fits in enumerate(walk):
-            parts.save(index, fits)
-            report.layers += fits
-            on_progress(index + 1, len(groups), f"decoder layer {index + 1}")
-        report.resumed = parts.resumed
+        if training is not None:
+            _train(training, staging, report, on_progress)
+        else:
+            parts = _Parts(staging, pruned, groups)
+            assert isinstance(method, LeastSquares)
+            walk = recover_layers(pruned, dense, calibration, method, restore=parts.restore)
+            on_progress(0, len(groups), "decoder layer 0")
+            for index, fits in enumerate(walk):
+                parts.save(index, fits)
+                report.fits += fits
+                on_progress(index + 1, len(groups), f"decoder layer {index + 1}")
+            report.resumed = parts.resumed
         if write_card is not None:
             write_card(staging.path / CARD, report)
         chosen = pruned.dtype if pruned.dtype != _stored_dtype(stored, weights) else None
-        report.warnings = write_model(staging.path, stored.directory, weights, chosen, updated=True)
-        parts.remove()
+        report.warnings += write_model(
+            staging.path, stored.directory, weights, chosen, updated=True
+        )
+        for shard in staging.finished:
+            (staging.path / shard["file"]).unlink()
         staging.commit()
     return report
+
+
+def _train(
+    training: Training,
+    staging: Staging,
+    report: RecoveryReport,
+    on_progress: Callable[[int, int, str], None],
+) -> None:
+    """Trains from what an earlier run has kept, keeps the state now and then, and merges."""
+    for shard in staging.finished:
+        try:
+            training.load(load_file(staging.path / shard["file"]))
+        except (OSError, ValueError, SafetensorError) as error:
+            logger.warning("%s is not what it should be (%s): begun again", shard["file"], error)
+            staging.keep(0)
+    report.resumed, total = training.step, training.method.steps
+    on_progress(training.step, total, f"step {training.step}")
+    kept = time.monotonic()
+    for step in training.run():
+        if time.monotonic() - kept > _BETWEEN or step == total:
+            _keep(staging, training.state(), step)
+            kept = time.monotonic()
+        on_progress(step, total, f"step {step}")
+    report.fits = [Fit("", *training.merge_())]
+    if report.after == report.before:
+        report.warnings.append(
+            "training brought the model no closer to the dense one, so that its weights are as "
+            "they were: try another rate, more steps or more text"
+        )
+
+
+def _keep(staging: Staging, tensors: Mapping[str, Tensor], end: int) -> None:
+    """Writes what is done to a file, and notes it."""
+    file = staging.next_name()
+    writer = ShardWriter(staging.path / file, tensors)
+    try:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor])
+        digest = writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    shard = {"file": file, "digest": digest, "end": end, "tensors": sizes}
+    staging.add(shard | {"rounded": 0, "layers": []})
 
 
 def _stored_dtype(stored: StoredModel, weights: dict[str, Tensor]) -> torch.dtype:
@@ -197,20 +262,4 @@ class _Parts:
         tensors = {fit.name: self.weights[fit.name].cpu() for fit in fits}
         pairs = [[fit.before, fit.after] for fit in fits]
         tensors[_ERRORS] = torch.tensor(pairs, dtype=torch.float64)
-        file = part_name(number)
-        writer = ShardWriter(self.staging.path / file, tensors)
-        try:
-            for name, tensor in tensors.items():
-                writer.add(name, tensor.dtype, tuple(tensor.shape), [tensor])
-            digest = writer.close()
-        except BaseException:
-            writer.abort()
-            raise
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        shard = {"file": file, "digest": digest, "end": index + 1, "tensors": sizes}
-        self.staging.add(shard | {"rounded": 0, "layers": []})
-
-    def remove(self) -> None:
-        """Removes the files, once the whole model is written."""
-        for shard in self.staging.finished:
-            (self.staging.path / shard["file"]).unlink()
+        _keep(self.staging, tensors, index + 1)

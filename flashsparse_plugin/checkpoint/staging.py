@@ -69,17 +69,25 @@ class Staging:
         out: The directory to make.
         job: What is converted and how, JSON-able; only a run of the same job is resumed.
         overwrite: Whether to replace an existing model directory at `out`.
+        latest_only: Each shard that is added takes the place of the one before, which is removed
+            once the new one is noted. They are called by the first two numbers in turn.
 
     Raises:
         CheckpointError: If `out` must not be written.
     """
 
-    def __init__(self, out: str | Path, job: dict[str, Any], overwrite: bool = False):
+    def __init__(
+        self,
+        out: str | Path,
+        job: dict[str, Any],
+        overwrite: bool = False,
+        latest_only: bool = False,
+    ):
         self.out = Path(out).resolve()
         self.path = self.out.with_name(self.out.name + ".partial")
         self.job = json.loads(json.dumps(job))  # as it will read back
         self.finished: list[dict[str, Any]] = []
-        self.overwrite = overwrite
+        self.overwrite, self.latest_only = overwrite, latest_only
         self._lock = -1
 
     def __enter__(self) -> Staging:
@@ -106,8 +114,19 @@ class Staging:
 
     def add(self, shard: dict[str, Any]) -> None:
         """Notes a finished shard, which a resumed run then keeps."""
+        if self.latest_only:
+            self.finished.clear()
         self.finished.append(shard)
         self._save()
+        if self.latest_only:
+            self._clear({shard["file"]})
+
+    def next_name(self) -> str:
+        """The name of the next shard to add, until the number of shards is known."""
+        if self.latest_only:
+            names = [part_name(1), part_name(2)]
+            return names[bool(self.finished) and self.finished[0]["file"] == names[0]]
+        return part_name(len(self.finished) + 1)
 
     def keep(self, count: int) -> None:
         """Drops all finished shards but the first `count`."""
@@ -229,7 +248,8 @@ class Staging:
         for number, shard in enumerate(state.finished, start=1):
             path = self.path / shard.file
             damaged = path.is_symlink() or not path.is_file() or digest_of(path) != shard.digest
-            if damaged or shard.file != part_name(number):
+            names = {part_name(1), part_name(2)} if self.latest_only else {part_name(number)}
+            if damaged or shard.file not in names:
                 break  # the shards after it were written later, and are written again, too
             self.finished.append(shard.model_dump())
         self.keep(len(self.finished))

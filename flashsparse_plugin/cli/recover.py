@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flashsparse recover`: fits what is kept of a pruned model to the dense model."""
+"""`flashsparse recover`: what is kept of a pruned model makes up for what was dropped."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from .console import err, out, print_json, table, usage
@@ -29,6 +32,12 @@ from .models import (
 
 if TYPE_CHECKING:
     from flashsparse_plugin.checkpoint.recovered import RecoveryReport
+    from flashsparse_plugin.pruning import LeastSquares, LoRA
+
+
+class Method(StrEnum):
+    least_squares = "least-squares"
+    lora = "lora"
 
 
 def recover(
@@ -54,10 +63,36 @@ def recover(
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
     seed: Annotated[int, typer.Option(help="Seed of the places that windows are taken from.")] = 0,
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="least-squares fits layer by layer; lora trains all layers together, which takes "
+            "longer.",
+            metavar="METHOD",
+        ),
+    ] = Method.least_squares,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Conjugate gradient steps a weight; of lora, steps of training.",
+            show_default="10; lora 100",
+        ),
+    ] = None,
     ridge: Annotated[
-        float, typer.Option(help="How strongly weights are held where they are; above 0.")
-    ] = 0.1,
-    steps: Annotated[int, typer.Option(min=1, help="Conjugate gradient steps a weight.")] = 10,
+        float | None,
+        typer.Option(
+            help="least-squares: how strongly weights are held where they are.", show_default="0.1"
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="lora: rank of each update.", show_default="16")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="lora: learning rate.", show_default="0.001")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="lora: windows a step.", show_default="2")
+    ] = None,
     dtype: Annotated[
         Dtype, typer.Option(help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE")
     ] = Dtype.auto,
@@ -67,21 +102,23 @@ def recover(
     push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Make up for pruning: fit the kept weights to the dense model.
+    """Make up for pruning: change the kept weights towards the dense model.
 
     Layer by layer, pruned weights are fitted by least squares so that their outputs on a text come
-    as close to those of the dense weights as the zeros allow. Nothing is trained, and all zeros
-    stay. OUT appears when it is complete; after an interruption the same command goes on.
+    as close to those of the dense weights as the zeros allow. Or low-rank updates of all layers are
+    trained so that the model predicts as the dense one does (--method lora). All zeros stay. OUT
+    appears when it is complete; after an interruption the same command goes on.
 
     \b
     [bold]Examples[/bold]
       flashsparse recover PRUNED MODEL OUT --calibration text.txt
       flashsparse recover PRUNED MODEL OUT --calibration text.txt \\
           --samples 32 --length 256
+      flashsparse recover PRUNED MODEL OUT --calibration text.txt --method lora
     """
     source, original = model_directory(pruned), model_directory(dense)
-    if ridge <= 0:
-        raise usage(f"{ridge:g} holds nothing: choose a number above 0", "--ridge")
+    given = {"steps": steps, "ridge": ridge, "rank": rank, "rate": rate, "batch": batch}
+    how = _settings(method, {name: value for name, value in given.items() if value is not None})
     publisher = may_push(push)
 
     from flashsparse_plugin.checkpoint import ModelDirectory
@@ -105,9 +142,16 @@ def recover(
     def card(path: Path, report: RecoveryReport) -> None:
         windows_of = Calibration.of(calibration, samples, length, seed)
         names = {"dense": word(model_name(original)), "calibration": windows_of}
-        done = Recovery(before=report.before, after=report.after, **names)
+        trained = {} if method is Method.least_squares else report.to_dict()["settings"]
+        done = Recovery(
+            method=method.value,
+            before=report.before,
+            after=report.after,
+            **names,
+            **{key: trained[key] for key in ("rank", "steps") if key in trained},
+        )
         linears = linear_modules(models[0])
-        zeros = zeros_of("", {fit.name: linears[fit.name] for fit in report.layers})
+        zeros = zeros_of("", {layer: linears[layer] for layer in report.names})
         name = push or destination.name
         write_pruned_card(path, stored.directory, done, zeros, name, hub_name(original))
 
@@ -119,8 +163,7 @@ def recover(
             models[1],
             windows,
             destination,
-            ridge,
-            steps,
+            how,
             overwrite,
             on_progress,
             card,
@@ -128,7 +171,7 @@ def recover(
     for warning in report.warnings:
         err.print(Text.assemble(("Note: ", "yellow"), warning))
     seconds = time.perf_counter() - start
-    pushed = do_push(publisher, destination, "Recovered by least squares")
+    pushed = do_push(publisher, destination, f"Recovered by {method.value}")
     if as_json:
         paths = {"pruned": str(source), "dense": str(original), "out": str(destination)}
         print_json(paths | {"seconds": seconds, "pushed": pushed} | report.to_dict())
@@ -137,9 +180,51 @@ def recover(
         show_pushed(pushed)
 
 
+def _settings(method: Method, given: dict[str, Any]) -> LeastSquares | LoRA:
+    """What is said of a method, as it takes it."""
+    from flashsparse_plugin.pruning import LeastSquares, LoRA
+
+    kind = LoRA if method is Method.lora else LeastSquares
+    for name in given:
+        if name not in {field.name for field in fields(kind)}:
+            other = next(each.value for each in Method if each is not method)
+            raise usage(f"this is for --method {other}, not for {method.value}", f"--{name}")
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise usage(str(error), " ".join(f"--{name}" for name in given)) from None
+
+
 def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:
+    from flashsparse_plugin.pruning import LoRA
+
+    if isinstance(report.method, LoRA):
+        made = table("", "before", "after")
+        made.add_row(
+            "divergence from the dense model", f"{report.before:.4g}", f"{report.after:.4g}"
+        )
+        meaning = "In nats a token, of the next-token distribution on some calibration windows."
+        unit = "steps"
+    else:
+        made = _errors(report)
+        meaning = (
+            "An error is the squared distance from the dense layer's outputs, over their size."
+        )
+        unit = "decoder layers"
+    out.print(made)
+    out.print()
+    out.print(meaning)
+    how = f"{seconds:.0f} s"
+    if report.resumed:
+        how += f", {report.resumed} {unit} kept from the interrupted run"
+    out.print(Text(f"Recovered ({how}): {destination}"), soft_wrap=True)
+    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)
+
+
+def _errors(report: RecoveryReport) -> Table:
+    """Of each kind of layer the mean error, before and after."""
     kinds: dict[str, list[tuple[float, float]]] = {}
-    for fit in report.layers:
+    for fit in report.fits:
         kinds.setdefault(fit.name.rpartition(".")[2], []).append((fit.before, fit.after))
     made = table("Kind", "layers", "error before", "after", "")
 
@@ -152,11 +237,4 @@ def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:
         made.add_row(Text(kind), *cells(errors))
     made.add_section()
     made.add_row("all", *cells([e for each in kinds.values() for e in each]), style="bold")
-    out.print(made)
-    out.print()
-    out.print("An error is the squared distance from the dense layer's outputs, over their size.")
-    how = f"{seconds:.0f} s"
-    if report.resumed:
-        how += f", {report.resumed} decoder layers kept from the interrupted run"
-    out.print(Text(f"Recovered ({how}): {destination}"), soft_wrap=True)
-    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)
+    return made

@@ -4,6 +4,8 @@
 from .allocation import ALLOCATIONS
 from .calibration import calibration_windows
 from .layers import LayerReport, PruneReport, Retained, prunable_linears
+from .least_squares import LeastSquares
+from .lora import LoRA
 from .magnitude import magnitude_scores, prune_weight
 from .maskllm import apply_masks
 from .masks import keep_mask
@@ -21,6 +23,8 @@ __all__ = [
     "PRESETS",
     "Fit",
     "LayerReport",
+    "LeastSquares",
+    "LoRA",
     "PruneReport",
     "Retained",
     "Statistics",

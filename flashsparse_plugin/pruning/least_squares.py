@@ -3,8 +3,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """Recovery by fitting each pruned weight to the outputs of the dense one.
+
+    Attributes:
+        ridge: How strongly weights are held where they are, against the mean size of the inputs.
+        steps: Conjugate gradient steps for each weight.
+
+    Raises:
+        ValueError: For a number that fits nothing.
+    """
+
+    ridge: float = 0.1
+    steps: int = 10
+
+    def __post_init__(self) -> None:
+        if self.ridge <= 0 or self.steps < 1:
+            raise ValueError(f"ridge is {self.ridge} and steps {self.steps}: they must be above 0")
 
 
 @torch.no_grad()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recovery: what is kept of a pruned model makes up for what was dropped.
 
-Decoder layer by decoder layer, the kept elements of each pruned weight are fitted by least squares
-so that its outputs on calibration text match those that the dense weight would give for the same
-inputs, which are those of the recovered predecessors (Boza, "Fast and effective weight update for
-pruned LLMs", 2024, arXiv 2401.02938, with conjugate gradients in the place of ADMM). Nothing is
-trained, zeros stay zero, and only the statistics of one decoder layer are in memory at a time.
+`LeastSquares` trains nothing. Decoder layer by decoder layer, the kept elements of each pruned
+weight are fitted so that its outputs on calibration text match those that the dense weight would
+give for the same inputs, which are those of the recovered predecessors (Boza, "Fast and effective
+weight update for pruned LLMs", 2024, arXiv 2401.02938, with conjugate gradients in the place of
+ADMM). Only the statistics of one decoder layer are in memory at a time.
+
+`LoRA` trains low-rank updates of all layers together; see lora.py. With both, zeros stay zero.
 """
 
 from __future__ import annotations
@@ -20,25 +22,24 @@ from torch import Tensor, nn
 from ..modules import linear_modules, shape_of, weight_of
 from .calibration import calibration_batches
 from .layers import check_weight
-from .least_squares import fit_kept
+from .least_squares import LeastSquares, fit_kept
+from .lora import LoRA, Training
 from .relay import Relay, decoder_layers, evaluating
 from .statistics import GRAM, Inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RIDGE = 0.1
-STEPS = 10
-
 
 @dataclass(frozen=True)
 class Fit:
-    """How far the outputs of a layer are from the dense weight's, over the size of these.
+    """How far outputs are from the dense model's.
 
     Attributes:
-        name: The layer.
-        before: |W_0 X - W X|^2 / |W X|^2 of the pruned weight W_0 and the dense one W.
-        after: The same of the fitted weight, as it is stored.
+        name: The layer; empty for the model, of which LoRA measures the whole.
+        before: Of a layer |W_0 X - W X|^2 / |W X|^2 of the pruned weight W_0 and the dense one W;
+            of the model the divergence of its next-token distribution, in nats a token.
+        after: The same of the recovered weights, as they are stored.
     """
 
     name: str
@@ -53,40 +54,48 @@ def recover_(
     pruned: PreTrainedModel,
     dense: PreTrainedModel,
     calibration: Tensor,
-    ridge: float = RIDGE,
-    steps: int = STEPS,
+    method: LeastSquares | LoRA | None = None,
     batch_size: int = 8,
-    on_layer: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Fit]:
-    """Fits the kept weights of a pruned model to the dense model that it comes from, in place.
+    """Changes the kept weights of a pruned model so that they make up for the others, in place.
 
-    The linear layers of its decoder layers that have zeros are changed; all zeros stay. The result
-    is the same from run to run on the same machine.
+    The linear layers of its decoder layers that have zeros are changed; all zeros stay, and a
+    weight or, with LoRA, a model that would become worse stays as it is. The result is the same
+    from run to run on the same machine.
 
     Args:
         pruned: The pruned model, with its zeros in place, in float16, bfloat16 or float32.
-        dense: The model before it was pruned, of which only the weights are read.
+        dense: The model before it was pruned, which is only read.
         calibration: Token ids, int64 [samples, length], see `calibration_windows`. More tokens than
             a layer has inputs are wanted; the more zeros, the more tokens.
-        ridge: How strongly weights are held where they are, against the mean size of the inputs.
-        steps: Conjugate gradient steps for each weight.
-        batch_size: Calibration samples a forward pass.
-        on_layer: Called with the number of decoder layers that are done, and with their total.
+        method: How to recover; None means `LeastSquares()`.
+        batch_size: Calibration samples a forward pass of `LeastSquares`.
+        on_progress: Called with the decoder layers, or steps of LoRA, that are done, and their
+            total.
 
     Returns:
-        Errors before and after, layer by layer.
+        How far outputs are from the dense model's, before and after: by layer, or with LoRA those
+        of the model.
 
     Raises:
-        ValueError: If the models do not belong together, or nothing is pruned, before any weight is
-            changed; and, naming the layer, for activations that are NaN or infinite.
+        ValueError: If the models do not belong together, nothing is pruned, or the method does not
+            fit them, before any weight is changed; and, naming the layer, for activations that are
+            NaN or infinite.
     """
+    report = on_progress or (lambda *_: None)
+    if isinstance(method, LoRA):
+        names = [name for group in pruned_layers(pruned, dense) for name in group]
+        training = Training(pruned, dense, names, calibration, method)
+        for step in training.run():
+            report(step, method.steps)
+        return [Fit("", *training.merge_())]
     fits = []
     total = len(decoder_layers(pruned))
-    walk = recover_layers(pruned, dense, calibration, ridge, steps, batch_size)
+    walk = recover_layers(pruned, dense, calibration, method, batch_size)
     for done, layer in enumerate(walk, start=1):
         fits += layer
-        if on_layer is not None:
-            on_layer(done, total)
+        report(done, total)
     return fits
 
 
@@ -95,12 +104,11 @@ def recover_layers(
     pruned: PreTrainedModel,
     dense: PreTrainedModel,
     calibration: Tensor,
-    ridge: float = RIDGE,
-    steps: int = STEPS,
+    method: LeastSquares | None = None,
     batch_size: int = 8,
     restore: Restore = lambda _: None,
 ) -> Iterator[list[Fit]]:
-    """As `recover_`, one decoder layer at each iteration.
+    """As `recover_` by least squares, one decoder layer at each iteration.
 
     Args:
         restore: Asked for each decoder layer by its number: puts weights that were fitted before
@@ -109,8 +117,7 @@ def recover_layers(
     Yields:
         The fits of a decoder layer, once its weights are changed.
     """
-    if ridge <= 0 or steps < 1:
-        raise ValueError(f"ridge is {ridge} and steps {steps}: they must be above 0")
+    method = method or LeastSquares()
     groups = pruned_layers(pruned, dense)
     batches = calibration_batches(pruned, calibration, batch_size)
     relay = Relay(pruned, decoder_layers(pruned), batches)
@@ -120,7 +127,7 @@ def recover_layers(
             fits = restore(index)
             if fits is None:
                 pairs = {name: (ours[name], theirs[name]) for name in group}
-                fits = _fit_layer_(relay, index, pairs, ridge, steps)
+                fits = _fit_layer_(relay, index, pairs, method)
             if index + 1 < len(groups):
                 relay.run(index, store=True)
         yield fits
@@ -130,8 +137,7 @@ def _fit_layer_(
     relay: Relay,
     index: int,
     pairs: Mapping[str, tuple[nn.Module, nn.Module]],
-    ridge: float,
-    steps: int,
+    method: LeastSquares,
 ) -> list[Fit]:
     """Fits the linear layers of one decoder layer."""
     seen = {name: Inputs(name, ours, [GRAM]) for name, (ours, _) in pairs.items()}
@@ -148,11 +154,11 @@ def _fit_layer_(
     for name, (ours, theirs) in pairs.items():
         gram = seen.pop(name).statistics().gram
         assert gram is not None
-        fits.append(_fit_(name, weight_of(ours), weight_of(theirs), gram, ridge, steps))
+        fits.append(_fit_(name, weight_of(ours), weight_of(theirs), gram, method))
     return fits
 
 
-def _fit_(name: str, weight: Tensor, dense: Tensor, gram: Tensor, ridge: float, steps: int) -> Fit:
+def _fit_(name: str, weight: Tensor, dense: Tensor, gram: Tensor, method: LeastSquares) -> Fit:
     """Puts the fitted weight in the place of a pruned one, where it is the better one."""
     target = dense.to(weight.device, torch.float32)
     cross = target @ gram
@@ -166,7 +172,7 @@ def _fit_(name: str, weight: Tensor, dense: Tensor, gram: Tensor, ridge: float, 
         difference = w.float() - target
         return max(0.0, squares(difference, difference @ gram)) / size if size > 0 else 0.0
 
-    fitted = fit_kept(weight, gram, cross, ridge, steps).to(weight.dtype)
+    fitted = fit_kept(weight, gram, cross, method.ridge, method.steps).to(weight.dtype)
     before, after = error(weight), error(fitted)
     if not after < before:
         return Fit(name, before, before)

@@ -39,7 +39,7 @@ def test_values_change_and_zeros_stay(pruned_dir, model_dir, text_file, tmp_path
     result = recover(pruned_dir, model_dir, out, text_file, "--json")
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
-    assert len(report["layers"]) == 21 and report["after"] < 0.9 * report["before"]
+    assert len(report["fits"]) == 21 and report["after"] < 0.9 * report["before"]
     before, after = load_all(pruned_dir), load_all(out)
     assert before.keys() == after.keys()
     for name, tensor in before.items():
@@ -96,6 +96,62 @@ def test_the_same_command_goes_on(pruned_dir, model_dir, text_file, tmp_path, mo
     assert all(torch.equal(t, expected[name]) for name, t in load_all(out).items())
 
 
+LORA = ["--method", "lora", "--rank", "4", "--steps", "6", "--rate", "0.01"]
+
+
+def test_lora_goes_on_and_keeps_zeros(pruned_dir, model_dir, text_file, tmp_path, monkeypatch):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    result = recover(pruned_dir, model_dir, whole, text_file, *LORA, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["settings"] == {"rank": 4, "steps": 6, "rate": 0.01, "batch": 2}
+    assert report["after"] < report["before"] and report["resumed"] == 0
+    keep = recovered._keep
+
+    def stopping(staging, tensors, end):
+        """The power goes after a state is kept, of which only the latest is there."""
+        keep(staging, tensors, end)
+        assert len([*staging.path.glob("part-*")]) == 1
+        if end == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(recovered, "_BETWEEN", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(recovered, "_keep", stopping)
+        result = recover(pruned_dir, model_dir, out, text_file, *LORA)
+        assert result.exit_code == 130 and "The same command goes on" in result.stderr
+    assert not out.exists()
+    result = recover(pruned_dir, model_dir, out, text_file, *LORA)
+    assert result.exit_code == 0, result.stderr
+    assert "3 steps kept" in result.stdout and "divergence" in result.stdout
+    before, after = load_all(pruned_dir), load_all(out)
+    expected = load_all(whole)
+    for name, tensor in after.items():
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor[before[name] == 0].eq(0).all(), name
+        assert torch.equal(tensor, before[name]) != name.endswith("proj.weight"), name
+    assert {f.name for f in pruned_dir.iterdir()} == {f.name for f in out.iterdir()}
+    data, text = ModelCard.load(out / "README.md").data, (out / "README.md").read_text()
+    assert data["recovery"]["method"] == "lora" and data["recovery"]["rank"] == 4
+    assert "| Recovered by | LoRA of rank 4, 6 steps, to the predictions of" in text
+
+
+def test_a_damaged_state_is_begun_again(pruned_dir, model_dir, text_file, tmp_path, monkeypatch):
+    keep = recovered._keep
+
+    def stopping(staging, tensors, end):
+        keep(staging, {name: t for name, t in tensors.items() if name != "before"}, end)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovered, "_BETWEEN", 0.0)
+        patch.setattr(recovered, "_keep", stopping)
+        recover(pruned_dir, model_dir, tmp_path / "out", text_file, *LORA)
+    result = recover(pruned_dir, model_dir, tmp_path / "out", text_file, *LORA, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["resumed"] == 0
+
+
 def test_what_was_kept_is_not_trusted(pruned_dir, model_dir, text_file, tmp_path, monkeypatch):
     """Another text begins anew, and a file that is not what it should be is made again."""
     out = tmp_path / "out"
@@ -146,6 +202,10 @@ def test_a_part_that_lost_a_zero_is_refused(
     ("change", "code", "message"),
     [
         (["--ridge", "0"], 2, "above 0"),
+        (["--rank", "4"], 2, "this is for --method lora"),
+        ([*LORA, "--ridge", "1"], 2, "this is for --method least-squares"),
+        ([*LORA, "--rank", "0"], 2, "1 or more"),
+        ([*LORA, "--rank", "999"], 1, "is not low for a weight"),
         (["--length", "100000"], 1, "tokens"),
         (["--calibration", "/nowhere.txt"], 2, "/nowhere.txt"),
     ],

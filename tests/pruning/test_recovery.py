@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_causal_lms import VOCAB, tiny_model
 
-from flashsparse_plugin.pruning import prunable_linears, prune, recover_
+from flashsparse_plugin.pruning import LeastSquares, prunable_linears, prune, recover_
 from flashsparse_plugin.pruning.least_squares import fit_kept
 
 TOKENS = torch.randint(3, VOCAB, (8, 32), generator=torch.Generator().manual_seed(0))
@@ -63,7 +63,9 @@ def test_outputs_come_closer_and_zeros_stay(pair, dtype):
         return float((logits[0] - logits[1]).square().mean())
 
     worse, seen = error(), []
-    fits = recover_(pruned, dense, TOKENS, batch_size=3, on_layer=lambda *done: seen.append(done))
+    fits = recover_(
+        pruned, dense, TOKENS, batch_size=3, on_progress=lambda *done: seen.append(done)
+    )
     assert error() < 0.8 * worse
     after = masks(pruned)
     assert all(not (after[name] & ~mask).any() for name, mask in before.items())
@@ -114,21 +116,25 @@ def test_the_statistics_of_one_layer_are_held_at_a_time(pair, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("other", "arguments", "message"),
+    ("other", "message"),
     [
-        ("opt", {}, r"is missing in the pruned model and"),
-        (None, {"ridge": 0.0}, "above 0"),
-        (None, {"steps": 0}, "above 0"),
-        ("same", {}, "no layer of the pruned model has zeros"),
+        ("opt", r"is missing in the pruned model and"),
+        ("same", "no layer of the pruned model has zeros"),
     ],
 )
-def test_what_does_not_belong_together(pair, other, arguments, message):
+def test_what_does_not_belong_together(pair, other, message):
     pruned, dense = pair
     if other == "same":
         pruned = copy.deepcopy(dense)
-    elif other:
+    else:
         dense = tiny_model(other)
     before = copy.deepcopy(pruned.state_dict())
     with pytest.raises(ValueError, match=message):
-        recover_(pruned, dense, TOKENS, **arguments)
+        recover_(pruned, dense, TOKENS)
     assert all(torch.equal(tensor, before[name]) for name, tensor in pruned.state_dict().items())
+
+
+@pytest.mark.parametrize("given", [{"ridge": 0.0}, {"steps": 0}])
+def test_settings_that_fit_nothing(given):
+    with pytest.raises(ValueError, match="above 0"):
+        LeastSquares(**given)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+
+import pytest
+import torch
+from tiny_causal_lms import VOCAB, tiny_model
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from flashsparse_plugin.pruning import LoRA, prunable_linears, prune, recover_
+from flashsparse_plugin.pruning.lora import Training, _Update
+
+TOKENS = torch.randint(3, VOCAB, (6, 32), generator=torch.Generator().manual_seed(0))
+METHOD = LoRA(rank=4, steps=12, rate=5e-3, batch=2)
+
+
+def gpt2():
+    """A model whose weights are stored transposed, and whose head is its embedding."""
+    torch.manual_seed(0)
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return AutoModelForCausalLM.from_config(GPT2Config(vocab_size=VOCAB, **shape)).eval()
+
+
+def pair_of(family="llama", dtype=torch.float32):
+    """A model pruned to 2:4, and the one that it comes from."""
+    dense = gpt2() if family == "gpt2" else tiny_model(family)
+    with torch.no_grad():  # predictions that depend on what is pruned
+        for parameter in dense.parameters():
+            parameter.mul_(3)
+    dense = dense.to(dtype)
+    pruned = copy.deepcopy(dense)
+    prune(pruned, "magnitude", pattern=(2, 4), progress=False)
+    return pruned, dense
+
+
+def test_the_gradient_is_that_of_the_masked_sum():
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(5, 8, generator=generator, dtype=torch.float64)
+    weight[torch.rand(5, 8, generator=generator) < 0.5] = 0
+    up, down, out = (
+        torch.randn(*s, generator=generator).double() for s in ((5, 2), (2, 8), (5, 8))
+    )
+    found, expected = [], []
+    for forward, gradients in (
+        (lambda u, d: _Update.apply(weight, u, d), found),
+        (lambda u, d: weight + (u @ d) * (weight != 0), expected),
+    ):
+        u, d = up.float().requires_grad_(), down.float().requires_grad_()
+        (forward(u, d) * out).sum().backward()
+        gradients += [u.grad, d.grad]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", torch.float32), ("llama", torch.bfloat16), ("gpt2", torch.float32)],
+)
+def test_the_model_comes_closer_and_zeros_stay(family, dtype):
+    pruned, dense = pair_of(family, dtype)
+    before, own = copy.deepcopy(pruned.state_dict()), copy.deepcopy(dense.state_dict())
+    pruned.train()
+    seen = []
+    (fit,) = recover_(pruned, dense, TOKENS, METHOD, on_progress=lambda *done: seen.append(done))
+    assert fit.name == "" and fit.after < 0.9 * fit.before
+    assert seen == [(step, 12) for step in range(1, 13)]
+    changed = {f"{name}.weight" for name in prunable_linears(pruned)}
+    for name, tensor in pruned.state_dict().items():
+        assert torch.equal(tensor, before[name]) != (name in changed), name
+        if name in changed:
+            assert tensor.dtype == dtype and tensor[before[name] == 0].eq(0).all()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in dense.state_dict().items())
+    assert pruned.training and not dense.training
+    assert all(parameter.requires_grad for parameter in pruned.parameters())
+    assert all(parameter.grad is None for parameter in pruned.parameters())
+    # What was measured is what is stored.
+    again = Training(pruned, dense, [*prunable_linears(pruned)], TOKENS, METHOD)
+    assert again.divergence() == pytest.approx(fit.after, rel=1e-5)
+
+
+def test_a_training_goes_on_from_its_state():
+    pruned, dense = pair_of()
+    names = [*prunable_linears(pruned)]
+    whole = Training(pruned, dense, names, TOKENS, METHOD)
+    state = next({n: t.clone() for n, t in whole.state().items()} for s in whole.run() if s == 5)
+    for _ in whole.run():
+        pass
+    resumed = Training(pruned, dense, names, TOKENS, METHOD)
+    resumed.load(state)
+    assert [*resumed.run()] == list(range(6, 13))
+    assert resumed.before == whole.before
+    for name, parameter in whole.parameters.items():
+        assert torch.equal(parameter, resumed.parameters[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("before"), "other tensors"),
+        (lambda s: s.update(step=torch.tensor(99)), "99 steps of 12"),
+        (lambda s: s.update(step=torch.tensor([5])), "step has another shape"),
+        (lambda s: s["before"].fill_(torch.nan), "before is not finite"),
+        (lambda s: s["model.layers.0.mlp.up_proj.up"].fill_(torch.inf), r"up_proj\.up is not fin"),
+    ],
+)
+def test_what_is_not_a_state_changes_nothing(change, message):
+    pruned, dense = pair_of()
+    training = Training(pruned, dense, [*prunable_linears(pruned)], TOKENS, METHOD)
+    next(training.run())
+    state = {name: tensor.clone() for name, tensor in training.state().items()}
+    expected = copy.deepcopy(state)
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        training.load(state)
+    assert all(torch.equal(t, expected[name]) for name, t in training.state().items())
+
+
+def test_a_model_that_becomes_worse_stays_as_it_is():
+    pruned, dense = pair_of()
+    before = copy.deepcopy(pruned.state_dict())
+    (fit,) = recover_(pruned, dense, TOKENS, LoRA(rank=4, steps=3, rate=0.9))
+    assert fit.after == fit.before
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pruned.state_dict().items())
+
+
+@pytest.mark.parametrize("given", [{"rank": 0}, {"steps": 0}, {"batch": 0}, {"rate": 0.0}])
+def test_settings_that_train_nothing(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        LoRA(**given)
+
+
+def test_what_does_not_fit_the_models():
+    pruned, dense = pair_of()
+    with pytest.raises(
+        ValueError, match=r"q_proj: an update of rank 500 is not low .*\[\d+, \d+\]"
+    ):
+        recover_(pruned, dense, TOKENS, LoRA(rank=500))
+    with pytest.raises(ValueError, match="tokenize with the model's own tokenizer"):
+        recover_(pruned, dense, TOKENS + VOCAB, METHOD)
+    with pytest.raises(ValueError, match="no layer of the pruned model has zeros"):
+        recover_(dense, dense, TOKENS, METHOD)
