@@ -10,12 +10,14 @@
 Every linear layer but the output head is pruned, by Wanda on the beginning of the text unless told
 otherwise, then packed as `flashsparse eval --with` does, and the model predicts the end of the
 text. What people could take instead is beside it: int8 and int4 of the dense model, by torch and
-torchao (the extra `eval`). Results are saved after each line; speed is not measured here.
+torchao (the extra `eval`). Results are saved after each line, and a run goes on with those that are
+missing, unless it is told to start --anew. Speed is not measured here.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,18 +65,19 @@ RULES = (
     Rule("dense", {}, ("", "torch_int8", "torchao_int8", "torchao_int4:group={group}")),
     pattern(2, 4, values=CODES),
     pattern(8, 32, 32, values=CODES),
-    Rule("50% zeros", {"sparsity": 0.5}, ("tiled_csl",)),
+    Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)),
     pattern(16, 32, 32, values=CODES),
     pattern(4, 8, values=CODES),
     pattern(8, 32),
     pattern(2, 4, 4),
     pattern(12, 32, 32),
-    Rule("62.5% zeros", {"sparsity": 0.625}, ("tiled_csl",)),
-    Rule("75% zeros", {"sparsity": 0.75}, ("tiled_csl",)),
+    Rule("62.5% zeros", {"sparsity": 0.625}, ("tiled_bitmap",)),
+    Rule("75% zeros", {"sparsity": 0.75}, ("tiled_bitmap",)),
 )
 
 
-def lines(arguments: argparse.Namespace) -> Iterator[Row]:
+def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator[Row]:
+    """The lines that are missing: those whose rule and method are not among what is done."""
     text = arguments.text.read_text()
     begin = round(len(text) * (1 - HELD_OUT))
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
@@ -86,13 +89,16 @@ def lines(arguments: argparse.Namespace) -> Iterator[Row]:
         return AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
 
     for rule in RULES:
+        every = methods_of(rule, arguments.group)
+        wanted = [(m, text) for m, text in every if (rule.title, title_of(m)) not in done]
+        if not wanted or rule.title not in (arguments.rules or [rule.title]):
+            continue
         kept: dict[str, torch.Tensor] = {}
         if rule.prune:
             model = load(torch.bfloat16)
             prune(model, arguments.method, progress=False, **given, **rule.prune)
             kept = model.state_dict()
-        for text_of_method in (each.format(group=arguments.group) for each in rule.methods):
-            method: Method | None = parse_method(text_of_method) if text_of_method else None
+        for method, text_of_method in wanted:
             model = load(method.dtype if method and method.dtype else torch.bfloat16)
             if kept:
                 model.load_state_dict(kept)
@@ -105,7 +111,7 @@ def lines(arguments: argparse.Namespace) -> Iterator[Row]:
             found = measure(model, tokenizer, text[begin:], held, zeros, effort)
             yield {
                 "rule": rule.title,
-                "method": "bfloat16" if method is None else method.title,
+                "method": title_of(method),
                 "kind": "dense" if method is None else kind_of(method),
                 "values": values_of(text_of_method),
                 "zeros": round(zeros, 4),
@@ -115,6 +121,16 @@ def lines(arguments: argparse.Namespace) -> Iterator[Row]:
                 "perplexity": round(found.perplexity or 0.0, 3),
                 "ran": found.ran,
             }
+
+
+def methods_of(rule: Rule, group: int) -> list[tuple[Method | None, str]]:
+    """What to make of a rule's model, and how `flashsparse eval --with` calls that."""
+    texts = [each.format(group=group) for each in rule.methods]
+    return [(parse_method(each) if each else None, each) for each in texts]
+
+
+def title_of(method: Method | None) -> str:
+    return "bfloat16" if method is None else method.title
 
 
 def kind_of(method: Method) -> str:
@@ -167,6 +183,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32, help="windows of calibration")
     parser.add_argument("--window", type=int, default=256, help="tokens of each")
     parser.add_argument("--group", type=int, default=64, help="columns that share a scale of int4")
+    parser.add_argument("--rules", type=lambda s: s.split(";"), help="only these; ; between")
+    parser.add_argument("--anew", action="store_true", help="measure everything again")
     parser.add_argument("--plot", action="store_true", help="draw the result, measure nothing")
     arguments = parser.parse_args()
     target = _results.folder_of(arguments.model.name) / "quality.csv"
@@ -175,10 +193,21 @@ def main() -> None:
         return
     names = ("method", "tokens", "context", "samples", "window", "group")
     about = {"model": arguments.model.name, "text": arguments.text.name, "held_out": HELD_OUT}
-    about |= {name: getattr(arguments, name) for name in names} | _measure.machine()
+    about |= {name: getattr(arguments, name) for name in names} | {"torch": torch.__version__}
     rows: list[Row] = []
-    for row in lines(arguments):
-        rows.append(row)
+    if target.exists() and not arguments.anew:
+        found = _results.read(target)
+        if found["about"] != about:
+            raise SystemExit(f"{target} was measured under other conditions: use --anew")
+        rows = found["rows"]
+    made = {
+        (rule.title, title_of(m)) for rule in RULES for m, _ in methods_of(rule, arguments.group)
+    }
+    rows = [row for row in rows if (row["rule"], row["method"]) in made]
+    places = [rule.title for rule in RULES]
+    where = {"cpu": _measure.cpu_name(), "date": str(datetime.datetime.now(datetime.UTC).date())}
+    for row in lines(arguments, {(row["rule"], row["method"]) for row in rows}):
+        rows = sorted([*rows, row | where], key=lambda each: places.index(each["rule"]))
         _results.write(target, about, rows)
         print(f"{row['rule']:>12} {row['method']:<44} {row['bits']:6.2f} {row['perplexity']:10.3f}",
               flush=True)  # fmt: skip

@@ -2,20 +2,24 @@
 """What does pruning cost a real model, and what does recovery give back? Perplexities.
 
     make demo; python benchmarks/recovery.py
-    python benchmarks/recovery.py --model DIRECTORY --text FILE --rules 2:4,50% --methods wanda
+    python demo/stories15m.py; python benchmarks/recovery.py --model build/cache/stories15M \\
+        --text build/cache/burgess.txt --context 256 --rules 2:4,60% --methods wanda --lora
 
 Every linear layer but the output head is pruned by windows of the beginning of the text, recovered
 by the same windows, and the model predicts the end of the text. Each figure is saved as soon as it
-is there; a run goes on with those that are missing, unless it is told to start --anew. --allocate
-compares how a budget of zeros is shared among the layers, instead.
+is there; a run goes on with those that are missing, unless it is told to start --anew. --lora
+recovers by LoRA, too, both the pruned model and the fitted one. --allocate compares how a budget
+of zeros is shared among the layers, instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import datetime
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flashsparse_plugin.evaluation import perplexity
-from flashsparse_plugin.pruning import LeastSquares, calibration_windows, prune, recover_
+from flashsparse_plugin.pruning import LeastSquares, LoRA, calibration_windows, prune, recover_
 
 CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
-CONTEXT = 512
 HELD_OUT = 0.1  # of the text, from its end
 # In the order in which they are measured: the first ones tell the most.
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -64,7 +67,9 @@ class Bench:
 
     def judge(self, model: torch.nn.Module) -> float:
         tokens = self.arguments.tokens
-        return round(perplexity(model, self.tokenizer, self.held_out, CONTEXT, tokens), 3)
+        return round(
+            perplexity(model, self.tokenizer, self.held_out, self.arguments.context, tokens), 3
+        )
 
     def rows(self, done: set[tuple[str, str]]) -> Iterator[Row]:
         """The figures that are missing; recovery follows the pruning that it needs."""
@@ -80,7 +85,9 @@ class Bench:
                 yield from self.pruned(rule, method, done)
 
     def pruned(self, rule: str, method: str, done: set[tuple[str, str]]) -> Iterator[Row]:
-        wanted = [name for name in (method, f"{method} + recover") if (rule, name) not in done]
+        fitted, lora = f"{method} + recover", f"{method} + lora"
+        names = [method, fitted] + [lora, f"{fitted} + lora"] * self.arguments.lora
+        wanted = [name for name in names if (rule, name) not in done]
         if not wanted:
             return
         model, start = self.load(), time.process_time()
@@ -89,14 +96,23 @@ class Bench:
         seconds = time.process_time() - start
         if method in wanted:
             yield row | {"perplexity": self.judge(model), "cpu_seconds": round(seconds)}
+        if lora in wanted:
+            yield row | self.recovered(copy.deepcopy(model), lora, LoRA())
+        if {fitted, f"{fitted} + lora"} & {*wanted}:
+            recovered = self.recovered(model, fitted, LeastSquares(steps=self.arguments.steps))
+            if fitted in wanted:
+                yield row | recovered
+            if f"{fitted} + lora" in wanted:
+                yield row | self.recovered(model, f"{fitted} + lora", LoRA())
+
+    def recovered(self, model: torch.nn.Module, name: str, how: LeastSquares | LoRA) -> Row:
+        """Recovers a model; what it has cost and brought."""
         start = time.process_time()
-        steps = self.arguments.steps
-        fits = recover_(model, self.load(), self.windows, LeastSquares(steps=steps))
-        row["method"] = f"{method} + recover"
-        row["cpu_seconds"] = round(time.process_time() - start)
+        fits = recover_(model, self.load(), self.windows, how)
+        row: Row = {"method": name, "cpu_seconds": round(time.process_time() - start)}
         for when in ("before", "after"):
             row[f"error_{when}"] = round(sum(getattr(x, when) for x in fits) / len(fits), 4)
-        yield row | {"perplexity": self.judge(model)}
+        return row | {"perplexity": self.judge(model)}
 
     def allocations(self, done: set[tuple[str, str]]) -> Iterator[Row]:
         for budget in (0.5, 0.6):
@@ -137,12 +153,18 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=256, help="tokens of each")
     parser.add_argument("--steps", type=int, default=10, help="of recovery, for each weight")
     parser.add_argument("--tokens", type=int, default=4096, help="of the held out text")
+    parser.add_argument("--context", type=int, default=512, help="tokens of a window of it")
+    parser.add_argument("--lora", action="store_true", help="recover by LoRA, too")
     parser.add_argument("--allocate", action="store_true", help="compare allocations, by wanda")
     parser.add_argument("--anew", action="store_true", help="measure everything again")
     arguments = parser.parse_args()
     about: Row = {"model": arguments.model.name, "text": arguments.text.name}
-    about |= {key: getattr(arguments, key) for key in ("samples", "window", "steps", "tokens")}
-    about |= {"context": CONTEXT, "held_out": HELD_OUT, "torch": torch.__version__}
+    about |= {
+        key: getattr(arguments, key) for key in ("samples", "window", "steps", "tokens", "context")
+    }
+    about |= {"held_out": HELD_OUT, "torch": torch.__version__}
+    if arguments.lora:
+        about["lora"] = asdict(LoRA())
     kind = "allocation" if arguments.allocate else "recovery"
     target = _results.folder_of(arguments.model.name) / f"{kind}.csv"
     rows: list[Row] = []
@@ -150,7 +172,7 @@ def main() -> None:
         found = _results.read(target)
         if {key: found["about"].get(key) for key in about} != about:
             raise SystemExit(f"{target} was measured under other conditions: use --anew")
-        rows = [{"method": "", **row} for row in found["rows"]]
+        rows, about = [{"method": "", **row} for row in found["rows"]], found["about"] | about
     # Perplexities are those of any CPU, up to rounding; seconds are not.
     where = {"cpu": _measure.cpu_name(), "date": str(datetime.datetime.now(datetime.UTC).date())}
     bench, done = Bench(arguments), {(row["rule"], row["method"]) for row in rows}

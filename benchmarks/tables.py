@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import _results
 import _serve_tables
@@ -101,10 +102,10 @@ def patterns(result: Result) -> str:
 
 
 def recovery(result: Result) -> str:
-    """Perplexities: rules down; methods across, each before and after recovery."""
+    """Perplexities: rules down; methods of pruning and recovery, or of allocation, across."""
     about, rows = result["about"], result["rows"]
     methods = list(dict.fromkeys(row["method"] for row in rows if "method" in row))
-    dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
+    dense = [row["perplexity"] for row in rows if row["rule"] == "dense"]
     cells = []
     for rule in dict.fromkeys(row["rule"] for row in rows if row["rule"] != "dense"):
         found = {row["method"]: row["perplexity"] for row in rows if row["rule"] == rule}
@@ -112,11 +113,18 @@ def recovery(result: Result) -> str:
         cells.append([rule.replace("L=", "L = "), *texts])
     tokens = about["samples"] * about["window"]
     first = f"the first {1 - about['held_out']:.0%} of {about['text']}"
-    return markdown([f"perplexity (dense: {perplexity(dense)})", *methods], cells) + (
+    head = "perplexity" + "".join(f" (dense: {perplexity(each)})" for each in dense)
+    return markdown([head, *methods], cells) + (
         f"\n{about['model']}, calibrated on {tokens:,} tokens of {first}, judged by "
-        f"{about['tokens']:,} of the rest; {about['cpu']}, "
-        f"torch {about['torch']}, {about['date'][:10]}.\n"
+        f"{about['tokens']:,} of the rest; {' and '.join(sorted({row['cpu'] for row in rows}))}, "
+        f"torch {about['torch']}, {days(rows)}.\n"
     )
+
+
+def days(rows: Sequence[dict[str, Any]]) -> str:
+    """The first and the last day on which some rows were measured."""
+    dates = sorted(row["date"] for row in rows)
+    return " to ".join(dict.fromkeys([dates[0], dates[-1]]))
 
 
 def perplexity(number: float) -> str:
@@ -153,7 +161,7 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
         f"{about['window']} tokens, nothing retrained; int4 has a scale for {about['group']} "
         f"columns. {about['tokens']:,} tokens from the last {about['held_out']:.0%} of "
         f"{about['text']}, in windows of {about['context']}. torch {about['torch']}, "
-        f"{about['date'][:10]}.\n\n"
+        f"{days(result['rows'])}.\n\n"
     )
 
 
@@ -172,8 +180,7 @@ def quality_values(result: Result) -> str:
     dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
     return markdown(["perplexity (bits a weight)", *kinds], cells) + (
         f"\n{about['model']}, whose perplexity is {perplexity(dense)} dense; {about['method']}, "
-        f"nothing retrained, {about['tokens']:,} tokens of {about['text']}, "
-        f"{about['date'][:10]}.\n\n"
+        f"nothing retrained, {about['tokens']:,} tokens of {about['text']}, {days(rows)}.\n\n"
     )
 
 

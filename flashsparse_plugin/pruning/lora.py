@@ -38,7 +38,7 @@ class LoRA:
     """Recovery by training low-rank updates of the kept weights.
 
     Attributes:
-        rank: Of each update.
+        rank: Of each update, or the smaller side of a weight that is narrower.
         steps: Of the optimizer, Adam.
         rate: Learning rate of the first step, from which it falls to 0 in a line.
         batch: Calibration windows a step.
@@ -93,8 +93,8 @@ class Training:
         before: Divergence of the pruned model, in nats a token.
 
     Raises:
-        ValueError: For calibration that the models cannot take, and, naming the layer, for a rank
-            that is no lower than the weight's.
+        ValueError: For calibration that the models cannot take, and for a rank that is above that
+            of every layer.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Training:
         self.windows = torch.cat(calibration_batches(pruned, calibration, len(calibration)))
         calibration_batches(dense, calibration, len(calibration))
         linears = linear_modules(pruned)
-        for name in names:
-            shape = shape_of(linears[name])
-            if method.rank >= min(shape):
-                raise ValueError(
-                    f"{name}: an update of rank {method.rank} is not low for a weight of shape "
-                    f"{list(shape)}: choose a rank below {min(shape)}"
-                )
+        widest = max(names, key=lambda name: min(shape_of(linears[name])))
+        shape = shape_of(linears[widest])
+        if method.rank > min(shape):
+            raise ValueError(
+                f"an update of rank {method.rank} is low for no layer: {widest} has the shape "
+                f"{list(shape)}, and no other a higher rank: choose one below {min(shape)}"
+            )
         # Once each, if layers share one: functional_call replaces it in all of them.
         unique = {id(stored_weight(linears[name])): name for name in reversed(names)}
         self.weights = {
@@ -125,10 +125,11 @@ class Training:
         generator = torch.Generator().manual_seed(_SEED)
         for name, weight in self.weights.items():
             rows, columns = weight.shape  # as it is stored, be that transposed
+            rank = min(method.rank, rows, columns)
             bound = 1 / math.sqrt(columns)
-            down = torch.empty(method.rank, columns).uniform_(-bound, bound, generator=generator)
+            down = torch.empty(rank, columns).uniform_(-bound, bound, generator=generator)
             self.parameters[f"{name}.down"] = down.to(weight.device).requires_grad_()
-            up = torch.zeros(rows, method.rank, device=weight.device)
+            up = torch.zeros(rows, rank, device=weight.device)
             self.parameters[f"{name}.up"] = up.requires_grad_()
         self.optimizer = torch.optim.Adam(self.parameters.values(), lr=method.rate)
         passes = -(-method.steps * method.batch // len(self.windows))
