@@ -241,5 +241,6 @@ class Training:
         given = {"input_ids": windows, "use_cache": False}
         with evaluating(self.pruned):
             logits = functional_call(self.pruned, weights, kwargs=given).logits
-        laws = [log_softmax(each.float(), dim=-1) for each in (logits, wanted.to(logits.device))]
-        return kl_div(*laws, reduction="sum", log_target=True) / windows.numel()
+        found = log_softmax(logits.float(), dim=-1)
+        law = log_softmax(wanted.to(logits.device).float(), dim=-1)
+        return kl_div(found, law, reduction="sum", log_target=True) / windows.numel()
