@@ -93,8 +93,8 @@ class Training:
         before: Divergence of the pruned model, in nats a token.
 
     Raises:
-        ValueError: For calibration that the models cannot take, and for a rank that is above that
-            of every layer.
+        ValueError: For calibration that the models cannot take, and for a rank that no layer's is
+            above.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Training:
         linears = linear_modules(pruned)
         widest = max(names, key=lambda name: min(shape_of(linears[name])))
         shape = shape_of(linears[widest])
-        if method.rank > min(shape):
+        if method.rank >= min(shape):
             raise ValueError(
-                f"an update of rank {method.rank} is low for no layer: {widest} has the shape "
-                f"{list(shape)}, and no other a higher rank: choose one below {min(shape)}"
+                f"an update of rank {method.rank} is low for no layer: that of the highest rank is "
+                f"{widest}, of shape {list(shape)}. Choose a rank below {min(shape)}"
             )
         # Once each, if layers share one: functional_call replaces it in all of them.
         unique = {id(stored_weight(linears[name])): name for name in reversed(names)}
