@@ -3,7 +3,7 @@
 
     make demo; python benchmarks/recovery.py
     python demo/stories15m.py; python benchmarks/recovery.py --model build/cache/stories15M \\
-        --text build/cache/burgess.txt --context 256 --rules 2:4,60% --methods wanda --lora
+        --text build/cache/burgess.txt --context 256 --rules 2:4 --methods wanda --lora
 
 Every linear layer but the output head is pruned by windows of the beginning of the text, recovered
 by the same windows, and the model predicts the end of the text. Each figure is saved as soon as it

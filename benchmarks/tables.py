@@ -151,7 +151,8 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
             continue
         name = row["method"]
         if row["kind"] == "ours":
-            name = f"**{row['rule']}{'' if row['values'] == '16 bits' else ', ' + row['values']}**"
+            values = "" if row["values"] == "16 bits" else f", {row['values']}"
+            name = f"**{rule_of(row)}{values}**"
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
         cells.append([name, f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
     header = ["", "zeros", "bits a weight", "MB", "perplexity"]
@@ -165,6 +166,11 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
     )
 
 
+def rule_of(row: dict[str, Any]) -> str:
+    """How a model was pruned, and the format where that does not follow from it."""
+    return f"{row['rule']}, {row['method']}" if "zeros" in row["rule"] else str(row["rule"])
+
+
 def quality_values(result: Result) -> str:
     """Perplexity (bits a weight) of what is left, by the type of its values: rules down."""
     about, rows = result["about"], result["rows"]
@@ -176,7 +182,8 @@ def quality_values(result: Result) -> str:
             kind: f"{perplexity(row['perplexity'])} ({row['bits']:.2f})"
             for kind, row in own.items()
         }
-        cells.append([rule, *(shown.get(kind, "") for kind in kinds)])
+        name = rule_of(next(iter(own.values())))
+        cells.append([name, *(shown.get(kind, "") for kind in kinds)])
     dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
     return markdown(["perplexity (bits a weight)", *kinds], cells) + (
         f"\n{about['model']}, whose perplexity is {perplexity(dense)} dense; {about['method']}, "
