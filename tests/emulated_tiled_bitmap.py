@@ -25,7 +25,7 @@ SHAPES = [  # tokens, units of rows of a warp, warps
     tuple(map(int, found))
     for found in re.findall(r"^  X\((\d+), (\d+), (\d+)\)", HEADER.read_text(), re.M)
 ]
-FULL_LINES = 16 * 8 + 5  # of a unit without zeros in the ring: what a ring has at least
+FULL_LINES = 64 + 1 + 5  # of a ring that holds a unit without zeros
 
 
 class Plan(NamedTuple):
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     shape: int = -1
     row_warps: int = 1
     column_warps: int = 1
-    weight_stages: int = 2
+    scratch_quarters: int = 16
     x_stages: int = 2
     ring_lines: int = 2 * FULL_LINES
     blocks: int = 1

@@ -57,6 +57,19 @@ __device__ __forceinline__ void mbarrier_arrive_expecting(uint32_t barrier, uint
 #endif
 }
 
+// copy_bulk, with what the L2 should do.
+__device__ __forceinline__ void copy_bulk_hinted(uint32_t shared, const void* global,
+                                                 uint32_t bytes, uint32_t barrier,
+                                                 uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+#endif
+}
+
 // Starts a copy of `bytes`, a multiple of 16 on 16, by the hardware; the barrier counts them.
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
                                           uint32_t barrier) {
@@ -101,6 +114,11 @@ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint3
   simt::mbarrier_end_phase(at);
 }
 
+inline void copy_bulk_hinted(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                             uint64_t, simt::Place place = simt::Place::here()) {
+  copy_bulk(shared, global, bytes, barrier, place);
+}
+
 #endif
 
 }  // namespace detail
@@ -136,6 +154,30 @@ __device__ __forceinline__ void copy_runs(int count, uint32_t bytes, uint32_t ba
 // The phase ends when all that the warp has copied for it is there.
 __device__ __forceinline__ void arrive_after_runs(uint32_t barrier) {
   mbarrier_arrive_after_copies(barrier);
+}
+
+// The same for runs of different sizes that are read once. Such a barrier is made for
+// kOnceArrivals arrivals a phase. The warp calls, all lanes together: expect_once with the bytes of
+// all runs, copy_once for each, arrive_after_once.
+inline const int kOnceArrivals = kBulkCopies ? 1 : 32;
+
+__device__ __forceinline__ void expect_once(uint32_t barrier, uint32_t bytes) {
+  expect_runs(barrier, bytes);
+}
+__device__ __forceinline__ void copy_once(Run run, uint32_t bytes, uint32_t barrier,
+                                          uint64_t policy) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (kBulkCopies) {
+    if (lane == 0) detail::copy_bulk_hinted(run.shared, run.global, bytes, barrier, policy);
+  } else {
+    FS_UNROLL_BY(4)
+    for (uint32_t at = lane * 16; at < bytes; at += 32 * 16) {
+      copy_async_once(run.shared + at, static_cast<const unsigned char*>(run.global) + at, policy);
+    }
+  }
+}
+__device__ __forceinline__ void arrive_after_once(uint32_t barrier) {
+  if (!kBulkCopies) mbarrier_arrive_after_copies(barrier);
 }
 
 }  // namespace flashsparse

@@ -33,15 +33,19 @@ LINEAR = "tiled_bitmap/linear_driver"
 GPUS = {"90": (4, 227 << 10), "80": (3, 163 << 10), "86": (3, 99 << 10)}
 WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))
 DENSITIES = (0.5, 0.2, 1.0, 0.0, 0.08)
-SHORT = 69  # lines of a ring that holds a unit without zeros, but not its odd items
+# Quarters of a scratch, and lines of a ring: a unit without zeros takes both, a unit of half zeros
+# the ring; it lies in the ring, and is multiplied there; there is room for two.
+ROOMS = ((9, 42), (4, FULL_LINES), (16, 2 * FULL_LINES))
 
 
-def planned(number: int, shape: int, warps: tuple[int, int], blocks: int, ring: int = 100) -> Case:
+def planned(
+    number: int, shape: int, warps: tuple[int, int], blocks: int, room: tuple[int, int] = ROOMS[0]
+) -> Case:
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
     tokens, row_units, _ = SHAPES[shape]
     if row_units * warps[0] * warps[1] * tokens > 64:
         warps = (1, 1)
-    plan = Plan(shape, *warps, 2 + number % 2, 2, ring * row_units, blocks)
+    plan = Plan(shape, *warps, room[0], 2 + number % 2, room[1] * row_units, blocks)
     rows, cols = 16 * row_units * warps[0] + 11, 256 * (warps[1] + 1) - 7
     return random_case(rows, cols, tokens - number % 3, number, DENSITIES[number % 5], plan=plan)
 
@@ -53,8 +57,7 @@ def planned_cases() -> list[Case]:
     for shape in range(len(SHAPES)):
         for warps in WARPS[: 4 if SHAPES[shape][0] == 8 else 2]:
             number = len(cases)
-            ring = (SHORT, 100, FULL_LINES)[number % 3]
-            cases.append(planned(number, shape, warps, 1 + number % 3, ring))
+            cases.append(planned(number, shape, warps, 1 + number % 3, ROOMS[number // 2 % 3]))
     return cases
 
 
@@ -68,7 +71,7 @@ def skewed_cases() -> list[Case]:
     columns[:, 130:140] = columns[:, 3] = -0.75
     found = []
     for weight in (row, units, columns):
-        for plan in (Plan(0, 2, 1, 2, 2, 90), Plan(1, 1, 2, 3, 2, 2 * SHORT)):
+        for plan in (Plan(0, 2, 1, 6, 2, 46), Plan(1, 1, 2, 9, 2, 2 * FULL_LINES)):
             found.append(case.replace(weight=weight, plan=plan))
     return found
 
@@ -116,7 +119,7 @@ def test_schedules_give_the_same_bits(driver):
 
 def test_plans_give_the_same_but_for_rounding(driver):
     case = random_case(70, 800, 5, 1, 0.4)
-    plans = (Plan(0, 1, 1), Plan(0, 2, 2, 2, 2, 90, 4), Plan(1, 1, 3, 1, 2, 2 * SHORT, 3))
+    plans = (Plan(0, 1, 1), Plan(0, 2, 2, 8, 2, 90, 4), Plan(1, 1, 3, 4, 2, 140, 3))
     require_all(driver(LINEAR, "plain"), [case.replace(plan=plan) for plan in plans])
 
 
@@ -128,9 +131,9 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
     x[1, 298], x[2, 298], x[3, 298] = torch.inf, torch.nan, 0
     wanted = x.double() @ weight.double().T + (0 if case.bias is None else case.bias.double())
     for plan in (
-        Plan(0, 1, 1, 2, 2, 100, 1),
-        Plan(0, 2, 2, 2, 2, SHORT, 2),
-        Plan(3, 1, 2, 2, 2, 200),
+        Plan(0, 1, 1, 16, 2, 100, 1),
+        Plan(0, 2, 2, 8, 2, 30, 2),
+        Plan(3, 1, 2, 16, 2, 200),
     ):
         ran = run(driver(LINEAR, "plain"), [case.replace(weight=weight, x=x, plan=plan)])
         (y,) = split(ran.stdout, [case])
@@ -141,7 +144,8 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    parts = [f"cuda/tiled_bitmap/{part}.cuh" for part in ("linear", "weight_ring")]
+    names = ("linear", "weight_ring", "weight_orders")
+    parts = [f"cuda/tiled_bitmap/{name}.cuh" for name in names]
     pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
     headers, places = with_switched_barriers(parts, pattern)
     return compile_driver(LINEAR, "thread", headers), places
@@ -149,7 +153,7 @@ def switched_driver() -> tuple[Path, list[str]]:
 
 @pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_sanitizers_find_nothing(driver, sanitizer):
-    cases = [planned(n, shape, (2, 2), 3, 90) for n, shape in enumerate((0, 1, 2, 7))]
+    cases = [planned(n, shape, (2, 2), 3, ROOMS[n % 3]) for n, shape in enumerate((0, 1, 2, 7))]
     cases += [random_case(33, 1000, 9, 3), *skewed_cases()[:4]]
     binary = switched_driver()[0] if sanitizer == "thread" else driver(LINEAR, sanitizer)
     cases = [case.replace(seed=7) for case in cases]
@@ -162,8 +166,9 @@ def test_no_barrier_can_be_spared():
     """Without any one of them a race is found, a deadlock, or a wrong result."""
     binary, places = switched_driver()
     cases = [planned(1, 1, (2, 2), 3), planned(0, 0, (1, 2), 2)]  # with sums between blocks
-    cases.append(random_case(60, 1790, 8, 3, 0.3, plan=Plan(0, 2, 2, 2, 2, 80)))  # reuses stages
-    cases.append(random_case(16, 1790, 8, 4, 0.9, plan=Plan(0, 1, 1, 2, 2, 75)))  # slowly
+    cases.append(random_case(60, 5890, 8, 3, 0.3, plan=Plan(0, 2, 1, 8, 2, 60)))  # reuses orders
+    cases.append(random_case(16, 1790, 8, 4, 0.9, plan=Plan(0, 1, 1, 4, 2, 75)))  # slowly
+    cases.append(random_case(16, 1790, 8, 5, 0.9, plan=Plan(0, 1, 1, 10, 2, 50)))  # in the scratch
     # First one whose blocks run one after the other: it catches most, with the fewest threads.
     cases = [cases[0], *(case.replace(seed=7) for case in cases)]
     spared = []
@@ -183,9 +188,10 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     case = random_case(40, 300, 6, 2)
     for plan, told in (
         (Plan(99), "no such shape"),
-        (Plan(0, 5, 4), "fewer warps"),
-        (Plan(0, 1, 1, 0), "at least one stage"),
-        (Plan(0, ring_lines=SHORT - 1), "would not fit"),
+        (Plan(0, 6, 4), "fewer warps"),
+        (Plan(0, 1, 1, 0), "1 to 16 quarters"),
+        (Plan(0, x_stages=13), "1 to 12 stages"),
+        (Plan(0, 1, 1, 6, ring_lines=19), "would not fit"),
         (Plan(0, 15, 1, 2, 2, 200), "too little shared memory"),
         (Plan(0, blocks=7), "at least one step"),
     ):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // x of a block's steps: a ring in shared memory. All warps copy what fits at first; then one warp,
-// which does nothing else, copies what a later step needs into each stage that all others have
+// which multiplies nothing, copies what a later step needs into each stage that all others have
 // read.
 #pragma once
 #include "common/mbarrier.cuh"
@@ -30,15 +30,15 @@ class XRing {
     return shared + (2 * cut.x_stages + 1) * kMbarrierBytes;
   }
 
-  // One thread's part; a barrier of the block follows.
-  __device__ __forceinline__ void init() const {
+  // One thread's part; a barrier of the block follows. So many warps copy the first x.
+  __device__ __forceinline__ void init(int first_warps) const {
     const int warps = cut_.row_warps * cut_.column_warps;
     FS_NO_UNROLL
     for (int i = 0; i < cut_.x_stages; ++i) {
       mbarrier_init(full_ + i * kMbarrierBytes, 32);
       mbarrier_init(empty_ + i * kMbarrierBytes, warps);
     }
-    mbarrier_init(first_, (warps + 1) * 32);
+    mbarrier_init(first_, first_warps * 32);
   }
 
   // x of the first steps, by all `warps`.
@@ -50,8 +50,10 @@ class XRing {
     mbarrier_arrive_after_copies(first_);
   }
 
-  // x of all later steps, by the one warp.
-  __device__ __forceinline__ void fill_later(Steps steps) const {
+  // x of all later steps, by the one warp. Calls done() when all others have done another step, as
+  // far as it has to know of that.
+  template <class Done>
+  __device__ __forceinline__ void fill_later(Steps steps, Done done) const {
     uint32_t parity = 0;
     FS_NO_UNROLL
     for (int i = 0; i < cut_.x_stages; ++i) {
@@ -62,6 +64,7 @@ class XRing {
       mbarrier_wait(empty_ + stage * kMbarrierBytes, parity);
       copy(stage, steps, 0, 1);
       mbarrier_arrive_after_copies(full_ + stage * kMbarrierBytes);
+      done();
       if (++stage < cut_.x_stages) continue;
       stage = 0;
       parity ^= 1;

@@ -132,7 +132,7 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
       XRing::weight_barriers(cut, shared) + warp * cut.weight_stages * kMbarrierBytes;
   if (threadIdx.x % 32 == 0) {
     if (copies_x) {
-      x.init();
+      x.init(warps + 1);
     } else {
       WeightRing<Shape, Values>::init(cut, barriers);
     }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
   __syncthreads();
   x.fill_first(steps, warp, warps + 1);
   if (copies_x) {
-    x.fill_later(steps);
+    x.fill_later(steps, [] {});
     return;
   }
 

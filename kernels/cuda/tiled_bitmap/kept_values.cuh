@@ -4,42 +4,49 @@
 //
 // Two weights need two items that follow each other, in one register. Items 2 r and 2 r + 1 of a
 // column are a word of value line r. Items 2 r + 1 and 2 r + 2 are made a word, once for the unit,
-// and stored beside that line: so any two lie at 128 bytes times the number of the first. Where an
+// and stored beside a copy of that line: so any two lie at 128 bytes times the number of the first,
+// and the unit's place in the ring is free before its product begins. Where an
 // item goes, and whether, is an operand of one byte permutation; how far a lane comes is the sum of
 // its bits. Both are dot products of bytes that are 0 or a power of two.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
-#include "cuda/tiled_bitmap/weight_ring.cuh"
+#include "cuda/tiled_bitmap/linear_shared.h"
 
 namespace flashsparse::tiled_bitmap {
 
-// Stores the odd pairs of items beside the even ones. A barrier of the warp follows. Eight lanes go
-// down a quarter of the lines, 16 bytes each.
-__device__ __forceinline__ void store_odd_items(Place place) {
-  const int lane = threadIdx.x % 32;
-  uint32_t at = place.values + lane / 8 * (place.quarters * kRowBytes) + lane % 8 * 16;
+// Spreads a unit of so many value lines, which begin at `from`: even pairs of items and, beside
+// them, odd ones. A barrier of the warp follows. Eight lanes go down a quarter of the lines, 16
+// bytes each.
+__device__ __forceinline__ void spread_items(uint32_t from, uint32_t value_lines,
+                                             uint32_t scratch) {
+  const uint32_t lane = threadIdx.x % 32, quarters = (value_lines + 3) / 4;
+  const uint32_t first = lane / 8 * quarters, chunk = lane % 8 * 16;
+  from += first * kLineBytes + chunk;
+  scratch += first * kRowBytes + chunk;
   const auto pairs = [](const uint4& a, const uint4& b) {
     return make_uint4(prmt(a.x, b.x, 0x5432), prmt(a.y, b.y, 0x5432), prmt(a.z, b.z, 0x5432),
                       prmt(a.w, b.w, 0x5432));
   };
-  // Of lines that follow each other; the last one read is one beyond the unit's last: masks. To
-  // read a line twice takes fewer instructions than to keep it.
-  const auto store_rows = [&](auto& lines) {
+  // Of lines that follow each other; the last one read may be one beyond the unit's last, of which
+  // nothing is kept. To read a line twice takes fewer instructions than to keep it.
+  const auto spread_rows = [&](auto& lines) {
     constexpr int kCount = sizeof lines / sizeof lines[0] - 1;
     FS_UNROLL
-    for (int i = 0; i <= kCount; ++i) lines[i] = load_shared<uint4>(at + i * kRowBytes);
+    for (int i = 0; i <= kCount; ++i) lines[i] = load_shared<uint4>(from + i * kLineBytes);
     FS_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      store_shared(at + i * kRowBytes + kLineBytes, pairs(lines[i], lines[i + 1]));
+      store_shared(scratch + i * kRowBytes, lines[i]);
+      store_shared(scratch + i * kRowBytes + kLineBytes, pairs(lines[i], lines[i + 1]));
     }
-    at += kCount * kRowBytes;
+    from += kCount * kLineBytes;
+    scratch += kCount * kRowBytes;
   };
   uint4 four[5], two[3], one[2];
   FS_NO_UNROLL
-  for (uint32_t i = place.quarters / 4; i > 0; --i) store_rows(four);
-  if (place.quarters & 2) store_rows(two);
-  if (place.quarters & 1) store_rows(one);
+  for (uint32_t i = quarters / 4; i > 0; --i) spread_rows(four);
+  if (quarters & 2) spread_rows(two);
+  if (quarters & 1) spread_rows(one);
 }
 
 // The four weights of the bits q, q + 8, q + 16 and q + 24 of a mask: two words of an operand. The
@@ -77,16 +84,14 @@ __device__ __forceinline__ void next_operands(uint32_t mask, uint32_t& at, uint3
   }
 }
 
-// The operands of a unit without odd pairs, one item after the other: of 32 columns at a time, by
-// the masks in shared memory. For units that are too full for the ring otherwise.
+// The operands of a unit as it lies in memory, one item after the other: of 32 columns at a time.
+// For units that are too full for the scratch.
 class SlowOperands {
  public:
-  __device__ __forceinline__ explicit SlowOperands(const Place& place)
-      : values_(place.values),
-        row_bytes_(place.row_bytes()),
-        masks_(place.head() + threadIdx.x % 32 * 16),
-        starts_(
-            load_shared<uint32_t>(place.head() + kMaskLines * kLineBytes + threadIdx.x % 32 * 4)) {}
+  __device__ __forceinline__ explicit SlowOperands(uint32_t unit)
+      : values_(unit + kHeadBytes),
+        masks_(unit + threadIdx.x % 32 * 16),
+        starts_(load_shared<uint32_t>(unit + kMaskLines * kLineBytes + threadIdx.x % 32 * 4)) {}
 
   // Call it for 0 to 7.
   __device__ __forceinline__ void next(int columns, uint32_t (&a)[2][4]) {
@@ -102,7 +107,7 @@ class SlowOperands {
       FS_UNROLL
       for (int e = 0; e < 2; ++e) {
         const uint32_t kept = mask_ >> (i / 2 + i % 2 * 16 + e * 8) & 1;
-        const uint32_t at = column_ + item_ / 2 * row_bytes_ + item_ % 2 * 2;
+        const uint32_t at = column_ + item_ / 2 * kLineBytes + item_ % 2 * 2;
         two[e] = load_shared<uint16_t>(at) * kept;
         item_ += kept;
       }
@@ -112,7 +117,7 @@ class SlowOperands {
   }
 
  private:
-  const uint32_t values_, row_bytes_, masks_, starts_;
+  const uint32_t values_, masks_, starts_;
   uint32_t mask_ = 0, column_ = 0, item_ = 0;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_bitmap/linear.h"
 #include "cuda/tiled_bitmap/linear_compiled.h"
+#include "cuda/tiled_bitmap/linear_shared.h"
 
 namespace flashsparse::cuda {
 
@@ -17,7 +18,8 @@ cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   const tiled_bitmap::Cut cut{
-      {plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages},
+      {plan.row_warps, plan.column_warps, tiled_bitmap::kOrders, plan.x_stages},
+      static_cast<uint32_t>(plan.scratch_quarters),
       static_cast<uint32_t>(plan.ring_lines * tiled_bitmap::kLineBytes)};
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

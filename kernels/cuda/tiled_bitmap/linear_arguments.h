@@ -14,7 +14,8 @@ struct Arguments : mma_units::Arguments {
 
 // Numbers of the plan (linear_plan.h).
 struct Cut : mma_units::Cut {
-  uint32_t ring_bytes;  // of a warp's weights
+  uint32_t scratch_quarters;  // of a unit
+  uint32_t ring_bytes;        // of a warp
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -16,13 +16,13 @@ namespace flashsparse::tiled_bitmap {
 // The compiled shapes: X(tokens of y at most, units of 16 rows that a warp multiplies at once,
 // warps of a block at most beside the one that copies x, which bounds the registers).
 #define FS_TILED_BITMAP_SHAPES(X) \
-  X(8, 1, 16)                     \
+  X(8, 1, 23)                     \
   X(8, 2, 15)                     \
-  X(16, 1, 15)                    \
+  X(16, 1, 19)                    \
   X(16, 2, 15)                    \
-  X(32, 1, 15)                    \
+  X(32, 1, 17)                    \
   X(32, 2, 11)                    \
-  X(64, 1, 11)                    \
+  X(64, 1, 13)                    \
   X(64, 2, 7)
 
 struct ShapeInfo {
@@ -44,8 +44,9 @@ constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? 1024 :
 struct LinearPlan {
   int shape;                    // index into kShapes
   int row_warps, column_warps;  // of a block
-  int weight_stages, x_stages;  // of the rings in shared memory
-  int ring_lines;               // of a warp's weights, 128 bytes each
+  int scratch_quarters;  // of a unit, four value lines each: fuller ones are multiplied slowly
+  int x_stages;          // of its ring in shared memory
+  int ring_lines;        // of a warp's weights, 128 bytes each
   int blocks;
   int is_early;  // 1: begins before the kernel before it in the stream has ended, on Hopper
 
@@ -70,6 +71,7 @@ struct LinearPlan {
     return shares_sets(rows) ? 2 * blocks * slot : 0;
   }
   int64_t shared_bytes() const;
+  int64_t warp_bytes() const;  // of these, a warp's ring and scratch
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the dynamic shared memory of a block of the linear kernel of tiled_bitmap is laid out:
-//   barriers   x_full and x_empty of each stage of x, one for the first x, one for each stage of
-//              each warp's weights
+//   barriers   x_full and x_empty of each stage of x, one for the first x; one for each batch of
+//              orders; one for each order of each warp, where its units arrive
+//   orders     of each warp (weight_orders.cuh)
 //   x          as in cuda/mma_units/linear_shared.h
-//   weights    a ring of bytes for each warp, in which each unit lies in one piece
+//   weights    for each warp a ring of bytes, in which units lie as in memory, and behind it a
+//              scratch, in which the unit that is multiplied now is spread
 //   sums       where warps along the columns add up theirs, of 8 tokens at a time, in turns of two
 //
-// A unit in the ring: its value lines, four to a quarter, each followed by the 128 bytes that the
-// odd items of it will take (odd_items.cuh); then masks and starts. A lane reads one word beyond
-// the last item of its column, which so is one of the unit's own. A unit too full for that, of
-// which the ring would not hold as many as a step takes, has its value lines without gaps, and is
-// multiplied slowly.
+// A unit in the scratch has rows of 256 bytes: a value line, and its odd items (kept_values.cuh). A
+// lane reads one word beyond the last item of its column: the scratch is a line longer than its
+// rows. A unit that the scratch has too few rows for is multiplied slowly, out of the ring. One
+// that the ring is too small for takes the scratch too.
 #pragma once
 #include <cstdint>
 
@@ -23,25 +24,39 @@ inline constexpr uint32_t kRowBytes = 2 * kLineBytes;  // of a value line and it
 inline constexpr uint32_t kQuarterBytes = 4 * kRowBytes;
 inline constexpr uint32_t kHeadBytes = kHeadLines * kLineBytes;
 
-inline constexpr int kMostStages = 32;  // of a ring: a lane of the warp knows of each
+// Orders of a warp at any time; how many are given at once; how many may be on their way.
+inline constexpr int kOrders = 16, kBatch = 4, kBatches = kOrders / kBatch, kMostAhead = 8;
+inline constexpr uint32_t kOrderBytes = 8;  // of a unit
+inline constexpr int kMostXStages = kOrders - kBatch;
 
-// Of a unit in the ring, by its value lines rounded up to quarters.
-FS_HOST_DEVICE constexpr uint32_t place_bytes(uint32_t quarters) {
-  return quarters * kQuarterBytes + kHeadBytes;
+// What a unit takes of the ring, which is read up to a line behind whole quarters of value lines.
+FS_HOST_DEVICE constexpr uint32_t place_bytes(uint32_t value_lines) {
+  return ((value_lines + 3) / 4 * 4 + 1 + kHeadLines) * kLineBytes;
 }
 
-// Least of a ring, for a unit without zeros.
-inline constexpr uint32_t kLeastRingBytes = kMostLines * kLineBytes;
+// Of a warp, for each unit of a stage.
+FS_HOST_DEVICE constexpr uint32_t scratch_bytes(uint32_t quarters) {
+  return quarters * kQuarterBytes + kLineBytes;
+}
+
+// Least of a ring and its scratch together, for a unit without zeros.
+inline constexpr uint32_t kLeastBytes = kMostLines * kLineBytes;
 
 struct Shared {
-  uint32_t x, x_stage, weights, sums, sums_warp, bytes;
+  uint32_t batches, arrivals, orders, warp_orders, x, x_stage, weights, warp_weights, sums,
+      sums_warp, bytes;
 
   FS_HOST_DEVICE constexpr Shared(int tokens, int row_units, int row_warps, int column_warps,
-                                  int weight_stages, int x_stages, uint32_t ring_bytes)
-      : x((8 * (2 * x_stages + 1 + row_warps * column_warps * weight_stages) + 1023) & ~1023u),
+                                  int scratch_quarters, int x_stages, uint32_t ring_bytes)
+      : batches(8 * (2 * x_stages + 1)),
+        arrivals(batches + 8 * kBatches),
+        orders((arrivals + row_warps * column_warps * kOrders * 8 + 15) & ~15u),
+        warp_orders(kOrders * row_units * kOrderBytes),
+        x((orders + row_warps * column_warps * warp_orders + 1023) & ~1023u),
         x_stage(column_warps * tokens * kUnitCols * 2),
         weights(x + x_stages * x_stage),
-        sums(weights + row_warps * column_warps * ring_bytes),
+        warp_weights(ring_bytes + row_units * scratch_bytes(scratch_quarters)),
+        sums(weights + row_warps * column_warps * warp_weights),
         sums_warp(column_warps > 1 ? 2 * row_units * 512 : 0),
         bytes(sums + row_warps * column_warps * sums_warp) {}
 };

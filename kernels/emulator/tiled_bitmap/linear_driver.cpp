@@ -65,7 +65,8 @@ int main(int argc, char** argv) {
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
-    const Cut cut{{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages},
+    const Cut cut{{plan.row_warps, plan.column_warps, kOrders, plan.x_stages},
+                  static_cast<uint32_t>(plan.scratch_quarters),
                   static_cast<uint32_t>(plan.ring_lines * kLineBytes)};
     const Compiled compiled = compiled_linear<0, 64>()[plan.shape];
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;

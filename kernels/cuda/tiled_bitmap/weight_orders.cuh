@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each warp shall copy into its ring, and where: found ahead of need by the warp that copies
+// x, lane i for warp i, so that the bookkeeping of all rings takes the instructions of one. Sizes
+// alone decide it: which step a warp must have read before a copy may begin is known before it is
+// so.
+//
+// An order is one step's units of a warp: for each the line where it begins in memory, and a Place.
+// The first comes alone, all others in batches. A batch takes the place of orders that all warps
+// have done.
+#pragma once
+#include "common/mbarrier.cuh"
+#include "common/memory.cuh"
+#include "cuda/mma_units/steps.cuh"
+#include "cuda/tiled_bitmap/linear_arguments.h"
+#include "cuda/tiled_bitmap/linear_shared.h"
+
+namespace flashsparse::tiled_bitmap {
+
+// Where a unit lies in shared memory, in one word: addresses have 18 bits, of which the last 7 are
+// 0.
+struct Place {
+  uint32_t word;
+
+  // `ahead`: the step so many before this one must have been read before the copy may begin; 0 if
+  // there is no such step. `is_slow`: multiplied out of the ring. `is_wide`: lies in the scratch,
+  // too. The last three are those of the whole order.
+  static __device__ __forceinline__ Place of(uint32_t address, uint32_t lines, uint32_t ahead,
+                                             bool is_slow, bool is_wide) {
+    return {address | lines | ahead << 18 | static_cast<uint32_t>(is_slow) << 22 |
+            static_cast<uint32_t>(is_wide) << 23};
+  }
+  __device__ __forceinline__ uint32_t address() const { return word & 0x3ff80; }
+  __device__ __forceinline__ uint32_t lines() const { return word & 0x7f; }  // 0 beyond the columns
+  __device__ __forceinline__ int ahead() const { return static_cast<int>(word >> 18 & 0xf); }
+  __device__ __forceinline__ bool is_slow() const { return word >> 22 & 1; }
+  __device__ __forceinline__ bool is_wide() const { return word >> 23 & 1; }
+};
+
+template <class Shape>
+class WeightOrders {
+ public:
+  __device__ __forceinline__ WeightOrders(const Arguments& a, const Cut& cut,
+                                          const mma_units::Steps& steps, const Shared& layout,
+                                          uint32_t shared)
+      : a_(a),
+        cut_(cut),
+        is_own_(static_cast<int>(threadIdx.x % 32) < cut.row_warps * cut.column_warps),
+        row_warp_(static_cast<int>(threadIdx.x % 32) / cut.column_warps),
+        column_warp_(static_cast<int>(threadIdx.x % 32) % cut.column_warps),
+        batches_(shared + layout.batches),
+        orders_(shared + layout.orders + threadIdx.x % 32 * layout.warp_orders),
+        ring_(shared + layout.weights + threadIdx.x % 32 * layout.warp_weights),
+        next_(steps) {
+    seek();
+  }
+
+  // The first lane's part, who arrives there, too; a barrier of the block follows.
+  __device__ __forceinline__ void init() const {
+    FS_UNROLL
+    for (int i = 0; i < kBatches; ++i) mbarrier_init(batches_ + i * kMbarrierBytes, 1);
+  }
+
+  __device__ __forceinline__ void give_first() {
+    ask<1>();
+    give_some<1>();
+    ask<kBatch>();
+  }
+  // Gives the next batch. Asks for what the one after it needs, so that nobody waits for that.
+  __device__ __forceinline__ void give() {
+    give_some<kBatch>();
+    ask<kBatch>();
+  }
+
+ private:
+  using OfUnits = int[Shape::kRowUnits];
+
+  // Loads the offsets of the next steps.
+  template <int count>
+  __device__ __forceinline__ void ask() {
+    FS_UNROLL
+    for (int i = 0; i < count; ++i) {
+      const bool is_there = !next_.ended(), inside = is_there && next_.inside(cut_, column_warp_);
+      FS_UNROLL
+      for (int m = 0; m < Shape::kRowUnits; ++m) {
+        begin_[i][m] = 0;
+        end_[i][m] = is_there ? 0 : -1;
+        if (!inside || !is_own_) continue;
+        const int32_t* const offset =
+            a_.offsets + (first_ + next_.column(cut_) + min(m, below_) * columns());
+        begin_[i][m] = load_readonly(offset);
+        end_[i][m] = load_readonly(offset + 1);
+      }
+      if (is_there && next_.advance()) seek();
+    }
+  }
+
+  template <int count>
+  __device__ __forceinline__ void give_some() {
+    if (is_own_) {
+      FS_UNROLL
+      for (int i = 0; i < count; ++i) {
+        give_one(begin_[i], end_[i]);
+        ++order_;
+      }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(batches_ + batch_ % kBatches * kMbarrierBytes);
+    ++batch_;
+  }
+
+  __device__ __forceinline__ void give_one(const OfUnits& begin, const OfUnits& end) {
+    const bool is_there = end[0] >= 0;
+    uint32_t bytes = 0, at[Shape::kRowUnits], lines[Shape::kRowUnits];
+    bool is_slow = false;
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      lines[m] = is_there ? end[m] - begin[m] : 0;
+      at[m] = bytes;
+      if (lines[m] > 0) bytes += place_bytes(lines[m] - kHeadLines);
+      is_slow |= lines[m] > cut_.scratch_quarters * 4 + kHeadLines;
+    }
+    const bool is_wide = bytes > cut_.ring_bytes;
+    if (order_ - read_ >= kMostAhead) pass();
+    uint32_t from = 0;
+    if (is_wide) {
+      read_ = order_;
+      filled_to_ = cut_.ring_bytes;
+      FS_UNROLL
+      for (int m = 1; m < Shape::kRowUnits; ++m) at[m] = at[m - 1] + lines[m - 1] * kLineBytes;
+    } else {
+      FS_NO_UNROLL
+      while (!find_room(bytes)) pass();
+      from = filled_to_ - bytes;
+    }
+    const uint32_t ahead = is_there ? order_ + 1 - read_ : 0;
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      const Place place =
+          Place::of(ring_ + from + at[m], lines[m], ahead, is_slow || is_wide, is_wide);
+      store_shared(order(order_) + m * kOrderBytes,
+                   make_uint2(static_cast<uint32_t>(begin[m]), place.word));
+    }
+    if (read_ == order_) read_from_ = from;
+  }
+
+  __device__ __forceinline__ uint32_t order(int number) const {
+    return orders_ + number % kOrders * (Shape::kRowUnits * kOrderBytes);
+  }
+
+  // The step that is the first to lie in the ring is thought to have been read.
+  __device__ __forceinline__ void pass() {
+    if (++read_ == order_) return;
+    read_from_ = Place{load_shared<uint32_t>(order(read_) + 4)}.address() - ring_;
+  }
+
+  // Moves filled_to_ behind the next so many bytes.
+  __device__ __forceinline__ bool find_room(uint32_t bytes) {
+    uint32_t from = filled_to_;
+    if (read_ == order_) {
+      from = 0;
+    } else if (from > read_from_) {
+      if (from + bytes > cut_.ring_bytes) {
+        if (bytes > read_from_) return false;
+        from = 0;
+      }
+    } else if (from + bytes > read_from_) {
+      return false;
+    }
+    filled_to_ = from + bytes;
+    return true;
+  }
+
+  // To the first unit of the set. Rows of units past the last one are the last one again: they are
+  // multiplied, and not stored.
+  __device__ __forceinline__ void seek() {
+    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
+    const int row = min((next_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
+    below_ = last - row;
+    first_ = row * columns() + column_warp_;
+  }
+  __device__ __forceinline__ int columns() const { return static_cast<int>(unit_cols(a_.cols)); }
+
+  const Arguments& a_;
+  const Cut& cut_;
+  const bool is_own_;  // whether there is a warp of this lane's number
+  const int row_warp_, column_warp_;
+  const uint32_t batches_, orders_, ring_;
+  mma_units::Steps next_;
+  int first_, below_;                    // the first unit of its row; rows of units below that
+  OfUnits begin_[kBatch], end_[kBatch];  // of the next orders, in lines; -1 behind the last step
+  int order_ = 0, read_ = 0;  // the next to give; the first whose units are still needed then,
+  uint32_t read_from_ = 0;    // and where these lie in the ring
+  uint32_t filled_to_ = 0;
+  int batch_ = 0;
+};
+
+}  // namespace flashsparse::tiled_bitmap
