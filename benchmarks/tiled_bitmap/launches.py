@@ -10,6 +10,7 @@ As a program it times them on this GPU, each after a comparison with float64:
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections import Counter
@@ -29,9 +30,9 @@ from flashsparse_plugin.ops import ops
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap" / "linear_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
 UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
-LEAST_RING_LINES = 64 + HEAD_LINES  # of a unit without zeros
+MOST_LINES = 64 + HEAD_LINES  # of a unit without zeros
 SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
-STAGES = 8
+ORDERS, ORDER_BYTES, BATCHES = 16, 8, 4
 # Of one multiprocessor of an H200: bytes a microsecond, of memory and of the L2; turns of shared
 # memory and instructions a microsecond.
 MEMORY, L2, TURNS, ISSUE = 33e3, 60e3, 1.7e3, 5.0e3
@@ -52,7 +53,7 @@ class Launch(NamedTuple):
     shape: int
     row_warps: int
     column_warps: int
-    weight_stages: int
+    scratch_quarters: int
     x_stages: int
     ring_lines: int
     blocks: int
@@ -70,6 +71,7 @@ class Launch(NamedTuple):
         return (
             f"{own.tokens} tokens, {own.row_units} units a warp, "
             f"{self.row_warps}x{self.column_warps} warps, rings of {self.ring_lines} lines, "
+            f"{self.scratch_quarters} quarters of scratch, "
             f"{self.x_stages} stages of x, {self.blocks} blocks, "
             f"{'early ' if self.is_early else ''}{list(self)}"
         )
@@ -81,13 +83,20 @@ def compiled_shapes() -> list[Shape]:
     return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
+def scratch_lines(shape: Shape, plan: Launch) -> int:
+    """Of a warp."""
+    return shape.row_units * (plan.scratch_quarters * 8 + 1)
+
+
 def shared_bytes(shape: Shape, plan: Launch) -> int:
     """What kernels/cuda/tiled_bitmap/linear_shared.h lays out."""
     warps = plan.row_warps * plan.column_warps
-    barriers = 8 * (2 * plan.x_stages + 1 + warps * plan.weight_stages)
+    barriers = 8 * (2 * plan.x_stages + 1 + BATCHES + warps * ORDERS)
+    orders = -(-barriers // 16) * 16 + warps * ORDERS * shape.row_units * ORDER_BYTES
     x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * 2
+    weights = warps * (plan.ring_lines + scratch_lines(shape, plan)) * LINE_BYTES
     sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
-    return -(-barriers // 1024) * 1024 + x + warps * plan.ring_lines * LINE_BYTES + sums
+    return -(-orders // 1024) * 1024 + x + weights + sums
 
 
 def _candidates(
@@ -110,10 +119,17 @@ def _candidates(
             waste = sets * row_warps * own.row_units / down * steps * column_warps / across
             if waste > 1.2:
                 continue
-            room = Launch(own.index, row_warps, column_warps, STAGES, x_stages, 0, 1)
-            ring = (SHARED_BYTES - shared_bytes(own, room)) // warps // LINE_BYTES
-            place = 1.1 * 2 * (value_lines + 1.5) + HEAD_LINES  # of a unit and its odd items
-            if ring < max(LEAST_RING_LINES, place) * own.row_units:
+            # For units that are a tenth fuller, or else a little.
+            for fuller in (1.1 * value_lines + 0.5, value_lines + 2):
+                quarters = min(max(math.ceil(fuller / 4), 1), 16)
+                room = Launch(own.index, row_warps, column_warps, quarters, x_stages, 0, 1)
+                ring = (SHARED_BYTES - shared_bytes(own, room)) // warps // LINE_BYTES
+                place = math.ceil((value_lines + 0.5) / 4) * 4 + 1 + HEAD_LINES
+                least = MOST_LINES * own.row_units - scratch_lines(own, room)
+                fits = ring >= max(place * own.row_units, least)
+                if fits:
+                    break
+            if not fits:
                 continue
             parts = max(multiprocessors // sets, 1)
             whole = -(-sets // -(-sets // multiprocessors))  # a whole number of sets to each
@@ -128,13 +144,13 @@ def _candidates(
                 weight = units * unit_lines * LINE_BYTES
                 x = own_steps * column_warps * UNIT_COLS * 2 * tokens
                 x_turns = 4 * own.tokens / own.row_units
-                turns = units * (72 + 2 * value_lines + unit_lines + x_turns)
-                issue = units * (480 + 160 / own.row_units + 3 * value_lines + 2 * own.tokens)
-                issued = ISSUE * min(1, warps / 9)
+                turns = units * (72 + 3 * value_lines + x_turns)
+                issue = units * (360 + 120 / own.row_units + 3 * value_lines + 2 * own.tokens)
+                issued = ISSUE * min(1, (warps * own.row_units**0.5) / 16)
                 busy = max(weight / MEMORY, (weight + x) / L2, turns / TURNS, issue / issued)
-                busy += 0.2 * x / L2 + 0.1 * max(0, 14 - warps) + 0.5 * (x_stages == 2)
+                busy += 0.2 * x / L2 + 0.5 * (x_stages == 2)
                 busy += 2.5 + 0.02 * tokens if sets % blocks else 0
-                held = ring // (place * own.row_units) - 1
+                held = ring // (place * own.row_units)
                 ahead = held * own.row_units * warps * unit_lines * LINE_BYTES
                 busy += 2 * max(0, 1 - ahead / 48e3)
                 yield busy, own, room._replace(ring_lines=ring, blocks=blocks)
@@ -165,12 +181,13 @@ def plans(
         _candidates(shape, tokens, multiprocessors, unit_lines), key=lambda each: each[0]
     )
     taken: list[Launch] = []
-    seen: Counter[tuple[int, bool, bool]] = Counter()
+    seen: Counter[tuple[int, bool, bool, int]] = Counter()
     for _, own, plan in found:
         sets = -(-shape[0] // (UNIT_ROWS * plan.row_warps * own.row_units))
-        kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0
+        warps = plan.row_warps * plan.column_warps
+        kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0, warps // 4
         seen[kind] += 1
-        if seen[kind] <= 9 and len(taken) < most:
+        if seen[kind] <= max(most // 4, 2) and len(taken) < most:
             taken.append(plan._replace(is_early=int(hopper)))
     return taken
 

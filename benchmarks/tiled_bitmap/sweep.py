@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times many launches of tiled_bitmap's kernel for few tokens, over layers of real models.
+
+    python benchmarks/tiled_bitmap/sweep.py --seconds 150 --out sweep.csv
+
+First a check of every compiled shape against float64, in a few seconds. Then, for each share of
+zeros and each layer, the op's own choice and the launches that should be best, out of a cold L2, in
+a CUDA graph. What is needed most comes first, and rows are written as they come: a run that is cut
+off keeps what it has measured. linear_plan.cpp is fitted to them. Ends with status 1 if anything
+was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from launches import UNIT_COLS, UNIT_ROWS, Launch, compiled_shapes, error_of, layer_of
+from launches import plans as plans_of
+from torch import Tensor
+from torch.nn import functional as F
+
+import flashsparse_plugin as fs
+from flashsparse_plugin import PackedWeight
+from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, random_weight
+
+LAYERS = (
+    "28672x7168 4096x4096 4096x14336 36864x9216 12288x12288 10240x8192 28672x4096 6144x4096 "
+    "9216x9216 8192x8192 7168x7168 57344x8192 7168x28672 21504x7168 8192x28672 27648x9216 "
+    "9216x36864 36864x12288 49152x12288 12288x49152"
+)
+CHECKED = ((16, 256), (100, 1300), (1000, 5000))
+DENSITIES = (0.5, 0.2, 0.08, 1.0, 0.0, 0.4)
+REPLAYS, SECONDS = 5, 6e-4  # of a launch, and of a replay
+TOLERANCE = 1e-2  # of the largest element
+DENSE_BESIDE = 50  # zeros beside which the dense layer is timed, as a control
+
+
+def packed_of(weight: Tensor) -> PackedWeight:
+    return fs.pack(weight, "tiled_bitmap").prepare(weight.device)
+
+
+def unit_lines(packed: PackedWeight) -> float:
+    """Lines that a unit has on average."""
+    rows, cols = packed.shape
+    return len(packed.tensors["weight_packed"]) / (-(-rows // UNIT_ROWS) * -(-cols // UNIT_COLS))
+
+
+def check(multiprocessors: int, seconds: float) -> int:
+    """Holds launches of every shape against float64; the number of those that were wrong."""
+    end, wrong, done = time.monotonic() + seconds, 0, 0
+    tokens = sorted({own.tokens for own in compiled_shapes()})
+    for number, (shape, most) in enumerate(product(CHECKED, tokens)):
+        for density in (DENSITIES[number % 6], DENSITIES[(number + 2) % 6]):
+            dtype = torch.bfloat16 if number % 2 else torch.float16
+            print(f"checking {shape}, density {density}, {most} tokens", file=sys.stderr)
+            weight = random_weight(shape, density, dtype, "cuda", seed=number)
+            if density == 0.4:  # full rows, empty units
+                weight[3::16], weight[:16, :256] = 0.5, 0
+            packed = packed_of(weight)
+            x = torch.randn(most - number % 3, shape[1], device="cuda").to(dtype)
+            found = plans_of(shape, most, multiprocessors, 8, unit_lines(packed), hopper=True)
+            # Of a scratch of one quarter nearly every unit is multiplied slowly; three blocks have
+            # many steps each.
+            slow = [plan._replace(scratch_quarters=1) for plan in found if plan.ring_lines > 160]
+            long = [plan._replace(blocks=3) for plan in found if plan.blocks > 3]
+            for plan in [None, *found, *slow[:1], *long[:4]]:
+                y = packed.linear(x) if plan is None else plan.linear(packed, x)
+                again = packed.linear(x) if plan is None else plan.linear(packed, x)
+                error = error_of(y, x, weight)
+                done += 1
+                if error > 1.01 or not torch.equal(y, again):
+                    wrong += 1
+                    print(f"WRONG {shape} density {density}, {len(x)} tokens: {error}, {plan}")
+            if time.monotonic() > end:
+                print(f"check: {wrong} of {done} launches are wrong; time is over", flush=True)
+                return wrong
+    print(f"check: {wrong} of {done} launches are wrong", flush=True)
+    return wrong
+
+
+def microseconds(call: Callable[[], object], copies: int, stream: torch.cuda.Stream) -> float:
+    """Of one call, which takes turns over `copies` of its weight: a median of graphs of many."""
+    with torch.cuda.stream(stream):
+        call()
+        once = elapsed(call, stream)
+        calls = max(copies, 4, min(40, math.ceil(SECONDS / once)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                call()
+        graph.replay()
+        times = [elapsed(graph.replay, stream) / calls for _ in range(REPLAYS)]
+    return statistics.median(times) * 1e6
+
+
+def measure(
+    layer: tuple[int, int], zeros: int, tokens: list[int], most: int, write: Callable[..., None]
+) -> int:
+    """Writes a row for each launch; the number of those that were wrong."""
+    device = torch.device("cuda")
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    weight = random_weight(layer, 1 - zeros / 100, torch.float16, device)
+    x = torch.randn(max(tokens), layer[1], device=device).half()
+    exact = torch.cat([x.float() @ part.float().T for part in weight.split(8192)], dim=1)
+    packed = packed_of(weight)
+    stream = torch.cuda.Stream()
+    if zeros == DENSE_BESIDE:
+        dense = [weight, *(weight.clone() for _ in range(cold_bytes_of(device) // weight.nbytes))]
+        for n in tokens:
+            turns = itertools.cycle(dense)
+            us = microseconds(lambda n=n, t=turns: F.linear(x[:n], next(t)), len(dense), stream)
+            write(out=layer[0], **{"in": layer[1]}, zeros=0, tokens=n, launch="F.linear", us=us)
+        del dense, turns
+    del weight
+    copies = [packed, *(clone(packed) for _ in range(cold_bytes_of(device) // packed.nbytes + 1))]
+    wrong, turn = 0, 0
+    for n in tokens:
+        own = x[:n]
+
+        def call(plan: Launch | None, own: Tensor = own) -> Tensor:
+            nonlocal turn
+            turn = (turn + 1) % len(copies)
+            return copies[turn].linear(own) if plan is None else plan.linear(copies[turn], own)
+
+        found = plans_of(layer, n, multiprocessors, most, unit_lines(packed), hopper=True)
+        for plan in [None, *found]:
+            error = float((call(plan).float() - exact[:n]).abs().max() / exact[:n].abs().max())
+            us = microseconds(lambda plan=plan: call(plan), len(copies), stream)
+            if not error < TOLERANCE:
+                wrong += 1
+                print(f"WRONG {layer} {zeros}% {n} tokens: {error}, {plan}", flush=True)
+            write(
+                out=layer[0], **{"in": layer[1]}, zeros=zeros, tokens=n,
+                lines=round(unit_lines(packed), 3),
+                launch="own choice" if plan is None else " ".join(map(str, plan)),
+                us=round(us, 2), mb=round(packed.nbytes / 1e6, 2),
+            )  # fmt: skip
+    return wrong
+
+
+def clone(packed: PackedWeight) -> PackedWeight:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from _formats import copy_of  # noqa: PLC0415
+
+    return copy_of(packed)
+
+
+def main() -> int:
+    made = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    made.add_argument(
+        "--layers", nargs="+", type=layer_of, default=[*map(layer_of, LAYERS.split())]
+    )
+    made.add_argument("--zeros", nargs="+", type=int, default=[50, 80, 90, 60, 70])
+    made.add_argument("--tokens", nargs="+", type=int, default=[8, 32, 16, 1])
+    made.add_argument("--most", type=int, default=18, help="launches of a point")
+    made.add_argument("--seconds", type=float, default=150.0)
+    made.add_argument("--out", type=Path, required=True)
+    arguments = made.parse_args()
+    begin = time.monotonic()
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    wrong = check(multiprocessors, 12.0)
+    fields = ["out", "in", "zeros", "tokens", "lines", "launch", "us", "mb"]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.out.open("w", newline="") as file:
+        rows = csv.DictWriter(file, fields, lineterminator="\n")
+        rows.writeheader()
+        best: dict[int, tuple[float, str]] = {}
+
+        def write(**row: Any) -> None:
+            rows.writerow(row)
+            file.flush()
+            if row["launch"] == "F.linear":
+                return
+            least = best.get(row["tokens"], (math.inf, ""))
+            best[row["tokens"]] = min(least, (row["us"], row["launch"]))
+
+        for zeros, layer in product(arguments.zeros, arguments.layers):
+            left = arguments.seconds - (time.monotonic() - begin)
+            if left < 3:
+                print(f"time is over before {layer} {zeros}%")
+                break
+            best.clear()
+            wrong += measure(layer, zeros, arguments.tokens, arguments.most, write)
+            told = "; ".join(f"{n}: {us} us by {launch}" for n, (us, launch) in best.items())
+            print(f"{layer[0]}x{layer[1]} {zeros}%  {told}", flush=True)
+    print(f"{wrong} launches are wrong, {time.monotonic() - begin:.0f} s")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
