@@ -15,78 +15,60 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a plan costs, by counting (docs/kernels-bitmap.md), fitted to 480 launches on an H200
-// (benchmarks/tiled_bitmap/launches.py): its choices are on average 3% slower than the fastest.
-constexpr double kMemory = 30e3, kL2 = 60e3;     // bytes a microsecond and multiprocessor
-constexpr double kTurns = 2000;                  // of shared memory, a microsecond
-constexpr double kClock = 1.9e3;                 // clocks a microsecond
-constexpr double kIssued = 3.0, kByWarp = 0.16;  // instructions a clock, at most; of one warp
-// Shares of the time of x that nothing hides: of the first stages, of later ones, and of these
-// where there are two large ones.
-constexpr double kFirstXBare = 0.5, kXBare = 0.35, kXWaits = 1.5;
-constexpr double kTwoStages = 1.02;  // how much longer it takes where x has two stages
-constexpr double kSharing = 2.4;     // microseconds that sums between blocks take,
-constexpr double kRagged = 1.5;      // and how much more where they begin and end anywhere
-constexpr double kSharedToken = 34e-3 * 16 / 128;   // of sums, for a unit of rows and token
-constexpr double kRing = 48e3, kIdle = 2;           // bytes on their way, microseconds lost without
-constexpr double kFuller = 1.1, kLittleFuller = 2;  // lines of units that the scratch has room for
-constexpr double kBegin = 2.0;  // microseconds until a block that had to wait has begun
+// What a plan costs in microseconds, without what all plans of a product share. Fitted to 11 700
+// launches on an H200 (benchmarks/tiled_bitmap/sweep.py); docs/kernels-bitmap.md says how well the
+// choices meet the fastest of these. Of a step of a block,
+constexpr double kIssue = 0.193, kIssueToken = 0.00515;  // for each warp of the fullest scheduler
+constexpr double kCopies = 0.6;        // of a warp: what the one that copies takes of its scheduler
+constexpr double kChain = 0.594;       // for each unit of a warp: instructions that wait
+constexpr double kTight = 0.657;       // where a ring has room for one step
+constexpr double kXToken = 0.329 / 8;  // of a column of warps, where x has no stage left.
+// Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
+// unit of rows and token.
+constexpr double kSharing = 0.624, kRagged = 0.967, kPart = 0.174, kSharedToken = 0.00412;
 
-// What a step of a warp takes of the ring.
+// Value lines that room is made for: units differ.
+constexpr double kFuller = 1.1, kLittleFuller = 2;
+
+// Lines of a ring for a step of a warp whose units are a little fuller than the average.
 double stage_lines(const LinearPlan& plan, double value_lines) {
-  return plan.info().row_units * (std::ceil((value_lines + 0.5) / 4) * 4 + 1 + kHeadLines);
+  const double quarters = std::ceil((value_lines + kLittleFuller) / 4);
+  return plan.info().row_units * (std::min(quarters * 4, double{kMostValueLines}) + 1 + kHeadLines);
 }
 
-// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
-double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
-            const Gpu& gpu) {
+// To compare plans by, not an estimate of time.
+double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines) {
+  constexpr int kSchedulers = 4;
   const ShapeInfo& info = plan.info();
-  const double unit_lines = static_cast<double>(lines) / (unit_rows(rows) * unit_cols(cols));
-  const double value_lines = unit_lines - kHeadLines;
-  const double row_units = static_cast<double>(plan.row_warps) * info.row_units;
-  const double units = row_units * plan.column_warps;
-  const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
-  const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
-  const double mine = static_cast<double>(ceil_div(steps, plan.blocks)) * turns;
-  const double weight = mine * units * unit_lines * kLineBytes;
-  const double x = mine * plan.column_warps * kUnitCols * 2.0 * info.tokens;
-  const double x_turns = 4.0 * info.tokens / info.row_units;
-  const double shared = units * (72 + 3.25 * value_lines + unit_lines + x_turns);
-  const double tensor = 2.0 * info.tokens + x_turns / 4;  // instructions
-  const double issue = units * (335 + 135.0 / info.row_units + 2.3 * value_lines + tensor);
-  const double busy =
-      std::max({weight / kMemory, (weight + 1.2 * x) / kL2, mine * shared / kTurns,
-                mine * issue / (kClock * std::min(kIssued, kByWarp * plan.warps()))});
-  const double held = std::floor(plan.ring_lines / stage_lines(plan, value_lines));
-  const double ahead =
-      std::min<double>(held, kMostAhead) * info.row_units * plan.warps() * unit_lines * kLineBytes;
-  const double first_x =
-      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * info.tokens);
-  const bool waits = plan.x_stages == 2 && plan.column_warps > 1;
-  const double bare_x = kFirstXBare * first_x + (waits ? kXWaits : kXBare) * (x - first_x);
-  const bool even = plan.blocks % sets == 0;
-  const double shares = plan.shares_sets(rows)
-                            ? kSharing * (even ? 1 : kRagged) + kSharedToken * tokens * row_units
-                            : 0;
-  return busy * (plan.x_stages == 2 ? kTwoStages : 1) + bare_x / kL2 +
-         kIdle * std::max(0.0, 1 - ahead / kRing) * std::min(1.0, (mine - 1) / 8) + shares +
-         kBegin * (turns - 1);
+  const int64_t sets = plan.sets(rows);
+  const double steps = static_cast<double>(ceil_div(sets * plan.set_steps(cols), plan.blocks));
+  const double fullest =
+      std::max<double>(ceil_div(plan.warps(), kSchedulers), plan.warps() / kSchedulers + kCopies);
+  const double held = plan.ring_lines / stage_lines(plan, value_lines);
+  double total =
+      steps * (fullest * (kIssue + kIssueToken * info.tokens) + kChain * info.row_units +
+               kTight / held) +
+      std::max(0.0, steps / plan.x_stages - 1) * kXToken * plan.column_warps * info.tokens;
+  if (plan.shares_sets(rows)) {
+    total += kSharing + (plan.blocks % sets ? kRagged : 0) +
+             kPart * static_cast<double>(ceil_div(plan.blocks, sets)) +
+             kSharedToken * info.tokens * plan.row_warps * info.row_units;
+  }
+  return total;
 }
 
-// Scratch for units that are a tenth fuller than the average, or else a little; x of three stages
-// where there is room, else two; the ring the rest. False where there is too little for two of x
-// and the largest units.
+// Of the rest of shared memory, a scratch for units that are a tenth fuller than the average, or
+// else a little, and rings. False where there is too little for a step of a warp, or for a unit
+// without zeros.
 bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
   for (const double fuller : {value_lines * kFuller + 0.5, value_lines + kLittleFuller}) {
     plan.scratch_quarters =
         std::clamp(static_cast<int>(std::ceil(fuller / 4)), 1, kMostValueLines / 4);
-    for (plan.x_stages = 3; plan.x_stages >= 2; --plan.x_stages) {
-      plan.ring_lines = 0;
-      const int64_t left = gpu.shared_bytes - plan.shared_bytes();
-      plan.ring_lines = static_cast<int>(std::max<int64_t>(left, 0) / plan.warps() / kLineBytes);
-      if (plan.ring_lines < stage_lines(plan, value_lines)) continue;
-      if (plan.warp_bytes() >= plan.info().row_units * int64_t{kLeastBytes}) return true;
-    }
+    plan.ring_lines = 0;
+    const int64_t left = gpu.shared_bytes - plan.shared_bytes();
+    plan.ring_lines = static_cast<int>(std::max<int64_t>(left, 0) / plan.warps() / kLineBytes);
+    if (plan.ring_lines < stage_lines(plan, value_lines)) continue;
+    if (plan.warp_bytes() >= plan.info().row_units * int64_t{kLeastBytes}) return true;
   }
   return false;
 }
@@ -140,23 +122,29 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
   for (const ShapeInfo& info : kShapes) {
     if (info.tokens >= tokens) shape_tokens = std::min(shape_tokens, info.tokens);
   }
+  const int64_t slots = gpu.multiprocessors;
+  const auto compare = [&](LinearPlan plan) {
+    if (!give_room(plan, value_lines, gpu)) return;
+    const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
+    // A block to each multiprocessor; whole sets to each; the same number of parts of each set.
+    for (const int64_t blocks : {slots, ceil_div(sets, ceil_div(sets, slots)),
+                                 sets * std::max<int64_t>(slots / sets, 1)}) {
+      if (blocks > slots) continue;
+      plan.blocks = static_cast<int>(std::min(blocks, steps));
+      if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
+      const double found = cost(plan, rows, cols, value_lines);
+      if (least >= 0 && found >= least) continue;
+      least = found;
+      best = plan;
+    }
+  };
   for (int shape = 0; shape < kShapeCount; ++shape) {
-    if (kShapes[shape].tokens != shape_tokens) continue;
-    for (int row_warps = 1; row_warps <= kShapes[shape].warps; ++row_warps) {
-      for (int column_warps = 1; row_warps * column_warps <= kShapes[shape].warps; ++column_warps) {
-        LinearPlan plan{shape, row_warps, column_warps, 1, 0, 0, 1, gpu.hopper};
-        if (!give_room(plan, value_lines, gpu)) continue;
-        const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
-        const int64_t slots = gpu.multiprocessors;
-        // A block each; whole sets to each; the same number of parts of each set.
-        for (const int64_t blocks : {slots, sets, ceil_div(sets, ceil_div(sets, slots)),
-                                     sets * std::max<int64_t>(slots / sets, 1)}) {
-          plan.blocks = static_cast<int>(std::min(blocks, steps));
-          if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-          const double found = cost(plan, rows, cols, lines, tokens, gpu);
-          if (least >= 0 && found >= least) continue;
-          least = found;
-          best = plan;
+    const ShapeInfo& info = kShapes[shape];
+    if (info.tokens != shape_tokens) continue;
+    for (int row_warps = 1; row_warps <= info.warps; ++row_warps) {
+      for (int column_warps = 1; row_warps * column_warps <= info.warps; ++column_warps) {
+        for (const int x_stages : {3, 2}) {
+          compare({shape, row_warps, column_warps, 1, x_stages, 0, 1, gpu.hopper});
         }
       }
     }
