@@ -92,8 +92,9 @@ $(DEMO_MODEL)/config.json:
 serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
 	@echo 'It takes a minute, and some more the first time. After "Application startup complete" ask it, in another terminal:'
 	@echo
-	@echo "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\"
-	@echo "    -d '{\"model\": \"demo\", \"messages\": [{\"role\": \"user\", \"content\": \"Tell me of the sea.\"}]}'"
+	@echo "  curl http://127.0.0.1:$(PORT)/v1/completions -H 'Content-Type: application/json' \\"
+	@echo "    -d '{\"model\": \"demo\", \"prompt\": \"Once upon a time, in a small village by the sea, there lived\","
+	@echo "         \"max_tokens\": 60, \"temperature\": 0, \"repetition_penalty\": 1.15}'"
 	@echo
 	@echo 'Ctrl-C ends it.'
 	@echo
