@@ -61,8 +61,15 @@ def pattern(n: int, m: int, length: int = 1, values: tuple[str, ...] = ()) -> Ru
     return Rule(title, {"pattern": (n, m), "vector_length": length}, methods)
 
 
+RIVALS = (
+    "torch_int8",
+    "torchao_int8",
+    "torchao_int4:group={group}",
+    "gguf:type=q8_0",
+    "gguf:type=q4_0",
+)
 RULES = (
-    Rule("dense", {}, ("", "torch_int8", "torchao_int8", "torchao_int4:group={group}")),
+    Rule("dense", {}, ("", *RIVALS)),
     pattern(2, 4, values=CODES),
     pattern(8, 32, 32, values=CODES),
     Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)),
