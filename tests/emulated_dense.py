@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from emulated_products import split
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -56,13 +57,3 @@ def answers(binary: Path, cases: list[Case]) -> list[Tensor]:
     ran = run(binary, cases)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     return split(ran.stdout, cases)
-
-
-def split(written: bytes, cases: list[Case]) -> list[Tensor]:
-    """What the driver wrote, as `answers` gives it."""
-    sizes = [len(case.x) * len(case.weight) for case in cases]
-    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
-    return [
-        part.view(case.weight.dtype).view(len(case.x), -1)
-        for part, case in zip(bits.split(sizes), cases, strict=True)
-    ]

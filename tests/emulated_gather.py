@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from emulated_products import run, split
 from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
@@ -155,23 +154,6 @@ def code_case(
     return Case(
         weight, x, options, bias, packed=tuple(packed.tensors.values()), exact=exact, **rest
     )
-
-
-def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
-    fed = b"".join(case.encode() for case in cases)
-    return subprocess.run(
-        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
-    )
-
-
-def split(written: bytes, cases: list[Case]) -> list[Tensor]:
-    """What the driver wrote."""
-    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
-    parts = bits.split([len(case.x) * len(case.weight) for case in cases])
-    return [
-        part.view(case.weight.dtype).view(len(case.x), -1)
-        for part, case in zip(parts, cases, strict=True)
-    ]
 
 
 def answers(binary: Path, cases: list[Case], **environment: str) -> list[Tensor]:

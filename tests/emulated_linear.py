@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from emulated_products import run, split
 from emulation import SEEDS
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,27 +54,10 @@ class Case:
         )
 
 
-def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
-    fed = b"".join(case.encode() for case in cases)
-    return subprocess.run(
-        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
-    )
-
-
 def answers(binary: Path, cases: list[Case]) -> list[Tensor]:
     ran = run(binary, cases)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     return split(ran.stdout, cases)
-
-
-def split(written: bytes, cases: list[Case]) -> list[torch.Tensor]:
-    """What the driver wrote, as `answers` gives it."""
-    sizes = [len(case.x) * case.weight.shape[0] for case in cases]
-    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
-    return [
-        part.view(case.weight.dtype).view(len(case.x), -1)
-        for part, case in zip(bits.split(sizes), cases, strict=True)
-    ]
 
 
 def require_exact(case: Case, y: Tensor) -> None:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from emulated_products import run
 from emulation import KERNELS
 from torch import Tensor
 from weights import sparse_weight
@@ -86,13 +85,6 @@ def random_case(
     x = torch.randn(tokens, cols, generator=generator)
     bias = torch.randn(rows, generator=generator)
     return Case(weight, x, options, bias if number % 3 else None, **rest)
-
-
-def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
-    fed = b"".join(case.encode() for case in cases)
-    return subprocess.run(
-        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
-    )
 
 
 def split(written: bytes, cases: list[Case]) -> list[Tensor]:

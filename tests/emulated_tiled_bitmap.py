@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from emulated_linear import require_exact
+from emulated_products import run, split
 from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
@@ -98,23 +97,6 @@ def random_case(
     weight[torch.rand(rows, cols, generator=generator) >= density] = 0
     bias = normal(rows) if number % 3 else None
     return Case(weight, normal(tokens, cols), bias, **rest)
-
-
-def run(binary: Path, cases: list[Case], **environment: str) -> subprocess.CompletedProcess:
-    fed = b"".join(case.encode() for case in cases)
-    return subprocess.run(
-        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
-    )
-
-
-def split(written: bytes, cases: list[Case]) -> list[Tensor]:
-    """What the driver wrote: y of each case."""
-    sizes = [len(case.x) * len(case.weight) for case in cases]
-    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
-    return [
-        part.view(case.weight.dtype).view(len(case.x), -1)
-        for part, case in zip(bits.split(sizes), cases, strict=True)
-    ]
 
 
 def require_all(binary: Path, cases: list[Case], **environment: str) -> list[Tensor]:

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds an emulator driver with products, and takes apart what it answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Product(Protocol):
+    """A case of a driver: y = x W^T."""
+
+    @property
+    def weight(self) -> Tensor: ...
+    @property
+    def x(self) -> Tensor: ...
+    def encode(self) -> bytes: ...
+
+
+def run(binary: Path, cases: Sequence[Product], **environment: str) -> subprocess.CompletedProcess:
+    fed = b"".join(case.encode() for case in cases)
+    return subprocess.run(
+        [str(binary)], input=fed, capture_output=True, timeout=600, env=os.environ | environment
+    )
+
+
+def split(written: bytes, cases: Sequence[Product]) -> list[Tensor]:
+    """What the driver wrote: y of each case, in 16 bits."""
+    sizes = [len(case.x) * len(case.weight) for case in cases]
+    bits = torch.from_numpy(np.frombuffer(written, dtype=np.int16).copy())
+    return [
+        part.view(case.weight.dtype).view(len(case.x), -1)
+        for part, case in zip(bits.split(sizes), cases, strict=True)
+    ]
