@@ -218,9 +218,9 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Times dense and every launch, for one weight."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-    from _device import Stopwatch, _formats, _measure, cold_bytes  # noqa: PLC0415
+    from _device import Stopwatch, _formats, _measure, cold_bytes
 
-    from flashsparse_plugin.dataflow.tuner import random_weight  # noqa: PLC0415
+    from flashsparse_plugin.dataflow.tuner import random_weight
 
     device, dtype = torch.device("cuda"), getattr(torch, arguments.dtype)
     stopwatch = Stopwatch(device, arguments.replays)
@@ -247,10 +247,7 @@ def measure(
         late = [each._replace(is_early=0) for each in found[:2]]
         own: list[Launch | None] = [None, *found, *late]
         for launch in own:
-            if launch is None:
-                call = lambda x=x: copies().linear(x)  # noqa: E731
-            else:
-                call = lambda x=x, launch=launch: launch.linear(copies(), x)  # noqa: E731
+            call = partial(_packed, x, copies, launch)
             error = error_of(call(), x, weight)
             time = stopwatch(call, len(copies)) if error <= 1.01 else None
             yield {
@@ -273,6 +270,10 @@ def _mm(x: Tensor, weights: Any) -> Tensor:
     return torch.mm(x, weights())
 
 
+def _packed(x: Tensor, weights: Any, launch: Launch | None) -> Tensor:
+    return weights().linear(x) if launch is None else launch.linear(weights(), x)
+
+
 def layer_of(text: str) -> tuple[int, int]:
     """OUTxIN."""
     rows, cols = map(int, text.split("x"))
@@ -291,7 +292,7 @@ def main() -> None:
     made.add_argument("--out", type=Path)
     arguments = made.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-    from _device import _results, machine  # noqa: PLC0415
+    from _device import _results, machine
 
     rows: list[dict[str, Any]] = []
     for layer, zeros in product(arguments.layers, arguments.zeros):

@@ -151,7 +151,7 @@ def measure(
 
 def clone(packed: PackedWeight) -> PackedWeight:
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from _formats import copy_of  # noqa: PLC0415
+    from _formats import copy_of
 
     return copy_of(packed)
 
