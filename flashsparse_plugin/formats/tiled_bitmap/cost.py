@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What multiplying a tiled_bitmap weight should cost.
 
-Fitted to benchmarks/results/nvidia-h200/spmm.csv, which it meets within 7% on average. Estimates
-for other GPUs take their memory, clock and multiprocessors.
+Fitted to benchmarks/results/nvidia-h200: the kernel for few tokens to tiled_bitmap_sweep.csv, the
+one for many tokens to spmm.csv. benchmarks/results/estimates.csv says how well the latter is met.
+Estimates for other GPUs take their memory, clock and multiprocessors.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ UNIT_ROWS, UNIT_COLS, LINE_BYTES = 16, 256, 128
 # Of the kernel for few tokens: seconds beside its loop; the share of the bandwidth that it reaches;
 # clocks of a multiprocessor for a unit and for each line of it, up to 8 tokens, and the share that
 # each further token of a launch adds.
-FIXED, MEMORY = 6.6e-6, 0.75
-UNIT_CLOCKS, LINE_CLOCKS, MORE_TOKEN = 160, 4.5, 0.018
+FIXED, MEMORY = 6.5e-6, 0.87
+UNIT_CLOCKS, LINE_CLOCKS, MORE_TOKEN = 151, 4.04, 0.0198
 LAUNCH_TOKENS = 64
 
 # Of the kernel for many tokens, on compute capability 9.0: seconds beside its loop, and clocks of a
