@@ -17,45 +17,52 @@ Row = dict[str, Any]
 
 
 def span(figures: list[float]) -> str:
-    """The least and the largest figure, or one where they are alike."""
+    """The least and the largest figure, or one where they are alike; "" where there is none."""
+    if not figures:
+        return ""
     low, high = (f"{each(figures):.1f}" for each in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
-def large(name: str) -> Iterator[list[Row]]:
-    """The rows of large layers in a result: a list for each GPU and each small number of tokens."""
-    for gpu in GPUS:
-        path = _results.FOLDER / gpu / f"{name}.csv"
-        if not path.exists():
-            continue
-        rows = _results.read(path)["rows"]
-        for count in FEW_TOKENS:
-            yield [row for row in rows if row["tokens"] == count and weights_of(row) > LARGE]
+def large(gpu: str, name: str) -> Iterator[list[Row]]:
+    """The rows of large layers in a result: a list for each small number of tokens."""
+    path = _results.FOLDER / gpu / f"{name}.csv"
+    if not path.exists():
+        return
+    rows = _results.read(path)["rows"]
+    for count in FEW_TOKENS:
+        yield [row for row in rows if row["tokens"] == count and weights_of(row) > LARGE]
 
 
-def zeros_anywhere(percent: int) -> str:
-    """Speedups over cuBLAS of the fastest format: geometric means over large layers."""
-    return span(
-        [
-            statistics.geometric_mean(
-                row["ratio"] for row in fastest(rows) if row["sparsity"] == percent
-            )
-            for rows in large("spmm")
-        ]
-    )
+def zeros_anywhere(percent: int) -> list[str]:
+    """Speedups over cuBLAS of the fastest format on each GPU: geometric means over large layers."""
+    return [
+        span(
+            [
+                statistics.geometric_mean(
+                    row["ratio"] for row in fastest(rows) if row["sparsity"] == percent
+                )
+                for rows in large(gpu, "spmm")
+            ]
+        )
+        for gpu in GPUS
+    ]
 
 
-def pattern(*names: str, result: str = "nm", figure: str = "us") -> str:
-    """Speedups of N:M patterns over cuBLAS: geometric means over large layers."""
-    return span(
-        [
-            statistics.geometric_mean(
-                row["dense_us"] / row[figure] for row in rows if row["pattern"] == name
-            )
-            for rows in large(result)
-            for name in names
-        ]
-    )
+def pattern(*names: str, result: str = "nm", figure: str = "us") -> list[str]:
+    """Speedups of N:M patterns over cuBLAS on each GPU: geometric means over large layers."""
+    return [
+        span(
+            [
+                statistics.geometric_mean(
+                    row["dense_us"] / row[figure] for row in rows if row["pattern"] == name
+                )
+                for rows in large(gpu, result)
+                for name in names
+            ]
+        )
+        for gpu in GPUS
+    ]
 
 
 def on_cpu(kernel: str, percent: int = 0) -> str:
@@ -72,41 +79,41 @@ def choices() -> list[list[str]]:
     return [
         [
             "none",
-            f"dense fp8: {pattern('2:4', figure='fp8_us')}",
+            *(f"fp8: {each}" for each in pattern("2:4", figure="fp8_us")),
             f"dynamic int8: {on_cpu('dense int8')}",
             "**not FlashSparse**: fp8 or int4 in vLLM",
         ],
         [
             "unstructured, 50%",
-            zeros_anywhere(50),
+            *zeros_anywhere(50),
             on_cpu("sparse", 50),
             "GPU: fp8. CPU: FlashSparse, exact",
         ],
         [
             "unstructured, 70%",
-            zeros_anywhere(70),
+            *zeros_anywhere(70),
             on_cpu("sparse", 70),
-            "GPU: fp8, or exact with FlashSparse. CPU: FlashSparse",
+            "FlashSparse on an H100 and on a CPU; on an H200 fp8, or FlashSparse for exactness",
         ],
         [
             "unstructured, 80%",
-            zeros_anywhere(80),
+            *zeros_anywhere(80),
             on_cpu("sparse", 80),
-            "FlashSparse: about as fast as fp8, and exact",
+            "FlashSparse: as fast as fp8 or faster, and exact",
         ],
-        ["unstructured, 90%", zeros_anywhere(90), on_cpu("sparse", 90), "FlashSparse"],
-        ["2:4", pattern("2:4"), "", "fp8 is a little faster; fewer bits are the next row"],
+        ["unstructured, 90%", *zeros_anywhere(90), on_cpu("sparse", 90), "FlashSparse"],
+        ["2:4", *pattern("2:4"), "", "fp8 is a little faster; fewer bits are the next row"],
         [
             "2:4, 8-bit values",
-            pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
+            *pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
             "",
             "FlashSparse; fp8 where layers are 4096x4096 or smaller",
         ],
-        ["2:4, int4 values", pattern("2:4, int4 by 128", **codes), "", "FlashSparse"],
-        ["8:32 for 32 rows (75%)", pattern("8:32, L=32"), "", "FlashSparse"],
+        ["2:4, int4 values", *pattern("2:4, int4 by 128", **codes), "", "FlashSparse"],
+        ["8:32 for 32 rows (75%)", *pattern("8:32, L=32"), "", "FlashSparse"],
         [
             "the same, 8-bit values",
-            pattern("8:32, L=32, fp8_e4m3", "8:32, L=32, int8", **codes),
+            *pattern("8:32, L=32, fp8_e4m3", "8:32, L=32, int8", **codes),
             "",
             "FlashSparse",
         ],

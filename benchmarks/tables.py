@@ -70,13 +70,13 @@ def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
 
 def choice(result: Result) -> str:
     """What each kind of zeros gains, and what to do about it."""
-    header = ["your zeros", "GPU, 1 to 16 tokens", "CPU, 1 token", "what to do"]
-    lines = [header, ["---", "---:", "---:", "---"], *choices.choices()]
+    header = ["your zeros", "H200, 1 to 16 tokens", "H100", "CPU, 1 token", "what to do"]
+    lines = [header, ["---", "---:", "---:", "---:", "---"], *choices.choices()]
     about = result["about"]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + (
-        f"\nTime of dense 16-bit weights / time, of linear layers. GPU: {about['gpu']} and H100, "
-        f"layers of more than 100 million weights (8- and 4-bit values: H200 only), "
-        f"{about['date'][:10]}. CPU: AMD EPYC with AVX-512, two threads, 4096x4096.\n"
+        f"\nTime of dense 16-bit weights / time, of linear layers. GPUs: {about['gpu']} and H100, "
+        f"layers of more than 100 million weights, {about['date'][:10]} and later. CPU: AMD EPYC "
+        "with AVX-512, two threads, 4096x4096.\n"
     )
 
 
