@@ -86,8 +86,10 @@ def first_tokens(result: Result) -> str:
 def traffic(result: Result) -> str:
     """Streaming clients of a real server: traffic and clients down; dense / it in brackets."""
     about, rows = result["about"], result["rows"]
+    several = any(run["gpus"] > 1 for run in about["runs"].values())
     names = {
-        name: COMPARED.get(name, name) + (f", {run['gpus']} GPUs" if run["gpus"] > 1 else "")
+        name: COMPARED.get(name, name.removesuffix("-on-1"))
+        + (f" on {run['gpus']}" if several else "")
         for name, run in about["runs"].items()
     }
     one, *others = names
@@ -115,4 +117,15 @@ def traffic(result: Result) -> str:
     text = f"\n{machine}, vllm {about['vllm']}, torch {about['torch']}, {about['date'][:10]}.\n"
     lengths = {row["traffic"]: (row["tokens_in"], row["tokens_out"]) for row in rows}
     shown = ", ".join(f"{name} {into} in and {out} out" for name, (into, out) in lengths.items())
-    return markdown(header, cells) + f"\nTokens: {shown}.{text}"
+    sizes = [
+        f"{names[name]} {run['gpu_bytes'] / 1e9:.1f} GB"
+        + (
+            f", {run['exchange_share']:.0%} of decoding exchanges sums"
+            if "exchange_share" in run
+            else ""
+        )
+        for name, run in about["runs"].items()
+        if several and "gpu_bytes" in run
+    ]
+    weights = f" Weights of each GPU: {'; '.join(sizes)}." if sizes else ""
+    return markdown(header, cells) + f"\nTokens: {shown}.{weights}{text}"
