@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +53,8 @@ def rounded(packed: PackedWeight, x: Tensor, few_tokens: int) -> Tensor:
 
 def ways(packed: PackedWeight, tokens: int) -> Iterator[Way]:
     """All ways for a number of tokens on this GPU; launches come last."""
-    hopper = torch.cuda.get_device_capability() == (9, 0)
-    options = packed.scheme.options
+    capability, options = torch.cuda.get_device_capability(), packed.scheme.options
+    hopper, fp8_mma = capability == (9, 0), capability == (8, 9) or capability[0] == 12
     names = (FEW, MANY, LIBRARY) if hopper else (FEW, LIBRARY)
     for name in names:
         plan = Plan.only(name)
@@ -61,9 +62,9 @@ def ways(packed: PackedWeight, tokens: int) -> Iterator[Way]:
     if options.group is not None:
         return
     if hopper:
-        yield Way("x codes, many", partial(rounded, few_tokens=0))
-    if options.values == "int8" or not hopper:
-        yield Way("x codes, few", partial(rounded, few_tokens=64))
+        yield Way("many rounded", partial(rounded, few_tokens=0))
+    if options.values == "int8" or fp8_mma:
+        yield Way("few rounded", partial(rounded, few_tokens=64))
         properties = torch.cuda.get_device_properties("cuda")
         if properties.shared_memory_per_block_optin < launches.SHARED_BYTES:
             return
@@ -71,36 +72,35 @@ def ways(packed: PackedWeight, tokens: int) -> Iterator[Way]:
             packed.shape, tokens, properties.multi_processor_count, LAUNCHES,
             layout_of(options), 1,
         ):  # fmt: skip
-            yield Way(f"x codes, few: {launch}", launch.linear_rounded)
+            yield Way(f"few rounded: {launch}", launch.linear_rounded)
 
 
 def write(path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Measures all of it, prints a line a way, and writes the rows."""
-    device, rows = torch.device("cuda"), []
-    form = Sparse24()
-    for shape in LAYERS:
-        for values in ("fp8_e4m3", "int8"):
-            for group in GROUPS:
-                options = PatternOptions(n=2, m=4, values=values, group=group)
-                weight = options.keep_largest(random_weight(shape, 1.0, dtype, device))
-                packed = form.pack(weight, form.scheme(dtype, options.model_dump()))
-                copies = [packed]
-                while sum(each.nbytes for each in copies) < cold_bytes_of(device):
-                    tensors = {name: t.clone() for name, t in packed.tensors.items()}
-                    copies.append(PackedWeight(packed.scheme, packed.shape, tensors))
-                for tokens in TOKENS:
-                    x = torch.randn(tokens, shape[1], device=device).to(dtype)
-                    for way in ways(packed, tokens):
-                        us = microseconds(way, copies, x)
-                        rows.append(
-                            {"layer": f"{shape[0]}x{shape[1]}", "values": options.title}
-                            | {"tokens": tokens, "way": way.name, "us": round(us, 2)}
-                        )
-                        print(*rows[-1].values(), sep="  ", flush=True)
-                        with path.open("w", newline="") as file:
-                            table = csv.DictWriter(file, list(rows[0]))
-                            table.writeheader()
-                            table.writerows(rows)
+    """Measures all of it, writes a row a way, and prints a line for each number of tokens."""
+    device, form, rows = torch.device("cuda"), Sparse24(), []
+    for shape, values, group in product(LAYERS, ("fp8_e4m3", "int8"), GROUPS):
+        options = PatternOptions(n=2, m=4, values=values, group=group)
+        weight = options.keep_largest(random_weight(shape, 1.0, dtype, device))
+        copies = [form.pack(weight, form.scheme(dtype, options.model_dump()))]
+        while sum(each.nbytes for each in copies) < cold_bytes_of(device):
+            tensors = {name: t.clone() for name, t in copies[0].tensors.items()}
+            copies.append(PackedWeight(copies[0].scheme, copies[0].shape, tensors))
+        for tokens in TOKENS:
+            x = torch.randn(tokens, shape[1], device=device).to(dtype)
+            found = {way.name: microseconds(way, copies, x) for way in ways(copies[0], tokens)}
+            layer = {"layer": f"{shape[0]}x{shape[1]}", "values": options.title, "tokens": tokens}
+            rows += [layer | {"way": name, "us": round(us, 2)} for name, us in found.items()]
+            launched = {name: us for name, us in found.items() if ": " in name}
+            shown = {name: us for name, us in found.items() if name not in launched}
+            if launched:
+                fastest = min(launched, key=launched.__getitem__)
+                shown[fastest] = launched[fastest]
+            told = "; ".join(f"{name} {us:.1f}" for name, us in shown.items())
+            print(f"{' '.join(map(str, layer.values()))} tokens: {told} us", flush=True)
+            with path.open("w", newline="") as file:
+                table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+                table.writeheader()
+                table.writerows(rows)
     print(f"{torch.cuda.get_device_name()}, {dtype}, torch {torch.__version__}; written to {path}")
 
 
