@@ -21,6 +21,7 @@ endif()
 set(ptx_of_86 80)
 set(ptx_of_120 100)
 set(arch_flags "")
+set(fp8_flags "") # of GPUs whose mma multiplies fp8: other PTX than that of their neighbours
 set(ptx_archs "")
 foreach(arch IN LISTS FLASHSPARSE_CUDA_ARCHS)
   if(arch MATCHES "^([0-9]+[af]?)(-real|-virtual)?$")
@@ -31,6 +32,9 @@ foreach(arch IN LISTS FLASHSPARSE_CUDA_ARCHS)
       set(ptx ${ptx_of_${number}})
     endif()
     list(APPEND ptx_archs ${ptx})
+    if(number MATCHES "^(89|120)$")
+      list(APPEND fp8_flags "--generate-code=arch=compute_${number},code=[sm_${number}]")
+    endif()
     if(NOT kind STREQUAL "-virtual")
       list(APPEND code_of_${ptx} sm_${number})
     endif()
@@ -106,13 +110,14 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
 # A format is found by its folders: kernels/cuda/<format>/ and bindings/<format>_cuda.cpp. Kernels
-# that only Hopper can run are in a folder sm_90a, and are compiled for nothing else, unless a build
-# leaves sm_90a out: then they are there, and empty.
+# that only Hopper can run are in a folder sm_90a, those of mma of fp8 in sm_89, and are compiled for
+# nothing else, unless a build leaves those architectures out: then they are there, and empty.
 file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp kernels/cuda/*.cpp
      kernels/cuda/*/*.cpp)
 file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/cuda/*.cu kernels/cuda/*/*.cu)
 file(GLOB hopper_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_90a/*.cu)
-add_library(_C_cuda MODULE ${cuda_sources} ${kernel_sources} ${hopper_sources})
+file(GLOB fp8_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_89/*.cu)
+add_library(_C_cuda MODULE ${cuda_sources} ${kernel_sources} ${hopper_sources} ${fp8_sources})
 target_include_directories(_C_cuda PRIVATE kernels)
 target_include_directories(_C_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_compile_definitions(_C_cuda PRIVATE USE_CUDA) # the stable ABI's CUDA part
@@ -124,8 +129,12 @@ list(FILTER hopper_flags INCLUDE REGEX "sm_90a")
 if(NOT hopper_flags)
   set(hopper_flags ${arch_flags})
 endif()
+if(NOT fp8_flags)
+  set(fp8_flags ${arch_flags})
+endif()
 set_source_files_properties(${kernel_sources} PROPERTIES COMPILE_OPTIONS "${arch_flags}")
 set_source_files_properties(${hopper_sources} PROPERTIES COMPILE_OPTIONS "${hopper_flags}")
+set_source_files_properties(${fp8_sources} PROPERTIES COMPILE_OPTIONS "${fp8_flags}")
 target_link_options(_C_cuda PRIVATE -Wl,--exclude-libs,ALL) # keeps our cudart to ourselves
 target_link_libraries(_C_cuda PRIVATE torch_stable)
 list(APPEND objects _C_cuda)

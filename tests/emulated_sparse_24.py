@@ -17,9 +17,10 @@ from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
+from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.value_types import spread_scales
+from flashsparse_plugin.formats.value_types import VALUE_TYPES, spread_scales
 from flashsparse_plugin.packed import PackedWeight
 
 HEADER = KERNELS / "cuda" / "sparse_24" / "linear_plan.h"
@@ -30,6 +31,7 @@ SHAPES = [  # tokens, units of rows of a warp, warps
 TWO_OF_FOUR = PatternOptions(n=2, m=4)
 VALUES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
 CODES = [(values, None) for values in VALUES[1:]] + [("int4", group) for group in (32, 64, 128)]
+CODES += [("fp8_e4m3", 128), ("int8", 32)]  # of 8 bits: those that drivers have
 
 
 class Plan(NamedTuple):
@@ -112,6 +114,25 @@ def require_all(binary: Path, cases: list[Case]) -> list[Tensor]:
     for case, y in zip(cases, found, strict=True):
         judge(case, y)
     return found
+
+
+def require_rounded(binary: Path, cases: list[Case]) -> list[Tensor]:
+    """Runs all cases, and holds each against float64 of codes x scales on both sides."""
+    ran = run(binary, cases)
+    assert ran.returncode == 0, ran.stderr.decode()[-4000:]
+    found = split(ran.stdout, cases)
+    for case, y in zip(cases, found, strict=True):
+        values = VALUE_TYPES[case.options.values]
+        require_exact(replace(case, x=rounded_tokens(case.x, values), weight=case.exact), y)
+    return found
+
+
+def integer_product(case: Case) -> tuple[Tensor, Tensor]:
+    """The sums of int8 by int8, and y as it must be to the last bit, without bias."""
+    codes, scales = Sparse24().codes(case.packed)
+    x, x_scales = quantise_tokens(case.x, VALUE_TYPES["int8"])
+    sums = x.long() @ codes.long().T
+    return sums, (sums.float() * x_scales * scales.T).to(case.x.dtype)
 
 
 def judge(case: Case, y: Tensor) -> None:

@@ -120,6 +120,7 @@ SAMPLES = {
     "sparse_24_wgmma_planned": [],  # CUDA only
     "sparse_24_linear_rounded": [],  # in formats/test_sparse_24.py
     "sparse_24_linear_rounded_planned": [],  # CUDA only
+    "sparse_24_mma_rounded_planned": [],  # CUDA only
     "nm_gather_unpack": [
         (*GATHER, OUT, IN, *PATTERN, torch.bfloat16),
         (*GATHER_CODES, OUT, IN, *PATTERN, torch.bfloat16, GATHER_SCALE, "int8"),

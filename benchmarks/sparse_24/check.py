@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the wgmma kernel of sparse_24 takes each value of a weight to be, on a GPU.
+"""Where the kernels of sparse_24 take each value of a weight to be, on a GPU.
 
     python benchmarks/sparse_24/check.py
 
@@ -11,21 +11,31 @@ last bit. Prints a line for each launch; ends with status 1 if any is wrong.
 
     python benchmarks/sparse_24/check.py int8 --rounded
 
-is codes of int8 on both sides alone.
+is codes of int8 on both sides alone, and
+
+    python benchmarks/sparse_24/check.py --few --times codes.csv
+
+checks the kernel for few tokens alone, and then, if all is right, writes what products by codes of
+8 bits take, scales of rows beside those of groups, and x of 16 bits beside x of codes.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from itertools import product
+from collections.abc import Iterator
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
-from wgmma_launches import GROUP_ROWS, WgmmaLaunch, compiled_shapes, is_compiled, most_stages
+from sparse_24 import codes_times
+from sparse_24 import launches as few
+from sparse_24 import wgmma_launches as many
+from sparse_24.launches import Launch
+from sparse_24.wgmma_launches import GROUP_ROWS, WgmmaLaunch
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
@@ -34,6 +44,8 @@ from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.sparse_24.layout import layout_of
 from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
+GROUPS = (32, 64, 128)
+WARPS = ((1, 1), (2, 1), (1, 2), (2, 3))  # of a block, along rows and along columns
 CLUSTERS = ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (1, 8))  # down, depth
 
 
@@ -54,7 +66,11 @@ class Kind(NamedTuple):
         scheme = Sparse24().scheme(weight.dtype, self.options.model_dump())
         return Sparse24().pack(weight, scheme)
 
-    def linear(self, launch: WgmmaLaunch, *arguments) -> torch.Tensor:
+    @property
+    def x_bytes(self) -> int:
+        return 1 if self.rounded else 2
+
+    def linear(self, launch: Launch | WgmmaLaunch, *arguments) -> torch.Tensor:
         return (launch.linear_rounded if self.rounded else launch.linear)(*arguments)
 
 
@@ -62,14 +78,15 @@ KINDS = (
     Kind(),
     Kind("fp8_e4m3"),
     Kind("int8"),
-    *(Kind("int4", group) for group in (None, 32, 64, 128)),
+    Kind("int4"),
+    *(Kind(values, group) for values in ("fp8_e4m3", "int8", "int4") for group in GROUPS),
     Kind("fp8_e4m3", None, True),
     Kind("int8", None, True),
 )
 
 
 def misplaced(
-    kind: Kind, launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype
+    kind: Kind, launch: Launch | WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype
 ) -> str:
     """What is wrong of a weight that the identity is multiplied by, or nothing."""
     torch.manual_seed(rows)
@@ -91,7 +108,7 @@ def misplaced(
 
 
 def inexact(
-    kind: Kind, launch: WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype
+    kind: Kind, launch: Launch | WgmmaLaunch, rows: int, cols: int, tokens: int, dtype: torch.dtype
 ) -> str:
     """What is wrong of a random product, or nothing."""
     torch.manual_seed(tokens)
@@ -124,37 +141,71 @@ def integer_linear(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
     return (sums * x_scales * scales.T).to(x.dtype)
 
 
+def by_wgmma(kind: Kind, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
+    """Launches for many tokens, and what is wrong of each."""
+    for own, (down, depth) in product(many.compiled_shapes(), CLUSTERS):
+        rows = GROUP_ROWS * own.groups * down
+        stages, cols = many.most_stages(own, depth), 256 * depth
+        if stages < 2 or not many.is_compiled(own, layout_of(kind.options)):
+            continue
+        tiles = (2, 4) if depth > 1 else (3, 3)  # shared, or as many as there are
+        one = WgmmaLaunch(own.index, down, depth, 2, 1)
+        yield f"{one}, identity", misplaced(kind, one, rows, cols, own.tokens, dtype)
+        for count, tokens in zip(tiles, (own.tokens - 3, own.tokens + 7), strict=True):
+            launch = WgmmaLaunch(own.index, down, depth, stages, count)
+            found = inexact(kind, launch, 2 * rows - 35, 2047, tokens, dtype)
+            yield f"{launch}, {tokens} tokens", found
+
+
+def by_mma(kind: Kind, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
+    """Launches for few tokens, and what is wrong of each."""
+    most = torch.cuda.get_device_properties("cuda").shared_memory_per_block_optin
+    layout = layout_of(kind.options)
+    for own, (down, across) in product(few.compiled_shapes(), WARPS):
+        if not few.is_compiled(own, layout, kind.x_bytes):
+            continue
+        rows = 16 * own.row_units * down
+        one, shared = (Launch(own.index, down, across, 2, 2, blocks) for blocks in (1, 3))
+        if few.shared_bytes(own, one, layout, kind.x_bytes) > most or down * across > own.warps:
+            continue
+        yield f"{one}, identity", misplaced(kind, one, rows, 256 * across, own.tokens, dtype)
+        for launch, tokens in ((one, own.tokens - 3), (shared, own.tokens)):
+            found = inexact(kind, launch, 2 * rows - 5, 2047, tokens, dtype)
+            yield f"{launch}, {tokens} tokens", found
+
+
+def has_mma(kind: Kind) -> bool:
+    """Whether this GPU multiplies such values by mma."""
+    capability = torch.cuda.get_device_capability()
+    is_fp8 = kind.rounded and kind.values == "fp8_e4m3"
+    return not is_fp8 or capability == (8, 9) or capability[0] == 12
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("values", nargs="?", help="one type of values; all of them if left out")
     parser.add_argument("--rounded", action="store_true", help="codes on both sides alone")
+    parser.add_argument("--few", action="store_true", help="the kernel for few tokens alone")
+    parser.add_argument("--times", type=Path, help="a file for what codes take, if all is right")
     arguments = parser.parse_args()
     kinds = [
         kind
         for kind in KINDS
         if arguments.values in (None, kind.values) and kind.rounded >= arguments.rounded
     ]
-    failures = 0
-    for kind, own, (down, depth) in product(kinds, compiled_shapes(), CLUSTERS):
-        rows = GROUP_ROWS * own.groups * down
-        stages, cols = most_stages(own, depth), 256 * depth
-        if stages < 2 or not is_compiled(own, layout_of(kind.options)):
-            continue
-        tiles = (2, 4) if depth > 1 else (3, 3)  # shared, or as many as there are
-        one = WgmmaLaunch(own.index, down, depth, 2, 1)
-        two, four = (WgmmaLaunch(own.index, down, depth, stages, count) for count in tiles)
-        for dtype in (torch.float16, torch.bfloat16):
-            found = {f"{one}, identity": misplaced(kind, one, rows, cols, own.tokens, dtype)}
-            for launch, tokens in ((two, own.tokens - 3), (four, own.tokens + 7)):
-                found[f"{launch}, {tokens} tokens"] = inexact(
-                    kind, launch, 2 * rows - 35, 2047, tokens, dtype
-                )
-            for launch, told in found.items():
-                state = "WRONG" if told else "right"
-                print(f"{state}  {tuple(kind)}  {dtype}  {launch}  {told}", flush=True)
-                failures += bool(told)
-    print(f"{failures} launches are wrong")
-    return int(failures > 0)
+    checked, failures = 0, 0
+    for kind, dtype in product(kinds, (torch.float16, torch.bfloat16)):
+        found = by_mma(kind, dtype) if has_mma(kind) else iter(())
+        if not arguments.few and torch.cuda.get_device_capability() == (9, 0):
+            found = chain(found, by_wgmma(kind, dtype))
+        for launch, told in found:
+            state = "WRONG" if told else "right"
+            print(f"{state}  {tuple(kind)}  {dtype}  {launch}  {told}", flush=True)
+            checked, failures = checked + 1, failures + bool(told)
+    print(f"{failures} of {checked} launches are wrong")
+    if arguments.times and not failures:
+        codes_times.write(arguments.times)
+    return int(failures > 0 or checked == 0)
 
 
 if __name__ == "__main__":

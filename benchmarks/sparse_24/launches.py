@@ -56,6 +56,14 @@ class Launch(NamedTuple):
             *value_arguments(packed.scheme, packed.tensors),
         )  # fmt: skip
 
+    def linear_rounded(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The same by activations rounded to codes of the weight's type."""
+        units, scales = packed.tensors["units"], packed.tensors["weight_scale"]
+        values = packed.scheme.values["values"]
+        return ops.sparse_24_mma_rounded_planned(
+            x, units, scales, packed.shape[0], packed.dtype, values, bias, list(self)
+        )
+
     def __str__(self) -> str:
         own = compiled_shapes()[self.shape]
         return (
@@ -71,16 +79,17 @@ def compiled_shapes() -> list[Shape]:
     return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
-def is_compiled(shape: Shape, layout: UnitLayout) -> bool:
-    """What kernels/cuda/sparse_24/linear_plan.h says of codes."""
-    return layout == NATIVE or shape.row_units * 8 >= shape.tokens
+def is_compiled(shape: Shape, layout: UnitLayout, x_bytes: int = 2) -> bool:
+    """What kernels/cuda/sparse_24/linear_plan.h says of codes, and of x that is codes (1 byte)."""
+    wide = x_bytes == 1 and (shape.tokens, shape.row_units) == (64, 2)
+    return layout == NATIVE or shape.row_units * 8 >= shape.tokens or wide
 
 
-def shared_bytes(shape: Shape, plan: Launch, layout: UnitLayout) -> int:
-    """What kernels/cuda/sparse_24/linear_shared.h lays out."""
+def shared_bytes(shape: Shape, plan: Launch, layout: UnitLayout, x_bytes: int = 2) -> int:
+    """What kernels/cuda/mma_units/linear_shared.h lays out."""
     warps = plan.row_warps * plan.column_warps
     barriers = 8 * (2 * plan.x_stages + 1 + warps * plan.weight_stages)
-    x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * 2
+    x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * x_bytes
     place = -(-layout.words * 4 // 128) * 128
     weights = warps * plan.weight_stages * shape.row_units * place
     sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
@@ -88,12 +97,12 @@ def shared_bytes(shape: Shape, plan: Launch, layout: UnitLayout) -> int:
 
 
 def _candidates(
-    shape: tuple[int, int], tokens: int, multiprocessors: int, layout: UnitLayout
+    shape: tuple[int, int], tokens: int, multiprocessors: int, layout: UnitLayout, x_bytes: int
 ) -> Iterator[tuple[float, Shape, Launch]]:
     """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
     down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
     unit_bytes = layout.words * 4
-    compiled = [each for each in compiled_shapes() if is_compiled(each, layout)]
+    compiled = [each for each in compiled_shapes() if is_compiled(each, layout, x_bytes)]
     fitting = [each for each in compiled if each.tokens >= tokens]
     narrowest = min((each.tokens for each in fitting), default=0)
     for own in fitting:
@@ -110,7 +119,7 @@ def _candidates(
                 continue
             for stages in range(8, 1, -1):
                 room = Launch(own.index, row_warps, column_warps, stages, x_stages, 1)
-                if shared_bytes(own, room, layout) <= SHARED_BYTES:
+                if shared_bytes(own, room, layout, x_bytes) <= SHARED_BYTES:
                     break
             else:
                 continue
@@ -127,8 +136,8 @@ def _candidates(
                     continue
                 own_steps = -(-sets * steps // blocks)
                 weight = own_steps * warps * own.row_units * unit_bytes
-                x = own_steps * column_warps * UNIT_COLS * 2 * tokens
-                turns = unit_bytes / 64 + 4 * own.tokens / own.row_units
+                x = own_steps * column_warps * UNIT_COLS * x_bytes * tokens
+                turns = unit_bytes / 64 + 2 * x_bytes * own.tokens / own.row_units
                 turns *= own_steps * warps * own.row_units
                 busy = max(weight / MEMORY, (weight + x) / L2, turns / CLOCK)
                 busy += 0.2 * x / L2 + 4 * max(0, 1 - ring / (96 << 10)) + 0.1 * max(0, 8 - warps)
@@ -142,6 +151,7 @@ def plans(
     multiprocessors: int,
     most: int = 36,
     layout: UnitLayout = NATIVE,
+    x_bytes: int = 2,
 ) -> list[Launch]:
     """The launches that should be best: some of every shape, with whole and with shared sets.
 
@@ -151,11 +161,13 @@ def plans(
         multiprocessors: Of the GPU.
         most: How many launches.
         layout: How units store their values.
+        x_bytes: Of an element of x: 1 where it is codes.
 
     Returns:
         The most promising first.
     """
-    found = sorted(_candidates(shape, tokens, multiprocessors, layout), key=lambda each: each[0])
+    every = _candidates(shape, tokens, multiprocessors, layout, x_bytes)
+    found = sorted(every, key=lambda each: each[0])
     taken: list[Launch] = []
     seen: Counter[tuple[int, bool, bool]] = Counter()
     for _, own, plan in found:

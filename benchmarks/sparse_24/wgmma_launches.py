@@ -73,8 +73,9 @@ def compiled_shapes() -> list[WgmmaShape]:
 
 def is_compiled(shape: WgmmaShape, layout: UnitLayout) -> bool:
     """What kernels/cuda/sparse_24/wgmma_plan.h says of codes."""
+    has_few_shapes = layout.values == "int4" or layout.group is not None
     groups = 3 if shape.tokens == 64 else 2
-    return layout.values != "int4" or (shape.tokens != 192 and shape.groups == groups)
+    return not has_few_shapes or (shape.tokens != 192 and shape.groups == groups)
 
 
 def most_stages(own: WgmmaShape, depth: int = 1) -> int:

@@ -22,7 +22,8 @@ inline Gpu gpu_of(const Tensor& tensor) {
       cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128};
+  const bool fp8_mma = major == 12 || (major == 8 && minor == 9);
+  return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128, fp8_mma};
 }
 
 // x [..., columns], contiguous, as kernels read it, 16 bytes at a time: rows are a multiple of

@@ -24,9 +24,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "-> Tensor");
   m.def(
       "sparse_24_linear_rounded(Tensor x, Tensor units, Tensor weight_scale, int out_features, "
-      "ScalarType weight_dtype, str values, Tensor? bias=None) -> Tensor");
+      "ScalarType weight_dtype, str values, Tensor? bias=None, int? few_tokens=None) -> Tensor");
   m.def(
       "sparse_24_linear_rounded_planned(Tensor x, Tensor units, Tensor weight_scale, "
+      "int out_features, ScalarType weight_dtype, str values, Tensor? bias, int[] plan) -> Tensor");
+  m.def(
+      "sparse_24_mma_rounded_planned(Tensor x, Tensor units, Tensor weight_scale, "
       "int out_features, ScalarType weight_dtype, str values, Tensor? bias, int[] plan) -> Tensor");
 }
 

@@ -44,6 +44,47 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gp
   STD_CUDA_CHECK(cuda::sparse_24_wgmma(arguments, x, plan, bfloat16, stream));
 }
 
+void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
+                const std::optional<sparse_24::LinearPlan>& given, const FewX& x, Tensor& y) {
+  const int64_t rows = inputs.out_features, cols = inputs.in_features;
+  const cudaStream_t stream = current_stream(inputs.x);
+  const int64_t most =
+      given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout, x.bytes);
+  for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
+    const int64_t tokens = std::min(most, inputs.tokens - begin);
+    const sparse_24::LinearPlan plan =
+        given ? *given : sparse_24::plan_linear(rows, cols, tokens, gpu, packed.layout, x.bytes);
+    const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
+    FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
+             "] weight: ", rule,
+             ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
+    Tensor partials = allocate_like(inputs.x, {plan.partial_floats(rows)}, ScalarType::Float);
+    mma_units::CodesArguments arguments;
+    arguments.units = words_of(packed.units);
+    arguments.scales = packed.scale_data();
+    arguments.x_scales = x.scales ? x.scales + begin : nullptr;
+    arguments.x = x.bits + begin * x.stride;
+    arguments.x_stride = static_cast<int>(x.stride);
+    arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
+    arguments.y = mutable_bits(y) + begin * rows;
+    arguments.partials = partials.mutable_data_ptr<float>();
+    arguments.arrivals = nullptr;
+    arguments.rows = static_cast<int>(rows);
+    arguments.cols = static_cast<int>(cols);
+    arguments.tokens = static_cast<int>(tokens);
+    if (plan.shares_sets(rows)) {
+      STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows), &arguments.arrivals));
+    }
+    const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
+    if (x.bytes == 1) {
+      // Codes of x are made by the launch before: the first weights are copied meanwhile.
+      STD_CUDA_CHECK(cuda::sparse_24_linear_codes(arguments, plan, bfloat16, gpu.hopper, stream));
+    } else {
+      STD_CUDA_CHECK(cuda::sparse_24_linear(arguments, plan, bfloat16, stream));
+    }
+  }
+}
+
 namespace {
 
 using sparse_24::LinearPlan;
@@ -72,39 +113,11 @@ Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType
   return unpack_rows(packed, 0, out, in, dtype);
 }
 
-// Fills y by mma.sp, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
+// Fills y by mma.sp, of 16-bit x.
 void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                  const std::optional<LinearPlan>& given, Tensor& y) {
-  const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
-  const cudaStream_t stream = current_stream(x);
-  const int64_t most = given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout);
-  for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
-    const int64_t tokens = std::min(most, inputs.tokens - begin);
-    const LinearPlan plan =
-        given ? *given : sparse_24::plan_linear(rows, cols, tokens, gpu, packed.layout);
-    const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
-    FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
-             "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
-    Tensor partials = allocate_like(x, {plan.partial_floats(rows)}, ScalarType::Float);
-    mma_units::Arguments arguments;
-    arguments.units = words_of(packed.units);
-    arguments.scales = packed.scale_data();
-    arguments.x = bits(x) + begin * row_length(x);
-    arguments.x_stride = static_cast<int>(row_length(x));
-    arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
-    arguments.y = mutable_bits(y) + begin * rows;
-    arguments.partials = partials.mutable_data_ptr<float>();
-    arguments.arrivals = nullptr;
-    arguments.rows = static_cast<int>(rows);
-    arguments.cols = static_cast<int>(cols);
-    arguments.tokens = static_cast<int>(tokens);
-    if (plan.shares_sets(rows)) {
-      STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows), &arguments.arrivals));
-    }
-    const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-    STD_CUDA_CHECK(cuda::sparse_24_linear(arguments, plan, bfloat16, stream));
-  }
+  launch_mma(inputs, packed, gpu, given, {bits(x), row_length(x), nullptr, 2}, y);
 }
 
 // Fills y by wgmma.sp in one launch: by `given`, or by a plan of its own.

@@ -28,6 +28,18 @@ struct Units {
   const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
 };
 
+// x as the kernel for few tokens reads it: 16-bit floats, or codes of 8 bits with scales of tokens.
+struct FewX {
+  const uint16_t* bits;
+  int64_t stride;  // from one token to the next, in 16 bits
+  const float* scales;
+  int bytes;  // of an element: 2, or 1 of codes
+};
+
+// Fills y by mma.sp, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
+void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
+                const std::optional<sparse_24::LinearPlan>& given, const FewX& x, Tensor& y);
+
 // Fills y by wgmma.sp in one launch, from x as `x` maps it; x_scales of tokens where it is codes.
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                   const sparse_24::WgmmaPlan& plan, const TiledMatrix& x, const float* x_scales,

@@ -10,6 +10,7 @@
 #include "common/device.cuh"
 
 #ifndef __CUDACC__
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -173,6 +174,17 @@ inline const std::vector<float> kFloats = [] {
   std::vector<float> floats(1 << 16);
   for (uint32_t bits = 0; bits < floats.size(); ++bits)
     floats[bits] = to_float(Dtype{}, static_cast<uint16_t>(bits));
+  return floats;
+}();
+
+// Every code of e4m3.
+inline const std::vector<float> kFp8Floats = [] {
+  std::vector<float> floats(256);
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15, units = (code & 7) + (exponent ? 8 : 0);
+    const float magnitude = std::ldexp(static_cast<float>(units), std::max(exponent, 1) - 10);
+    floats[code] = (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -magnitude : magnitude;
+  }
   return floats;
 }();
 

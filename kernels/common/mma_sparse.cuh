@@ -12,6 +12,14 @@
 //             columns 0 to 15, the second for 16 to 31; bits 0 to 15 for row group, four bits for
 //             every four columns, and bits 16 to 31 for row group + 8. The other two lanes' words
 //             are not read.
+//
+// Codes of 8 bits, e4m3 or int8, are multiplied 64 columns at a time, of which the 32 that are kept
+// are stored. Fragments (PTX ISA, "Matrix Fragments for sparse mma.m16n8k64"), four codes a word:
+//   A   a[i]: row group + 8 * (i % 2), what is kept of the eight columns from 8 * (lane % 4) +
+//             32 * (i / 2) on, the lower column first
+//   B   b[i]: rows 4 * (lane % 4) + 16 * i to the third after it, column group
+//   metadata  all lanes give them: row group + 8 * (lane % 2), columns 32 * (lane % 4 / 2) to the
+//             31st after it, four bits for every four columns
 #pragma once
 #include "common/device.cuh"
 #include "common/mma.cuh"
@@ -47,7 +55,121 @@ __device__ __forceinline__ void mma_sparse_m16n8k32(float (&d)[4], const uint32_
   detail::mma_sparse_m16n8k32<half>(Dtype{}, d, a, b, metadata);
 }
 
+// Whether the GPU that is compiled for multiplies codes of e4m3 by mma. For capability 9.0 and 10.0
+// ptxas makes 16-bit floats of both sides, which takes more than to widen one of them.
+#if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+#define FS_MMA_FP8
+inline constexpr bool kHasMmaFp8 = true;
 #else
+inline constexpr bool kHasMmaFp8 = false;
+#endif
+
+// d += a * b, both of e4m3, with sums in fp32.
+__device__ __forceinline__ void mma_sparse_fp8(float (&d)[4], const uint32_t (&a)[4],
+                                               const uint32_t (&b)[4], uint32_t metadata) {
+#ifdef FS_MMA_FP8
+  asm volatile(
+      "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.f32.e4m3.e4m3.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+        "r"(metadata));
+#endif
+}
+#undef FS_MMA_FP8
+
+// d += a * b, both of int8, exactly, where sums have room in 32 bits.
+__device__ __forceinline__ void mma_sparse_int8(int32_t (&d)[4], const uint32_t (&a)[4],
+                                                const uint32_t (&b)[4], uint32_t metadata) {
+  asm volatile(
+      "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0;"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),
+        "r"(metadata));
+}
+
+#else
+
+inline constexpr bool kHasMmaFp8 = true;
+
+namespace detail {
+
+// A product of codes; add(sum, a, b) adds the product of two codes to a sum.
+template <class Sum, class Add>
+void mma_sparse_codes(Sum (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
+                      uint32_t metadata, const char* name, simt::Place place, const Add& add) {
+  struct Argument {
+    uint32_t a[4], b[4], metadata;
+    Sum d[4];
+  } argument{
+      {a[0], a[1], a[2], a[3]}, {b[0], b[1], b[2], b[3]}, metadata, {d[0], d[1], d[2], d[3]}};
+  simt::collective(
+      ~uint32_t{0}, name, simt::Lines::kSame, simt::Order::kNone, place, argument,
+      [&](auto lanes, uint32_t) SIMT_UNWATCHED {
+        uint8_t values[16][32], columns[8][64];
+        int places[16][32];  // the column of each value
+        for (int lane = 0; lane < 32; ++lane) {
+          const int group = lane / 4, t = lane % 4;
+          for (int i = 0; i < 4; ++i) {
+            const int row = group + 8 * (i % 2), first = 4 * t + 16 * (i / 2);
+            const uint32_t word = lanes[lane - t + 2 * (i / 2) + i % 2]->metadata >> 8 * t;
+            for (int e = 0; e < 4; ++e) {
+              values[row][first + e] = lanes[lane]->a[i] >> 8 * e & 0xff;
+              places[row][first + e] = 2 * first + e / 2 * 4 + static_cast<int>(word >> 2 * e & 3);
+              columns[group][4 * t + 16 * i + e] = lanes[lane]->b[i] >> 8 * e & 0xff;
+            }
+            for (int e = 0; e < 4; e += 2) {
+              if (places[row][first + e] >= places[row][first + e + 1])
+                simt::fail("the metadata of lane %d are not in rising order (%s:%d)", lane,
+                           place.file_name(), place.line);
+            }
+          }
+        }
+        for (int lane = 0; lane < 32; ++lane) {
+          for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+            auto sum = add.begin(lanes[lane]->d[i]);
+            for (int k = 0; k < 32; ++k)
+              sum = add(sum, values[row][k], columns[column][places[row][k]]);
+            lanes[lane]->d[i] = add.end(sum);
+          }
+        }
+      });
+  std::memcpy(d, argument.d, sizeof d);
+}
+
+// Exactly (to fp64), and rounds once.
+struct AddFp8 {
+  double begin(float sum) const { return sum; }
+  double operator()(double sum, uint8_t a, uint8_t b) const {
+    return sum + double{kFp8Floats[a]} * kFp8Floats[b];
+  }
+  float end(double sum) const { return std::isnan(sum) ? NAN : static_cast<float>(sum); }
+};
+
+struct AddInt8 {
+  simt::Place place;
+
+  int32_t begin(int32_t sum) const { return sum; }
+  int32_t operator()(int32_t sum, uint8_t a, uint8_t b) const {
+    if (__builtin_add_overflow(sum, int{static_cast<int8_t>(a)} * static_cast<int8_t>(b), &sum))
+      simt::fail("an int32 sum overflows (%s:%d)", place.file_name(), place.line);
+    return sum;
+  }
+  int32_t end(int32_t sum) const { return sum; }
+};
+
+}  // namespace detail
+
+inline void mma_sparse_fp8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
+                           uint32_t metadata, simt::Place place = simt::Place::here()) {
+  detail::mma_sparse_codes(d, a, b, metadata, "mma_sparse_fp8", place, detail::AddFp8{});
+}
+inline void mma_sparse_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
+                            uint32_t metadata, simt::Place place = simt::Place::here()) {
+  detail::mma_sparse_codes(d, a, b, metadata, "mma_sparse_int8", place, detail::AddInt8{place});
+}
 
 // Sums exactly (to fp64) and rounds once, where the hardware rounds more often and less well.
 template <class Dtype, int half>

@@ -12,6 +12,13 @@ namespace flashsparse {
 inline constexpr float kLargestFp8 = 448;  // of e4m3
 inline constexpr float kLargestInt8 = 127;
 
+// Whether the GPU that is compiled for rounds to e4m3.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+inline constexpr bool kHasNarrowFp8 = true;
+#else
+inline constexpr bool kHasNarrowFp8 = false;
+#endif
+
 #ifdef __CUDACC__
 
 // Rounds to e4m3, to nearest, ties to even: a to the lowest byte, d to the highest. What is too

@@ -205,17 +205,6 @@ inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all, unsigne
   return rows;
 }
 
-// Every code of e4m3.
-inline const std::vector<float> kFp8Floats = [] {
-  std::vector<float> floats(256);
-  for (int code = 0; code < 256; ++code) {
-    const int exponent = code >> 3 & 15, units = (code & 7) + (exponent ? 8 : 0);
-    const float magnitude = std::ldexp(static_cast<float>(units), std::max(exponent, 1) - 10);
-    floats[code] = (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -magnitude : magnitude;
-  }
-  return floats;
-}();
-
 // Of a row of B.
 inline uint8_t code_of(const uint16_t* row, int column) {
   return static_cast<uint8_t>(row[column / 2] >> column % 2 * 8);

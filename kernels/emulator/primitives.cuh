@@ -4,6 +4,8 @@
 // the same signature; thread t has the numbers from in[t * count] and writes those from
 // out[t * count] on, where nothing else is said.
 #pragma once
+#include <cstring>
+
 #include "common/device.cuh"
 #include "common/float32.cuh"
 #include "common/integer.cuh"
@@ -44,6 +46,26 @@ __global__ void mma_sparse(const uint32_t* in, uint32_t* out) {
   mma_sparse_m16n8k32<Dtype, half>(d, a, b, mine[8]);
   FS_UNROLL
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
+}
+
+// The same of codes, whose sums are float (e4m3) or int32_t (int8).
+__device__ __forceinline__ void multiply_codes(float (&d)[4], const uint32_t (&a)[4],
+                                               const uint32_t (&b)[4], uint32_t metadata) {
+  mma_sparse_fp8(d, a, b, metadata);
+}
+__device__ __forceinline__ void multiply_codes(int32_t (&d)[4], const uint32_t (&a)[4],
+                                               const uint32_t (&b)[4], uint32_t metadata) {
+  mma_sparse_int8(d, a, b, metadata);
+}
+template <class Sum>
+__global__ void mma_sparse_codes(const uint32_t* in, uint32_t* out) {
+  const uint32_t* const mine = in + threadIdx.x * 13;
+  const uint32_t a[4] = {mine[0], mine[1], mine[2], mine[3]};
+  const uint32_t b[4] = {mine[4], mine[5], mine[6], mine[7]};
+  Sum d[4];
+  std::memcpy(d, mine + 9, sizeof d);
+  multiply_codes(d, a, b, mine[8]);
+  std::memcpy(out + threadIdx.x * 4, d, sizeof d);
 }
 
 // in: 256 words of shared memory, then the 32 addresses; out: 4 registers.
@@ -278,6 +300,8 @@ constexpr Case kCases[] = {
     {"mma_sparse_float16_1", mma_sparse<Float16, 1>, 32, 32 * 4, 0},
     {"mma_sparse_bfloat16_0", mma_sparse<BFloat16, 0>, 32, 32 * 4, 0},
     {"mma_sparse_bfloat16_1", mma_sparse<BFloat16, 1>, 32, 32 * 4, 0},
+    {"mma_sparse_fp8", mma_sparse_codes<float>, 32, 32 * 4, 0},
+    {"mma_sparse_int8", mma_sparse_codes<int32_t>, 32, 32 * 4, 0},
     {"mbarriers", mbarriers, 64, kTurns * 32 * 4, 512 + 2 * kMbarrierBytes},
     {"runs", runs, 64, kTurns * 32 * 4, 512 + 2 * kMbarrierBytes},
     {"clusters", clusters, 32, 2 * 2 * 32 * 4, 1024 + 2 * kMbarrierBytes, 2},

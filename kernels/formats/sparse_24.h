@@ -10,11 +10,10 @@
 //   a unit:       | values: vectors | metadata: one vector | scales, where groups have them |
 //   a vector:     | lane 0 | lane 1 | ... | lane 31 |     16 bytes each
 //
-//   bytes of a unit         values   metadata   scales
-//   native, 16 bits           4096        512            4608
-//   fp8_e4m3, int8            2048        512            2560
-//   int4 by rows              1024        512            1536
-//   int4                      1024        512   32 * 256 / group: 1600, 1664, 1792 by 128, 64, 32
+//   bytes of a unit   values   metadata   by rows    by 128, 64, 32 columns
+//   native, 16 bits     4096        512      4608
+//   fp8_e4m3, int8      2048        512      2560    2624, 2688, 2816
+//   int4                1024        512      1536    1600, 1664, 1792
 //
 // A step is 32 columns, of which a lane has eight values. Of lane 4 g + t, value [i][e], i in 0..3,
 // is of row g + 8 (i % 2) and of the four columns from 32 step + 16 (i / 2) + 4 t on; e is 0 for
@@ -35,8 +34,8 @@
 // column, 0 to 3, of the lower value and then of the upper one, in rising order.
 //
 // Where a group of columns shares a scale, the scales lie in the unit: [group in the unit][row],
-// 16 bits each, of the weight's dtype. Scales of rows are a tensor of their own, which this layout
-// knows nothing of.
+// 16 bits each, of the weight's dtype: 32 bytes a group. Scales of rows are a tensor of their own,
+// which this layout knows nothing of.
 //
 // Four columns that keep fewer than two are filled with the smallest other columns, whose value is
 // +0; so is what lies beyond the last row or column, where scales are +0 too. Every zero is +0:
@@ -62,6 +61,9 @@ inline constexpr int kStepCols = 32;
 inline constexpr int kSteps = kUnitCols / kStepCols;
 inline constexpr int kLaneBytes = 16;
 inline constexpr int kVectorBytes = 32 * kLaneBytes;
+
+// Where codes of int8 are multiplied by such codes: half of so many times 127 * 128 is an int32.
+inline constexpr int64_t kMostInt8Cols = 1 << 18;
 
 // How a unit stores its values: their type, and the columns that share a scale in the unit, or 0.
 struct UnitLayout {

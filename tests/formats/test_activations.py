@@ -2,6 +2,7 @@
 """Activations that are rounded to codes by token: what they become, and products of them."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.model import Weight, seconds
-from flashsparse_plugin.formats import activations, get_format, pattern_form
+from flashsparse_plugin.formats import activations, get_format, pattern_form, sparse_24
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.value_types import VALUE_TYPES
 from flashsparse_plugin.gpu import GPUS
@@ -146,6 +147,20 @@ def test_the_kernel_for_both_sides_computes_the_same(values, tokens, monkeypatch
     with_kernels(monkeypatch)
     monkeypatch.setattr(Sparse24, "multiply", None)
     torch.testing.assert_close(packed.linear(x, bias), without)
+
+
+def test_which_gpus_multiply_codes_by_codes(monkeypatch):
+    """int8 all, fp8 those whose tensor cores do; a scale of a group no kernel takes."""
+    device, form = torch.device("cuda"), Sparse24()
+    by_group = {"n": 2, "m": 4, "values": "int8", "activations": "int8", "group": 64}
+    for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)):
+        found = SimpleNamespace(major=capability[0], minor=capability[1])
+        monkeypatch.setattr(sparse_24, "get_device_properties", lambda _, found=found: found)
+        assert form.multiplies_codes(scheme_of("int8"), device)
+        has_fp8 = capability in ((8, 9), (9, 0), (12, 0))
+        assert form.multiplies_codes(scheme_of("fp8_e4m3"), device) == has_fp8
+        assert not form.multiplies_codes(scheme_of("int8", activations="native"), device)
+        assert not form.multiplies_codes(form.scheme(torch.bfloat16, by_group), device)
 
 
 def test_its_cost_is_near_what_was_measured():

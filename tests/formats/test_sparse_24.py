@@ -28,6 +28,8 @@ CODES = [
     ("int4", 64),
     ("int4", 128),
     ("int4", None),
+    ("fp8_e4m3", 64),
+    ("int8", 32),
 ]
 NATIVE = ("native", None)
 
@@ -159,12 +161,6 @@ def test_positions_that_do_not_rise_are_refused_by_their_place(row, column):
             PackedWeight(scheme, packed.shape, {"units": damaged}).validate("mine")
 
 
-@pytest.mark.parametrize("codes", [("fp8_e4m3", 128), ("int8", 32)], ids=str)
-def test_codes_that_have_no_kernel_are_refused(codes):
-    with pytest.raises(FormatError, match=rf"{codes[0]}.*int4 by groups. Pack to nm_vector"):
-        FORM.pack(torch.zeros(4, 24, dtype=torch.bfloat16), scheme_of(codes=codes))
-
-
 def test_units_with_no_numbers_are_refused():
     fp8, int4 = scheme_of(codes=CODES[0]), scheme_of(codes=CODES[4])
     nan, inf = (FORM.arrange(stored_codes(s).tensors, s, (40, 300)) for s in (fp8, int4))
@@ -191,7 +187,7 @@ def test_linear_obeys_any_plan_and_is_the_product(x_dtype, codes):
         assert y.dtype == x_dtype and ((y.double() - exact).abs() <= tolerance).all()
 
 
-@pytest.mark.parametrize("codes", [NATIVE, CODES[1], CODES[2]], ids=str)
+@pytest.mark.parametrize("codes", [NATIVE, CODES[1], CODES[2], CODES[-1]], ids=str)
 def test_ops_keep_their_promises(codes):
     scheme = scheme_of(codes=codes)
     packed = FORM.pack(FORM.conform(sparse_weight(50, 70, 0.7), scheme), scheme)
@@ -216,7 +212,7 @@ def test_rounded_activations_on_a_cpu(values):
     x[1, 1] = 0
     trained = x.clone().requires_grad_()
     rest = units, scales, 50, torch.bfloat16, values
-    opcheck(ops.sparse_24_linear_rounded.default, (trained, *rest, bias))
+    opcheck(ops.sparse_24_linear_rounded.default, (trained, *rest, bias, 4))
     y = ops.sparse_24_linear_rounded(x, *rest, bias)
     exact = exact_linear(x, packed.unpack(), bias)
     # Codes have four bits, so they are off by a sixteenth at most: of sums of 35, mostly far less.
@@ -242,7 +238,7 @@ def test_ops_refuse_what_does_not_fit():
             r"weight_scale of int8 .* \[50, 1\]",
         ),
         ((x, codes, 50, dtype, None, None, None, scales[1:], "int8"), r"must be \[50, 1\]"),
-        ((x, codes, 50, dtype, None, None, None, scales, "int4", 7), "int4 with group 7"),
+        ((x, codes, 50, dtype, None, None, None, scales, "int8", 7), "int8 with group 7"),
         ((x, units, 50, dtype, None, None, None, scales), "native values have no weight_scale"),
     ):
         with pytest.raises(RuntimeError, match=told):
@@ -261,8 +257,12 @@ def test_the_planned_ops_have_a_shape_without_a_gpu():
     codes, scales = units[:, :, :640], torch.empty(50, 1, device="meta")
     for values in ("fp8_e4m3", "int8"):
         rest = codes, scales, 50, x.dtype, values, None, [0, 1, 1, 2, 1]
-        y = ops.sparse_24_linear_rounded_planned(x, *rest)
-        assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
+        few = *rest[:-1], [0, 1, 1, 2, 2, 1]
+        for y in (
+            ops.sparse_24_linear_rounded_planned(x, *rest),
+            ops.sparse_24_mma_rounded_planned(x, *few),
+        ):
+            assert (y.shape, y.dtype) == ((2, 3, 50), torch.bfloat16)
 
 
 def test_options_are_those_of_the_storage_form():

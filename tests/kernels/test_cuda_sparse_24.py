@@ -19,9 +19,11 @@ from emulated_sparse_24 import (
     VALUES,
     Case,
     Plan,
+    integer_product,
     judge,
     random_case,
     require_all,
+    require_rounded,
     run,
     split,
 )
@@ -42,6 +44,7 @@ from flashsparse_plugin.formats.sparse_24.layout import layout_of
 from flashsparse_plugin.packed import PackedWeight
 
 LINEAR, UNPACK = "sparse_24/linear_driver", "sparse_24/unpack_driver"
+CODES_X = "sparse_24/linear_codes_driver"
 GPUS = ((4, 227 << 10), (3, 99 << 10))  # multiprocessors, bytes of shared memory
 WARPS = ((1, 1), (2, 1), (1, 2), (2, 3))
 
@@ -60,7 +63,7 @@ def planned(number: int, shape: int, warps: tuple[int, int], blocks: int) -> Cas
 def code_shapes(values: str, group: int | None) -> list[int]:
     """The shapes that the driver has codes in."""
     every = [(8, 1), (8, 2), (16, 2), (32, 4)]
-    if (values, group) in (("int8", None), ("int4", None), ("int4", 64)):
+    if (values, group) in (("int8", None), ("int4", None), ("int4", 64), ("fp8_e4m3", 128)):
         every = [(8, 2)]
     elif group == 32:
         every = [(8, 2), (32, 4)]
@@ -112,6 +115,59 @@ def test_codes_take_infinity_and_nan_of_x_where_they_are_kept(driver, values, gr
     wide = torch.nn.functional.pad(case.exact, (0, -case.exact.shape[1] % 4))
     full = (wide.view(len(wide), -1, 4) != 0).sum(-1)[:, column // 4] == 2
     assert torch.isfinite(y[1:3, full & ~kept]).all() and torch.isfinite(y[0]).all()
+
+
+ROUNDED = ("fp8_e4m3", "int8")
+ROUNDED_SHAPES = [(8, 1), (8, 2), (16, 2), (32, 4), (64, 2)]
+
+
+def rounded_cases(values: str) -> list[Case]:
+    """Products by codes of x in every shape; of one token nothing is left, another is tiny."""
+    cases = []
+    for shape in [n for n, shape in enumerate(SHAPES) if shape[:2] in ROUNDED_SHAPES]:
+        number = len(cases)
+        cases.append(of_codes(values, None, number, shape, ((1, 2), (2, 1), (2, 3))[number % 3]))
+    cases[0].x[3], cases[0].x[4] = 0, cases[0].x[4] * 1e-20
+    return cases
+
+
+@pytest.mark.parametrize("values", ROUNDED)
+def test_codes_are_multiplied_by_codes(driver, values):
+    """In every shape, as it is planned on GPUs with little and much shared memory; always alike."""
+    cases = rounded_cases(values)
+    for number, gpu in enumerate(GPUS):
+        plain = random_case(33, 300, 40 - 23 * number, number, gpu=gpu)
+        cases.append(replace(plain, options=cases[0].options))
+    require_rounded(driver(CODES_X, "plain"), cases)
+    found = require_rounded(driver(CODES_X, "plain"), cases[0].with_seeds())
+    assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_sums_of_int8_are_exact(driver):
+    """To the last bit, by any plan: integers, rounded once, and then scaled.
+
+    The last of them has more bits than a float.
+    """
+    cases = rounded_cases("int8")
+    wide = random_case(40, 4100, 5, plan=Plan(1, 1, 2, 2, 2, 2), options=cases[0].options)
+    weight = torch.where(wide.weight == 0, 0, wide.weight.abs() + 99)
+    cases.append(replace(wide, x=wide.x.abs() + 99, weight=weight))
+    cases = [replace(case, bias=None) for case in cases]
+    ran = run(driver(CODES_X, "plain"), cases)
+    for case, y in zip(cases, split(ran.stdout, cases), strict=True):
+        sums, exact = integer_product(case)
+        assert torch.equal(y, exact)
+    assert (sums.float().long() != sums).any()
+
+
+@pytest.mark.parametrize("values", ROUNDED)
+def test_rounded_activations_spoil_no_other_token(driver, values):
+    case = of_codes(values, None, 1, 1, (1, 2))
+    x, column = case.x.clone(), int((case.exact[0] != 0).nonzero()[-1])
+    x[1, column], x[2, column] = torch.inf, torch.nan
+    (y,) = split(run(driver(CODES_X, "plain"), [replace(case, x=x)]).stdout, [case])
+    others = torch.tensor([token not in (1, 2) for token in range(len(x))])
+    assert torch.isnan(y[1:3]).all() and torch.isfinite(y[others]).all()
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=str)
@@ -184,7 +240,7 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
 
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    parts = [f"cuda/sparse_24/{part}.cuh" for part in ("linear", "weight_ring")]
+    parts = [f"cuda/sparse_24/{part}.cuh" for part in ("linear_block", "weight_ring")]
     parts += [f"cuda/mma_units/{part}.cuh" for part in ("sums", "x_ring")]
     pattern = r"(?:__syncthreads|__syncwarp|sync_threads_of|mbarrier_wait)\([^;]*\);"
     headers, places = with_switched_barriers(parts, pattern)
@@ -198,6 +254,9 @@ def test_sanitizers_find_nothing(driver, sanitizer):
     cases += [of_codes(*each, 2, code_shapes(*each)[-1], (1, 2)) for each in CODES]
     binary = switched_driver()[0] if sanitizer == "thread" else driver(LINEAR, sanitizer)
     require_all(binary, [replace(case, seed=7) for case in cases])
+    for values in ROUNDED:
+        cases = [replace(case, seed=7) for case in rounded_cases(values)[::2]]
+        require_rounded(driver(CODES_X, sanitizer), cases)
 
 
 @pytest.mark.slow
@@ -234,8 +293,15 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     ):
         ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
-    int8 = replace(case, options=PatternOptions(n=2, m=4, values="int8"), plan=Plan(2))
-    ran = run(driver(LINEAR, "plain"), [int8])
+    int8 = PatternOptions(n=2, m=4, values="int8")
+    wide = replace(case, options=int8, plan=Plan(0)).encode()[: 16 * 8]
+    wide = wide[:8] + (2**18 + 1).to_bytes(8, "little") + wide[16:]
+    ran = subprocess.run([str(driver(CODES_X, "plain"))], input=wide, capture_output=True)
+    assert ran.returncode == 1 and "262144 columns of int8" in ran.stderr.decode()
+    int4 = replace(case, options=PatternOptions(n=2, m=4, values="int4"), plan=Plan(0))
+    ran = run(driver(CODES_X, "plain"), [int4])
+    assert ran.returncode == 1 and "codes of 8 bits where the values are" in ran.stderr.decode()
+    ran = run(driver(LINEAR, "plain"), [replace(case, options=int8, plan=Plan(2))])
     assert ran.returncode == 1 and "no such shape" in ran.stderr.decode()
     ran = run(driver(LINEAR, "plain"), [replace(random_case(40, 300, 9, 2), plan=Plan(0))])
     assert ran.returncode == 1 and "other numbers of tokens" in ran.stderr.decode()
@@ -270,7 +336,7 @@ def test_unpacking_gives_every_bit_back(driver, sanitizer):
     for seed, (values, group) in enumerate(CODES):
         for dtype in Sparse24().dtypes:
             options = {"n": 2, "m": 4, "values": values, "group": group}
-            weight = TWO_OF_FOUR.keep_largest(torch.randn(UNPACKED[seed]).to(dtype))
+            weight = TWO_OF_FOUR.keep_largest(torch.randn(UNPACKED[seed % 6]).to(dtype))
             packed = Sparse24().pack(weight, Sparse24().scheme(dtype, options))
             weights.append(Sparse24().reference.unpack(packed).view(torch.int16))
             cases.append((packed, SEEDS[seed % 3]))

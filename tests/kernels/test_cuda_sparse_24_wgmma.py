@@ -12,8 +12,17 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from emulated_linear import require_exact
-from emulated_sparse_24 import CODES, Case, judge, random_case, require_all, run, split
+from emulated_sparse_24 import (
+    CODES,
+    Case,
+    integer_product,
+    judge,
+    random_case,
+    require_all,
+    require_rounded,
+    run,
+    split,
+)
 from emulation import (
     EMULATOR_EXIT_CODE,
     KERNELS,
@@ -24,12 +33,8 @@ from emulation import (
     is_caught,
     with_switched_barriers,
 )
-from torch import Tensor
 
-from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
 DRIVER, CODES_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_codes_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
@@ -93,10 +98,10 @@ def of_codes(values: str, group: int | None, number: int, plan: Plan) -> Case:
 
 def code_plans(values: str, group: int | None) -> list[Plan]:
     """Launches of shapes that load one unit at once and several; ranges that begin anywhere."""
-    int4 = values == "int4"
-    several = SHAPES.index((64, 3) if int4 else (64, 2))
-    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1 if int4 else 2)]
-    return plans if int4 else [*plans, Plan(SHAPES.index((64, 4)), 1, 1, 2, 1)]
+    few = values == "int4" or group is not None
+    several = SHAPES.index((64, 3) if few else (64, 2))
+    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1 if few else 2)]
+    return plans if few else [*plans, Plan(SHAPES.index((64, 4)), 1, 1, 2, 1)]
 
 
 @pytest.mark.parametrize(("values", "group"), CODES)
@@ -132,17 +137,6 @@ def rounded_cases(values: str) -> list[Case]:
     return cases
 
 
-def require_rounded(binary: Path, cases: list[Case]) -> list[Tensor]:
-    """Runs all cases, and holds each against float64 of codes x scales on both sides."""
-    ran = run(binary, cases)
-    assert ran.returncode == 0, ran.stderr.decode()[-4000:]
-    found = split(ran.stdout, cases)
-    for case, y in zip(cases, found, strict=True):
-        values = VALUE_TYPES[case.options.values]
-        require_exact(replace(case, x=rounded_tokens(case.x, values), weight=case.exact), y)
-    return found
-
-
 @pytest.mark.parametrize("values", ROUNDED)
 def test_activations_are_quantised_and_multiplied(driver, values):
     cases = rounded_cases(values)
@@ -164,10 +158,8 @@ def test_sums_of_int8_are_exact(driver):
     cases = [replace(case, bias=None) for case in cases]
     ran = run(driver(CODES_X, "plain"), cases)
     for case, y in zip(cases, split(ran.stdout, cases), strict=True):
-        codes, scales = Sparse24().codes(case.packed)
-        x, x_scales = quantise_tokens(case.x, VALUE_TYPES["int8"])
-        sums = x.long() @ codes.long().T
-        assert torch.equal(y, (sums.float() * x_scales * scales.T).to(y.dtype))
+        sums, exact = integer_product(case)
+        assert torch.equal(y, exact)
     assert (sums.float().long() != sums).any()
 
 

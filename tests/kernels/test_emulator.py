@@ -333,6 +333,35 @@ def test_mma_sparse(primitive, dtype, half):
         assert np.array_equal(answer[:, i], (a @ b + d)[GROUP + 8 * (i // 2), PAIR + i % 2])
 
 
+@pytest.mark.parametrize("codes", ["fp8", "int8"])
+def test_mma_sparse_of_codes(primitive, codes):
+    """Small integers, which e4m3 holds exactly, as do sums of them."""
+    random = np.random.default_rng(24)
+    small = random.integers(-8, 9, (32, 8, 4)).astype(np.int8)
+    start = random.integers(-9, 9, (32, 4)).astype(np.int32 if codes == "int8" else np.float32)
+    words = np.empty((32, 13), dtype=np.uint32)
+    floats = torch.from_numpy(small.astype(np.float32)).to(torch.float8_e4m3fn)
+    as_stored = floats.view(torch.uint8).numpy() if codes == "fp8" else small
+    words[:, :8] = np.ascontiguousarray(as_stored).view(np.uint32)[..., 0]
+    pairs = np.array([0x4, 0x8, 0xC, 0x9, 0xD, 0xE])  # two columns of four, the lower one first
+    nibbles = pairs[random.integers(0, 6, (32, 8))].astype(np.uint32)
+    words[:, 8] = (nibbles << np.arange(0, 32, 4, dtype=np.uint32)).sum(1, dtype=np.uint32)
+    words[:, 9:] = start.view(np.uint32)
+    a, b, d = np.zeros((16, 64)), np.empty((64, 8)), np.empty((16, 8))
+    for i in range(4):
+        row = GROUP + 8 * (i % 2)
+        for e in range(4):
+            four = 2 * (LANES % 4) + 8 * (i // 2) + e // 2
+            giver = LANES // 4 * 4 + 2 * (i // 2) + i % 2
+            place = nibbles[giver, four % 8] >> 2 * (e % 2) & 3
+            a[row, 4 * four + place] = small[:, i, e]
+            b[4 * (LANES % 4) + 16 * i + e, GROUP] = small[:, 4 + i, e]
+        d[GROUP + 8 * (i // 2), PAIR + i % 2] = start[:, i]
+    answer = primitive(f"mma_sparse_{codes}", words).view(start.dtype).reshape(32, 4)
+    for i in range(4):
+        assert np.array_equal(answer[:, i], (a @ b + d)[GROUP + 8 * (i // 2), PAIR + i % 2])
+
+
 def test_metadata_that_do_not_rise_are_an_error(driver):
     words = np.zeros((32, 13), dtype=np.uint32)
     command = [str(driver("primitives_driver", "plain")), "mma_sparse_float16_0", "0"]

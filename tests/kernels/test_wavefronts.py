@@ -145,15 +145,18 @@ def sparse_24_rows(driver, folder: Path) -> Rows:
     """Warps beside each other along rows and columns, and two units of rows to a warp."""
     rows: Rows = {}
     int4 = PatternOptions(n=2, m=4, values="int4", group=128)
+    int8 = PatternOptions(n=2, m=4, values="int8")
     for told, plan, rest in (
         ("8 tokens", Plan(0, 2, 2, 2, 2, 1), {}),
         ("64 tokens", Plan(8, 2, 1, 2, 2, 1), {}),
         ("8 tokens, int4 by 128", Plan(1, 2, 1, 2, 2, 1), {"options": int4}),
+        ("8 tokens, int8 x int8, x rounded", Plan(1, 2, 1, 2, 2, 1), {"options": int8}),
     ):
+        kernel = "linear_codes" if "rounded" in told else "linear"
         case = random_sparse_24(256, 2048, int(told.split()[0]), 1, plan=plan, **rest)
-        counts = count(driver("sparse_24/linear_driver", "plain"), case.encode(), folder)
+        counts = count(driver(f"sparse_24/{kernel}_driver", "plain"), case.encode(), folder)
         for access, row in accesses(counts).items():
-            rows["sparse_24::linear_kernel", f"256x2048 {told}", access] = row
+            rows[f"sparse_24::{kernel}_kernel", f"256x2048 {told}", access] = row
     return rows
 
 

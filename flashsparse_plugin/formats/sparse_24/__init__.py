@@ -27,16 +27,13 @@ from .ops import ops
 
 class Sparse24(CudaPatternForm):
     name = "sparse_24"
-    holds = (
-        "patterns that keep at most two of every four aligned columns; native values, codes by "
-        "rows, int4 by groups"
-    )
+    holds = "patterns that keep at most two of every four aligned columns"
     sparse = "sparse tensor cores"
     tensor_names = ("units", "weight_scale")
     reference: ClassVar[Reference] = reference
 
     def fits(self, options: PatternOptions) -> bool:
-        return options.embeds_in_24 and layout.layout_of(options).has_kernels
+        return options.embeds_in_24
 
     def examples(self) -> tuple[Scheme, ...]:
         patterns: tuple[Mapping[str, Any], ...] = (
@@ -45,6 +42,7 @@ class Sparse24(CudaPatternForm):
             {"n": 2, "m": 8, "vector_length": 2},
             {"n": 2, "m": 4, "values": "fp8_e4m3"},
             {"n": 2, "m": 4, "values": "int8"},
+            {"n": 2, "m": 4, "values": "int8", "group": 64},
             {"n": 2, "m": 4, "values": "int4"},
             {"n": 2, "m": 4, "values": "int4", "group": 128},
         )
@@ -108,10 +106,10 @@ class Sparse24(CudaPatternForm):
         )
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
-        if device.type != "cuda" or options_of(scheme).activation_type is None:
+        if device.type != "cuda":
             return False
         found = get_device_properties(device)  # which torch.compile takes for a constant
-        return (found.major, found.minor) == (9, 0)
+        return _multiplies_codes(options_of(scheme), (found.major, found.minor))
 
     def multiply_rounded(
         self,
@@ -122,12 +120,16 @@ class Sparse24(CudaPatternForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """By one kernel for any number of tokens, so that results do not depend on the batch."""
+        """By one kernel for any number of tokens, so that results do not depend on the batch.
+
+        Or by any, of int8: its sums are exact.
+        """
         if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
             units, scales = tensors["units"], tensors["weight_scale"]
             values = options_of(scheme).activations
+            few = None if plan is None else plan.few_tokens
             return ops.sparse_24_linear_rounded(
-                x, units, scales, shape[0], scheme.dtype, values, bias
+                x, units, scales, shape[0], scheme.dtype, values, bias, few
             )
         return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 
@@ -199,6 +201,17 @@ class Sparse24(CudaPatternForm):
     def sparse_seconds(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
     ) -> float:
-        if options_of(scheme).activation_type and gpu.capability == (9, 0):
+        if _multiplies_codes(options_of(scheme), gpu.capability):
             return cost.rounded_seconds(shape, nbytes, tokens, gpu)
         return cost.sparse_seconds(shape, nbytes, tokens, gpu)
+
+
+def _multiplies_codes(options: PatternOptions, capability: tuple[int, int]) -> bool:
+    """Whether a GPU has a kernel for codes on both sides.
+
+    int8 by int8 on all; fp8 by fp8 where tensor cores multiply it: by mma on 8.9 and 12, by wgmma
+    on 9.0. Codes with scales of groups have none.
+    """
+    if options.activation_type is None or options.group:
+        return False
+    return options.activations == "int8" or capability in ((8, 9), (9, 0)) or capability[0] == 12

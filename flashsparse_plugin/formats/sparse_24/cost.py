@@ -58,18 +58,21 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
     return LAUNCH + BEGIN + WGMMA_FIXED + max(nbytes / (WGMMA_MEMORY * gpu.memory), product)
 
 
-def mma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """The mma kernel, in as many launches as it needs."""
+def mma_seconds(
+    shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu, x_bytes: int = 2
+) -> float:
+    """The mma kernel, in as many launches as it needs; x_bytes of an element of x, 1 of codes."""
     total, codes = 0.0, _codes(shape, nbytes)
     # Blocks of 99 KB of shared memory have room for x of 32 tokens; so many are compiled for codes.
     has_room = gpu.capability in ((8, 0), (9, 0), (10, 0))
-    launch_tokens = 64 if has_room and not codes else 32
+    launch_tokens = 64 if (has_room and not codes) or x_bytes == 1 else 32
     units = math.prod(shape) / UNIT / gpu.multiprocessors
     weight_turns = nbytes / TURN_BYTES / gpu.multiprocessors
     for begin in range(0, tokens, launch_tokens):
         taken = min(launch_tokens, tokens - begin)
-        shared = (weight_turns + units * TOKEN_TURNS * taken) / TURNS
-        total += LAUNCH + BEGIN + FIXED + TOKEN * taken + (units * WIDENING if codes else 0)
+        shared = (weight_turns + units * TOKEN_TURNS * taken * x_bytes / 2) / TURNS
+        widens = codes and x_bytes == 2
+        total += LAUNCH + BEGIN + FIXED + TOKEN * taken + (units * WIDENING if widens else 0)
         total += max(nbytes / (MEMORY * gpu.memory), shared)
     return total
 
@@ -85,10 +88,13 @@ def _codes(shape: tuple[int, int], nbytes: int) -> bool:
 # Products were not what bound up to 64 tokens; their share of the tensor cores' peak is a guess.
 # int8 has the same bytes and the same peak.
 ROUNDED_FIXED, ROUNDED_MEMORY, ROUNDED_PRODUCTS, ROUNDED_PEAK = 7.0e-6, 0.86, 0.6, 16384
+ROUNDING = LAUNCH + BEGIN  # of the kernel that rounds x, where the product waits for its end
 
 
 def rounded_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-    """sparse_24_linear_rounded on Hopper."""
+    """sparse_24_linear_rounded. Only that on Hopper was measured."""
+    if gpu.capability != (9, 0):
+        return ROUNDING + mma_seconds(shape, nbytes, tokens, gpu, x_bytes=1)
     peak = ROUNDED_PEAK * gpu.multiprocessors * gpu.clock  # operations, zeros counted
     products = 2 * math.prod(shape) * tokens / (ROUNDED_PRODUCTS * peak)
     return ROUNDED_FIXED + max(nbytes / (ROUNDED_MEMORY * gpu.memory), products)

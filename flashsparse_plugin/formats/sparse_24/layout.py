@@ -53,8 +53,8 @@ class UnitLayout:
 
     @property
     def has_kernels(self) -> bool:
-        """All codes may have scales of rows, those of 4 bits scales of groups, too."""
-        by_group = self.values == "int4" and self.group in GROUPS
+        """Whether kernels know the values: codes may have scales of rows or of groups."""
+        by_group = self.values != "native" and self.group in GROUPS
         return self.values in _ORDERS and (self.group is None or by_group)
 
     @property

@@ -26,8 +26,8 @@ def _layout(values: str, group: int) -> UnitLayout:
     torch._check(
         layout.has_kernels,
         lambda: (
-            f"sparse_24 stores native values, and codes with scales of rows (group 0); int4 also "
-            f"with scales of 32, 64 or 128 columns; not {values} with group {group}"
+            f"sparse_24 stores native values, and codes with scales of rows (group 0) or of 32, 64 "
+            f"or 128 columns; not {values} with group {group}"
         ),
     )
     return layout
@@ -66,8 +66,8 @@ def _(units, out_features, in_features, dtype, weight_scale=None, values="native
     """Unpacks sparse_24 to the dense weight [out_features, in_features] of `dtype`.
 
     values is "native", "fp8_e4m3", "int8" or "int4"; codes become code x scale in float32, rounded.
-    weight_scale, float32 [out_features, 1], is there for codes where group is 0; int4 by groups has
-    the scales of `group` columns, 32, 64 or 128, in its units.
+    weight_scale, float32 [out_features, 1], is there for codes where group is 0; else units hold
+    the scales of `group` columns, 32, 64 or 128.
     """
     _check_units(units, out_features, in_features, weight_scale, values, group)
     return units.new_empty(out_features, in_features, dtype=dtype)
@@ -99,8 +99,8 @@ def _(
     tokens. Always unpacked is a weight whose dtype x has not.
 
     weight_scale, values and group are those of sparse_24_unpack. The sparse kernels multiply codes,
-    and sums by scales, in float32: code x scale is not rounded, but for int4 by groups of more than
-    8 tokens (16 where 128 columns share a scale).
+    and sums by scales, in float32: code x scale is not rounded, but for scales of groups and more
+    than 8 tokens (16 where 128 columns share a scale).
 
     Source: sparse tensor cores (Mishra et al., 2021), for the 2:4 case of NM-SpMM's pattern.
     """
@@ -149,7 +149,7 @@ def _(
 
 
 @register_fake("flashsparse::sparse_24_linear_rounded")
-def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None):
+def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None, few_tokens=None):
     """Computes x [..., in_features] times the transposed weight, with activations of 8 bits.
 
     values is "fp8_e4m3" or "int8", the type of the weight's codes. x, of weight_dtype, is rounded
@@ -158,13 +158,15 @@ def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None):
     [out_features] is added. A token with NaN or an infinity gives NaN. The gradient is that of the
     product of x as it is (straight through).
 
-    On CUDA it needs compute capability 9.0. Sums of int8 are exact, in int32; those of fp8_e4m3
-    keep some 14 bits of mantissa from one 64 columns to the next. units and weight_scale are those
-    of sparse_24_linear.
+    On CUDA fp8_e4m3 needs compute capability 8.9, 9.0 or 12.0, int8 any from 8.0 on. On 9.0 the
+    kernel for many tokens (wgmma.sp) takes all of int8 but up to few_tokens (None: 0), elsewhere
+    the one for few tokens (mma.sp) any number, by launches of 64. Sums of int8 are exact, in int32,
+    so that all give the same bits; those of fp8_e4m3 keep some 14 bits of mantissa from one 64
+    columns to the next on 9.0. units and weight_scale are those of sparse_24_linear.
 
     Raises:
-        RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA below 9.0,
-            and for int8 of more than 262,144 columns.
+        RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA for
+            fp8_e4m3 without such products, and for int8 of more than 262,144 columns.
     """
     _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)
@@ -172,9 +174,19 @@ def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None):
 
 @register_fake("flashsparse::sparse_24_linear_rounded_planned")
 def _(x, units, weight_scale, out_features, weight_dtype, values, bias, plan):
-    """sparse_24_linear_rounded by a plan of the caller's; for benchmarks.
+    """sparse_24_linear_rounded by one wgmma kernel, planned by the caller; for benchmarks.
 
     plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
+    """
+    _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
+    return linear_result(x, out_features, bias)
+
+
+@register_fake("flashsparse::sparse_24_mma_rounded_planned")
+def _(x, units, weight_scale, out_features, weight_dtype, values, bias, plan):
+    """sparse_24_linear_rounded by one kernel for few tokens, planned by the caller; for benchmarks.
+
+    plan is the numbers of LinearPlan in kernels/cuda/sparse_24/linear_plan.h, in their order.
     """
     _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)
@@ -205,6 +217,7 @@ def _linear_rounded(
     weight_dtype: torch.dtype,
     values: str,
     bias: Tensor | None = None,
+    few_tokens: int | None = None,
 ) -> Tensor:
     _check_rounded(x, units, weight_scale, out_features, weight_dtype, values)
     own = UnitLayout(values)

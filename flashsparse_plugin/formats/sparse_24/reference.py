@@ -92,7 +92,7 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
             for g, scale in enumerate(line):
                 unit = units[row // 16][g * group // 256]
                 at = g % (256 // group) * 16 + row % 16
-                unit[256 + 128 + at // 2] |= scale << at % 2 * 16
+                unit[1024 // held + 128 + at // 2] |= scale << at % 2 * 16
     words = torch.tensor(units)
     packed = {"units": torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)}
     if name != "native" and group is None and scales is not None:
@@ -123,12 +123,12 @@ def codes_and_scales(packed: PackedWeight) -> tuple[Tensor, Tensor]:
         codes = ((bits + half) % (2 * half) - half).float()
     if group is None:
         return codes, packed.tensors["weight_scale"].expand(out_features, in_features)
-    words = packed.tensors["units"].view(torch.int16)
+    words, first = packed.tensors["units"].view(torch.int16), 2 * (64 * BITS[name] + 128)
     scales = torch.zeros(out_features, in_features)
     for row in range(out_features):
         for g in range(-(-in_features // group)):
             unit, at = words[row // 16, g * group // 256], g % (256 // group) * 16 + row % 16
-            scale = unit[2 * (256 + 128) + at : 2 * (256 + 128) + at + 1].view(packed.dtype)
+            scale = unit[first + at : first + at + 1].view(packed.dtype)
             scales[row, g * group : (g + 1) * group] = scale.float()
     return codes, scales
 

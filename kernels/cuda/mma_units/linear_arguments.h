@@ -6,18 +6,24 @@
 namespace flashsparse::mma_units {
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
-// of one 16-bit dtype, accumulated in fp32.
+// of one 16-bit dtype, accumulated in fp32, or in int32 where both are codes of int8.
 struct Arguments {
   const uint32_t* units;  // on 16 bytes
   const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
-  const uint16_t* x;      // on 16 bytes; zero from cols up to a multiple of 8
-  int x_stride;           // elements from one row of x to the next, a multiple of 8
+  const uint16_t* x;      // on 16 bytes; zero from cols up to a multiple of 8, of codes to the end
+  int x_stride;           // from one row of x to the next, in 16 bits, a multiple of 8
   const uint16_t* bias;   // or null
   uint16_t* y;            // on 4 bytes
   float* partials;        // workspace: plan.partial_floats() of any content, on 16 bytes
   uint32_t* arrivals;     // arrival counters, plan.arrivals(), all zero before and after
   int rows, cols;         // of the weight
   int tokens;             // no more than the shape has
+};
+
+// The same where x is codes of 8 bits. A pointer more costs registers: kernels for 16-bit x do
+// without.
+struct CodesArguments : Arguments {
+  const float* x_scales;  // of tokens
 };
 
 // Numbers of the plan of the format.

@@ -4,28 +4,32 @@
 // row_warp of each block leaves its sums and counts itself in; the last to arrive adds all of them
 // up in the order of blocks: one launch, and the same bits every time.
 #pragma once
+#include <type_traits>
+
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "common/registers.cuh"
 #include "common/warp.cuh"
-#include "cuda/linear_y.cuh"
 #include "cuda/mma_units/linear_arguments.h"
 #include "cuda/mma_units/linear_shared.h"
+#include "cuda/mma_units/moved_sums.cuh"
 #include "cuda/mma_units/steps.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
 
 namespace flashsparse::mma_units {
 
-// `scaled`: whether sums are multiplied by scales of rows.
-template <class Type, class Shape, bool scaled>
+// `scaled`: whether sums are multiplied by scales of rows; `narrow_x`: whether x is codes with a
+// scale for each token.
+template <class Type, class Shape, bool scaled, bool narrow_x = false, class Sum = float>
 class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
-  using Tile = SumsTile<Shape>;
+  using Tile = SumsTile<Shape, Sum>;
+  using AnyArguments = std::conditional_t<narrow_x, CodesArguments, Arguments>;
 
   // `layout` is of the format.
   template <class Layout>
-  __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Layout& layout,
+  __device__ __forceinline__ Sums(const AnyArguments& a, const Cut& cut, const Layout& layout,
                                   int row_warp, int column_warp, uint32_t shared)
       : a_(a),
         cut_(cut),
@@ -55,9 +59,7 @@ class Sums {
       if (column_warp_ > 0) {
         FS_UNROLL
         for (int m = 0; m < kRowUnits; ++m) {
-          const float (&s)[4] = sums[m][n];
-          store_shared(buffer + column_warp_ * warp_bytes_ + m * kSumsBytes,
-                       make_float4(s[0], s[1], s[2], s[3]));
+          store_shared(buffer + column_warp_ * warp_bytes_ + m * kSumsBytes, moved(sums[m][n]));
         }
       }
       // One barrier a turn: nobody comes to the next but one before this one's sums are read.
@@ -81,8 +83,7 @@ class Sums {
     float4* const own = partials(blockIdx.x, steps.is_first(blockIdx.x, set));
     FS_UNROLL
     for (int i = 0; i < kRowUnits * kTokenBlocks; ++i) {
-      const float (&s)[4] = sums[i / kTokenBlocks][i % kTokenBlocks];
-      store_global(own + i * 32, make_float4(s[0], s[1], s[2], s[3]));
+      store_global(own + i * 32, moved(sums[i / kTokenBlocks][i % kTokenBlocks]));
     }
     uint32_t* const counter = a_.arrivals + set * cut_.row_warps + row_warp_;
     __syncwarp();
@@ -102,13 +103,12 @@ class Sums {
         const float4* const left = partials(block, steps.is_first(block, set)) + begin * 32;
         FS_UNROLL
         for (int i = 0; i < kAtOnce; ++i) {
-          added[i] = flashsparse::add(added[i], load_l2(left + i * 32));
+          added[i] = joined<Sum>(added[i], load_l2(left + i * 32));
         }
       }
       FS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        float (&s)[4] = sums[(begin + i) / kTokenBlocks][(begin + i) % kTokenBlocks];
-        s[0] = added[i].x, s[1] = added[i].y, s[2] = added[i].z, s[3] = added[i].w;
+        mma_units::arrived(sums[(begin + i) / kTokenBlocks][(begin + i) % kTokenBlocks], added[i]);
       }
     }
     return true;
@@ -134,12 +134,22 @@ class Sums {
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
-        const float (&s)[4] = sums[i / 2][n];
-        const uint32_t two = transpose_8x8(
-            from_floats<Type>(s[i % 2 * 2] * scale + bias, s[i % 2 * 2 + 1] * scale + bias));
+        const Sum* const s = sums[i / 2][n] + i % 2 * 2;
+        const float one = static_cast<float>(s[0]) * x_scale(n * 8 + pair);
+        const float other = static_cast<float>(s[1]) * x_scale(n * 8 + pair + 1);
+        const uint32_t two =
+            transpose_8x8(from_floats<Type>(one * scale + bias, other * scale + bias));
         if (n * 8 + group < a_.tokens) store_two(place, two, a_.rows - column);
         place = keep(place + int64_t{8} * a_.rows);
       }
+    }
+  }
+
+  __device__ __forceinline__ float x_scale(int token) const {
+    if constexpr (narrow_x) {
+      return token < a_.tokens ? a_.x_scales[token] : 0.0f;
+    } else {
+      return 1;
     }
   }
 
@@ -153,11 +163,12 @@ class Sums {
     }
   }
 
-  static __device__ __forceinline__ void add(float (&sums)[4], const float4& more) {
-    sums[0] += more.x, sums[1] += more.y, sums[2] += more.z, sums[3] += more.w;
+  static __device__ __forceinline__ void add(Sum (&sums)[4], const float4& more) {
+    sums[0] += sum_of_bits<Sum>(more.x), sums[1] += sum_of_bits<Sum>(more.y);
+    sums[2] += sum_of_bits<Sum>(more.z), sums[3] += sum_of_bits<Sum>(more.w);
   }
 
-  const Arguments& a_;
+  const AnyArguments& a_;
   const Cut& cut_;
   const int row_warp_, column_warp_;
   const uint32_t warp_bytes_, place_;

@@ -5,11 +5,11 @@
 
 namespace flashsparse::mma_units {
 
-template <class Shape>
-using SumsTile = float[Shape::kRowUnits][Shape::kTokens / 8][4];
+template <class Shape, class Sum = float>
+using SumsTile = Sum[Shape::kRowUnits][Shape::kTokens / 8][4];
 
-template <class Shape>
-__device__ __forceinline__ void clear(SumsTile<Shape>& tile) {
+template <class Shape, class Sum>
+__device__ __forceinline__ void clear(Sum (&tile)[Shape::kRowUnits][Shape::kTokens / 8][4]) {
   constexpr int kTokenBlocks = Shape::kTokens / 8;
   FS_UNROLL
   for (int i = 0; i < Shape::kRowUnits * kTokenBlocks * 4; ++i) {

@@ -7,6 +7,7 @@
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
+#include "cuda/mma_units/moved_sums.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/mma_units/wgmma_y.cuh"
 #include "formats/mma_units.h"
@@ -44,7 +45,7 @@ class WgmmaSums {
     const int first = tiles.first_cluster(tile), last = tiles.last_cluster(tile);
     if (first < last && !add_clusters(sums, tiles, tile, first, last, y.tokens())) return;
     FS_UNROLL
-    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, numbers(four(sums, n)));
+    for (int n = 0; n < kTokenBlocks; ++n) y.store(n, numbers<Sum>(moved(sums + 4 * n)));
   }
 
  private:
@@ -57,7 +58,7 @@ class WgmmaSums {
     float4* const mine = partials(own, tiles.is_first(own, tile));
     FS_UNROLL
     for (int i = 0; i < kTokenBlocks; ++i) {
-      if (i * 8 < tokens) store_global(mine + i * 32, four(sums, i));
+      if (i * 8 < tokens) store_global(mine + i * 32, moved(sums + 4 * i));
     }
     uint32_t* const counter = a_.arrivals + (int64_t{tile} * tile_units_ + unit_);
     __syncwarp();
@@ -76,46 +77,12 @@ class WgmmaSums {
       for (int cluster = first; cluster <= last; ++cluster) {
         const float4* const left = partials(cluster, tiles.is_first(cluster, tile)) + begin * 32;
         FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) added[i] = joined(added[i], load_l2(left + i * 32));
+        for (int i = 0; i < kAtOnce; ++i) added[i] = joined<Sum>(added[i], load_l2(left + i * 32));
       }
       FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        Sum* const s = sums + (begin + i) * 4;
-        from_bits(s[0], added[i].x), from_bits(s[1], added[i].y);
-        from_bits(s[2], added[i].z), from_bits(s[3], added[i].w);
-      }
+      for (int i = 0; i < kAtOnce; ++i) mma_units::arrived(sums + (begin + i) * 4, added[i]);
     }
     return true;
-  }
-
-  // Four sums on their way: those of int32 are moved as the bits of floats.
-  static __device__ __forceinline__ float4 four(const Sum (&sums)[Shape::kTokens / 2], int i) {
-    return make_float4(bits(sums[4 * i]), bits(sums[4 * i + 1]), bits(sums[4 * i + 2]),
-                       bits(sums[4 * i + 3]));
-  }
-  static __device__ __forceinline__ float bits(float sum) { return sum; }
-  static __device__ __forceinline__ float bits(int32_t sum) { return __uint_as_float(sum); }
-  static __device__ __forceinline__ void from_bits(float& sum, float bits) { sum = bits; }
-  static __device__ __forceinline__ void from_bits(int32_t& sum, float bits) {
-    sum = static_cast<int32_t>(__float_as_uint(bits));
-  }
-
-  static __device__ __forceinline__ float joined(float a, float b) {
-    Sum one, other;
-    from_bits(one, a), from_bits(other, b);
-    return bits(one + other);
-  }
-  static __device__ __forceinline__ float4 joined(const float4& a, const float4& b) {
-    return make_float4(joined(a.x, b.x), joined(a.y, b.y), joined(a.z, b.z), joined(a.w, b.w));
-  }
-
-  static __device__ __forceinline__ float number(float bits) {
-    Sum sum;
-    from_bits(sum, bits);
-    return static_cast<float>(sum);
-  }
-  static __device__ __forceinline__ float4 numbers(const float4& sums) {
-    return make_float4(number(sums.x), number(sums.y), number(sums.z), number(sums.w));
   }
 
   // A cluster has slots for the first tile of its range, and for the last.
@@ -131,7 +98,7 @@ class WgmmaSums {
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
       if (n * 8 >= tokens) break;
-      store_shared_in(first + n / share, given(part, n % share), four(sums, n));
+      store_shared_in(first + n / share, given(part, n % share), moved(sums + 4 * n));
     }
     __syncwarp();
     const int lane = threadIdx.x % 32;
@@ -148,9 +115,9 @@ class WgmmaSums {
       float4 sum = load_shared<float4>(given(0, n));
       FS_NO_UNROLL
       for (int part = 1; part < a_.depth; ++part) {
-        sum = joined(sum, load_shared<float4>(given(part, n)));
+        sum = joined<Sum>(sum, load_shared<float4>(given(part, n)));
       }
-      y.store(begin + n, numbers(sum));
+      y.store(begin + n, numbers<Sum>(sum));
     }
   }
 

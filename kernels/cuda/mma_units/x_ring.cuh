@@ -91,20 +91,30 @@ class XRing {
   }
 
  private:
+  // Chunks of 16 bytes that a token has of a unit: 32, or 16 of codes; and the tokens of which a
+  // warp copies all of them at once.
+  static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
+
   // Every `by`th part of a step's x from `first` on. A part is every eighth token of 256 columns,
-  // whose chunks lie in the same order. Blocks begin with different tokens, or all would ask for
-  // the same lines of the L2 at once.
+  // whose chunks lie in the same order, of codes two such sets. Blocks begin with different tokens,
+  // or all would ask for the same lines of the L2 at once.
   __device__ __forceinline__ void copy(int stage, const Steps& steps, int first, int by) const {
+    constexpr int kParts = 8 / kBeside;
     const uint32_t lane = threadIdx.x % 32, stride = a_.x_stride, tokens = a_.tokens;
-    const uint32_t place = x_ + stage * stage_bytes_ + lane / 8 * Shape::kPanelBytes;
+    const uint32_t chunk = lane % kChunks;
+    const uint32_t place = x_ + stage * stage_bytes_ + chunk / 8 * Shape::kPanelBytes;
+    // Codes are in an order of their own up to the end of their row, and zero there.
+    const int end = kBeside == 1 ? a_.cols : a_.x_stride;
     FS_NO_UNROLL
-    for (int part = first; part < cut_.column_warps * 8; part += by) {
-      const uint32_t unit = part / 8, token = (part + blockIdx.x) % 8;
-      const int column = (steps.column(cut_) + unit) * kUnitCols, from = column + lane * 8;
-      if (column >= a_.cols) return;
-      const bool there = from < a_.cols;
+    for (int part = first; part < cut_.column_warps * kParts; part += by) {
+      const uint32_t unit = part / kParts;
+      const uint32_t token = (part + blockIdx.x) % kParts * kBeside + lane / kChunks;
+      const int column = (steps.column(cut_) + unit) * (kChunks * 8), from = column + chunk * 8;
+      if (column >= end) return;
+      const bool there = from < end;
       const uint16_t* const source = a_.x + (there ? from + size_t{token} * stride : 0);
-      const uint32_t to = place + unit * Shape::kXUnitBytes + token * 128 + (lane % 8 ^ token) * 16;
+      const uint32_t to =
+          place + unit * Shape::kXUnitBytes + token * 128 + (chunk % 8 ^ token) * 16;
       FS_UNROLL
       for (int n = 0; n < Shape::kTokens / 8; ++n) {
         if (token + n * 8 >= tokens) break;

@@ -6,8 +6,17 @@
 //   kLargest            code
 //   kUpper, kLower      of two words of a lane, the bytes of the upper of its rows and of the lower
 //   narrow(a, b, c, d)  four codes of floats
-//   multiply<tokens>(sums, a, b, metadata)
+//   kHasNarrow, kHasMma whether the GPU that is compiled for rounds to them, and multiplies them by
+//                       mma
+//   multiply(sums, a, b, metadata)          by mma
+//   multiply<tokens>(sums, a, b, metadata)  by wgmma
+//
+// Both instructions take 64 columns, and of each 32 have the lane t of four give the fours 2 t and
+// 2 t + 1, where units give it t and t + 4. So the fours of x lie as 0, 4, 1, 5, 2, 6, 3, 7
+// (quantise_x.cuh), and A and metadata of two steps are put into that order here.
 #pragma once
+#include "common/integer.cuh"
+#include "common/mma_sparse.cuh"
 #include "common/narrow.cuh"
 #include "common/wgmma_sparse.cuh"
 #include "cuda/sparse_24/values.cuh"
@@ -15,13 +24,18 @@
 namespace flashsparse::sparse_24 {
 
 struct Fp8Codes {
-  using Values = Fp8Values;
+  using Values = Fp8Values<0>;
   using Sum = float;
   static constexpr float kLargest = kLargestFp8;
   static constexpr uint32_t kUpper = 0x5410, kLower = 0x7632;
+  static constexpr bool kHasMma = kHasMmaFp8, kHasNarrow = kHasNarrowFp8;
 
   static __device__ __forceinline__ uint32_t narrow(float a, float b, float c, float d) {
     return narrow_fp8(a, b, c, d);
+  }
+  static __device__ __forceinline__ void multiply(Sum (&sums)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[4], uint32_t metadata) {
+    mma_sparse_fp8(sums, a, b, metadata);
   }
   template <int tokens>
   static __device__ __forceinline__ void multiply(Sum (&sums)[tokens / 2], const uint32_t (&a)[4],
@@ -31,13 +45,18 @@ struct Fp8Codes {
 };
 
 struct Int8Codes {
-  using Values = Int8Values;
+  using Values = Int8Values<0>;
   using Sum = int32_t;
   static constexpr float kLargest = kLargestInt8;
   static constexpr uint32_t kUpper = 0x6420, kLower = 0x7531;
+  static constexpr bool kHasMma = true, kHasNarrow = true;
 
   static __device__ __forceinline__ uint32_t narrow(float a, float b, float c, float d) {
     return narrow_int8(a, b, c, d);
+  }
+  static __device__ __forceinline__ void multiply(Sum (&sums)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[4], uint32_t metadata) {
+    mma_sparse_int8(sums, a, b, metadata);
   }
   template <int tokens>
   static __device__ __forceinline__ void multiply(Sum (&sums)[tokens / 2], const uint32_t (&a)[4],
@@ -45,5 +64,23 @@ struct Int8Codes {
     wgmma_sparse_int8<tokens>(sums, a, b, metadata);
   }
 };
+
+// A of 64 columns, of what a lane has of them.
+template <class Codes>
+__device__ __forceinline__ void order_values(uint32_t (&a)[4], const uint4& v) {
+  a[0] = prmt(v.x, v.y, Codes::kUpper);
+  a[1] = prmt(v.x, v.y, Codes::kLower);
+  a[2] = prmt(v.z, v.w, Codes::kUpper);
+  a[3] = prmt(v.z, v.w, Codes::kLower);
+}
+
+// Metadata of 64 columns. Of two neighbours the even lane has the fours 0 to 3 of a step, the odd
+// one 4 to 7, both of two rows: after this the even one has all of the upper row, the odd one all
+// of the lower.
+__device__ __forceinline__ uint32_t order_metadata(uint32_t own) {
+  const uint32_t other = __shfl_xor_sync(~0u, own, 1);
+  const uint32_t bytes = prmt(own, other, threadIdx.x % 2 ? 0x3726 : 0x5140);
+  return (bytes & 0xf00ff00f) | (bytes & 0x00f000f0) << 4 | (bytes & 0x0f000f00) >> 4;
+}
 
 }  // namespace flashsparse::sparse_24

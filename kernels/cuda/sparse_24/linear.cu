@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/sparse_24.h"
 #include "cuda/sparse_24/values.cuh"
 
-namespace flashsparse::cuda {
+namespace flashsparse {
+namespace {
 
-cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
-                             const sparse_24::LinearPlan& plan, bool bfloat16,
-                             cudaStream_t stream) {
-  const sparse_24::Compiled& compiled = sparse_24::with_values(plan.unit, [](auto values) {
-    return sparse_24::compiled_linear<decltype(values)>();
-  })[plan.shape];
+// `early`: beside the end of the kernel before it in the stream.
+template <class Arguments>
+cudaError_t launch(const sparse_24::CompiledFor<Arguments>& compiled, const Arguments& arguments,
+                   const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
+                   cudaStream_t stream) {
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
@@ -18,8 +19,41 @@ cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   const mma_units::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
-  kernel<<<plan.blocks, plan.threads(), shared_bytes, stream>>>(arguments, cut);
-  return cudaGetLastError();
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(plan.blocks);
+  config.blockDim = dim3(plan.threads());
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early;
+  return cudaLaunchKernelEx(&config, kernel, arguments, cut);
 }
 
-}  // namespace flashsparse::cuda
+}  // namespace
+
+namespace cuda {
+
+cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
+                             const sparse_24::LinearPlan& plan, bool bfloat16,
+                             cudaStream_t stream) {
+  using namespace sparse_24;
+  const Compiled* const compiled =
+      with_values(plan.unit, [](auto values) { return compiled_linear<decltype(values)>(); });
+  return launch(compiled[plan.shape], arguments, plan, bfloat16, false, stream);
+}
+
+cudaError_t sparse_24_linear_codes(const mma_units::CodesArguments& arguments,
+                                   const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
+                                   cudaStream_t stream) {
+  using namespace sparse_24;
+  const CodesCompiled* const compiled = plan.unit.type == ValueType::kFp8
+                                            ? compiled_codes_linear<Fp8Codes>()
+                                            : compiled_codes_linear<Int8Codes>();
+  return launch(compiled[plan.shape], arguments, plan, bfloat16, early, stream);
+}
+
+}  // namespace cuda
+}  // namespace flashsparse

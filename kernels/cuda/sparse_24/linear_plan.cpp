@@ -18,6 +18,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // What a plan costs, fitted to launches on an H200 (benchmarks/gpu/nm.py --launches): of native
 // values to 1,200, where its choices are on average 2.4% slower than the fastest measured launch,
 // and of codes to 1,100, where they are 3% slower. Of other GPUs the ratios are much the same.
+// Codes by codes of x have the rates of codes by 16-bit x, and half of its bytes and products: that
+// was not measured.
 struct Rates {
   double memory, l2;  // bytes of the weight and of x, a microsecond and multiprocessor
   double turns;       // of shared memory, a microsecond
@@ -51,10 +53,11 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
   const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
   const double mine = static_cast<double>(ceil_div(steps, plan.blocks)) * turns;
   const double weight = mine * units * plan.unit.bytes();
-  const double x = mine * plan.column_warps * kUnitCols * 2.0 * info.tokens;
-  const double shared = units * (plan.unit.bytes() / 64.0 + kXTurns * info.tokens / info.row_units);
+  const double x_tokens = info.tokens * plan.x_bytes / 2.0;  // of 16 bits
+  const double x = mine * plan.column_warps * kUnitCols * 2.0 * x_tokens;
+  const double shared = units * (plan.unit.bytes() / 64.0 + kXTurns * x_tokens / info.row_units);
   const double sub_core = static_cast<double>(ceil_div(plan.warps(), 4)) / plan.warps();
-  const double mma = units * sub_core * info.tokens * rates.mma_clocks;
+  const double mma = units * sub_core * x_tokens * rates.mma_clocks;
   const double widening =
       plan.unit.type == ValueType::kInt4 ? units * sub_core * rates.widening : 0;
   const double busy = std::max({weight / rates.memory, (weight + 1.2 * x) / rates.l2,
@@ -62,7 +65,7 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
   const double ring =
       static_cast<double>(plan.weight_stages) * plan.warps() * info.row_units * plan.unit.bytes();
   const double first_x =
-      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * info.tokens);
+      std::min<double>(x, plan.x_stages * kUnitCols * 2.0 * plan.column_warps * x_tokens);
   const bool even = plan.blocks % sets == 0;
   const double shares = plan.shares_sets(rows) ? rates.sharing * (even ? 1 : rates.ragged) +
                                                      kSharedToken * tokens * row_units
@@ -90,7 +93,7 @@ bool give_stages(LinearPlan& plan, const Gpu& gpu) {
 
 int64_t LinearPlan::shared_bytes() const {
   return mma_units::Shared(info().tokens, info().row_units, row_warps, column_warps, weight_stages,
-                           x_stages, ring_bytes(unit, info().row_units, weight_stages))
+                           x_stages, ring_bytes(unit, info().row_units, weight_stages), x_bytes)
       .bytes;
 }
 
@@ -99,7 +102,14 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
   constexpr int64_t kMostCols = 1 << 27;  // bytes of a row of units are counted by 32 bits
   if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
-  if (!is_compiled(info(), unit)) return "values of this type have no such shape";
+  if (x_bytes != 2 && (x_bytes != 1 || unit.group != 0 ||
+                       (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
+    return "x is 16 bits, or codes of 8 bits where the values are, with scales of rows";
+  if (x_bytes == 1 && unit.type == ValueType::kFp8 && !gpu.fp8_mma)
+    return "the GPU does not multiply fp8 by mma: it needs compute capability 8.9 or 12.0";
+  if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
+    return "int32 has room for the sums of 262144 columns of int8";
+  if (!is_compiled(info(), unit, x_bytes)) return "values of this type have no such shape";
   if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
   if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
       column_warps > info().warps || warps() > info().warps)
@@ -117,19 +127,21 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit) {
+LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
+                     int x_bytes) {
   LinearPlan best{};
   double least = -1;
   int shape_tokens = 64;
   for (const ShapeInfo& info : kShapes) {
-    if (info.tokens >= tokens && is_compiled(info, unit))
+    if (info.tokens >= tokens && is_compiled(info, unit, x_bytes))
       shape_tokens = std::min(shape_tokens, info.tokens);
   }
   for (int shape = 0; shape < kShapeCount; ++shape) {
-    if (kShapes[shape].tokens != shape_tokens || !is_compiled(kShapes[shape], unit)) continue;
+    if (kShapes[shape].tokens != shape_tokens || !is_compiled(kShapes[shape], unit, x_bytes))
+      continue;
     for (int row_warps = 1; row_warps <= kShapes[shape].warps; ++row_warps) {
       for (int column_warps = 1; row_warps * column_warps <= kShapes[shape].warps; ++column_warps) {
-        LinearPlan plan{shape, row_warps, column_warps, 0, 0, 1, unit};
+        LinearPlan plan{shape, row_warps, column_warps, 0, 0, 1, unit, x_bytes};
         if (!give_stages(plan, gpu)) continue;
         const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
         const int64_t slots = gpu.multiprocessors;
@@ -152,15 +164,15 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
 }  // namespace
 
 // It takes longer to compare all plans than to launch one: each is found once.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
-                       UnitLayout unit) {
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
+                       int x_bytes) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 7>, LinearPlan> found;
+  static std::map<std::array<int64_t, 8>, LinearPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [place, is_new] =
       found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
-                         static_cast<int64_t>(unit.type), unit.group});
-  if (is_new) place->second = find_plan(rows, cols, tokens, gpu, unit);
+                         static_cast<int64_t>(unit.type), unit.group, x_bytes});
+  if (is_new) place->second = find_plan(rows, cols, tokens, gpu, unit, x_bytes);
   return place->second;
 }
 

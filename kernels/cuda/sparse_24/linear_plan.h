@@ -35,15 +35,18 @@ inline constexpr ShapeInfo kShapes[] = {FS_SPARSE_24_SHAPES(FS_SPARSE_24_SHAPE_I
 #undef FS_SPARSE_24_SHAPE_INFO
 inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 
-// Whether values are compiled in a shape. x of many tokens takes more turns of shared memory than
-// codes do, unless a warp multiplies several units by it.
-constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit) {
-  return unit.type == ValueType::kNative || shape.row_units * 8 >= shape.tokens;
+// Whether values are compiled in a shape, for x of `x_bytes` an element: 2, or 1 where it is codes.
+// x of many tokens takes more turns of shared memory than codes do, unless a warp multiplies
+// several units by it; half as many where it is codes, too.
+constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit, int x_bytes) {
+  return unit.type == ValueType::kNative || shape.row_units * 8 >= shape.tokens ||
+         (x_bytes == 1 && shape.tokens == 64 && shape.row_units == 2);
 }
 
-// Tokens of one launch at most: x of more leaves no room where a block has 99 KB, and codes are not
-// compiled for more.
-constexpr int max_tokens(const Gpu& gpu, UnitLayout unit) {
+// Tokens of one launch at most: 16-bit x of more leaves no room where a block has 99 KB, and codes
+// are not compiled for more.
+constexpr int max_tokens(const Gpu& gpu, UnitLayout unit, int x_bytes = 2) {
+  if (x_bytes == 1) return 64;
   return gpu.shared_bytes > 128 << 10 && unit.type == ValueType::kNative ? 64 : 32;
 }
 
@@ -51,12 +54,17 @@ constexpr int max_tokens(const Gpu& gpu, UnitLayout unit) {
 // where the caller does not say better (flashsparse_plugin/dataflow).
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? INT32_MAX : 192; }
 
+// On a GPU with wgmma, codes by codes of up to so many tokens are multiplied by this kernel: none
+// until that is measured. Holds where the caller does not say better.
+inline constexpr int64_t kRoundedFewTokens = 0;
+
 struct LinearPlan {
   int shape;                    // index into kShapes
   int row_warps, column_warps;  // of a block
   int weight_stages, x_stages;  // of the rings in shared memory
   int blocks;
   UnitLayout unit{};
+  int x_bytes = 2;  // of an element of x: 1 where it is codes
 
   const ShapeInfo& info() const { return kShapes[shape]; }
   int warps() const { return row_warps * column_warps; }
@@ -84,7 +92,8 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// tokens in [1, max_tokens(gpu, unit)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit);
+// tokens in [1, max_tokens(gpu, unit, x_bytes)].
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
+                       int x_bytes = 2);
 
 }  // namespace flashsparse::sparse_24

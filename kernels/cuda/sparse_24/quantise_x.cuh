@@ -2,7 +2,7 @@
 // Activations as codes of e4m3 or int8 with a scale for each token, found anew in each call: the
 // largest magnitude of the token becomes the largest code.
 //
-// The codes lie as wgmma.sp takes them beside units (wgmma_operands.cuh): of each 32 columns the
+// The codes lie as tensor cores take them beside units (codes.cuh): of each 32 columns the
 // fours 0, 4, 1, 5, 2, 6, 3, 7. So a unit need not know what it is multiplied by.
 #pragma once
 #include "common/device.cuh"
@@ -25,13 +25,13 @@ __device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits)
 
 // Writes codes [tokens, quantised_stride(cols)] and scales [tokens]. x is on 16 bytes, its rows a
 // multiple of 8 long, zero beyond `cols`. The scale of a token with NaN or an infinity is so, too.
-// Launch with a block for each token and kQuantiseThreads threads. Empty but on
-// sm_90a.
+// Launch with a block for each token and kQuantiseThreads threads. Empty where the GPU does not
+// round to such codes.
 template <class Type, class Codes>
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_x_kernel(const uint16_t* __restrict__ x, int x_stride, uint4* __restrict__ codes,
                       float* __restrict__ scales) {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (!Codes::kHasNarrow) return;
   FS_SHARED(uint32_t, largest_of, kQuantiseThreads / 32);
   allow_next_kernel();
   const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(kQuantiseThreads)
     store_global(to, make_uint4(words[0], words[1], words[2], words[3]));
     store_global(to + 1, make_uint4(words[4], words[5], words[6], words[7]));
   }
-#endif
 }
 
 }  // namespace flashsparse::sparse_24

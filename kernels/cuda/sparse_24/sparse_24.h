@@ -17,6 +17,12 @@ namespace flashsparse::cuda {
 cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
                              const sparse_24::LinearPlan& plan, bool bfloat16, cudaStream_t stream);
 
+// The same by codes of x. `early`: it may begin before the kernel before it in the stream has
+// ended, which made them; on compute capability 9.0 and later.
+cudaError_t sparse_24_linear_codes(const mma_units::CodesArguments& arguments,
+                                   const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
+                                   cudaStream_t stream);
+
 // By a plan that breaks no rule for this product, on compute capability 9.0. Tiles of x have as
 // many rows as a block copies: of the plan's tokens the share of a block of the cluster.
 cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,

@@ -21,8 +21,10 @@ struct NativeValues {
   }
 };
 
+// Codes: of a group of columns that share a scale, or, 0, with scales of rows.
+template <int group>
 struct Fp8Values {
-  static constexpr UnitLayout kLayout{ValueType::kFp8};
+  static constexpr UnitLayout kLayout{ValueType::kFp8, group};
 
   template <class Type>
   static __device__ __forceinline__ void widen(uint32_t (&a)[4], const uint4& vector, int step) {
@@ -31,8 +33,9 @@ struct Fp8Values {
   }
 };
 
+template <int group>
 struct Int8Values {
-  static constexpr UnitLayout kLayout{ValueType::kInt8};
+  static constexpr UnitLayout kLayout{ValueType::kInt8, group};
 
   template <class Type>
   static __device__ __forceinline__ void widen(uint32_t (&a)[4], const uint4& vector, int step) {
@@ -41,7 +44,6 @@ struct Int8Values {
   }
 };
 
-// Of a group of columns that share a scale, or, 0, with scales of rows.
 template <int group>
 struct Int4Values {
   static constexpr UnitLayout kLayout{ValueType::kInt4, group};
@@ -57,18 +59,22 @@ struct Int4Values {
 };
 
 // Calls `f` with an object of the class for a layout.
+template <template <int> class Codes, class F>
+auto with_codes(int group, const F& f) {
+  return group == 0    ? f(Codes<0>{})
+         : group == 32 ? f(Codes<32>{})
+         : group == 64 ? f(Codes<64>{})
+                       : f(Codes<128>{});
+}
 template <class F>
 auto with_values(UnitLayout unit, const F& f) {
   switch (unit.type) {
     case ValueType::kFp8:
-      return f(Fp8Values{});
+      return with_codes<Fp8Values>(unit.group, f);
     case ValueType::kInt8:
-      return f(Int8Values{});
+      return with_codes<Int8Values>(unit.group, f);
     case ValueType::kInt4:
-      return unit.group == 0    ? f(Int4Values<0>{})
-             : unit.group == 32 ? f(Int4Values<32>{})
-             : unit.group == 64 ? f(Int4Values<64>{})
-                                : f(Int4Values<128>{});
+      return with_codes<Int4Values>(unit.group, f);
     default:
       return f(NativeValues{});
   }

@@ -72,10 +72,7 @@ class WidenedOperand {
   uint32_t upper_ = 0, lower_ = 0;
 };
 
-// Codes of 8 bits as they are, by codes of x. An instruction takes 64 columns, and of each 32 it
-// has the lane t of four give the fours 2 t and 2 t + 1, where units give it t and t + 4: so the
-// fours of x lie as 0, 4, 1, 5, 2, 6, 3, 7 (quantise_x.cuh), and A and metadata are put into that
-// order.
+// Codes of 8 bits as they are, by codes of x.
 template <class Codes>
 class CodesOperand {
  public:
@@ -91,13 +88,9 @@ class CodesOperand {
     FS_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int pair = 2 * panel + i;  // of steps: 64 columns
-      const uint4& v = unit.values[pair];
-      a.values[i][0] = prmt(v.x, v.y, Codes::kUpper);
-      a.values[i][1] = prmt(v.x, v.y, Codes::kLower);
-      a.values[i][2] = prmt(v.z, v.w, Codes::kUpper);
-      a.values[i][3] = prmt(v.z, v.w, Codes::kLower);
+      order_values<Codes>(a.values[i], unit.values[pair]);
       const uint4& of = unit.metadata;
-      a.metadata[i] = interleave(pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w);
+      a.metadata[i] = order_metadata(pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w);
     }
   }
 
@@ -106,15 +99,6 @@ class CodesOperand {
     Codes::template multiply<tokens>(sums, a.values[0], x, a.metadata[0]);
     Codes::template multiply<tokens>(sums, a.values[1], wgmma_moved(x, kHalfPanelBytes),
                                      a.metadata[1]);
-  }
-
- private:
-  // Of two neighbours the even lane has the fours 0 to 3 of a step, the odd one 4 to 7, both of two
-  // rows: after this the even one has all of the upper row, the odd one all of the lower.
-  static __device__ __forceinline__ uint32_t interleave(uint32_t own) {
-    const uint32_t other = __shfl_xor_sync(~0u, own, 1);
-    const uint32_t bytes = prmt(own, other, threadIdx.x % 2 ? 0x3726 : 0x5140);
-    return (bytes & 0xf00ff00f) | (bytes & 0x00f000f0) << 4 | (bytes & 0x0f000f00) >> 4;
   }
 };
 

@@ -137,8 +137,7 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (!is_compiled(kWgmmaShapes[shape], unit)) continue;
     // Wide tiles of few tokens take the same time for A in registers.
-    if (unit.type == ValueType::kInt4 &&
-        kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
+    if (has_few_shapes(unit) && kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
       continue;
     for (int down = 1; down <= kMostCluster; down *= 2) {
       for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {

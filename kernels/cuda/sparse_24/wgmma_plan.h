@@ -41,14 +41,16 @@ constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLa
   return unit.type == ValueType::kNative || units < 1 ? 1 : units < 3 ? units : 3;
 }
 
-// Whether values are compiled in a shape: those of 4 bits in one for each number of tokens, but
+// Whether values are compiled in a few shapes only: those of 4 bits, and with scales of groups.
+constexpr bool has_few_shapes(UnitLayout unit) {
+  return unit.type == ValueType::kInt4 || unit.group > 0;
+}
+// Whether values are compiled in a shape: where there are few in one for each number of tokens, but
 // 192.
 constexpr bool is_compiled(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit) {
-  return unit.type != ValueType::kInt4 ||
+  return !has_few_shapes(unit) ||
          (shape.tokens != 192 && shape.groups == (shape.tokens == 64 ? 3 : 2));
 }
-
-inline constexpr int64_t kMostInt8Cols = 1 << 18;  // half of them times 127 * 128 is an int32
 
 // Where there are blocks behind each other, what they all give to this one of their sums: in shared
 // memory, beside barriers and the stages of x.

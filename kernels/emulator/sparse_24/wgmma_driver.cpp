@@ -7,16 +7,19 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Codes in the shapes that differ in what is done with them: units that are loaded at once.
+// Codes in the shapes that differ in what is done with them: units that are loaded at once. Of
+// those of 8 bits with scales of groups, fp8 by 128 columns and int8 by 32.
 template <class Values, class Type>
 auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = WidenedOperand<Type, Values>;
-  if constexpr (Values::kLayout.type != ValueType::kInt4) {
+  constexpr UnitLayout kUnit = Values::kLayout;
+  if constexpr (!has_few_shapes(kUnit)) {
     if (shape.tokens == 64 && shape.groups == 2)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
     if (shape.tokens == 64 && shape.groups == 4)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 4>>;
-  } else {
+  } else if constexpr (kUnit.type == ValueType::kInt4 ||
+                       kUnit.group == (kUnit.type == ValueType::kFp8 ? 128 : 32)) {
     if (shape.tokens == 64 && shape.groups == 3)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
   }

@@ -2,4 +2,4 @@
 #include "cuda/sparse_24/linear.cuh"
 
 template const flashsparse::sparse_24::Compiled*
-flashsparse::sparse_24::compiled_linear<flashsparse::sparse_24::Int8Values>();
+flashsparse::sparse_24::compiled_linear<flashsparse::sparse_24::Fp8Values<64>>();

@@ -2,4 +2,4 @@
 #include "cuda/sparse_24/wgmma.cuh"
 
 template const flashsparse::sparse_24::WgmmaCompiled*
-flashsparse::sparse_24::compiled_wgmma<flashsparse::sparse_24::Fp8Values>();
+flashsparse::sparse_24::compiled_wgmma<flashsparse::sparse_24::Fp8Values<64>>();
