@@ -25,26 +25,11 @@ import _serve_tables
 import _spmm_goals
 import _spmm_tables
 import choices
+import sparse_24.tables
 import tiled_csl.tables
 from _markdown import Result, conditions, gpu_conditions, markdown, mean_of
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = (
-    "README.md",
-    "docs/attention.md",
-    "docs/choose.md",
-    "docs/cpu.md",
-    "docs/dense.md",
-    "docs/evaluate.md",
-    "docs/kernels-notes.md",
-    "docs/kernels-results.md",
-    "docs/models.md",
-    "docs/nm.md",
-    "docs/pruning.md",
-    "docs/recover.md",
-    "docs/values.md",
-    "docs/vllm.md",
-)
 MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)", re.S)
 
 
@@ -256,7 +241,7 @@ def nm(result: Result) -> str:
         own = [row for row in rows if least <= math.prod(map(int, row["shape"].split("x"))) < most]
         cells = []
         for pattern in dict.fromkeys(row["pattern"] for row in own):
-            lines = {pattern if pattern.startswith("cuSPARSELt") else f"**{pattern}**": "us"}
+            lines = {f"**{pattern}**" if pattern[0].isdigit() else pattern: "us"}
             if any("cusparselt_us" in row for row in own if row["pattern"] == pattern):
                 lines[f"{pattern}, cuSPARSELt"] = "cusparselt_us"
             for name, figure in lines.items():
@@ -436,6 +421,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm": nm,
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
+    "codes_24": sparse_24.tables.codes,
     "spmm_shares": tiled_csl.tables.shares,
     "spmm_goals": tiled_csl.tables.missed,
     "spmm_cycles": tiled_csl.tables.cycles,
@@ -478,8 +464,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     check = parser.parse_args().check
     stale = 0
-    for name in DOCUMENTS:
-        path = ROOT / name
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        name = path.relative_to(ROOT)
         old, new = path.read_text(), rewritten(path.read_text())
         if old == new:
             continue

@@ -84,7 +84,7 @@ Tensor sparse_24_linear_rounded(const Tensor& x, const Tensor& units, const Tens
   const bool has_mma = packed.layout.type == ValueType::kInt8 || gpu.fp8_mma;
   FS_CHECK(gpu.hopper || has_mma, "activations of fp8_e4m3 need compute capability 8.9, 9.0 or ",
            "12.x. Remedy: sparse_24_linear, which multiplies 16-bit ones");
-  const int64_t few = few_tokens.value_or(sparse_24::kRoundedFewTokens);
+  const int64_t few = few_tokens.value_or(sparse_24::rounded_few_tokens(rows, inputs.in_features));
   if (gpu.hopper && (!has_mma || inputs.tokens > few)) {
     wgmma_rounded_product(inputs, packed, gpu, std::nullopt, y);
   } else {
