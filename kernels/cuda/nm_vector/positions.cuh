@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The index of nm_vector, eight positions at a time: they take as many bytes as one has bits.
+#pragma once
+#include "common/memory.cuh"
+
+namespace flashsparse::nm_vector {
+
+// `count` positions, eight or fewer, that begin at a byte. Bits above them may be anything. Word
+// holds eight.
+template <class Word>
+__device__ __forceinline__ Word load_positions(const uint8_t* from, int bits, int count) {
+  Word positions = 0;
+  for (int bit = 0; bit < count * bits; bit += 8) {
+    positions |= static_cast<Word>(load_readonly(from + bit / 8)) << bit;
+  }
+  return positions;
+}
+
+}  // namespace flashsparse::nm_vector
