@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from emulation import EACH_BUILD, RACE_EXIT_CODE, SEEDS, run_without_each_barrier
+from emulation import (
+    EACH_BUILD,
+    RACE_EXIT_CODE,
+    SEEDS,
+    SYNCTHREADS,
+    compile_driver,
+    with_switched_barriers,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -238,13 +245,15 @@ def test_garbage_stays_in_bounds(driver):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "barriers"), [("unpack", 3), ("validate", 1)])
-def test_every_barrier_is_needed(name, barriers):
+@pytest.mark.parametrize(
+    ("name", "barrier", "count"),
+    [("unpack", SYNCTHREADS, 1), ("unpack", r"__syncwarp\(\);", 3), ("validate", SYNCTHREADS, 1)],
+)
+def test_every_barrier_is_needed(name, barrier, count):
     cases = [random_case((40, 700), PatternOptions(n=2, m=4, vector_length=8), 2)]
-    mutants = run_without_each_barrier(
-        f"cuda/nm_vector/{name}.cuh", f"nm_vector/{name}_driver",
-        lambda binary, **without: run(binary, cases, **without),
-    )  # fmt: skip
-    assert len(mutants) == barriers
-    for ran in mutants:
-        assert ran.returncode == RACE_EXIT_CODE and b"data race" in ran.stderr
+    headers, places = with_switched_barriers([f"cuda/nm_vector/{name}.cuh"], barrier)
+    assert len(places) == count
+    binary = compile_driver(f"nm_vector/{name}_driver", "thread", headers)
+    for number, place in enumerate(places):
+        ran = run(binary, cases, WITHOUT=str(number))
+        assert ran.returncode == RACE_EXIT_CODE and b"data race" in ran.stderr, place

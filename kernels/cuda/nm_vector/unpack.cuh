@@ -19,7 +19,6 @@
 namespace flashsparse::nm_vector {
 
 inline constexpr int kUnpackWarps = kUnpackThreads / kLanes;
-inline constexpr int kUnpackWords = kMostUnpackColumns / 32;  // of bits of a group
 
 // A float as bits of a weight's dtype: Float16, BFloat16 or float.
 template <class Type>
@@ -41,8 +40,7 @@ struct NativeValues {
   using Value = Word;
   struct Row {
     const Value* values;
-    __device__ __forceinline__ void enter_column(int) {}
-    __device__ __forceinline__ Value operator[](int entry) const {
+    __device__ __forceinline__ Value at(int entry, int) const {
       return load_readonly(values + entry);
     }
   };
@@ -62,13 +60,11 @@ struct CodedValues {
     int group_shift;            // log2 of so many columns
     float scale;
 
-    // Eight columns from one that is a multiple of eight have the same scale.
-    __device__ __forceinline__ void enter_column(int column) {
+    __device__ __forceinline__ Value at(int entry, int column) const {
+      float own = scale;
       if (group_scales)
-        scale = Bits<Type>::number(load_readonly(group_scales + (column >> group_shift)));
-    }
-    __device__ __forceinline__ Value operator[](int entry) const {
-      return Bits<Type>::of(number(entry) * scale);
+        own = Bits<Type>::number(load_readonly(group_scales + (column >> group_shift)));
+      return Bits<Type>::of(number(entry) * own);
     }
     __device__ __forceinline__ float number(int entry) const {
       if constexpr (kType == ValueType::kInt4) {
@@ -156,123 +152,99 @@ __device__ __forceinline__ UnpackPart unpack_part(const Extent& extent, const Un
           min(tiles.windows * extent.m, cols - col)};
 }
 
-// Sets the bit of each column that a group of the part keeps. `used` holds zeros. Positions may be
-// anything: those beyond the part's columns are left out.
-__device__ __forceinline__ void set_used(const uint8_t* __restrict__ index, const UnpackPart& part,
-                                         const Extent& extent, uint32_t* used) {
+// Lists the column of each entry of the part's groups, counted from the part's first. Positions may
+// be anything: those beyond its columns become `beyond`.
+__device__ __forceinline__ void list_columns(const uint8_t* __restrict__ index,
+                                             const UnpackPart& part, const Extent& extent,
+                                             int beyond, uint16_t* columns) {
   const int n = extent.n, bits = extent.bits, entries = part.windows * n;
   // Of the part's first group, at its first window.
-  index += (part.row >> extent.length_shift) * extent.index_bytes + part.window / 8 * n * bits;
+  index += (part.row >> extent.length_shift) * extent.index_bytes;
+  index += static_cast<int64_t>(part.window) * n * bits / 8;
   const uint32_t eights = (entries + 7) / 8;
   for (uint32_t i = threadIdx.x; i < part.groups * eights; i += kUnpackThreads) {
-    const int group = i / eights, first = i % eights * 8, count = min(entries - first, 8);
+    const int group = i / eights, first = (i - group * eights) * 8, count = min(entries - first, 8);
     auto positions = load_positions<uint64_t>(index + group * extent.index_bytes + first / 8 * bits,
                                               bits, count);
-    uint32_t* const words = used + group * kUnpackWords;
-    int begin = first / n * extent.m, left = n - first % n, word = 0;
-    uint32_t mask = 0;  // of that word
+    uint16_t* const to = columns + group * entries + first;
+    const int window = first / n;
+    int begin = window * extent.m, left = n - (first - window * n);
+    FS_NO_UNROLL
     for (int e = 0; e < count; ++e) {
-      const int col = begin + static_cast<int>(positions & ((1u << bits) - 1));
+      const int column = begin + static_cast<int>(positions & ((1u << bits) - 1));
       positions >>= bits;
-      if (col < part.cols) {
-        if (col / 32 != word) {
-          if (mask) atomicOr(words + word, mask);
-          word = col / 32;
-          mask = 0;
-        }
-        mask |= 1u << col % 32;
-      }
+      to[e] = static_cast<uint16_t>(column < part.cols ? column : beyond);
       if (--left == 0) {
         begin += extent.m;
         left = n;
       }
     }
-    if (mask) atomicOr(words + word, mask);
   }
 }
 
-// How many bits of a group come before each of its words.
-__device__ __forceinline__ void count_before(const uint32_t* used, int words, uint32_t* before) {
-  const int lane = threadIdx.x % kLanes;
-  uint32_t sum = 0;
-  for (int first = 0; first < words; first += kLanes) {
-    const uint32_t own = first + lane < words ? __popc(used[first + lane]) : 0;
-    uint32_t end = own;
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      const uint32_t lower = __shfl_up_sync(kAllLanes, end, distance);
-      if (lane >= distance) end += lower;
-    }
-    if (first + lane < words) before[first + lane] = sum + end - own;
-    sum += __shfl_sync(kAllLanes, end, kLanes - 1);
-  }
-}
-
-__device__ __forceinline__ void store_weights(uint16_t* to, const uint16_t (&values)[8]) {
-  const auto pair = [&](int i) { return values[i] | static_cast<uint32_t>(values[i + 1]) << 16; };
-  store_global(reinterpret_cast<uint4*>(to), make_uint4(pair(0), pair(2), pair(4), pair(6)));
-}
-__device__ __forceinline__ void store_weights(uint32_t* to, const uint32_t (&values)[4]) {
-  store_global(reinterpret_cast<uint4*>(to),
-               make_uint4(values[0], values[1], values[2], values[3]));
-}
+// Writes a row of `count` weights that lie in shared memory.
 template <class Value>
-__device__ __forceinline__ void store_weights(Value* to, const Value (&values)[1]) {
-  store_global(to, values[0]);
-}
-
-// Writes a row of the part, kChunk columns a lane. `used` and `before` are those of its group.
-template <int kChunk, class Row, class Value>
-__device__ __forceinline__ void write_row(Row row, const UnpackPart& part, int n,
-                                          const uint32_t* used, const uint32_t* before, Value* to) {
-  for (int col = threadIdx.x % kLanes * kChunk; col < part.cols; col += kLanes * kChunk) {
-    const uint32_t mask = used[col / 32], bits = mask >> col % 32;
-    int entry = part.window * n + before[col / 32] + __popc(mask & lanes_below(col % 32));
-    row.enter_column(part.col + col);
-    Value values[kChunk];
-    FS_UNROLL
-    for (int i = 0; i < kChunk; ++i) {
-      values[i] = 0;
-      if (bits >> i & 1) values[i] = row[entry++];
+__device__ __forceinline__ void write_row(uint32_t from, int count, bool whole, Value* to) {
+  constexpr int kChunk = sizeof(uint4) / sizeof(Value);
+  const int lane = threadIdx.x % kLanes;
+  if (whole) {
+    FS_UNROLL_BY(2)
+    for (int i = lane; i < count / kChunk; i += kLanes) {
+      store_global(reinterpret_cast<uint4*>(to) + i,
+                   load_shared<uint4>(from + i * uint32_t{sizeof(uint4)}));
     }
-    store_weights(to + col, values);
+  } else {
+    FS_UNROLL_BY(2)
+    for (int i = lane; i < count; i += kLanes) {
+      store_global(to + i, load_shared<Value>(from + i * uint32_t{sizeof(Value)}));
+    }
   }
 }
 
 // Writes every element of weight [rows, cols], zeros included. Values is NativeValues or
 // CodedValues. Whatever the tensors hold, no access leaves them: that the result is the weight that
 // was packed is proven by `validate`, once, at load.
-// Launch with tiles.count() blocks of kUnpackThreads.
+// Launch with tiles.count() blocks of kUnpackThreads and tiles.shared_bytes() of dynamic shared
+// memory.
 template <class Values>
-__global__ void __launch_bounds__(kUnpackThreads, 4)
+__global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const Values stored, const uint8_t* __restrict__ index, const Extent extent,
                   const UnpackTiles tiles, int64_t rows, int cols,
                   typename Values::Value* __restrict__ weight) {
-  constexpr int kChunk = sizeof(uint4) / sizeof(typename Values::Value);
-  FS_SHARED(uint32_t, used, kUnpackRows* kUnpackWords);
-  FS_SHARED(uint32_t, before, kUnpackRows* kUnpackWords);
-  const int warp = threadIdx.x / kLanes;
+  using Value = typename Values::Value;
+  constexpr int kChunk = sizeof(uint4) / sizeof(Value);
+  FS_DYNAMIC_SHARED(dynamic);
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int row_bytes = tiles.row_bytes(extent, sizeof(Value));
+  const int beyond = tiles.windows * extent.m;
+  auto* const columns = reinterpret_cast<uint16_t*>(dynamic + kUnpackWarps * row_bytes);
+  const uint32_t own = shared_address(dynamic) + warp * row_bytes;
   const UnpackPart part = unpack_part(extent, tiles, rows, cols);
-  const int words = (part.cols + 31) / 32;
+  const int entries = part.windows * extent.n;
 
-  for (int i = threadIdx.x; i < part.groups * kUnpackWords; i += kUnpackThreads) used[i] = 0;
+  list_columns(index, part, extent, beyond, columns);
   __syncthreads();
-  set_used(index, part, extent, used);
-  __syncthreads();
-  for (int group = warp; group < part.groups; group += kUnpackWarps) {
-    count_before(used + group * kUnpackWords, words, before + group * kUnpackWords);
-  }
-  __syncthreads();
-
-  const bool whole = cols % kChunk == 0 && reinterpret_cast<uintptr_t>(weight) % sizeof(uint4) == 0;
+  const bool whole =
+      (cols | part.col) % kChunk == 0 && reinterpret_cast<uintptr_t>(weight) % sizeof(uint4) == 0;
   for (int r = warp; r < part.rows; r += kUnpackWarps) {
-    const int group = (r >> extent.length_shift) * kUnpackWords;
-    const auto row = stored.row(part.row + r);
-    auto* const to = weight + ((part.row + r) * int64_t{cols} + part.col);
-    if (whole) {
-      write_row<kChunk>(row, part, extent.n, used + group, before + group, to);
-    } else {
-      write_row<1>(row, part, extent.n, used + group, before + group, to);
+    FS_NO_UNROLL
+    for (int i = lane; i < row_bytes / int{sizeof(uint4)}; i += kLanes) {
+      store_shared(own + i * uint32_t{sizeof(uint4)}, make_uint4(0, 0, 0, 0));
     }
+    __syncwarp();
+    const auto row = stored.row(part.row + r);
+    const uint16_t* const places = columns + (r >> extent.length_shift) * entries;
+    const int first = part.window * extent.n;
+    FS_UNROLL_BY(4)
+    for (int entry = lane; entry < entries; entry += kLanes) {
+      const int place = places[entry];
+      const Value value = row.at(first + entry, min(part.col + place, cols - 1));
+      // Two entries share a place only beyond the weight, or where `validate` refuses the tensors.
+      if (place < beyond) store_shared(own + place * uint32_t{sizeof(Value)}, value);
+    }
+    __syncwarp();
+    write_row(own, part.cols, whole, weight + ((part.row + r) * int64_t{cols} + part.col));
+    __syncwarp();  // the next row takes this one's place
   }
 }
 

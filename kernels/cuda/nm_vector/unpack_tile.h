@@ -4,27 +4,42 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/nm_vector/extent.h"
 #include "formats/nm_vector.h"
 
 namespace flashsparse::nm_vector {
 
-inline constexpr int kUnpackThreads = 256;
-inline constexpr int kUnpackRows = 16;           // of a tile, from one group or several
-inline constexpr int kMostUnpackColumns = 2048;  // that a tile has
+inline constexpr int kUnpackThreads = 128;
+inline constexpr int kUnpackRows = 8;        // of a tile, from one group or several
+inline constexpr int kUnpackColumns = 1024;  // of a tile, or almost as many
 
-// How the columns of a weight are cut: into tiles of so many windows, of 512 columns or more where
-// the weight has as many. They are a multiple of 8, so that a tile begins with a byte of the index
-// and a vector of the weight.
+// How the columns of a weight are cut: into tiles of so many windows. Where their width allows it
+// they begin with a vector of the weight, and always with a byte of the index.
 struct UnpackTiles {
   int windows, across;
 
   static constexpr UnpackTiles of(const Pattern& pattern, int64_t cols) {
-    const int64_t windows = 8 * std::max<int64_t>(128 / pattern.m, 1);
+    int64_t least = 1;  // eight windows end with a byte and a vector, of more than 128 columns one
+    const auto ends = [&] {
+      return least * pattern.n * pattern.index_bits() % 8 == 0 && least * pattern.m % 8 == 0;
+    };
+    while (!ends() && 2 * least * pattern.m <= kUnpackColumns) least *= 2;
+    const int64_t windows = least * std::max<int64_t>(kUnpackColumns / (least * pattern.m), 1);
     const int64_t across = (pattern.windows(cols) + windows - 1) / windows;
     return {static_cast<int>(windows), static_cast<int>(across)};
   }
   constexpr int64_t count(int64_t rows) const {
     return (rows + kUnpackRows - 1) / kUnpackRows * across;
+  }
+  // Where a warp has a row.
+  FS_HOST_DEVICE constexpr int row_bytes(const Extent& extent, int value_bytes) const {
+    return (windows * extent.m * value_bytes + 15) / 16 * 16;
+  }
+  // Less than 48 KB.
+  constexpr int shared_bytes(const Extent& extent, int value_bytes) const {
+    const int groups = std::max(kUnpackRows >> extent.length_shift, 1);
+    const int places = groups * windows * extent.n * static_cast<int>(sizeof(uint16_t));
+    return kUnpackThreads / 32 * row_bytes(extent, value_bytes) + places;
   }
 };
 

@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
                   const auto weight = driver::device_array<Value>(rows * cols);
                   std::memset(weight.get(), 0xff, rows * cols * sizeof(Value));
                   simt::launch(static_cast<unsigned>(tiles.count(rows)), kUnpackThreads,
-                               given->seed, [&] {
+                               tiles.shared_bytes(extent, sizeof(Value)), given->seed, [&] {
                                  unpack_kernel(values, given->index.get(), extent, tiles, rows,
                                                static_cast<int>(cols), weight.get());
                                });
