@@ -10,8 +10,11 @@ namespace flashsparse::nm_vector {
 template <class Word>
 __device__ __forceinline__ Word load_positions(const uint8_t* from, int bits, int count) {
   Word positions = 0;
-  for (int bit = 0; bit < count * bits; bit += 8) {
-    positions |= static_cast<Word>(load_readonly(from + bit / 8)) << bit;
+  FS_UNROLL  // so that all loads are on their way at once
+      for (int byte = 0; byte < static_cast<int>(sizeof(Word)); ++byte) {
+    if (byte * 8 < count * bits) {
+      positions |= static_cast<Word>(load_readonly(from + byte)) << byte * 8;
+    }
   }
   return positions;
 }

@@ -40,6 +40,7 @@ __device__ __forceinline__ void count_values(const uint8_t* __restrict__ values,
     counter.add(four.x), counter.add(four.y), counter.add(four.z), counter.add(four.w);
   }
   if (thread != 0) return;
+  FS_NO_UNROLL
   for (int64_t i = count * sizeof(uint4); i < bytes; i += sizeof(uint32_t)) {
     uint32_t word = 0;
     for (int byte = 0; byte < 4 && i + byte < bytes; ++byte) {
@@ -65,6 +66,7 @@ class PositionRule {
   // in its window, `count` how many there are.
   __device__ __forceinline__ Word free_entries(int phase, int count) const {
     Word starts = count < 8 ? ~Word{0} << count * bits_ : 0;
+    FS_NO_UNROLL
     for (int e = phase ? n_ - phase : 0; e < 8; e += n_) starts |= Word{1} << e * bits_;
     return starts;
   }
@@ -92,6 +94,7 @@ class PositionRule {
 __device__ __forceinline__ int broken_window(const uint8_t* index, int first, int count, int n,
                                              int m, int bits) {
   int entry = first;
+  FS_NO_UNROLL
   for (; entry < first + count - 1; ++entry) {
     const uint32_t own = position(index, entry, bits);
     if (own >= static_cast<uint32_t>(m)) break;
@@ -112,6 +115,7 @@ __device__ __forceinline__ int64_t check_index(const uint8_t* __restrict__ index
   for (int64_t group = static_cast<int64_t>(blockIdx.x) * kValidateWarps + threadIdx.x / kLanes;
        group < groups; group += warps) {
     const uint8_t* const own = index + group * extent.index_bytes;
+    FS_UNROLL_BY(2)
     for (int first = lane * 8; first < extent.kept; first += kLanes * 8) {
       const int count = min(extent.kept - first, 8);
       const auto positions = load_positions<Word>(own + first / 8 * bits, bits, count);
@@ -150,12 +154,14 @@ __device__ __forceinline__ int64_t check_edge(const uint8_t* __restrict__ values
   const int last = extent.windows - 1, beyond = cols - last * extent.m;  // positions from here on
   if (beyond == extent.m && !fills) return kNothingBroken;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kValidateThreads;
+  FS_NO_UNROLL
   for (int64_t r = static_cast<int64_t>(blockIdx.x) * kValidateThreads + threadIdx.x; r < rows;
        r += threads) {
     const uint8_t* const row = values + r * row_bytes;
     if (fills) counter.nonzeros -= load_field(row, extent.kept, fields.bits) != 0;
     const int64_t group = r >> extent.length_shift;
     const uint8_t* const own = index + group * extent.index_bytes;
+    FS_NO_UNROLL
     for (int entry = extent.kept - extent.n; entry < extent.kept; ++entry) {
       if (position(own, entry, extent.bits) < static_cast<uint32_t>(beyond)) continue;
       const uint32_t field = load_field(row, entry, fields.bits);
@@ -176,10 +182,18 @@ __global__ void __launch_bounds__(kValidateThreads, 4)
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   Counter counter{fields};
-  count_values(values, rows * fields.row_bytes(extent.kept), counter);
-  const int64_t groups = extent.groups(rows);
-  int64_t broken = extent.bits <= 4 ? check_index<uint32_t>(index, extent, groups)
-                                    : check_index<uint64_t>(index, extent, groups);
+  int64_t broken = kNothingBroken;
+  // Values wait for memory and positions for its latency: blocks begin with the one or the other.
+  FS_NO_UNROLL
+  for (uint32_t pass = blockIdx.x; pass < blockIdx.x + 2; ++pass) {
+    if (pass % 2 == 0) {
+      count_values(values, rows * fields.row_bytes(extent.kept), counter);
+    } else if (extent.bits <= 4) {
+      broken = check_index<uint32_t>(index, extent, extent.groups(rows));
+    } else {
+      broken = check_index<uint64_t>(index, extent, extent.groups(rows));
+    }
+  }
   broken = least(broken, check_edge(values, index, extent, rows, cols, counter));
   if (counter.nan) broken = kNanFound;
 
