@@ -16,13 +16,6 @@ from _markdown import Result, gpu_conditions, markdown
 
 ZEROS = (50.0, 62.5, 75.0, 87.5)  # percent
 HALVES = ("bfloat16", "float16")
-PROFILE = {
-    "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-    "shared memory": "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
-    "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
-}
-STALLED = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio")
 
 
 @dataclass(frozen=True)
@@ -196,30 +189,4 @@ def fixed(result: Result) -> str:
         cells.append(line)
     names = ("µs beside bytes", "TB/s", "µs at 87.5%")
     header = ["", *(f"{name}, {tokens}" for tokens in ("1 token", "8 tokens") for name in names)]
-    return markdown(header, cells) + gpu_conditions(result["about"])
-
-
-def profile(result: Result) -> str:
-    """What single launches use of the GPU, as Nsight Compute counts it."""
-    launches: dict[tuple[str, ...], dict[str, float]] = {}
-    for row in result["rows"]:
-        point = tuple(str(row[name]) for name in ("shape", "pattern", "tokens", "dtype", "kernel"))
-        if isinstance(row.get("value"), (int, float)):
-            launches.setdefault(point, {})[row["metric"]] = row["value"]
-    cells = []
-    for (shape, pattern, tokens, _, kernel), metrics in launches.items():
-        name = kernel.split("<")[0].split("::")[-1].removeprefix("void ")
-        shares = [f"{metrics[each]:.0f}%" if each in metrics else "" for each in PROFILE.values()]
-        begin, end = STALLED
-        stalls = {
-            metric.removeprefix(begin).removesuffix(end): value
-            for metric, value in metrics.items()
-            if metric.startswith(begin) and metric.endswith(end)
-        }
-        worst = sorted(stalls, key=lambda each: -stalls[each])[:2]
-        time = f"{metrics['gpu__time_duration.sum'] / 1000:.1f}"
-        cells.append(
-            [f"{shape}, {pattern}, {tokens} tokens: `{name}`", time, *shares, ", ".join(worst)]
-        )
-    header = ["", "µs", *PROFILE, "warps wait for"]
     return markdown(header, cells) + gpu_conditions(result["about"])

@@ -442,7 +442,6 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_shapes": nm_shapes,
     "nm_goals": _nm_goals.goals,
     "nm_fixed": _nm_goals.fixed,
-    "nm_profile": _nm_goals.profile,
     "spmm_shares": tiled_csl.tables.shares,
     "spmm_goals": tiled_csl.tables.missed,
     "spmm_cycles": tiled_csl.tables.cycles,
