@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// nm_vector -> dense on the GPU, a block a tile.
+// nm_vector -> dense on the GPU, a block a tile of some rows by whole windows.
 //
-// Positions become a bit for each column of a group, as in the packer, and the number of bits
-// before a column says which of the row's values is there: so values are read, and rows written, in
+// The block lists the column of each entry once for each group of its rows. Then a warp makes a
+// row: it clears the row in shared memory, stores each value at its column there, and writes it in
 // order.
 #pragma once
 #include <type_traits>
