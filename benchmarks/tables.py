@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import _nm_goals
 import _results
 import _serve_tables
 import _spmm_goals
@@ -285,6 +286,22 @@ def nm_steps(result: Result) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"]) + "\n"
 
 
+def nm_shapes(result: Result) -> str:
+    """The fastest launch of each shape of NM-SpMM's Table II: TFLOP/s and tile, zeros across."""
+    rows = result["rows"]
+    zeros = sorted({row["zeros"] for row in rows})
+    cells = []
+    for part in sorted({row["part"] for row in rows}):
+        own = [row for row in rows if row["part"] == part]
+        line = [f"{part}: {own[0]['shape']}, {own[0]['tokens']} tokens"]
+        for share in zeros:
+            best = max((row for row in own if row["zeros"] == share), key=lambda r: r["tflops"])
+            line.append(f"{best['tflops']:.1f} ({best['launch'].split()[0]})")
+        cells.append([*line, f"{own[0]['dense_tflops']:.1f}"])
+    header = ["TFLOP/s (tile), zeros:", *(f"{share:.1%}" for share in zeros), "cuBLAS"]
+    return markdown(header, cells) + gpu_conditions(result["about"]) + "\n"
+
+
 def nm_means(rows: Sequence[Result], pattern: str, tokens: Sequence[int], figure: str) -> list[str]:
     """Geometric means of dense time / another time, by tokens."""
     found = [
@@ -422,6 +439,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
     "codes_24": sparse_24.tables.codes,
+    "nm_shapes": nm_shapes,
+    "nm_goals": _nm_goals.goals,
+    "nm_fixed": _nm_goals.fixed,
     "spmm_shares": tiled_csl.tables.shares,
     "spmm_goals": tiled_csl.tables.missed,
     "spmm_cycles": tiled_csl.tables.cycles,

@@ -28,7 +28,9 @@ PANELS = tuple(VECTORS_STORED.prepare("cpu").tensors.values())
 VECTORS_STORED = tuple(VECTORS_STORED.tensors.values())
 CODES = {"values": "int4", "group": 32}
 CODED = VECTORS.model_copy(update=CODES).model_dump()
-CODED_PANELS = fs.pack(REGULAR, "nm_vector", CODED).prepare("cpu")
+CODED_STORED = fs.pack(REGULAR, "nm_vector", CODED)
+CODED_PANELS = CODED_STORED.prepare("cpu")
+*CODED_STORED, CODED_SCALE = CODED_STORED.tensors.values()
 CODED_PANELS, PANEL_SCALES = CODED_PANELS.tensors, CODED_PANELS.tensors["scales"]
 CODED_PANELS = (CODED_PANELS["values"], CODED_PANELS["columns"])
 CODED_ROWS = fs.pack(REGULAR, "nm_vector", {**CODED, "vector_length": 1}).prepare("cpu")
@@ -91,9 +93,16 @@ SAMPLES = {
         (x(torch.float16), *RUNNING, OUT, torch.bfloat16, bias()),
     ],
     "nm_vector_pack": [(REGULAR, *PATTERN), (REGULAR.float(), *PATTERN)],
-    "nm_vector_unpack": [(*VECTORS_STORED, OUT, IN, *PATTERN, torch.bfloat16)],
-    "nm_vector_validate": [(*VECTORS_STORED, OUT, IN, *PATTERN)],
+    "nm_vector_unpack": [
+        (*VECTORS_STORED, OUT, IN, *PATTERN, torch.bfloat16),
+        (*CODED_STORED, OUT, IN, *PATTERN, torch.bfloat16, CODED_SCALE, "int4", 32),
+    ],
+    "nm_vector_validate": [
+        (*VECTORS_STORED, OUT, IN, *PATTERN),
+        (*CODED_STORED, OUT, IN, *PATTERN, "int4"),
+    ],
     "nm_vector_linear": [
+        (x(), *CODED_STORED, OUT, *PATTERN, torch.bfloat16, bias(), CODED_SCALE, "int4", 32),
         (x(), *VECTORS_STORED, OUT, *PATTERN, torch.bfloat16),
         (x(torch.bfloat16), *VECTORS_STORED, OUT, *PATTERN, torch.bfloat16, bias()),
     ],

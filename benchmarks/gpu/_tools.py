@@ -19,17 +19,14 @@ from typing import Any
 
 from _device import Budget
 
-SPMM = Path(__file__).with_name("spmm.py")
 SANITIZERS = ("memcheck", "racecheck")
 FAILED = 86  # exit code of compute-sanitizer if it found something
-
-# Layer, tokens, percent of zeros.
-PROFILED = (("28672x7168", 16, 80), ("12288x12288", 8, 70), ("36864x9216", 32, 90))
 
 # The metrics of ncu that tell which resource binds the kernel.
 METRICS = re.compile(
     r"""gpu__time_duration\.sum | sm__cycles_elapsed\.max | launch__.*
     | dram__bytes(_read|_write)?\.sum | dram__throughput\..*pct.*
+    | lts__throughput\..*pct.* | lts__t_(bytes|sectors_op_read)\.sum
     | lts__t_sector_hit_rate\.pct | l1tex__data_pipe_lsu_wavefronts(_mem_shared.*)?\..*
     | l1tex__data_bank_conflicts_pipe_lsu_mem_shared.*
     | smsp__inst_executed(_op_shared_..)?\.sum
@@ -50,6 +47,10 @@ ADDED = (
     "smsp__inst_executed_op_shared_ld.sum",
     "smsp__inst_executed_op_shared_st.sum",
     "dram__bytes_read.sum",
+)
+TENSOR = (
+    "sm__pipe_tensor_type_hmma_hgmma_qgmma_imma_igmma_bmma_bgmma_cycles_active"
+    ".avg.pct_of_peak_sustained_elapsed"
 )
 EMULATED = Path(__file__).parents[2] / "kernels" / "wavefronts.csv"
 
@@ -117,33 +118,40 @@ def sanitize(out: Path, budget: Budget, program: Path, *options: str) -> bool:
     return good
 
 
-def profile(format: str, out: Path, budget: Budget) -> list[dict[str, Any]]:
+def profile(
+    program: Path, points: Sequence[dict[str, Any]], out: Path, budget: Budget, *options: str
+) -> list[dict[str, Any]]:
     """Profiles one call of a few points with ncu.
 
+    Args:
+        program: What makes the call, with --one and the values of a point.
+        points: What to call, by name, in the order in which --one takes the values.
+        out: Where ncu's own CSV goes.
+        budget: The time for all of them.
+        options: More options of the program.
+
     Returns:
-        Rows of format, shape, tokens, sparsity, kernel, metric, unit, value; ncu's own CSV is in
-        `out`.
+        The rows of `raw_metrics`, with what is in the point.
     """
     ncu = _find("ncu")
     if ncu is None:
         print("profile: ncu was not found")
         return []
     rows: list[dict[str, Any]] = []
-    for index, (shape, tokens, sparsity) in enumerate(PROFILED):
-        name = f"ncu-{format}-{shape}-{tokens}-{sparsity}"
+    for index, point in enumerate(points):
+        asked = [*map(str, point.values())]
+        name = "-".join(["ncu", program.stem, *(re.sub(r"\W+", "_", text) for text in asked)])
         table = out / f"{name}.csv"
         command = [ncu, "--profile-from-start", "off", "--set", "full", "--clock-control", "none"]
         command += ["--page", "raw", "--csv", "--log-file", str(table)]
-        program = [sys.executable, str(SPMM), "--format", format]
-        program += ["--one", shape, str(tokens), str(sparsity)]
-        share = budget.at_most(budget.left / (len(PROFILED) - index))
+        call = [sys.executable, str(program), "--one", *asked, *options]
+        share = budget.at_most(budget.left / (len(points) - index))
         found: list[dict[str, Any]] = []
         # A metric that this ncu or card lacks must not prevent all others.
         for added in (["--metrics", ",".join(ADDED)], []):
             if not found and share.left > 0:
-                code = _run([*command, *added, *program], out / f"{name}.log", share.left)
+                code = _run([*command, *added, *call], out / f"{name}.log", share.left)
                 found = raw_metrics(table.read_text()) if code == 0 and table.exists() else []
-        point = {"format": format, "shape": shape, "tokens": tokens, "sparsity": sparsity}
         rows += [point | row for row in found]
         print(f"profile: {name} " + (f"{len(found)} metrics" if found else f"FAILED ({code})"))
         if not found:
@@ -175,16 +183,17 @@ def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """One line per launch with the most important figures."""
     launches: dict[tuple, dict[str, str]] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("format", "shape", "tokens", "sparsity", "kernel"))
+        point = [str(each) for name, each in row.items() if name not in ("metric", "unit", "value")]
+        key = (" ".join(point), row["kernel"], row.get("sparsity"))
         launches.setdefault(key, {})[row["metric"]] = f"{row['value']} {row['unit']}".strip()
     lines = []
-    for (format, shape, tokens, sparsity, kernel), metrics in launches.items():
+    for (launch, kernel, sparsity), metrics in launches.items():
         stalls = {
             re.sub(r".*stalled_|_per_issue_active\.ratio", "", name): _number(value)
             for name, value in metrics.items()
             if "_stalled_" in name and name.endswith("_per_issue_active.ratio")
         }
-        emulated = emulated_wavefronts(kernel, sparsity)
+        emulated = emulated_wavefronts(kernel, sparsity) if sparsity else None
         worst = sorted(stalls.items(), key=lambda item: -item[1])[:4]
 
         def get(name: str, metrics: dict[str, str] = metrics) -> str:
@@ -200,9 +209,12 @@ def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 
         lines.append(
             {
-                "launch": f"{format} {kernel} {shape} N={tokens} {sparsity}%",
+                "launch": launch,
                 "time": get("gpu__time_duration.sum"),
                 "dram": get("dram__throughput.avg.pct_of_peak_sustained_elapsed"),
+                "L2": get("lts__throughput.avg.pct_of_peak_sustained_elapsed"),
+                "tensor cores": get(TENSOR),
+                "issue": get("smsp__issue_active.avg.pct_of_peak_sustained_active"),
                 "shared data stage": get(
                     "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed"
                 ),

@@ -9,9 +9,10 @@ First every packed tensor is compared with what the CPU packs, over shapes, dens
 places in memory; nothing is timed unless all agree. Then layers of Llama 3 and OPT are timed at 50,
 80 and 90% zeros, or by the patterns that a format has: whole calls as a loader makes them,
 allocation and the wait for the device included, and the time of each kernel alone. Speeds are
-gigabytes of dense weight a second. `bound` is the speed at which the bytes that must move (the
-weight twice, the packed tensors once) pass at this card's copy bandwidth. The bandwidth from main
-memory is printed too, since packing while loading has to keep up with it.
+gigabytes of dense weight a second. In brackets is the share of this card's copy bandwidth that the
+kernels reach with the bytes that must move: to pack the weight twice and the packed tensors once,
+to unpack both once, to validate the packed tensors. The bandwidth from main memory is printed too,
+since packing while loading has to keep up with it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,8 @@ def check(format: str, device: torch.device) -> int:
 def conform(weight: Tensor, format: str, options: Options) -> Tensor:
     """A weight like this one that follows the pattern of the options."""
     own = get_format(format)
+    if options.get("values", "native") != "native":  # codes hold what is finite
+        weight = weight.nan_to_num(0.0, 1.0, -1.0).clamp(-1e3, 1e3)
     return own.conform(weight, own.scheme(weight.dtype, options))
 
 
@@ -143,41 +147,47 @@ def breaches(format: str, device: torch.device) -> int:
         kept = conform(weight, format, options)
         if torch.equal(kept.view(torch.int16), weight.view(torch.int16)):
             continue  # a pattern that keeps all
-        told = []
-        for place in (torch.device("cpu"), device):
-            try:
-                fs.pack(weight.to(place), format, options)
-            except fs.FormatError as error:
-                told.append(str(error))
-        if len(told) != 2 or told[0] != told[1]:
+        weights = (weight, weight.to(device))
+        told = [refusal(partial(fs.pack, each, format, options)) for each in weights]
+        if told[0] is None or told[0] != told[1]:
             raise SystemExit(f"WRONG: a weight that breaks {options} is told of as {told}")
         refused += 1
     return refused
 
 
 def refusals(format: str, device: torch.device) -> int:
-    """Damaged tensors and a weight beyond the format's limits are errors; returns how many."""
+    """Damaged tensors, in the CPU's words, and a weight beyond the format's limits are errors.
+
+    Returns how many.
+    """
     own = _formats.room(format, "damages")
     if own is None:
         return 0
-    packed = fs.pack(any_bits(own.SHAPE, own.DENSITY, torch.bfloat16, 5).to(device), format)
-    calls: list[Callable[[], object]] = []
-    for damage in own.DAMAGES:
+    options = getattr(own, "OPTIONS", {})
+    weight = conform(any_bits(own.SHAPE, own.DENSITY, torch.bfloat16, 5), format, options)
+    packed = fs.pack(weight.to(device), format, options)
+    for number, damage in enumerate(own.DAMAGES):
         broken = _formats.copy_of(packed)
         damage(*broken.tensors.values())
-        calls.append(broken.validate)
+        told = refusal(broken.validate)
+        if told is None or told != refusal(broken.to("cpu").validate):
+            raise SystemExit(f"WRONG: of damage {number} was said: {told}")
     if device.type == "cuda" and torch.cuda.mem_get_info()[0] > 16 << 30:
         large = torch.ones(1, dtype=torch.bfloat16, device=device).expand(own.TOO_LARGE)
-        calls.append(lambda: fs.pack(large, format))
-    for number, call in enumerate(calls):
-        try:
-            call()
-        except (fs.FormatError, RuntimeError) as error:
-            if "CUDA error" in str(error):
-                raise
-            continue
-        raise SystemExit(f"WRONG: damage {number} was not refused")
-    return len(calls)
+        if refusal(lambda: fs.pack(large, format, options)) is None:
+            raise SystemExit("WRONG: a weight that is too large was packed")
+    return len(own.DAMAGES) + 1
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """What a call says that refuses; None where it does not refuse."""
+    try:
+        call()
+    except (fs.FormatError, RuntimeError) as error:
+        if "CUDA error" in str(error):
+            raise
+        return str(error)
+    return None
 
 
 def pruned(shape: tuple[int, int], sparsity: float, device: torch.device) -> Tensor:
@@ -299,6 +309,20 @@ def title(row: Row) -> str:
     return f"{row['zeros']:.0%} zeros" if isinstance(row["zeros"], float) else row["zeros"]
 
 
+# How often the dense weight and the packed tensors move.
+MOVED = {"pack": (2, 1), "unpack": (1, 1), "validate": (0, 1)}
+
+
+def speed_of(op: str, row: Row, copies: float) -> str:
+    """ "1,234 (80%)": the speed of whole calls, and the share of `copies` that kernels reach."""
+    speed = f"{row[f'{op}_gb_s']:,.0f}"
+    if not row.get(f"{op}_kernels_us"):
+        return speed
+    dense, packed = MOVED[op]
+    moved = dense * row["dense_bytes"] + packed * row["packed_bytes"]
+    return f"{speed} ({moved / row[f'{op}_kernels_us'] / 1e3 / copies:.0%})"
+
+
 def show(conditions: dict[str, Any], rows: list[Row]) -> None:
     table = Table(
         title=f"GB of dense bf16 a second, {conditions.get('gpu', conditions['cpu'])}",
@@ -307,22 +331,11 @@ def show(conditions: dict[str, Any], rows: list[Row]) -> None:
     )
     for column in ("layer", "shape", "weight"):
         table.add_column(column)
-    for column in ("pack", "bound", "kernels alone", "unpack", "validate"):
-        table.add_column(column, justify="right")
+    for op in MOVED:
+        table.add_column(op, justify="right")
     for row in rows:
-        moved = 2 * row["dense_bytes"] + row["packed_bytes"]
-        bound = row["dense_bytes"] * conditions["copy_gb_s"] / moved
-        alone = row.get("pack_kernels_us")
-        table.add_row(
-            row["layer"],
-            row["shape"],
-            title(row),
-            f"[bold]{row['pack_gb_s']:,.0f}[/]",
-            f"{bound:,.0f}",
-            f"{row['dense_bytes'] / alone / 1e3:,.0f}" if alone else "",
-            f"{row['unpack_gb_s']:,.0f}",
-            f"{row['validate_gb_s']:,.0f}",
-        )
+        cells = (speed_of(op, row, conditions["copy_gb_s"]) for op in MOVED)
+        table.add_row(row["layer"], row["shape"], title(row), *cells)
     console = _measure.console(width=110)
     console.print(table)
     if "upload_gb_s" in conditions:

@@ -51,6 +51,8 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 
 CHECK_SECONDS = 120  # if speed is requested, too
 QUICK = 5  # one check of so many
+# Layer, tokens, percent of zeros.
+PROFILED = (("28672x7168", 16, 80), ("12288x12288", 8, 70), ("36864x9216", 32, 90))
 PROFILE_SECONDS, SANITIZE_SECONDS = 75, 150  # a format, if more is requested
 TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16, 64))
 GOAL_TOKENS = (8, 16, 32)
@@ -130,7 +132,9 @@ def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Bu
     rows: list[dict[str, Any]] = []
     for done, format in enumerate(arguments.format):
         share = budget.at_most(budget.left / (len(arguments.format) - done))
-        rows += profile(format, arguments.out, share)
+        points = [{"shape": shape, "tokens": n, "sparsity": zeros} for shape, n, zeros in PROFILED]
+        found = profile(Path(__file__), points, arguments.out, share, "--format", format)
+        rows += [{"format": format} | row for row in found]
     _results.write(arguments.out / "spmm_profile.csv", machine(device), rows)
     for line in profile_summary(rows):
         print("  " + "; ".join(f"{name} {value}" for name, value in line.items()))

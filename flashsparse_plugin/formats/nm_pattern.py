@@ -299,22 +299,3 @@ def store_codes(codes: Tensor, scales: Tensor, options: PatternOptions) -> dict[
         kept, index = ops.nm_vector_pack(where_kernels_are(codes), *options.numbers)
     packed = values.encode(kept.to(device).view(torch.float16))
     return {"weight_packed": packed, "weight_index": index.to(device), "weight_scale": scales}
-
-
-def native_values(stored: Mapping[str, Tensor], options: PatternOptions, columns: int) -> Tensor:
-    """The kept weights of nm_vector's tensors with codes: code x scale.
-
-    Args:
-        stored: The tensors by name.
-        options: The pattern and the type of the codes.
-        columns: Columns of the weight (in_features).
-
-    Returns:
-        float32 [out_features, kept], not rounded to the dtype of the weight.
-    """
-    values, kept = options.value_type, options.kept(columns)
-    assert values is not None
-    scales = stored["weight_scale"].float()
-    if options.group_entries:
-        scales = scales.repeat_interleave(options.group_entries, 1)[:, :kept]
-    return values.decode(stored["weight_packed"], kept).float() * scales

@@ -2,6 +2,10 @@
 // What the ops of nm_vector, and of the forms that it runs in, ask of their arguments on every
 // device. What the tensors hold is proven by nm_vector_validate, once, at load.
 #pragma once
+#include <optional>
+#include <string>
+
+#include "bindings/codes.h"
 #include "bindings/packed.h"
 #include "formats/nm_vector.h"
 
@@ -21,6 +25,11 @@ inline void check_nm_dtype(ScalarType dtype) {
 
 inline ScalarType nm_value_dtype(ScalarType weight_dtype) {
   return is_16_bit(weight_dtype) ? ScalarType::Short : ScalarType::Int;
+}
+
+// A dtype of weights with such values, for validation, to which only their width matters.
+inline ScalarType validated_dtype(const Tensor& values) {
+  return values.scalar_type() == ScalarType::Int ? ScalarType::Float : ScalarType::Half;
 }
 
 // body(Value{}) with the type in which values of a dtype travel.
@@ -44,19 +53,47 @@ inline void check_nm_shape(int64_t out, int64_t in) {
   FS_CHECK(in <= INT32_MAX - 256, "a weight of nm_vector has fewer columns than ", in);
 }
 
-inline void check_nm_vector(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
-                            const nm_vector::Pattern& pattern, ScalarType value_dtype) {
-  check_tensor(values, "weight_packed", value_dtype, 2);
+// The tensors of a weight in nm_vector and how its values are stored, as ops are given them.
+struct VectorTensors {
+  const Tensor& values;
+  const Tensor& index;
+  const std::optional<Tensor> scales;  // of codes; none: the codes themselves are meant
+  const ValueType type;
+  const int64_t group;  // columns of a row that share a scale; 0: all
+
+  VectorTensors(const Tensor& values, const Tensor& index, const std::optional<Tensor>& scales = {},
+                const std::string& type = "native", int64_t group = 0)
+      : values(values), index(index), scales(scales), type(value_type_of(type)), group(group) {}
+
+  const void* scale_data() const { return scales ? scales->const_data_ptr() : nullptr; }
+};
+
+// `dtype` is that of the weight.
+inline void check_nm_vector(const VectorTensors& weight, int64_t out, int64_t in,
+                            const nm_vector::Pattern& pattern, ScalarType dtype) {
+  const auto& [values, index, scales, type, group] = weight;
+  const bool native = type == ValueType::kNative;
+  check_nm_dtype(dtype);
+  check_tensor(values, "weight_packed", native ? nm_value_dtype(dtype) : ScalarType::Byte, 2);
   check_tensor(index, "weight_index", ScalarType::Byte, 2);
   check_beside(index, "weight_index", values, "weight_packed");
   check_nm_shape(out, in);
-  const int64_t kept = pattern.kept(in), groups = pattern.groups(out);
-  FS_CHECK(values.size(0) == out && values.size(1) == kept, "weight_packed of a [", out, ", ", in,
-           "] weight must be [", out, ", ", kept, "], not [", values.size(0), ", ", values.size(1),
-           "]");
-  FS_CHECK(index.size(0) == groups && index.size(1) == pattern.index_bytes(in),
-           "weight_index of a [", out, ", ", in, "] weight must be [", groups, ", ",
-           pattern.index_bytes(in), "], not [", index.size(0), ", ", index.size(1), "]");
+  const auto check_sizes = [&](const Tensor& tensor, const char* name, int64_t rows, int64_t cols) {
+    FS_CHECK(tensor.size(0) == rows && tensor.size(1) == cols, name, " of a [", out, ", ", in,
+             "] weight must be [", rows, ", ", cols, "], not [", tensor.size(0), ", ",
+             tensor.size(1), "]");
+  };
+  const int64_t kept = pattern.kept(in);
+  check_sizes(values, "weight_packed", out, native ? kept : code_bytes(type, kept));
+  check_sizes(index, "weight_index", pattern.groups(out), pattern.index_bytes(in));
+  if (!scales) return;
+  FS_CHECK(!native, "weight_scale is for codes, and these values are native");
+  FS_CHECK(group == 0 || ((group == 32 || group == 64 || group == 128) && group % pattern.m == 0),
+           "group must be 0, 32, 64 or 128 and a multiple of m, which is ", pattern.m, ", not ",
+           group);
+  check_tensor(*scales, "weight_scale", group ? dtype : ScalarType::Float, 2);
+  check_beside(*scales, "weight_scale", values, "weight_packed");
+  check_sizes(*scales, "weight_scale", out, group ? (in + group - 1) / group : 1);
 }
 
 }  // namespace flashsparse

@@ -13,10 +13,18 @@
 namespace flashsparse {
 namespace {
 
-template <typename Value>
-nm_vector::Packed<Value> packed_of(const Tensor& values, const Tensor& index, int64_t out,
-                                   int64_t in, const nm_vector::Pattern& pattern) {
-  return {pattern, out, in, values_of<Value>(values), index.const_data_ptr<uint8_t>()};
+nm_vector::Packed packed_of(const VectorTensors& weight, int64_t out, int64_t in,
+                            const nm_vector::Pattern& pattern, ScalarType dtype) {
+  return {pattern,
+          out,
+          in,
+          dtype_of(dtype, "dtype"),
+          weight.values.const_data_ptr(),
+          weight.index.const_data_ptr<uint8_t>(),
+          weight.type,
+          weight.scale_data(),
+          weight.scales ? dtype_of(weight.scales->scalar_type(), "weight_scale") : Dtype::kFloat32,
+          weight.group};
 }
 
 std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int64_t m,
@@ -39,62 +47,57 @@ std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int6
   return {values, index};
 }
 
-// Of 16-bit and of 32-bit values.
+// Of 16-bit and of 32-bit values, and of codes.
 Tensor nm_vector_validate(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
-                          int64_t n, int64_t m, int64_t vector_length) {
+                          int64_t n, int64_t m, int64_t vector_length, std::string value_type) {
   const auto pattern = check_pattern(n, m, vector_length);
   check_on_cpu(values, "weight_packed");
-  const ScalarType stored =
-      values.scalar_type() == ScalarType::Int ? ScalarType::Int : ScalarType::Short;
-  check_nm_vector(values, index, out, in, pattern, stored);
-  const auto verdict = by_width(stored, [&](auto type) {
-    return nm_vector::validate(packed_of<decltype(type)>(values, index, out, in, pattern));
-  });
+  const VectorTensors weight(values, index, {}, value_type);
+  const ScalarType dtype = validated_dtype(values);
+  check_nm_vector(weight, out, in, pattern, dtype);
+  const auto verdict = nm_vector::validate(packed_of(weight, out, in, pattern, dtype));
   FS_CHECK(verdict.error.empty(), verdict.error);
   Tensor nonzeros = empty({}, ScalarType::Long);
   *nonzeros.mutable_data_ptr<int64_t>() = verdict.nonzeros;
   return nonzeros;
 }
 
-void check_readable(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
-                    const nm_vector::Pattern& pattern, ScalarType dtype) {
-  check_on_cpu(values, "weight_packed");
-  check_nm_dtype(dtype);
-  check_nm_vector(values, index, out, in, pattern, nm_value_dtype(dtype));
-}
-
 // Rows [first, first + count), dense.
-Tensor unpack_rows(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
+Tensor unpack_rows(const VectorTensors& weight, int64_t out, int64_t in,
                    const nm_vector::Pattern& pattern, ScalarType dtype, int64_t first,
                    int64_t count) {
-  Tensor weight = empty({count, in}, dtype);
-  by_width(dtype, [&](auto type) {
-    using Value = decltype(type);
-    nm_vector::unpack(packed_of<Value>(values, index, out, in, pattern), first, count,
-                      mutable_values<Value>(weight));
-  });
-  return weight;
+  Tensor rows = empty({count, in}, dtype);
+  nm_vector::unpack(packed_of(weight, out, in, pattern, dtype), first, count,
+                    rows.mutable_data_ptr());
+  return rows;
 }
 
 Tensor nm_vector_unpack(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
-                        int64_t n, int64_t m, int64_t vector_length, ScalarType dtype) {
+                        int64_t n, int64_t m, int64_t vector_length, ScalarType dtype,
+                        const std::optional<Tensor>& scales, std::string value_type,
+                        int64_t group) {
   const auto pattern = check_pattern(n, m, vector_length);
-  check_readable(values, index, out, in, pattern, dtype);
-  return unpack_rows(values, index, out, in, pattern, dtype, 0, out);
+  check_on_cpu(values, "weight_packed");
+  const VectorTensors weight(values, index, scales, value_type, group);
+  check_nm_vector(weight, out, in, pattern, dtype);
+  return unpack_rows(weight, out, in, pattern, dtype, 0, out);
 }
 
 // Where no runtime form fits, and for weights that are not prepared.
 Tensor nm_vector_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t out,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
-                        const std::optional<Tensor>& bias) {
+                        const std::optional<Tensor>& bias, const std::optional<Tensor>& scales,
+                        std::string value_type, int64_t group) {
   const auto pattern = check_pattern(n, m, vector_length);
+  check_on_cpu(values, "weight_packed");
   const LinearInputs inputs(x, out, bias, values, "weight_packed");
   const int64_t in = inputs.in_features;
-  check_readable(values, index, out, in, pattern, weight_dtype);
+  const VectorTensors weight(values, index, scales, value_type, group);
+  check_nm_vector(weight, out, in, pattern, weight_dtype);
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
-    return unpack_rows(values, index, out, in, pattern, weight_dtype, first, count);
+    return unpack_rows(weight, out, in, pattern, weight_dtype, first, count);
   });
   return y;
 }
@@ -105,13 +108,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "(Tensor weight_packed, Tensor weight_index)");
   m.def(
       "nm_vector_validate(Tensor weight_packed, Tensor weight_index, int out_features, "
-      "int in_features, int n, int m, int vector_length) -> Tensor");
+      "int in_features, int n, int m, int vector_length, str values=\"native\") -> Tensor");
   m.def(
       "nm_vector_unpack(Tensor weight_packed, Tensor weight_index, int out_features, "
-      "int in_features, int n, int m, int vector_length, ScalarType dtype) -> Tensor");
+      "int in_features, int n, int m, int vector_length, ScalarType dtype, "
+      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
   m.def(
       "nm_vector_linear(Tensor x, Tensor weight_packed, Tensor weight_index, int out_features, "
-      "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+      "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None, "
+      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {

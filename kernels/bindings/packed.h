@@ -5,11 +5,27 @@
 #include <cstdint>
 
 #include "bindings/torch_stable.h"
+#include "common/dtype.h"
 
 namespace flashsparse {
 
 inline bool is_16_bit(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+}
+
+// As the kernels name it.
+inline Dtype dtype_of(ScalarType dtype, const char* name) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return Dtype::kFloat32;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    default:
+      FS_CHECK(false, name, " must be float32, float16 or bfloat16");
+      return Dtype::kFloat32;
+  }
 }
 
 // What a CPU op asks of the first of its packed tensors, and a CUDA op of its own.

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cpu/dtype.h"
+#include "common/dtype.h"
 #include "cpu/kernels.h"
 
 namespace flashsparse::cpu {

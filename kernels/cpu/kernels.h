@@ -6,7 +6,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cpu/dtype.h"
+#include "common/dtype.h"
 #include "formats/panel.h"
 
 namespace flashsparse::cpu {

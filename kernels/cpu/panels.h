@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "common/aligned_buffer.h"
+#include "common/dtype.h"
 #include "common/parallel.h"
-#include "cpu/dtype.h"
 #include "cpu/kernels.h"
 #include "cpu/scalar.h"
 

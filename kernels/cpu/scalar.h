@@ -4,8 +4,8 @@
 #pragma once
 #include <cstdint>
 
+#include "common/dtype.h"
 #include "common/float16.h"
-#include "cpu/dtype.h"
 
 namespace flashsparse::cpu {
 

@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cpu/dtype.h"
+#include "common/dtype.h"
 
 namespace {
 

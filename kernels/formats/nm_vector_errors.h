@@ -38,4 +38,15 @@ inline std::string breach_error(const Pattern& pattern, const Breach& breach, in
   return text.str();
 }
 
+// What is said of an index, or of values beyond the edge of a weight [rows, cols], that no packer
+// writes.
+inline std::string index_error(const Pattern& pattern, int64_t group, int64_t window, int64_t rows,
+                               int64_t cols) {
+  return "weight_index at " + place_of(pattern, group, window, rows, cols) +
+         ": positions must ascend, lie in their window of " + std::to_string(pattern.m) +
+         " columns, and have zeros beyond the weight's edge";
+}
+
+inline constexpr char kNanCode[] = "weight_packed has a code that is NaN";
+
 }  // namespace flashsparse::nm_vector

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ...gpu import Gpu, unpacked_seconds
 from ...names import DEFAULT_FORMAT
+from ...ops import where_kernels_are
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec, dtype_name
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
 from ..nm_parts import cut, join
-from ..nm_pattern import columns_used, native_values, options_of, store, store_codes
+from ..nm_pattern import columns_used, options_of, store, store_codes, value_arguments
 from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
@@ -128,22 +129,19 @@ class NMVector(PatternStorage):
         return (options.value_type.round(weight.float() / scales) * scales).to(packed.dtype)
 
     def codes(self, packed: PackedWeight) -> Tensor:
-        """Codes as float16 numbers [out_features, in_features], zeros included, on the CPU."""
-        options = options_of(packed.scheme)
-        assert options.value_type is not None
-        kept = options.value_type.decode(
-            packed.tensors["weight_packed"].cpu(), options.kept(packed.shape[1])
+        """Codes as float16 numbers [out_features, in_features], zeros included."""
+        options, tensors = options_of(packed.scheme), _readable(packed)
+        stored = tensors["weight_packed"], tensors["weight_index"]
+        codes = ops.nm_vector_unpack(
+            *stored, *packed.shape, *options.numbers, torch.float16, None, options.values
         )
-        index = packed.tensors["weight_index"].cpu()
-        bits = kept.view(torch.int16)
-        return ops.nm_vector_unpack(bits, index, *packed.shape, *options.numbers, torch.float16)
+        return codes.to(packed.device)
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        values, index = (
-            each.cpu() for each in self._native(packed.tensors, packed.scheme, packed.shape)
-        )
-        pattern = options_of(packed.scheme).numbers
-        weight = ops.nm_vector_unpack(values, index, *packed.shape, *pattern, packed.dtype)
+        pattern, tensors = options_of(packed.scheme).numbers, _readable(packed)
+        stored = tensors["weight_packed"], tensors["weight_index"]
+        codes = value_arguments(packed.scheme, tensors)
+        weight = ops.nm_vector_unpack(*stored, *packed.shape, *pattern, packed.dtype, *codes)
         return weight.to(packed.device)
 
     def multiply(
@@ -155,9 +153,9 @@ class NMVector(PatternStorage):
         bias: Tensor | None,
         plan: Plan | None,  # there is one implementation
     ) -> Tensor:
-        values, index = self._native(tensors, scheme, shape)
-        pattern = options_of(scheme).numbers
-        return ops.nm_vector_linear(x, values, index, shape[0], *pattern, scheme.dtype, bias)
+        stored = tensors["weight_packed"], tensors["weight_index"]
+        pattern, codes = options_of(scheme).numbers, value_arguments(scheme, tensors)
+        return ops.nm_vector_linear(x, *stored, shape[0], *pattern, scheme.dtype, bias, *codes)
 
     def check(self, packed: PackedWeight) -> None:
         self._validate(packed)
@@ -230,26 +228,14 @@ class NMVector(PatternStorage):
     ) -> PackedWeight:
         return PackedWeight(scheme, (shape[0], shape[1]), tensors)
 
-    def _native(
-        self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
-    ) -> tuple[Tensor, Tensor]:
-        """Bits of the kept values in the dtype of the scheme, and the index."""
-        values, options = tensors["weight_packed"], options_of(scheme)
-        if options.value_type:
-            weights = native_values(tensors, options, shape[1])
-            values = weights.to(scheme.dtype).view(value_bits(scheme.dtype))
-        return values, tensors["weight_index"]
-
     def _validate(self, packed: PackedWeight) -> Tensor:
-        tensors = {name: tensor.detach().cpu() for name, tensor in packed.tensors.items()}
-        options = options_of(packed.scheme)
-        values = tensors["weight_packed"]
+        options, tensors = options_of(packed.scheme), _readable(packed)
         if options.value_type:
             require_scales(tensors["weight_scale"], options.value_type, packed.dtype)
-            numbers = options.value_type.decode(values, options.kept(packed.shape[1]))
-            if bool(numbers.isnan().any()):
-                raise FormatError("weight_packed has a code that is NaN")
-            values = numbers.view(torch.int16)
-        return ops.nm_vector_validate(
-            values, tensors["weight_index"], *packed.shape, *options.numbers
-        )
+        stored = tensors["weight_packed"], tensors["weight_index"]
+        return ops.nm_vector_validate(*stored, *packed.shape, *options.numbers, options.values)
+
+
+def _readable(packed: PackedWeight) -> dict[str, Tensor]:
+    """The tensors of a weight by name, where there are kernels for them."""
+    return {name: where_kernels_are(tensor.detach()) for name, tensor in packed.tensors.items()}

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "common/dtype.h"
 #include "cpu/blocks.h"
-#include "cpu/dtype.h"
 
 namespace flashsparse::interleaved_bitmap {
 

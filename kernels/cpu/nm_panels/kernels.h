@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cpu/dtype.h"
+#include "common/dtype.h"
 #include "formats/value_type.h"
 
 namespace flashsparse::nm_panels {

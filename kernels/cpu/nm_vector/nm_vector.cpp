@@ -6,6 +6,8 @@
 
 #include "common/aligned_buffer.h"
 #include "common/parallel.h"
+#include "cpu/scalar.h"
+#include "cpu/scalar_code.h"
 #include "formats/nm_vector_errors.h"
 
 namespace flashsparse::nm_vector {
@@ -144,8 +146,50 @@ void read_columns(const Pattern& pattern, int64_t cols, const uint8_t* index, in
   }
 }
 
+namespace {
+
+// body(Value{}) with the type in which the weight's values travel.
+template <typename Body>
+auto by_width(Dtype dtype, const Body& body) {
+  return dtype == Dtype::kFloat32 ? body(uint32_t{}) : body(uint16_t{});
+}
+
+// The kept values of a row, as bits of the weight's dtype.
 template <typename Value>
-Verdict validate(const Packed<Value>& packed) {
+const Value* row_values(const Packed& packed, int64_t row) {
+  const Pattern& pattern = packed.pattern;
+  const int64_t kept = pattern.kept(packed.cols);
+  if (packed.type == ValueType::kNative) {
+    return static_cast<const Value*>(packed.values) + row * kept;
+  }
+  static thread_local AlignedBuffer buffer;
+  Value* values = buffer.get<Value>(kept);
+  const auto* codes =
+      static_cast<const uint8_t*>(packed.values) + row * code_bytes(packed.type, kept);
+  // Of the columns of a window all have the same scale.
+  const int64_t windows = packed.group ? packed.group / pattern.m : pattern.windows(packed.cols);
+  const int64_t groups = (pattern.windows(packed.cols) + windows - 1) / windows;
+  for (int64_t g = 0; g < groups; ++g) {
+    const float scale =
+        packed.scales ? cpu::load(packed.scales, row * groups + g, packed.scale_dtype) : 1.0f;
+    const int64_t end = std::min(kept, (g + 1) * windows * pattern.n);
+    for (int64_t j = g * windows * pattern.n; j < end; ++j) {
+      const float number = cpu::code_number(packed.type, codes[j / codes_in_byte(packed.type)], j);
+      cpu::store(values, j, number * scale, packed.dtype);
+    }
+  }
+  return values;
+}
+
+bool has_nan_code(const Packed& packed) {
+  if (packed.type != ValueType::kFp8) return false;
+  const auto* codes = static_cast<const uint8_t*>(packed.values);
+  const int64_t count = packed.rows * packed.pattern.kept(packed.cols);
+  return std::any_of(codes, codes + count, [](uint8_t code) { return (code & 0x7f) == 0x7f; });
+}
+
+template <typename Value>
+Verdict validate_all(const Packed& packed) {
   const Pattern& pattern = packed.pattern;
   const int64_t rows = packed.rows, cols = packed.cols, kept = pattern.kept(cols);
   std::atomic<int64_t> nonzeros{0};
@@ -160,7 +204,7 @@ Verdict validate(const Packed<Value>& packed) {
     int64_t found = 0;
     const int64_t last = std::min(rows, (group + 1) * pattern.length);
     for (int64_t r = group * pattern.length; r < last; ++r) {
-      const Value* values = packed.values + r * kept;
+      const Value* values = row_values<Value>(packed, r);
       for (int64_t j = 0; j < kept; ++j) found += magnitude(values[j]) != 0;
       for (int64_t j = kept - pattern.n; j < kept; ++j) {
         if (columns[j] >= cols && magnitude(values[j])) return kept / pattern.n - 1;
@@ -172,14 +216,11 @@ Verdict validate(const Packed<Value>& packed) {
   const int64_t bad =
       first_failure(pattern, rows, cols, [&](int64_t group) { return bad_window(group) < 0; });
   if (bad == pattern.groups(rows)) return {{}, nonzeros.load()};
-  return {"weight_index at " + place_of(pattern, bad, bad_window(bad), rows, cols) +
-              ": positions must ascend, lie in their window of " + std::to_string(pattern.m) +
-              " columns, and have zeros beyond the weight's edge",
-          0};
+  return {index_error(pattern, bad, bad_window(bad), rows, cols), 0};
 }
 
 template <typename Value>
-void unpack(const Packed<Value>& packed, int64_t first_row, int64_t count, Value* weight) {
+void unpack_all(const Packed& packed, int64_t first_row, int64_t count, Value* weight) {
   const Pattern& pattern = packed.pattern;
   const int64_t cols = packed.cols, kept = pattern.kept(cols);
   const int64_t step = groups_at_once(pattern, cols);
@@ -194,7 +235,7 @@ void unpack(const Packed<Value>& packed, int64_t first_row, int64_t count, Value
       for (int64_t r = group * pattern.length; r < last; ++r) {
         Value* row = weight + (r - first_row) * cols;
         std::fill_n(row, cols, Value{0});
-        const Value* values = packed.values + r * kept;
+        const Value* values = row_values<Value>(packed, r);
         for (int64_t j = 0; j < kept; ++j) {
           if (columns[j] < cols) row[columns[j]] = values[j];
         }
@@ -203,10 +244,27 @@ void unpack(const Packed<Value>& packed, int64_t first_row, int64_t count, Value
   });
 }
 
-#define FS_INSTANTIATE(Value)                                                                  \
-  template std::string pack(const Value*, int64_t, int64_t, const Pattern&, Value*, uint8_t*); \
-  template Verdict validate(const Packed<Value>&);                                             \
-  template void unpack(const Packed<Value>&, int64_t, int64_t, Value*);
+}  // namespace
+
+Verdict validate(const Packed& packed) {
+  if (has_nan_code(packed)) return {kNanCode, 0};
+  if (packed.type == ValueType::kNative) {
+    return by_width(packed.dtype, [&](auto type) { return validate_all<decltype(type)>(packed); });
+  }
+  Packed numbers = packed;  // which float16 holds
+  numbers.dtype = Dtype::kFloat16;
+  numbers.scales = nullptr;
+  return validate_all<uint16_t>(numbers);
+}
+
+void unpack(const Packed& packed, int64_t first, int64_t count, void* weight) {
+  by_width(packed.dtype, [&](auto type) {
+    unpack_all(packed, first, count, static_cast<decltype(type)*>(weight));
+  });
+}
+
+#define FS_INSTANTIATE(Value) \
+  template std::string pack(const Value*, int64_t, int64_t, const Pattern&, Value*, uint8_t*);
 FS_INSTANTIATE(uint16_t)
 FS_INSTANTIATE(uint32_t)
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "common/dtype.h"
 #include "cpu/blocks.h"
-#include "cpu/dtype.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {

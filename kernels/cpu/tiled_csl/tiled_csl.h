@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "common/dtype.h"
 #include "cpu/blocks.h"
-#include "cpu/dtype.h"
 
 namespace flashsparse::tiled_csl {
 

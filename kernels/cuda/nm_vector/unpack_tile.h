@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a weight is cut where nm_vector is unpacked on a GPU.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/nm_vector/extent.h"
+#include "formats/nm_vector.h"
+
+namespace flashsparse::nm_vector {
+
+inline constexpr int kUnpackThreads = 128;
+inline constexpr int kUnpackRows = 8;        // of a tile, from one group or several
+inline constexpr int kUnpackColumns = 1024;  // of a tile, or almost as many
+
+// How the columns of a weight are cut: into tiles of so many windows. Where their width allows it
+// they begin with a vector of the weight, and always with a byte of the index.
+struct UnpackTiles {
+  int windows, across;
+
+  static constexpr UnpackTiles of(const Pattern& pattern, int64_t cols) {
+    int64_t least = 1;  // eight windows end with a byte and a vector, of more than 128 columns one
+    const auto ends = [&] {
+      return least * pattern.n * pattern.index_bits() % 8 == 0 && least * pattern.m % 8 == 0;
+    };
+    while (!ends() && 2 * least * pattern.m <= kUnpackColumns) least *= 2;
+    const int64_t windows = least * std::max<int64_t>(kUnpackColumns / (least * pattern.m), 1);
+    const int64_t across = (pattern.windows(cols) + windows - 1) / windows;
+    return {static_cast<int>(windows), static_cast<int>(across)};
+  }
+  constexpr int64_t count(int64_t rows) const {
+    return (rows + kUnpackRows - 1) / kUnpackRows * across;
+  }
+  // Where a warp has a row.
+  FS_HOST_DEVICE constexpr int row_bytes(const Extent& extent, int value_bytes) const {
+    return (windows * extent.m * value_bytes + 15) / 16 * 16;
+  }
+  // Less than 48 KB.
+  constexpr int shared_bytes(const Extent& extent, int value_bytes) const {
+    const int groups = std::max(kUnpackRows >> extent.length_shift, 1);
+    const int places = groups * windows * extent.n * static_cast<int>(sizeof(uint16_t));
+    return kUnpackThreads / 32 * row_bytes(extent, value_bytes) + places;
+  }
+};
+
+}  // namespace flashsparse::nm_vector

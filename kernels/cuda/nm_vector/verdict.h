@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// How nm_vector's tensors are read where a GPU validates them, and what its blocks say of them.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "common/host_device.h"
+#include "formats/nm_vector.h"
+#include "formats/value_type.h"
+
+namespace flashsparse::nm_vector {
+
+inline constexpr int kValidateThreads = 256;
+inline constexpr int64_t kMostValidateBlocks = 2048;
+
+// Values or codes as fields of so many bits of a word, low ones first.
+struct Fields {
+  int bits;
+  uint32_t magnitude;  // the bits of a word of which one is set where a field is not zero
+  uint32_t high;       // the highest bit of each field
+  bool has_nan;        // a code may be NaN: all bits of its magnitude
+
+  // Native values have so many bytes.
+  static constexpr Fields of(ValueType type, int value_bytes) {
+    switch (type) {
+      case ValueType::kFp8:
+        return {8, 0x7f7f7f7f, 0x80808080, true};
+      case ValueType::kInt8:
+        return {8, 0xffffffff, 0x80808080, false};
+      case ValueType::kInt4:
+        return {4, 0xffffffff, 0x88888888, false};
+      default:
+        return value_bytes == 4 ? Fields{32, 0x7fffffff, 0x80000000, false}
+                                : Fields{16, 0x7fff7fff, 0x80008000, false};
+    }
+  }
+  FS_HOST_DEVICE constexpr int64_t row_bytes(int64_t kept) const { return (kept * bits + 7) / 8; }
+};
+
+// What a block has found.
+struct Found {
+  int64_t nonzeros;
+  // The first block of the weight, the window of a group, that breaks a rule: the group's number
+  // times its windows, plus the window's. Or one of these two.
+  int64_t broken;
+};
+inline constexpr int64_t kNothingBroken = INT64_MAX;
+inline constexpr int64_t kNanFound = -1;
+
+constexpr int64_t validate_blocks(const Fields& fields, const Pattern& pattern, int64_t rows,
+                                  int64_t cols) {
+  const int64_t bytes = rows * fields.row_bytes(pattern.kept(cols));
+  return std::clamp<int64_t>(bytes / (16 * kValidateThreads), 1, kMostValidateBlocks);
+}
+
+// What all blocks together have found.
+inline Found join(const Found* found, int64_t blocks) {
+  Found all{0, kNothingBroken};
+  for (int64_t i = 0; i < blocks; ++i) {
+    all.nonzeros += found[i].nonzeros;
+    all.broken = std::min(all.broken, found[i].broken);
+  }
+  return all;
+}
+
+}  // namespace flashsparse::nm_vector
