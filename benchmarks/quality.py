@@ -146,7 +146,7 @@ def kind_of(method: Method) -> str:
 
 def values_of(method: str) -> str:
     """What a value is stored as: "16 bits", or the type of its codes."""
-    for name in ("int8", "int4"):
+    for name in ("fp8", "int8", "int4"):
         if name in method:
             return name
     return "16 bits"
