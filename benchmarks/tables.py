@@ -116,6 +116,8 @@ def perplexity(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
+# The rules of the short table of quality.
+SHORT = ("dense", "50% zeros", "2:4", "50% zeros, LoRA", "2:4, LoRA")
 # How to make the models of the results, from packages.
 MADE = {
     "SmolLM2-135M-Instruct": " (`make demo` makes it, of weights in 4 bits)",
@@ -144,10 +146,10 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
     made = MADE.get(about["model"], "")
     return markdown(header, cells) + (
         f"\n{about['model']}{made}; {about['method']} by {about['samples']} windows of "
-        f"{about['window']} tokens, nothing retrained; int4 has a scale for {about['group']} "
-        f"columns. {about['tokens']:,} tokens from the last {about['held_out']:.0%} of "
-        f"{about['text']}, in windows of {about['context']}. torch {about['torch']}, "
-        f"{days(result['rows'])}.\n\n"
+        f"{about['window']} tokens, nothing retrained but by LoRA; int4 has a scale for "
+        f"{about['group']} columns. {about['tokens']:,} tokens from the last "
+        f"{about['held_out']:.0%} of {about['text']}, in windows of {about['context']}. "
+        f"torch {about['torch']}, {days(result['rows'])}.\n\n"
     )
 
 
@@ -172,7 +174,8 @@ def quality_values(result: Result) -> str:
     dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
     return markdown(["perplexity (bits a weight)", *kinds], cells) + (
         f"\n{about['model']}, whose perplexity is {perplexity(dense)} dense; {about['method']}, "
-        f"nothing retrained, {about['tokens']:,} tokens of {about['text']}, {days(rows)}.\n\n"
+        f"nothing retrained but by LoRA, {about['tokens']:,} tokens of {about['text']}, "
+        f"{days(rows)}.\n\n"
     )
 
 
@@ -438,7 +441,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "models": models,
     "patterns": patterns,
     "quality": quality,
-    "quality_short": lambda result: quality(result, ("dense", "50% zeros", "2:4")),
+    "quality_short": lambda result: quality(result, SHORT),
     "quality_values": quality_values,
     "estimate_errors": errors,
 }
