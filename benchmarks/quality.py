@@ -173,10 +173,11 @@ def draw(target: Path) -> None:
     points = [
         chart.Point(label_of(row), row["bits"], row["perplexity"], row["kind"]) for row in near
     ]
+    trained = " but with LoRA" if any("LoRA" in row["rule"] for row in near) else ""
     left = f"; {len(rows) - len(near)} lines beyond five times the best are left out"
     chart.draw(
         points,
-        f"{about['model']}, {about['text']}, {about['method']}, nothing retrained but by LoRA"
+        f"{about['model']}, {about['text']}, {about['method']}, nothing retrained{trained}"
         + (left if len(near) < len(rows) else ""),
         target.with_suffix(".png"),
     )
