@@ -73,7 +73,7 @@ def overview(path: Path) -> None:
     labels = [f"{name}  {ratio:.1f}×" for name, ratio in bars.items()]
     axis.barh(labels, list(bars.values()), color=colours, height=0.62)
     axis.axvline(1, color=GREY, linewidth=1)
-    axis.text(1, len(bars) - 0.3, "cuBLAS", ha="center", va="top")
+    axis.text(1, len(bars) - 0.1, "cuBLAS", ha="center", va="top")
     axis.axvline(fp8, color=GREY, linestyle="--", linewidth=1.5)
     axis.text(fp8 + 0.08, 0, f"dense fp8  {fp8:.1f}×", va="center")
     axis.invert_yaxis()
