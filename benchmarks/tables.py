@@ -92,7 +92,8 @@ def recovery(result: Result) -> str:
     methods = list(dict.fromkeys(row["method"] for row in rows if "method" in row))
     dense = [row["perplexity"] for row in rows if row["rule"] == "dense"]
     cells = []
-    for rule in dict.fromkeys(row["rule"] for row in rows if row["rule"] != "dense"):
+    rules = {row["rule"] for row in rows} - {"dense"}
+    for rule in sorted(rules, key=lambda rule: (":" in rule, rule)):
         found = {row["method"]: row["perplexity"] for row in rows if row["rule"] == rule}
         texts = [perplexity(found[each]) if each in found else "" for each in methods]
         cells.append([rule.replace("L=", "L = "), *texts])

@@ -56,8 +56,7 @@ NOT_RUN = {
     ),
     "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
     "python benchmarks/recovery.py --model build/cache/stories15M --text build/cache/burgess.txt "
-    "--context 256 --samples 64 --window 128 --rules 2:4,50%,60% --methods wanda "
-    "--lora": "as above",
+    "--context 256 --samples 64 --window 128 --methods wanda --lora": "as above",
     ".venv/bin/pytest tests/formats": TREE,
     "pip install 'torch>=2.11'": INSTALL,
     "pip install '.[hf]'": INSTALL,
