@@ -63,9 +63,9 @@ def overview(path: Path) -> None:
         "the same, 8-bit values": at_8(codes, "8:32, L=32, fp8_e4m3"),
     }
     fp8 = at_8(codes, "2:4, fp8_e4m3", "fp8_us")
-    enough = min(percent for percent, ratio in unstructured.items() if ratio > 1.05 * fp8)
+    enough = min(percent for percent, ratio in unstructured.items() if ratio > fp8)
     drawing, axis = figure(
-        f"Patterns with fewer bits beat fp8; unstructured zeros need {enough}%",
+        f"Patterns with fewer bits beat fp8; unstructured zeros do at {enough}%",
         "Speedup of large linear layers over 16-bit cuBLAS, 8 tokens, H200",
         left=-0.52,
     )
@@ -73,6 +73,7 @@ def overview(path: Path) -> None:
     labels = [f"{name}  {ratio:.1f}×" for name, ratio in bars.items()]
     axis.barh(labels, list(bars.values()), color=colours, height=0.62)
     axis.axvline(1, color=GREY, linewidth=1)
+    axis.text(1, len(bars) - 0.1, "cuBLAS", ha="center", va="top")
     axis.axvline(fp8, color=GREY, linestyle="--", linewidth=1.5)
     axis.text(fp8 + 0.08, 0, f"dense fp8  {fp8:.1f}×", va="center")
     axis.invert_yaxis()
@@ -92,7 +93,7 @@ def unstructured(folder: str, format: str, path: Path) -> None:
     }
     first = min(z for z, points in by_zeros.items() if points[1] > 1)
     slow = [count for count, ratio in by_zeros[max(zeros)].items() if ratio < 1]
-    most = f"; {min(slow)} tokens do not" if slow else " at any number of tokens"
+    most = f"; {min(slow)} tokens lose" if slow else " at any number of tokens"
     lines(
         path,
         f"Decoding gains from {first}% unstructured zeros on{most}",

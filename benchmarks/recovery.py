@@ -145,9 +145,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=CACHE / "SmolLM2-135M-Instruct")
     parser.add_argument("--text", type=Path, default=CACHE / "tinyshakespeare.txt")
-    parser.add_argument(
-        "--rules", type=lambda s: s.split(","), default=list(RULES), help="; between"
-    )
+    parser.add_argument("--rules", type=lambda s: s.split(","), default=list(RULES))
     parser.add_argument("--methods", type=lambda s: s.split(","), default=list(METHODS))
     parser.add_argument("--samples", type=int, default=32, help="windows of calibration")
     parser.add_argument("--window", type=int, default=256, help="tokens of each")

@@ -93,7 +93,8 @@ def recovery(result: Result) -> str:
     methods = list(dict.fromkeys(row["method"] for row in rows if "method" in row))
     dense = [row["perplexity"] for row in rows if row["rule"] == "dense"]
     cells = []
-    for rule in dict.fromkeys(row["rule"] for row in rows if row["rule"] != "dense"):
+    rules = {row["rule"] for row in rows} - {"dense"}
+    for rule in sorted(rules, key=lambda rule: (":" in rule, rule)):
         found = {row["method"]: row["perplexity"] for row in rows if row["rule"] == rule}
         texts = [perplexity(found[each]) if each in found else "" for each in methods]
         cells.append([rule.replace("L=", "L = "), *texts])
@@ -117,6 +118,8 @@ def perplexity(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
+# The rules of the short table of quality.
+SHORT = ("dense", "50% zeros", "2:4", "50% zeros, LoRA", "2:4, LoRA")
 # How to make the models of the results, from packages.
 MADE = {
     "SmolLM2-135M-Instruct": " (`make demo` makes it, of weights in 4 bits)",
@@ -132,24 +135,53 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
         rules: How the models of the table were pruned; None: in all ways there are.
     """
     about, cells = result["about"], []
-    for row in result["rows"]:
-        if rules is not None and row["rule"] not in rules:
-            continue
-        name = row["method"]
-        if row["kind"] == "ours":
-            values = "" if row["values"] == "16 bits" else f", {row['values']}"
-            name = f"**{rule_of(row)}{values}**"
+    rows = [row for row in result["rows"] if rules is None or row["rule"] in rules]
+    for row in rows:
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
-        cells.append([name, f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
+        cells.append([named(row), f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
     header = ["", "zeros", "bits a weight", "MB", "perplexity"]
     made = MADE.get(about["model"], "")
     return markdown(header, cells) + (
         f"\n{about['model']}{made}; {about['method']} by {about['samples']} windows of "
-        f"{about['window']} tokens, nothing retrained; int4 has a scale for {about['group']} "
+        f"{about['window']} tokens, {retrained(rows)}; int4 has a scale for {about['group']} "
         f"columns. {about['tokens']:,} tokens from the last {about['held_out']:.0%} of "
         f"{about['text']}, in windows of {about['context']}. torch {about['torch']}, "
-        f"{days(result['rows'])}.\n\n"
+        f"{days(rows)}.\n\n"
     )
+
+
+def retrained(rows: Sequence[dict[str, Any]]) -> str:
+    """What a table of quality says of training."""
+    return "nothing retrained" + (
+        " but in the lines with LoRA" if any("LoRA" in row["rule"] for row in rows) else ""
+    )
+
+
+def user(result: Result) -> str:
+    """Speed and bytes of a model for one user, a line each; ours are bold.
+
+    Ratios are the speed over that of the dense model.
+    """
+    about, rows = result["about"], result["rows"]
+    dense = next(row for row in rows if row["kind"] == "dense")
+    cells = []
+    for row in rows:
+        plain = row["kind"] == "rival" and row["values"] != "int4" and not row["compiled"]
+        name = named(row) + (", not compiled" if plain else "")
+        line = [name, f"{row['bits']:.2f}", f"{row['memory_bytes'] / 1e9:.1f}"]
+        for figure in ("prefill_tokens_s", "decode_tokens_s"):
+            line += [f"{row[figure]:,.0f}", f"{row[figure] / dense[figure]:.2f}"]
+        cells.append(line)
+    header = ["", "bits a weight", "GB", "prompt, tokens/s", "ratio", "written, tokens/s", "ratio"]
+    return markdown(header, cells) + gpu_conditions(about) + "\n"
+
+
+def named(row: dict[str, Any]) -> str:
+    """What a line is of; ours are bold."""
+    if row["kind"] != "ours":
+        return str(row["method"])
+    values = "" if row["values"] == "16 bits" else f", {row['values']}"
+    return f"**{rule_of(row)}{values}**"
 
 
 def rule_of(row: dict[str, Any]) -> str:
@@ -173,7 +205,7 @@ def quality_values(result: Result) -> str:
     dense = next(row["perplexity"] for row in rows if row["rule"] == "dense")
     return markdown(["perplexity (bits a weight)", *kinds], cells) + (
         f"\n{about['model']}, whose perplexity is {perplexity(dense)} dense; {about['method']}, "
-        f"nothing retrained, {about['tokens']:,} tokens of {about['text']}, {days(rows)}.\n\n"
+        f"{retrained(rows)}, {about['tokens']:,} tokens of {about['text']}, {days(rows)}.\n\n"
     )
 
 
@@ -458,8 +490,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "models": models,
     "patterns": patterns,
     "quality": quality,
-    "quality_short": lambda result: quality(result, ("dense", "50% zeros", "2:4")),
+    "quality_short": lambda result: quality(result, SHORT),
     "quality_values": quality_values,
+    "user": user,
     "estimate_errors": errors,
 }
 

@@ -56,8 +56,7 @@ NOT_RUN = {
     ),
     "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
     "python benchmarks/recovery.py --model build/cache/stories15M --text build/cache/burgess.txt "
-    "--context 256 --samples 64 --window 128 --rules 2:4,50%,60% --methods wanda "
-    "--lora": "as above",
+    "--context 256 --samples 64 --window 128 --methods wanda --lora": "as above",
     ".venv/bin/pytest tests/formats": TREE,
     "pip install 'torch>=2.11'": INSTALL,
     "pip install '.[hf]'": INSTALL,
@@ -80,6 +79,7 @@ NOT_RUN = {
     "--sparsity 70,80,90": GPU,
     "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
     "python benchmarks/gpu/spmm.py --profile": GPU,
+    "python benchmarks/gpu/eval.py --shape llama-3-8b": GPU,
     "python benchmarks/gpu/serve.py": GPU,
     "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,
     "python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy": GPU,

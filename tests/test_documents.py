@@ -2,9 +2,11 @@
 """What the documents say is so."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import plots
 import yaml
@@ -64,6 +66,14 @@ def test_links_between_documents_lead_somewhere():
     assert links
     for document, target in links:
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_site_shows_pictures_of_the_source_tree():
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    site = SimpleNamespace(repo_url=None)
+    page = "![a](../results/b.png) and [c](../d.py)"
+    shown = hooks["on_page_markdown"](page, config=site)
+    assert shown == "![a](pictures/results-b.png) and c"
 
 
 def test_links_to_a_section_lead_to_one():

@@ -12,6 +12,7 @@ Kind = Literal["dense", "ours", "rival"]
 
 _COLOURS: dict[Kind, str] = {"dense": "black", "ours": "tab:blue", "rival": "tab:orange"}
 _NAMES: dict[Kind, str] = {"dense": "dense", "ours": "FlashSparse", "rival": "others"}
+_DOT = 6  # points across
 _CLOSE = 1.05  # a perplexity so many times the best one counts as good
 
 
@@ -67,6 +68,7 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
     """
     require_matplotlib()
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MultipleLocator
 
     figure, axis = plt.subplots(figsize=(8.4, 5.2))
     edge = frontier(points)
@@ -77,6 +79,7 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
         linewidth=5,
         solid_joinstyle="round",
         zorder=0,
+        label="none is better in both",
     )
     for kind, colour in _COLOURS.items():
         own = [point for point in points if point.kind == kind]
@@ -86,10 +89,11 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
                 [point.perplexity for point in own],
                 color=colour,
                 label=_NAMES[kind],
-                s=34,
+                s=_DOT**2,
             )
     axis.set_yscale("log")
-    axis.set_xlim(0, 1.25 * max(point.bits for point in points))
+    axis.set_xlim(0, 1.2 * max(point.bits for point in points))
+    axis.xaxis.set_major_locator(MultipleLocator(4))
     low, high = (pick(point.perplexity for point in points) for pick in (min, max))
     axis.set_ylim(low / 1.15, max(high * 1.2, low * 1.5))
     axis.yaxis.set_major_formatter("{x:,.5g}")
@@ -112,6 +116,7 @@ def _label(figure: Any, axis: Any, points: Sequence[Point]) -> None:
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     dots = [tuple(axis.transData.transform((each.bits, each.perplexity))) for each in points]
+    room = figure.dpi / 72 * _DOT / 2  # around the middle of a dot
     taken: list[Any] = []
     places = [(7, 0), (7, 9), (7, -9), (-7, 0), (-7, 9), (-7, -9), (7, 18), (7, -18), (-7, 18)]
     places += [(-7, -18), (7, 27), (7, -27), (-7, 27), (-7, -27)]
@@ -130,7 +135,7 @@ def _label(figure: Any, axis: Any, points: Sequence[Point]) -> None:
             box = text.get_window_extent(renderer)
             inside = axis.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
             free = not any(box.overlaps(other) for other in taken)
-            if inside and free and not any(box.contains(*dot) for dot in dots):
+            if inside and free and not any(box.padded(room).contains(*dot) for dot in dots):
                 break
             if (x, y) != places[-1]:
                 text.remove()

@@ -92,7 +92,7 @@ def measure(
         ImportError: Where tasks are asked for and lm-eval is not installed.
     """
     model.eval()
-    found = prefill = decode = None
+    found = speed = None
     if text is not None:
         found = perplexity(model, tokenizer, text, effort.context, effort.most_tokens)
     scores = task_scores(model, tokenizer, effort.tasks, effort.limit) if effort.tasks else {}
@@ -103,8 +103,13 @@ def measure(
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         tokens = min(effort.decode_tokens, limit - 1)
         prompt = min(PROMPT, ids.shape[1], limit - tokens)
-        prefill, decode = rates(model, ids[:, :limit], prompt, tokens, effort.rounds)
-    return Figures(sizes, sparsity, what_runs(model), found, scores, prefill, decode)
+        speed = rates(model, ids[:, :limit], prompt, tokens, effort.rounds)
+    ran = what_runs(model)
+    if speed is None:
+        return Figures(sizes, sparsity, ran, found, scores)
+    if speed.graphed:
+        ran += ", decoding as a CUDA graph"
+    return Figures(sizes, sparsity, ran, found, scores, speed.prefill, speed.decode)
 
 
 def what_runs(model: PreTrainedModel) -> str:
