@@ -123,10 +123,11 @@ def _find(op: str) -> Callable[[str], float] | None:
 
 
 def _takes(scheme: Scheme, promise: str) -> bool:
-    """Whether there is such an op for weights of a scheme: codes want codes of 8 bits."""
+    """Whether there is such an op for weights of a scheme: codes want codes of 8 bits, by rows."""
     if promise != "_linear_rounded":
         return True
-    of_codes = scheme.values.get("values") in ("fp8_e4m3", "int8")
+    values = scheme.values
+    of_codes = values.get("values") in ("fp8_e4m3", "int8") and not values.get("group")
     return of_codes and hasattr(ops, f"{scheme.format.name}{promise}")
 
 
