@@ -51,7 +51,7 @@ int64_t slots_of(int cluster, const Gpu& gpu) {
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu) {
-  const mma_units::WgmmaShapeInfo& info = plan.info();
+  const WgmmaShapeInfo& info = plan.info();
   const double groups = info.groups, width = info.tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
@@ -94,7 +94,7 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   constexpr int64_t kMostArrivals = 4096;
   if (!gpu.hopper) return "the GPU has no wgmma: it needs compute capability 9.0";
   if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
-  if (!is_compiled(info(), unit)) return "values of this type have no such shape";
+  if (!info().is_for(unit)) return "values of this type have no such shape";
   if (x_bytes != 2 &&
       (x_bytes != 1 || (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
     return "x is 16 bits, or codes of 8 bits where the values are";
@@ -103,6 +103,9 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
   if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
     return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
+  if (!mma_units::wgmma_shares(info().tokens, down) ||
+      !mma_units::wgmma_shares(info().tokens, depth))
+    return "blocks of a cluster share the tokens of a tile in eights";
   if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
@@ -135,7 +138,7 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
   WgmmaPlan best{};
   double least = -1;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
-    if (!is_compiled(kWgmmaShapes[shape], unit)) continue;
+    if (!kWgmmaShapes[shape].is_for(unit)) continue;
     // Wide tiles of few tokens take the same time for A in registers.
     if (has_few_shapes(unit) && kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
       continue;

@@ -96,6 +96,9 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
   if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
     return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
+  if (!mma_units::wgmma_shares(info().tokens, down) ||
+      !mma_units::wgmma_shares(info().tokens, depth))
+    return "blocks of a cluster share the tokens of a tile in eights";
   if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
   if (ring_lines < kLeastRingLines || ring_lines > kMostRingLines)
     return "a warp's ring has 72 to 288 lines";
