@@ -133,6 +133,7 @@ def plans(
     multiprocessors: int,
     most: int = 24,
     layout: UnitLayout = NATIVE,
+    of_each: int = 4,
 ) -> list[WgmmaLaunch]:
     """The launches that should be best: some of every shape, with and without depth.
 
@@ -142,6 +143,7 @@ def plans(
         multiprocessors: Of the GPU.
         most: How many launches.
         layout: How units store their values.
+        of_each: At most so many of a shape with depth, and as many without.
 
     Returns:
         The most promising first.
@@ -151,14 +153,14 @@ def plans(
     for _, own, plan in sorted(_candidates(shape, tokens, multiprocessors, layout)):
         kind = own.index, plan.depth > 1
         seen[kind] += 1
-        if seen[kind] <= 4 and len(taken) < most:
+        if seen[kind] <= of_each and len(taken) < most:
             taken.append(plan)
     return taken
 
 
 def plans_of(
-    packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24
+    packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24, of_each: int = 4
 ) -> list[WgmmaLaunch]:
     """The same for a weight in sparse_24."""
     layout = layout_of(options_of(packed.scheme))
-    return plans(packed.shape, tokens, multiprocessors, most, layout)
+    return plans(packed.shape, tokens, multiprocessors, most, layout, of_each)

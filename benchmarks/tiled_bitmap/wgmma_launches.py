@@ -146,7 +146,7 @@ def _microseconds(
 
 
 def plans_of(
-    packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24
+    packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24, of_each: int = 2
 ) -> list[WgmmaLaunch]:
     """The launches that should be best for a weight: some of every shape, with and without depth.
 
@@ -155,6 +155,7 @@ def plans_of(
         tokens: At least 1.
         multiprocessors: Of the GPU.
         most: How many launches.
+        of_each: At most so many of a shape with depth, and as many without.
 
     Returns:
         The most promising first.
@@ -171,6 +172,6 @@ def plans_of(
     for launch in sorted(launches(packed.shape, tokens, multiprocessors, lines), key=cost):
         kind = launch.shape, launch.depth > 1
         seen[kind] += 1
-        if seen[kind] <= 2 and len(taken) < most:
+        if seen[kind] <= of_each and len(taken) < most:
             taken.append(launch)
     return taken
