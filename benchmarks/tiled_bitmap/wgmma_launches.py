@@ -22,8 +22,8 @@ LEAST_RING, MOST_RING = 72, 288  # lines
 # Of an H200, as kernels/cuda/tiled_bitmap/wgmma_plan.cpp has them: bytes a microsecond of one
 # multiprocessor from memory and from the L2, its clock; clocks of 64 rows and 64 columns, of each
 # token of them, and the share that three warpgroups do not hide.
-MEMORY, L2, CLOCK = 33e3, 60e3, 1.755e3
-PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 300, 1.28, 0.93
+MEMORY, L2, CLOCK = 33.3e3, 69.5e3, 1.755e3
+PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 287, 1.8, 0.92
 
 
 class WgmmaShape(NamedTuple):
@@ -115,7 +115,8 @@ def launches(
             slots = multiprocessors // (down * depth)
             rows = GROUP_ROWS * own.groups * down
             tiles, steps = -(-shape[0] // rows) * -(-tokens // own.tokens), -(-columns // depth)
-            for clusters in {slots, -(-tiles // -(-tiles // slots))} if depth == 1 else {tiles}:
+            whole, even = -(-tiles // -(-tiles // slots)), tiles * max(slots // tiles, 1)
+            for clusters in {slots, whole, even} if depth == 1 else {tiles}:
                 shares = tiles % clusters != 0
                 too_many = shares and tiles * rows // UNIT_ROWS > MOST_ARRIVALS
                 too_many |= tiles * steps * (clusters + 1) >= 2**31
@@ -137,25 +138,28 @@ def _microseconds(
     weight, x = own.groups * GROUP_ROWS * 64 * 1.2, min(own.tokens, tokens) * 128
     busy = max(clocks / CLOCK, weight / across / MEMORY, (weight + x / launch.down) / L2)
     sums = own.groups * GROUP_ROWS * min(own.tokens, tokens) * 4 / L2
-    busy = panels * busy + 1.45 * max(tiles / launch.clusters, 1) * rounds
+    busy = panels * busy + 0.6 * max(tiles / launch.clusters, 1) * rounds
     if launch.depth > 1:
-        busy += (0.6 + sums) * rounds
+        busy += (3.8 + 1.2 * sums) * rounds
     if tiles % launch.clusters:
-        busy += (4.7 + (2.8 if launch.clusters % tiles else 0) + 3 * sums) * rounds
+        parts = 1 + max(launch.clusters / tiles, 1)
+        busy += (5.1 + (3.0 if launch.clusters % tiles else 0)) * rounds
+        busy += 0.67 * (1 + parts) * sums * rounds
     return busy
 
 
 def plans_of(
     packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24, of_each: int = 2
 ) -> list[WgmmaLaunch]:
-    """The launches that should be best for a weight: some of every shape, with and without depth.
+    """The launches that should be best for a weight: some of every shape, with and without depth,
+    and with tiles in equal parts.
 
     Args:
         packed: In tiled_bitmap.
         tokens: At least 1.
         multiprocessors: Of the GPU.
         most: How many launches.
-        of_each: At most so many of a shape with depth, and as many without.
+        of_each: At most so many of a shape and of each of these ways.
 
     Returns:
         The most promising first.
@@ -168,9 +172,11 @@ def plans_of(
         return _microseconds(shapes[launch.shape], launch, packed.shape, tokens, multiprocessors)
 
     taken: list[WgmmaLaunch] = []
-    seen: Counter[tuple[int, bool]] = Counter()
+    seen: Counter[tuple[int, bool, bool]] = Counter()
     for launch in sorted(launches(packed.shape, tokens, multiprocessors, lines), key=cost):
-        kind = launch.shape, launch.depth > 1
+        tiles = -(-rows // (GROUP_ROWS * shapes[launch.shape].groups * launch.down))
+        tiles *= -(-tokens // shapes[launch.shape].tokens)
+        kind = launch.shape, launch.depth > 1, launch.clusters % tiles == 0
         seen[kind] += 1
         if seen[kind] <= of_each and len(taken) < most:
             taken.append(launch)
