@@ -198,13 +198,16 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
-def test_products_stay_asynchronous(tmp_path):
-    """ptxas says so if it makes a warpgroup wait for each product, and warns where it spills."""
+@pytest.mark.parametrize(("tokens", "groups"), [(256, 2), (144, 3)])
+def test_products_stay_asynchronous(tmp_path, tokens, groups):
+    """Of the shapes with the most sums in the registers that 2 and 3 warpgroups leave to a thread.
+
+    ptxas says so if it makes a warpgroup wait for each product, and warns where it spills."""
     source = tmp_path / "one.cu"
     source.write_text(
         '#include "cuda/tiled_bitmap/wgmma.cuh"\n'
         "namespace flashsparse::tiled_bitmap {\n"
-        "template __global__ void wgmma_kernel<BFloat16, WgmmaShape<256, 2>>(\n"
+        f"template __global__ void wgmma_kernel<BFloat16, WgmmaShape<{tokens}, {groups}>>(\n"
         "    WgmmaArguments, const __grid_constant__ TensorMap);\n"
         "}\n"
     )
