@@ -86,7 +86,7 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
         random_case(130, 1100, 70, 2, plan=Plan(0, 1, 4, 2, 4)),
         random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 3, 1)),
         random_case(60, 300, 97, 5, plan=Plan(SHAPES.index((128, 2)), 1, 2, 2, 1)),
-        random_case(60, 520, 97, 6, plan=Plan(SHAPES.index((144, 3)), 1, 2, 2, 1)),
+        random_case(60, 520, 97, 6, plan=Plan(SHAPES.index((160, 2)), 1, 2, 2, 1)),
     ]
     require_all(driver(DRIVER, "plain"), cases)
 
@@ -290,7 +290,7 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         (Plan(99), "no such shape"),
         (Plan(0, 3), "1, 2, 4 or 8 blocks"),
         (Plan(0, 4, 4), "1, 2, 4 or 8 blocks"),
-        (Plan(SHAPES.index((144, 3)), 4), "the tokens of a tile in eights"),
+        (Plan(SHAPES.index((160, 2)), 8), "the tokens of a tile in eights"),
         (Plan(SHAPES.index((224, 2)), 1, 8), "the tokens of a tile in eights"),
         (Plan(SHAPES.index((96, 4)), 1, 1, 2, 1), "values of this type have no such shape"),
         (Plan(0, 1, 1, 17), "2 to 16 stages"),

@@ -53,8 +53,8 @@ def few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> f
 def many_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The wgmma kernel."""
     panels = math.ceil(shape[0] / PANEL) * math.ceil(shape[1] / PANEL)
-    wide = next((width for width in TILE_TOKENS if width >= tokens), TILE_TOKENS[-1])
-    tiles = math.ceil(tokens / wide)
-    clocks = panels * tiles * (PANEL_CLOCKS + TOKEN_CLOCKS * wide)
+    clocks = panels * min(
+        math.ceil(tokens / wide) * (PANEL_CLOCKS + TOKEN_CLOCKS * wide) for wide in TILE_TOKENS
+    )
     product = clocks / (gpu.multiprocessors * gpu.clock)
     return MANY_FIXED + max(nbytes / (MANY_MEMORY * gpu.memory), product)

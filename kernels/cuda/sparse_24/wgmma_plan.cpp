@@ -20,9 +20,11 @@ using mma_units::wgmma_stage_bytes;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches): its choices are on average
-// 2% slower than the fastest of those. Bytes a microsecond and multiprocessor from memory and
-// from the L2, clocks a microsecond, and how much slower shared memory is than the budget at the
-// head of wgmma.cuh says; of other GPUs of this kind the ratios are much the same.
+// 2% slower than the fastest of those. Held to 2,184 more around the ends of tiles, native and of
+// codes (benchmarks/gpu/steps.py): 1.5% on average, 18% at most, but for int4 and 65 tokens in
+// 8192x8192, 43%. Bytes a microsecond and multiprocessor from memory and from the L2, clocks a
+// microsecond, and how much slower shared memory is than the budget at the head of wgmma.cuh says;
+// of other GPUs of this kind the ratios are much the same.
 constexpr double kMemory = 33.3e3, kL2 = 48e3, kClock = 1.69e3, kShared = 1.07;
 constexpr double kPanelClocks = 150;  // of one warpgroup, between two products
 // The same of codes with 16-bit x, and for each warpgroup of the block more: products with A in
