@@ -19,7 +19,7 @@ WIDENING = 8.3e-9  # seconds to widen the codes of a unit that nothing hides
 # Of the wgmma kernel, fitted to nm.csv and steps.csv of an H200: the share of the bandwidth, and of
 # the clock under load, of codes less; bytes a clock from the L2; seconds beside. Tiles that it is
 # compiled for: tokens, and warpgroups of 64 rows each.
-WGMMA_MEMORY, WGMMA_CLOCK, CODES_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.91, 0.8, 28, 4.9e-6
+WGMMA_MEMORY, WGMMA_CLOCK, CODES_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.91, 0.78, 28, 4.9e-6
 GROUP_ROWS = 64
 TILES = (
     (64, 2), (64, 3), (64, 4), (96, 2), (96, 3), (128, 2), (128, 3), (160, 2), (192, 2), (224, 2),
@@ -28,7 +28,7 @@ TILES = (
 CODES_TILES = ((96, 4), (144, 3))  # and these of codes
 # Elements of a layer that counts as small, and of one of codes; and the clocks of a panel of codes
 # that warpgroups need however few the tokens, as in kernels/cuda/sparse_24/wgmma_plan.cpp.
-SMALL, SMALL_CODES, CODES_PANEL, CODES_GROUP = 32 << 20, 96 << 20, 45, 135
+SMALL, SMALL_CODES, CODES_PANEL, CODES_GROUP = 32 << 20, 96 << 20, 200, 80
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:

@@ -19,18 +19,21 @@ using mma_units::wgmma_stage_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches): its choices are on average
-// 2% slower than the fastest of those. Held to 2,184 more around the ends of tiles, native and of
-// codes (benchmarks/gpu/steps.py): 1.5% on average, 18% at most, but for int4 and 65 tokens in
-// 8192x8192, 43%. Bytes a microsecond and multiprocessor from memory and from the L2, clocks a
-// microsecond, and how much slower shared memory is than the budget at the head of wgmma.cuh says;
-// of other GPUs of this kind the ratios are much the same.
+// Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches), native values: its choices
+// are on average 2% slower than the fastest of those. Bytes a microsecond and multiprocessor from
+// memory and from the L2, clocks a microsecond, and how much slower shared memory is than the
+// budget at the head of wgmma.cuh says; of other GPUs of this kind the ratios are much the same.
 constexpr double kMemory = 33.3e3, kL2 = 48e3, kClock = 1.69e3, kShared = 1.07;
 constexpr double kPanelClocks = 150;  // of one warpgroup, between two products
-// The same of codes with 16-bit x, and for each warpgroup of the block more: products with A in
-// registers seem to take no less, however few the tokens. Fitted to 420 launches of codes for 16 to
-// 64 tokens, of which its choices are on average 2% slower than the fastest.
+// The same of codes by codes, and for each warpgroup of the block more: products with A in
+// registers seem to take no less, however few the tokens. Fitted to 420 launches for 16 to 64
+// tokens.
 constexpr double kCodePanelClocks = 45, kCodeGroupClocks = 135, kCodeLatency = 0.7;
+// And of codes that are widened for 16-bit x, with shared memory's share: fitted to 1,092 launches
+// for 32 to 256 tokens (benchmarks/gpu/steps.py). Of launches that were timed there, those that
+// this model takes for the fastest are on average 1.1% slower than the fastest, and 1.2% in all
+// forms.
+constexpr double kWidenedPanelClocks = 200, kWidenedGroupClocks = 80, kWidenedShared = 0.95;
 constexpr double kLatency = 1.0;  // microseconds from a load to its value, under load
 constexpr double kLaunch = 1.8;   // until the first x and weight are there
 constexpr double kTile = 1.45;    // to begin and end one
@@ -64,10 +67,11 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double element_bytes = static_cast<double>(plan.unit.bytes()) / (kUnitRows * kUnitCols);
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * kGroupRows * panel_cols * element_bytes, x = written * kPanelBytes;
-  const bool codes = plan.unit.type != ValueType::kNative;
+  const bool codes = plan.unit.type != ValueType::kNative, widened = codes && plan.x_bytes == 2;
   const double shared = groups * width + width + weight / 128;
-  const double alone =
-      width + (codes ? kCodePanelClocks + kCodeGroupClocks * groups : kPanelClocks);
+  const double alone = width + (widened ? kWidenedPanelClocks + kWidenedGroupClocks * groups
+                                : codes ? kCodePanelClocks + kCodeGroupClocks * groups
+                                        : kPanelClocks);
   const double token_tiles = static_cast<double>(ceil_div(tokens, info.tokens));
   const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
   const double bytes = static_cast<double>(cols) * (rows * element_bytes + tokens * plan.x_bytes);
@@ -76,9 +80,10 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   // The loads of a unit are on their way while one is multiplied, but for the last panel: ptxas has
   // it wait for them. (Several units at once, where registers hold them, were not faster.)
   const double waiting = ((codes ? kCodeLatency : kLatency) + alone / kClock) / step_panels;
-  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
-                      std::max({memory / kMemory, (weight + x / plan.down) / kL2,
-                                kShared * shared / kClock, alone / kClock, waiting});
+  const double busy =
+      (1 + kCluster * std::log2(plan.cluster())) *
+      std::max({memory / kMemory, (weight + x / plan.down) / kL2,
+                (widened ? kWidenedShared : kShared) * shared / kClock, alone / kClock, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
   // Of a tile that others have a part in: the block's sums, and microseconds for them.
   const double given = groups * kGroupRows * written * sizeof(float);
