@@ -28,6 +28,7 @@ from _baselines import Dense, activations
 from _device import Budget, Stopwatch, _formats, _measure, _results, cold_bytes, machine
 from _layers import Layer, layer
 from _program import DTYPES, device_of, numbers, parser
+from _steps import OWN, times
 from rich.table import Table
 from torch import Tensor
 
@@ -48,7 +49,6 @@ LAUNCHES, OF_EACH = 10, 2  # of a point, and of a compiled shape
 FEW_TOKENS = 64  # that the kernels for few take in one launch
 CHECKED = (((1000, 1300), (65, 100, 150, 230)), ((330, 2100), (97, 129, 200, 256)))
 STEP = 0.1  # from a number of tokens to the next: the most that is asked for
-OWN = "own choice"
 
 
 @dataclass(frozen=True)
@@ -243,17 +243,6 @@ class Steps:
                  "spread": round(time.spread, 3), "dense_us": dense["dense_us"],
                  "bytes": packed.nbytes}
             )  # fmt: skip
-
-
-def times(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[int, tuple[float, float]]]:
-    """By format, zeros and layer, and by tokens: microseconds by its own choice, by the best."""
-    found: dict[tuple[str, str, str], dict[int, tuple[float, float]]] = {}
-    for row in rows:
-        of = found.setdefault((row["format"], row["zeros"], row["shape"]), {})
-        own, best = of.get(row["tokens"], (float("nan"), float("inf")))
-        own = row["us"] if row["launch"] == OWN else own
-        of[row["tokens"]] = own, min(best, row["us"])
-    return found
 
 
 def report(rows: Sequence[Row]) -> Table:

@@ -31,7 +31,7 @@ class WgmmaShape(NamedTuple):
     index: int
     tokens: int
     groups: int
-    bits: tuple[int, ...]  # of the values that it is compiled for; 4: all with scales of groups, too
+    bits: tuple[int, ...]  # of values that it is compiled for; 4: with scales of groups, too
 
     def is_for(self, layout: UnitLayout) -> bool:
         if layout.group is not None:
