@@ -103,7 +103,8 @@ def code_plans(values: str, group: int | None) -> list[Plan]:
     few = values == "int4" or group is not None
     several = SHAPES.index((64, 3) if few else (64, 2))
     plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1 if few else 2)]
-    return plans if few else [*plans, Plan(SHAPES.index((96, 4)), 1, 1, 2, 1)]
+    wide = ((96, 3), (144, 3)) if few else ((96, 4),)
+    return plans + [Plan(SHAPES.index(shape), 1, 1, 2, 1) for shape in wide]
 
 
 @pytest.mark.parametrize(("values", "group"), CODES)

@@ -22,6 +22,10 @@ auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompi
                        kUnit.group == (kUnit.type == ValueType::kFp8 ? 128 : 32)) {
     if (shape.tokens == 64 && shape.groups == 3)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
+    if (shape.tokens == 96 && shape.groups == 3)
+      return wgmma_kernel<Type, Operand, WgmmaShape<96, 3>>;
+    if (shape.tokens == 144 && shape.groups == 3)
+      return wgmma_kernel<Type, Operand, WgmmaShape<144, 3>>;
   }
   return nullptr;
 }
