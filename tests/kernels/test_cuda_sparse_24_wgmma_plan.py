@@ -14,6 +14,7 @@ import pytest
 from emulated_sparse_24 import VALUES
 from emulation import KERNELS
 
+# Not its numbers in brackets: shapes were counted otherwise when that was measured.
 LAUNCH = re.compile(r"\d+ rows x \d+ tokens, \d+ clusters of \dx\d")
 KINDS = {  # type of values, columns of a group, bytes of an element of x
     "2:4": ("native", 0, 2),
