@@ -17,7 +17,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats import format_names, get_format
+from flashsparse_plugin.formats import find_form, format_names, get_format
 from flashsparse_plugin.packed import Scheme
 from flashsparse_plugin.plan import FEW, MANY, Plan
 
@@ -34,9 +34,9 @@ def unstructured() -> tuple[str, ...]:
 def kernels(format: str) -> dict[str, Plan]:
     """The plans by which each kernel is timed of a format with one for few tokens and one for many.
 
-    Empty for another.
+    Empty for another. Forms that are never stored have kernels too.
     """
-    chosen = get_format(format)
+    chosen = find_form(format)
     known = chosen.implementations(chosen.examples()[0])
     return {name: Plan.only(name) for name in (FEW, MANY)} if MANY in known else {}
 

@@ -25,6 +25,7 @@ import _results
 import _serve_tables
 import _spmm_goals
 import _spmm_tables
+import _steps
 import choices
 import sparse_24.tables
 import tiled_csl.tables
@@ -471,6 +472,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
     "codes_24": sparse_24.tables.codes,
+    "steps_by_kind": _steps.steps_by_kind,
+    "steps_by_layer": _steps.steps_by_layer,
     "nm_shapes": nm_shapes,
     "nm_goals": _nm_goals.goals,
     "nm_fixed": _nm_goals.fixed,

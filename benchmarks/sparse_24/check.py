@@ -146,7 +146,9 @@ def by_wgmma(kind: Kind, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
     for own, (down, depth) in product(many.compiled_shapes(), CLUSTERS):
         rows = GROUP_ROWS * own.groups * down
         stages, cols = many.most_stages(own, depth), 256 * depth
-        if stages < 2 or not many.is_compiled(own, layout_of(kind.options)):
+        if stages < 2 or not own.is_for(layout_of(kind.options)):
+            continue
+        if not own.has_cluster(down, depth):
             continue
         tiles = (2, 4) if depth > 1 else (3, 3)  # shared, or as many as there are
         one = WgmmaLaunch(own.index, down, depth, 2, 1)

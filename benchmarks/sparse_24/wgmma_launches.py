@@ -13,12 +13,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.nm_pattern import value_arguments
-from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout
+from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
+from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layout_of
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "wgmma_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+)\)", re.M)
+SHAPE = re.compile(r"^  X\((\d+), (\d+), ([\d |]+)\)", re.M)
 GROUP_ROWS, PANEL_COLS, UNIT_COLS = 64, 64, 256
 SHARED_BYTES, BARRIER_BYTES, MOST_STAGES, MOST_ARRIVALS = 227 << 10, 1024, 16, 4096
 # Bytes a microsecond of one multiprocessor of an H200, from memory and from the L2; its clock.
@@ -31,6 +31,16 @@ class WgmmaShape(NamedTuple):
     index: int
     tokens: int
     groups: int
+    bits: tuple[int, ...]  # of values that it is compiled for; 4: with scales of groups, too
+
+    def is_for(self, layout: UnitLayout) -> bool:
+        if layout.group is not None:
+            return 4 in self.bits
+        return {"native": 16, "int4": 4}.get(layout.values, 8) in self.bits
+
+    def has_cluster(self, down: int, depth: int) -> bool:
+        """Whether blocks below and behind each other can share its tokens, in eights."""
+        return self.tokens // 8 % down == 0 and self.tokens // 8 % depth == 0
 
 
 class WgmmaLaunch(NamedTuple):
@@ -68,14 +78,10 @@ class WgmmaLaunch(NamedTuple):
 def compiled_shapes() -> list[WgmmaShape]:
     """Reads the list of the header that the kernel is compiled from."""
     found = SHAPE.findall(HEADER.read_text())
-    return [WgmmaShape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
-
-
-def is_compiled(shape: WgmmaShape, layout: UnitLayout) -> bool:
-    """What kernels/cuda/sparse_24/wgmma_plan.h says of codes."""
-    has_few_shapes = layout.values == "int4" or layout.group is not None
-    groups = 3 if shape.tokens == 64 else 2
-    return not has_few_shapes or (shape.tokens != 192 and shape.groups == groups)
+    return [
+        WgmmaShape(index, int(tokens), int(groups), tuple(map(int, bits.split("|"))))
+        for index, (tokens, groups, bits) in enumerate(found)
+    ]
 
 
 def most_stages(own: WgmmaShape, depth: int = 1) -> int:
@@ -90,11 +96,13 @@ def _candidates(
     """Launches of every shape and cluster, and microseconds to compare by."""
     columns = -(-shape[1] // UNIT_COLS)
     for own in compiled_shapes():
-        if own.tokens >= 4 * max(tokens, 32) or not is_compiled(own, layout):
+        if own.tokens >= 4 * max(tokens, 32) or not own.is_for(layout):
             continue
         for down, depth in product((1, 2, 4, 8), repeat=2):
             cluster, stages = down * depth, most_stages(own, depth)
             if cluster > min(8, multiprocessors) or depth > columns or stages < 2:
+                continue
+            if not own.has_cluster(down, depth):
                 continue
             slots = multiprocessors // cluster
             rows = GROUP_ROWS * own.groups * down
@@ -125,6 +133,7 @@ def plans(
     multiprocessors: int,
     most: int = 24,
     layout: UnitLayout = NATIVE,
+    of_each: int = 4,
 ) -> list[WgmmaLaunch]:
     """The launches that should be best: some of every shape, with and without depth.
 
@@ -134,6 +143,7 @@ def plans(
         multiprocessors: Of the GPU.
         most: How many launches.
         layout: How units store their values.
+        of_each: At most so many of a shape with depth, and as many without.
 
     Returns:
         The most promising first.
@@ -143,6 +153,14 @@ def plans(
     for _, own, plan in sorted(_candidates(shape, tokens, multiprocessors, layout)):
         kind = own.index, plan.depth > 1
         seen[kind] += 1
-        if seen[kind] <= 4 and len(taken) < most:
+        if seen[kind] <= of_each and len(taken) < most:
             taken.append(plan)
     return taken
+
+
+def plans_of(
+    packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24, of_each: int = 4
+) -> list[WgmmaLaunch]:
+    """The same for a weight in sparse_24."""
+    layout = layout_of(options_of(packed.scheme))
+    return plans(packed.shape, tokens, multiprocessors, most, layout, of_each)

@@ -69,7 +69,7 @@ def main() -> int:
         for down, depth in CLUSTERS:
             rows, cols = GROUP_ROWS * own.groups * down, 512 * depth
             ring = ring_lines(own, 2)
-            if ring < 72:
+            if ring < 72 or not own.has_cluster(down, depth):
                 continue
             counts = (2, 4) if depth > 1 else (3, 3)  # tiles that are shared, or one a cluster
             for dtype in (torch.float16, torch.bfloat16):

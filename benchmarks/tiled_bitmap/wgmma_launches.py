@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,11 @@ SHAPE = re.compile(r"^  X\((\d+), (\d+)\)", re.M)
 GROUP_ROWS, UNIT_ROWS, UNIT_COLS, LINE_BYTES = 64, 16, 256, 128
 SHARED_BYTES, BARRIER_BYTES, MOST_STAGES, MOST_ARRIVALS = 227 << 10, 1024, 16, 4096
 LEAST_RING, MOST_RING = 72, 288  # lines
+# Of an H200, as kernels/cuda/tiled_bitmap/wgmma_plan.cpp has them: bytes a microsecond of one
+# multiprocessor from memory and from the L2, its clock; clocks of 64 rows and 64 columns, of each
+# token of them, and the share that three warpgroups do not hide.
+MEMORY, L2, CLOCK = 33.3e3, 69.5e3, 1.755e3
+PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 287, 1.8, 0.92
 
 
 class WgmmaShape(NamedTuple):
@@ -26,6 +32,10 @@ class WgmmaShape(NamedTuple):
     index: int
     tokens: int
     groups: int
+
+    def has_cluster(self, down: int, depth: int) -> bool:
+        """Whether blocks below and behind each other can share its tokens, in eights."""
+        return self.tokens // 8 % down == 0 and self.tokens // 8 % depth == 0
 
 
 class WgmmaLaunch(NamedTuple):
@@ -76,25 +86,98 @@ def ring_lines(own: WgmmaShape, stages: int) -> int:
     return min(left // (own.groups * 4 * LINE_BYTES), MOST_RING)
 
 
-def launches(shape: tuple[int, int], tokens: int, multiprocessors: int) -> Iterator[WgmmaLaunch]:
-    """Launches of every shape and cluster that a weight [out_features, in_features] can have."""
+def divided(own: WgmmaShape, unit_lines: float) -> tuple[int, int]:
+    """Stages of x, and lines of a warp's ring, as kernels/cuda/tiled_bitmap/wgmma_plan.cpp divides:
+    room for two units first, where that leaves x three stages."""
+    stages = min(MOST_STAGES, (128 << 10) // (own.tokens * 128))
+    while stages > 3 and ring_lines(own, stages) < max(LEAST_RING, 2 * (unit_lines + 5)):
+        stages -= 1
+    while stages > 2 and ring_lines(own, stages) < LEAST_RING:
+        stages -= 1
+    return stages, ring_lines(own, stages)
+
+
+def launches(
+    shape: tuple[int, int], tokens: int, multiprocessors: int, unit_lines: float = 0.0
+) -> Iterator[WgmmaLaunch]:
+    """Launches of every shape and cluster that a weight [out_features, in_features] can have.
+
+    Its units have so many lines on average: rings are made for two of them.
+    """
     columns = -(-shape[1] // UNIT_COLS)
     for own in compiled_shapes():
         if own.tokens >= 4 * max(tokens, 32):
             continue
         for down, depth in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)):
-            stages = min(MOST_STAGES, (128 << 10) // (own.tokens * 128))
-            while stages > 2 and ring_lines(own, stages) < LEAST_RING:
-                stages -= 1
-            ring = ring_lines(own, stages)
-            if ring < LEAST_RING or depth > columns:
+            stages, ring = divided(own, unit_lines)
+            if ring < LEAST_RING or depth > columns or not own.has_cluster(down, depth):
                 continue
             slots = multiprocessors // (down * depth)
             rows = GROUP_ROWS * own.groups * down
             tiles, steps = -(-shape[0] // rows) * -(-tokens // own.tokens), -(-columns // depth)
-            for clusters in {slots, -(-tiles // -(-tiles // slots))} if depth == 1 else {tiles}:
+            whole, even = -(-tiles // -(-tiles // slots)), tiles * max(slots // tiles, 1)
+            for clusters in {slots, whole, even} if depth == 1 else {tiles}:
                 shares = tiles % clusters != 0
                 too_many = shares and tiles * rows // UNIT_ROWS > MOST_ARRIVALS
                 too_many |= tiles * steps * (clusters + 1) >= 2**31
                 if clusters <= tiles * steps and not too_many:
                     yield WgmmaLaunch(own.index, down, depth, stages, clusters, ring)
+
+
+def _microseconds(
+    own: WgmmaShape, launch: WgmmaLaunch, shape: tuple[int, int], tokens: int, multiprocessors: int
+) -> float:
+    """To compare launches by, without what all of them share, of a weight with half zeros."""
+    columns = -(-shape[1] // (UNIT_COLS * launch.depth))
+    across = -(-tokens // own.tokens)
+    tiles = -(-shape[0] // (GROUP_ROWS * own.groups * launch.down)) * across
+    rounds = -(-launch.clusters * launch.down * launch.depth // multiprocessors)
+    panels = -(-tiles * columns // launch.clusters) * rounds * (UNIT_COLS // GROUP_ROWS)
+    clocks = own.groups * (PANEL_CLOCKS + TOKEN_CLOCKS * own.tokens)
+    clocks *= THREE_GROUPS if own.groups > 2 else 1
+    weight, x = own.groups * GROUP_ROWS * 64 * 1.2, min(own.tokens, tokens) * 128
+    busy = max(clocks / CLOCK, weight / across / MEMORY, (weight + x / launch.down) / L2)
+    sums = own.groups * GROUP_ROWS * min(own.tokens, tokens) * 4 / L2
+    busy = panels * busy + 0.6 * max(tiles / launch.clusters, 1) * rounds
+    if launch.depth > 1:
+        busy += (3.8 + 1.2 * sums) * rounds
+    if tiles % launch.clusters:
+        parts = 1 + max(launch.clusters / tiles, 1)
+        busy += (5.1 + (3.0 if launch.clusters % tiles else 0)) * rounds
+        busy += 0.67 * (1 + parts) * sums * rounds
+    return busy
+
+
+def plans_of(
+    packed: PackedWeight, tokens: int, multiprocessors: int, most: int = 24, of_each: int = 2
+) -> list[WgmmaLaunch]:
+    """The launches that should be best for a weight: some of every shape, with and without depth,
+    and with tiles in equal parts.
+
+    Args:
+        packed: In tiled_bitmap.
+        tokens: At least 1.
+        multiprocessors: Of the GPU.
+        most: How many launches.
+        of_each: At most so many of a shape and of each of these ways.
+
+    Returns:
+        The most promising first.
+    """
+    shapes, (rows, cols) = compiled_shapes(), packed.shape
+    units = -(-rows // UNIT_ROWS) * -(-cols // UNIT_COLS)
+    lines = len(packed.tensors["weight_packed"]) / units
+
+    def cost(launch: WgmmaLaunch) -> float:
+        return _microseconds(shapes[launch.shape], launch, packed.shape, tokens, multiprocessors)
+
+    taken: list[WgmmaLaunch] = []
+    seen: Counter[tuple[int, bool, bool]] = Counter()
+    for launch in sorted(launches(packed.shape, tokens, multiprocessors, lines), key=cost):
+        tiles = -(-rows // (GROUP_ROWS * shapes[launch.shape].groups * launch.down))
+        tiles *= -(-tokens // shapes[launch.shape].tokens)
+        kind = launch.shape, launch.depth > 1, launch.clusters % tiles == 0
+        seen[kind] += 1
+        if seen[kind] <= of_each and len(taken) < most:
+            taken.append(launch)
+    return taken

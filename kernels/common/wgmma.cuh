@@ -9,6 +9,7 @@
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "common/wgmma_operands.cuh"
 
 #ifndef __CUDACC__
 #include <algorithm>
@@ -74,44 +75,29 @@ __device__ __forceinline__ void wgmma_wait_but() {
 
 // d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Of the 64 rows warp w of the
 // warpgroup holds 16 w to 16 w + 15: d[4 j + 2 r + c] of lane l is row 16 w + l / 4 + 8 r and
-// column 8 j + l % 4 * 2 + c. tokens is 8, 16, 32, 64 or 128.
+// column 8 j + l % 4 * 2 + c. tokens is 8, 16, 32, 64, 96 or 128.
 template <class Type, int tokens>
 __device__ __forceinline__ void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b);
 
-#define FS_WGMMA(Type, name, tokens, list, a, b, ...)                                           \
-  template <>                                                                                   \
-  __device__ __forceinline__ void wgmma<Type, tokens>(float (&d)[tokens / 2], uint64_t left,    \
-                                                      uint64_t right) {                         \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32." name "." name " {" list \
-                 "}, %" #a ", %" #b ", 1, 1, 1, 0, 0;"                                          \
-                 : __VA_ARGS__                                                                  \
-                 : "l"(left), "l"(right));                                                      \
+#define FS_WGMMA(tokens, Type, name)                                                         \
+  template <>                                                                                \
+  __device__ __forceinline__ void wgmma<Type, tokens>(float (&d)[tokens / 2], uint64_t left, \
+                                                      uint64_t right) {                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32." name "." name        \
+                 " " FS_WGMMA_SHARED_##tokens ", 1, 1, 1, 0, 0;"                             \
+                 : FS_WGMMA_SUMS_##tokens("f")                                               \
+                 : "l"(left), "l"(right));                                                   \
   }
-#define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
-#define FS_L8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define FS_L16 FS_L8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define FS_L32 \
-  FS_L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FS_L64                                                                                   \
-  FS_L32                                                                                         \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FS_WGMMA_TYPE(Type, name)                                 \
-  FS_WGMMA(Type, name, 8, "%0, %1, %2, %3", 4, 5, FS_D4(0))       \
-  FS_WGMMA(Type, name, 16, FS_L8, 8, 9, FS_D4(0), FS_D4(4))       \
-  FS_WGMMA(Type, name, 32, FS_L16, 16, 17, FS_D16(0))             \
-  FS_WGMMA(Type, name, 64, FS_L32, 32, 33, FS_D16(0), FS_D16(16)) \
-  FS_WGMMA(Type, name, 128, FS_L64, 64, 65, FS_D16(0), FS_D16(16), FS_D16(32), FS_D16(48))
+#define FS_WGMMA_TYPE(Type, name) \
+  FS_WGMMA(8, Type, name)         \
+  FS_WGMMA(16, Type, name)        \
+  FS_WGMMA(32, Type, name)        \
+  FS_WGMMA(64, Type, name)        \
+  FS_WGMMA(96, Type, name)        \
+  FS_WGMMA(128, Type, name)
 FS_WGMMA_TYPE(Float16, "f16")
 FS_WGMMA_TYPE(BFloat16, "bf16")
 #undef FS_WGMMA_TYPE
-#undef FS_L64
-#undef FS_L32
-#undef FS_L16
-#undef FS_L8
-#undef FS_D16
-#undef FS_D4
 #undef FS_WGMMA
 
 #else
@@ -341,8 +327,9 @@ void wgmma_wait_but(simt::Place place = simt::Place::here()) {
 template <class Type, int tokens>
 void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b,
            simt::Place place = simt::Place::here()) {
-  static_assert(tokens == 8 || tokens == 16 || tokens == 32 || tokens == 64 || tokens == 128,
-                "as for the GPU");
+  static_assert(
+      tokens == 8 || tokens == 16 || tokens == 32 || tokens == 64 || tokens == 96 || tokens == 128,
+      "as for the GPU");
   static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
   detail::issue_wgmma(d, tokens, detail::kFloats<Type>.data(), a, b, place);
 }

@@ -9,6 +9,7 @@
 #pragma once
 #include "common/host_device.h"
 #include "common/wgmma.cuh"
+#include "common/wgmma_operands.cuh"
 
 namespace flashsparse {
 
@@ -42,51 +43,22 @@ __device__ __forceinline__ uint64_t gathered_operand(uint32_t address) {
 
 // d [64, columns] += a [64, 16] times b [16, columns]: `a` as a warp's A of mma m16n8k16, warp w of
 // the warpgroup having rows 16 w to 16 w + 15; d as wgmma has it. `a` must stay as it is until the
-// batch is done. columns is 64, 128 or 256.
+// batch is done. kIsWgmmaWidth<columns>.
 template <class Type, int columns>
 __device__ __forceinline__ void wgmma_gathered(float (&d)[columns / 2], const uint32_t (&a)[4],
                                                uint64_t b);
 
-#define FS_WGMMA(Type, name, columns, list, a0, a1, a2, a3, right, ...)                          \
-  template <>                                                                                    \
-  __device__ __forceinline__ void wgmma_gathered<Type, columns>(                                 \
-      float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {                             \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name " {" list \
-                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", 1, 1, 1, 1;"         \
-                 : __VA_ARGS__                                                                   \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                          \
+#define FS_WGMMA(columns, Type, name)                                                  \
+  template <>                                                                          \
+  __device__ __forceinline__ void wgmma_gathered<Type, columns>(                       \
+      float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." name "." name \
+                 " " FS_WGMMA_OPERANDS_##columns ", 1, 1, 1, 1;"                       \
+                 : FS_WGMMA_SUMS_##columns("f")                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                \
   }
-#define FS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define FS_D16(i) FS_D4(i), FS_D4(i + 4), FS_D4(i + 8), FS_D4(i + 12)
-#define FS_D32(i) FS_D16(i), FS_D16(i + 16)
-#define FS_L32                                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, "                                                                                      \
-  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FS_L64                                                                                   \
-  FS_L32                                                                                         \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FS_L128                                                                                  \
-  FS_L64                                                                                         \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
-  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, "   \
-  "%100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, "   \
-  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define FS_WGMMA_TYPE(Type, name)                                                                \
-  FS_WGMMA(Type, name, 64, FS_L32, 32, 33, 34, 35, 36, FS_D32(0))                                \
-  FS_WGMMA(Type, name, 128, FS_L64, 64, 65, 66, 67, 68, FS_D32(0), FS_D32(32))                   \
-  FS_WGMMA(Type, name, 256, FS_L128, 128, 129, 130, 131, 132, FS_D32(0), FS_D32(32), FS_D32(64), \
-           FS_D32(96))
-FS_WGMMA_TYPE(Float16, "f16")
-FS_WGMMA_TYPE(BFloat16, "bf16")
-#undef FS_WGMMA_TYPE
-#undef FS_L128
-#undef FS_L64
-#undef FS_L32
-#undef FS_D32
-#undef FS_D16
-#undef FS_D4
+FS_WGMMA_WIDTHS(FS_WGMMA, Float16, "f16")
+FS_WGMMA_WIDTHS(FS_WGMMA, BFloat16, "bf16")
 #undef FS_WGMMA
 
 #else
@@ -193,7 +165,7 @@ inline void issue_gathered(float* d, int columns, const float* floats, const uin
 template <class Type, int columns>
 void wgmma_gathered(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b,
                     simt::Place place = simt::Place::here()) {
-  static_assert(columns == 64 || columns == 128 || columns == 256, "as for the GPU");
+  static_assert(kIsWgmmaWidth<columns>, "as for the GPU");
   static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
   detail::issue_gathered(d, columns, detail::kFloats<Type>.data(), a, b, place);
 }

@@ -15,14 +15,15 @@
 #pragma once
 #include "common/device.cuh"
 #include "common/wgmma.cuh"
+#include "common/wgmma_operands.cuh"
 
 namespace flashsparse {
 
 #ifdef __CUDACC__
 
 // d [64, tokens] += a [64, 32] times b [tokens, 32] transposed, d as wgmma has it. `a` and
-// `metadata` must stay as they are until the batch is done. tokens is 64, 128, 192
-// or 256.
+// `metadata` must stay as they are until the batch is done.
+// kIsWgmmaWidth<tokens>.
 template <class Type, int tokens, int half>
 __device__ __forceinline__ void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                              uint64_t b, const uint32_t& metadata);
@@ -38,78 +39,34 @@ template <int tokens>
 __device__ __forceinline__ void wgmma_sparse_int8(int32_t (&d)[tokens / 2], const uint32_t (&a)[4],
                                                   uint64_t b, const uint32_t& metadata);
 
-#define FS_WGMMA(Type, name, tokens, half, list, a0, a1, a2, a3, right, sparse, ...)               \
-  template <>                                                                                      \
-  __device__ __forceinline__ void wgmma_sparse<Type, tokens, half>(                                \
-      float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) {      \
-    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k32.f32." name "." name " {" list \
-                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", %" #sparse ", " #half  \
-                 ", 1, 1, 1, 0;"                                                                   \
-                 : __VA_ARGS__                                                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));             \
+#define FS_WGMMA(tokens, Type, name, half)                                                      \
+  template <>                                                                                   \
+  __device__ __forceinline__ void wgmma_sparse<Type, tokens, half>(                             \
+      float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) {   \
+    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k32.f32." name "." name        \
+                 " " FS_WGMMA_OPERANDS_##tokens ", " FS_WGMMA_METADATA_##tokens ", " #half      \
+                                                                                ", 1, 1, 1, 0;" \
+                 : FS_WGMMA_SUMS_##tokens("f")                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));          \
   }
-#define FS_WGMMA_CODES(name, Sum, types, signs, tokens, list, a0, a1, a2, a3, right, sparse, ...)  \
+FS_WGMMA_WIDTHS(FS_WGMMA, Float16, "f16", 0)
+FS_WGMMA_WIDTHS(FS_WGMMA, Float16, "f16", 1)
+FS_WGMMA_WIDTHS(FS_WGMMA, BFloat16, "bf16", 0)
+FS_WGMMA_WIDTHS(FS_WGMMA, BFloat16, "bf16", 1)
+#undef FS_WGMMA
+
+#define FS_WGMMA_CODES(tokens, name, Sum, kind, types, signs)                                      \
   template <>                                                                                      \
   __device__ __forceinline__ void wgmma_sparse_##name<tokens>(                                     \
       Sum(&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b, const uint32_t& metadata) {         \
-    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64." types " {" list "}, {%" #a0 \
-                 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #right ", %" #sparse ", 0, 1" signs ";"      \
-                 : __VA_ARGS__                                                                     \
+    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #tokens "k64." types                       \
+                 " " FS_WGMMA_OPERANDS_##tokens ", " FS_WGMMA_METADATA_##tokens ", 0, 1" signs ";" \
+                 : FS_WGMMA_SUMS_##tokens(kind)                                                    \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata));             \
   }
-#define FS_D4(kind, i) "+" kind(d[i]), "+" kind(d[i + 1]), "+" kind(d[i + 2]), "+" kind(d[i + 3])
-#define FS_D16(kind, i) FS_D4(kind, i), FS_D4(kind, i + 4), FS_D4(kind, i + 8), FS_D4(kind, i + 12)
-#define FS_D32(kind, i) FS_D16(kind, i), FS_D16(kind, i + 16)
-#define FS_L32                                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, "                                                                                      \
-  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FS_L64                                                                                   \
-  FS_L32                                                                                         \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define FS_L96                                                                         \
-  FS_L64                                                                               \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define FS_L128                                                                                  \
-  FS_L64                                                                                         \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, " \
-  "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, "   \
-  "%100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, "   \
-  "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define FS_WGMMA_TYPE(Type, name, half)                                                            \
-  FS_WGMMA(Type, name, 64, half, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32("f", 0))                   \
-  FS_WGMMA(Type, name, 128, half, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32("f", 0), FS_D32("f", 32)) \
-  FS_WGMMA(Type, name, 192, half, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32("f", 0),                \
-           FS_D32("f", 32), FS_D32("f", 64))                                                       \
-  FS_WGMMA(Type, name, 256, half, FS_L128, 128, 129, 130, 131, 132, 133, FS_D32("f", 0),           \
-           FS_D32("f", 32), FS_D32("f", 64), FS_D32("f", 96))
-FS_WGMMA_TYPE(Float16, "f16", 0)
-FS_WGMMA_TYPE(Float16, "f16", 1)
-FS_WGMMA_TYPE(BFloat16, "bf16", 0)
-FS_WGMMA_TYPE(BFloat16, "bf16", 1)
-#define FS_WGMMA_CODES_TYPE(name, Sum, kind, types, signs)                                        \
-  FS_WGMMA_CODES(name, Sum, types, signs, 64, FS_L32, 32, 33, 34, 35, 36, 37, FS_D32(kind, 0))    \
-  FS_WGMMA_CODES(name, Sum, types, signs, 128, FS_L64, 64, 65, 66, 67, 68, 69, FS_D32(kind, 0),   \
-                 FS_D32(kind, 32))                                                                \
-  FS_WGMMA_CODES(name, Sum, types, signs, 192, FS_L96, 96, 97, 98, 99, 100, 101, FS_D32(kind, 0), \
-                 FS_D32(kind, 32), FS_D32(kind, 64))                                              \
-  FS_WGMMA_CODES(name, Sum, types, signs, 256, FS_L128, 128, 129, 130, 131, 132, 133,             \
-                 FS_D32(kind, 0), FS_D32(kind, 32), FS_D32(kind, 64), FS_D32(kind, 96))
-FS_WGMMA_CODES_TYPE(fp8, float, "f", "f32.e4m3.e4m3", ", 1, 1")
-FS_WGMMA_CODES_TYPE(int8, int32_t, "r", "s32.s8.s8", "")
-#undef FS_WGMMA_CODES_TYPE
-#undef FS_WGMMA_TYPE
-#undef FS_L128
-#undef FS_L96
-#undef FS_L64
-#undef FS_L32
-#undef FS_D32
-#undef FS_D16
-#undef FS_D4
+FS_WGMMA_WIDTHS(FS_WGMMA_CODES, fp8, float, "f", "f32.e4m3.e4m3", ", 1, 1")
+FS_WGMMA_WIDTHS(FS_WGMMA_CODES, int8, int32_t, "r", "s32.s8.s8", "")
 #undef FS_WGMMA_CODES
-#undef FS_WGMMA
 
 #else
 
@@ -274,7 +231,7 @@ inline void issue_sparse(float* d, int tokens, const float* floats, const uint32
 template <class Type, int tokens, int half>
 void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
                   const uint32_t& metadata, simt::Place place = simt::Place::here()) {
-  static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
+  static_assert(kIsWgmmaWidth<tokens>, "as for the GPU");
   static_assert(half == 0 || half == 1, "as for the GPU");
   static_assert(std::is_same_v<Type, Float16> || std::is_same_v<Type, BFloat16>, "as for the GPU");
   detail::issue_sparse(d, tokens, detail::kFloats<Type>.data(), a, b, &metadata, half, place);
@@ -283,7 +240,7 @@ void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
 template <int tokens>
 void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
                       const uint32_t& metadata, simt::Place place = simt::Place::here()) {
-  static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
+  static_assert(kIsWgmmaWidth<tokens>, "as for the GPU");
   detail::issue_sparse(d, tokens, detail::kFp8Floats.data(), a, b, &metadata, 0, place,
                        detail::sparse_code_rows, detail::add_sparse_fp8_wgmma);
 }
@@ -291,7 +248,7 @@ void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b
 template <int tokens>
 void wgmma_sparse_int8(int32_t (&d)[tokens / 2], const uint32_t (&a)[4], uint64_t b,
                        const uint32_t& metadata, simt::Place place = simt::Place::here()) {
-  static_assert(tokens == 64 || tokens == 128 || tokens == 192 || tokens == 256, "as for the GPU");
+  static_assert(kIsWgmmaWidth<tokens>, "as for the GPU");
   detail::issue_sparse(reinterpret_cast<float*>(d), tokens, nullptr, a, b, &metadata, 0, place,
                        detail::sparse_code_rows, detail::add_sparse_int8_wgmma);
 }

@@ -63,10 +63,6 @@ FS_HOST_DEVICE constexpr int block_begin(int column) { return column & ~(kBlock 
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-FS_HOST_DEVICE constexpr int bits_of(ValueType type) {
-  return type == ValueType::kNative ? 16 : type == ValueType::kInt4 ? 4 : 8;
-}
-
 // Whether codes have a scale a row, which meets the sums, and not scales by groups of columns.
 FS_HOST_DEVICE constexpr bool scaled_by_row(ValueType type) {
   return type == ValueType::kFp8 || type == ValueType::kInt8;

@@ -5,9 +5,15 @@
 #pragma once
 #include <cstdint>
 
+#include "common/host_device.h"
+
 namespace flashsparse {
 
 enum class ValueType { kNative, kFp8, kInt8, kInt4 };
+
+FS_HOST_DEVICE constexpr int bits_of(ValueType type) {
+  return type == ValueType::kNative ? 16 : type == ValueType::kInt4 ? 4 : 8;
+}
 
 // Codes that take up a byte.
 constexpr int codes_in_byte(ValueType type) { return type == ValueType::kInt4 ? 2 : 1; }

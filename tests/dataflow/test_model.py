@@ -47,6 +47,20 @@ def measured():
         assert held.format.name == row["form"]
         packed = Weight(shape, held, int(n) / int(m), row["bytes"])
         yield from of_packed(f"{row['form']}{', codes' if values else ''}", packed, row)
+    for row in _results.read(RESULTS / "steps.csv")["rows"]:
+        if row["launch"] != "own choice" or row["tokens"] <= 64 or row["zeros"].endswith("same"):
+            continue
+        shape = tuple(map(int, row["shape"].split("x")))
+        if row["format"] == "sparse_24":
+            *_, values, group = PATTERN.fullmatch(row["zeros"]).groups()
+            options = {"n": 2, "m": 4} | ({"values": values} if values else {})
+            options |= {"group": int(group)} if group else {}
+            scheme, density = find_form("sparse_24").scheme(torch.float16, options), 0.5
+        else:
+            values, scheme = None, get_format(row["format"]).scheme(torch.float16)
+            density = 1 - int(row["zeros"].rstrip("%")) / 100
+        packed = Weight(shape, scheme, density, row["bytes"])
+        yield from of_packed(f"{row['format']}{', codes' if values else ''}, steps", packed, row)
 
 
 def of_packed(name, weight, row):
@@ -66,7 +80,8 @@ def test_it_agrees_with_what_was_measured():
     forms = ("tiled_csl", "tiled_bitmap", "sparse_24", "nm_gather")
     kinds = [f"{form}, {kind}" for form in forms for kind in ("few", "many", "unpacked")]
     codes = [f"{form}, codes, few" for form in ("sparse_24", "nm_gather")]
-    assert set(shares) == {"dense", *kinds, *codes}
+    steps = [f"{form}, steps, many" for form in ("tiled_csl", "tiled_bitmap", "sparse_24")]
+    assert set(shares) == {"dense", *kinds, *codes, *steps, "sparse_24, codes, steps, many"}
     for name, ratios in shares.items():
         assert len(ratios) >= 40
         assert 0.93 < statistics.geometric_mean(ratios) < 1.1, name
@@ -75,11 +90,12 @@ def test_it_agrees_with_what_was_measured():
 
 
 # Points beyond: bitmaps with 64 tokens and 4:32 in layers of 8 MB and less; codes with 32 tokens in
-# the largest layer.
+# the largest layer; int4 with 65 tokens in 8192x8192.
 WIDE = {
     "tiled_bitmap, few": (0.6, 1.36),
     "nm_gather, few": (0.8, 1.8),
     "sparse_24, codes, few": (0.75, 1.45),
+    "sparse_24, codes, steps, many": (0.64, 1.2),
 }
 
 

@@ -38,10 +38,9 @@ from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 DRIVER, CODES_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_codes_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
-SHAPES = [  # tokens of a tile, warpgroups
-    tuple(map(int, found))
-    for found in re.findall(r"^  X\((\d+), (\d+)\)", HEADER.read_text(), re.M)
-]
+LISTED = re.findall(r"^  X\((\d+), (\d+), ([\d |]+)\)", HEADER.read_text(), re.M)
+SHAPES = [(int(tokens), int(groups)) for tokens, groups, _ in LISTED]  # of a tile; warpgroups
+NATIVE = [shape for shape, (_, _, bits) in enumerate(LISTED) if "16" in bits]
 
 
 class Plan(NamedTuple):
@@ -65,10 +64,12 @@ def planned(number: int, shape: int, down: int, clusters: int, stages: int = 3) 
 def test_every_compiled_shape_is_right(driver):
     """Alone, in clusters of each size; tiles that clusters share, own, or own two of."""
     cases = []
-    for shape, (_, groups) in enumerate(SHAPES):
-        for down in (1, 2) if groups == 2 else (1,):
+    for shape in NATIVE:
+        for down in (1, 2) if SHAPES[shape][1] == 2 else (1,):
             number = len(cases)
             cases.append(planned(number, shape, down, 1 + number % 3, 2 + number % 2))
+        if SHAPES[shape][0] % 64:  # sums of clusters are added up in other portions
+            cases.append(planned(len(cases), shape, 1, 3))
     cases.append(planned(1, 0, 4, 1))
     require_all(driver(DRIVER, "plain"), cases)
 
@@ -84,7 +85,8 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
         random_case(70, 513, 39, 1, plan=Plan(0, 1, 2, 2, 1)),
         random_case(130, 1100, 70, 2, plan=Plan(0, 1, 4, 2, 4)),
         random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 3, 1)),
-        random_case(60, 300, 97, 5, plan=Plan(3, 1, 2, 2, 1)),
+        random_case(60, 300, 97, 5, plan=Plan(SHAPES.index((128, 2)), 1, 2, 2, 1)),
+        random_case(60, 520, 97, 6, plan=Plan(SHAPES.index((160, 2)), 1, 2, 2, 1)),
     ]
     require_all(driver(DRIVER, "plain"), cases)
 
@@ -101,7 +103,8 @@ def code_plans(values: str, group: int | None) -> list[Plan]:
     few = values == "int4" or group is not None
     several = SHAPES.index((64, 3) if few else (64, 2))
     plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1 if few else 2)]
-    return plans if few else [*plans, Plan(SHAPES.index((64, 4)), 1, 1, 2, 1)]
+    wide = ((96, 3), (144, 3)) if few else ((96, 4),)
+    return plans + [Plan(SHAPES.index(shape), 1, 1, 2, 1) for shape in wide]
 
 
 @pytest.mark.parametrize(("values", "group"), CODES)
@@ -288,6 +291,9 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         (Plan(99), "no such shape"),
         (Plan(0, 3), "1, 2, 4 or 8 blocks"),
         (Plan(0, 4, 4), "1, 2, 4 or 8 blocks"),
+        (Plan(SHAPES.index((160, 2)), 8), "the tokens of a tile in eights"),
+        (Plan(SHAPES.index((224, 2)), 1, 8), "the tokens of a tile in eights"),
+        (Plan(SHAPES.index((96, 4)), 1, 1, 2, 1), "values of this type have no such shape"),
         (Plan(0, 1, 1, 17), "2 to 16 stages"),
         (Plan(len(SHAPES) - 1, 1, 1, 16), "too little shared memory"),
         (Plan(0, 1, 1, 2, 3), "at least one step"),
@@ -309,7 +315,7 @@ def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
     """And its table of shapes is the header's."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     own = importlib.import_module("sparse_24.wgmma_launches")
-    assert [each[1:] for each in own.compiled_shapes()] == SHAPES
+    assert [(each.tokens, each.groups) for each in own.compiled_shapes()] == SHAPES
     case = random_case(100, 600, 33, 2)
     found = own.plans(case.weight.shape, 33, 4, most=3)
     assert len(found) == 3

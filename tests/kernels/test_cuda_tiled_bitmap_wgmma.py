@@ -44,6 +44,8 @@ def test_every_compiled_shape_is_right(driver):
         planned(number, shape, 1 + number % 2 * (groups == 2), 1 + number % 3, 2 + number % 2)
         for number, (shape, (_, groups)) in enumerate(enumerate(SHAPES))
     ]
+    # Sums of clusters that are added up in portions of 5 to 7 eights of tokens.
+    cases += [planned(n, n, 1, 3) for n, (tokens, _) in enumerate(SHAPES) if tokens % 64]
     require_all(driver(DRIVER, "plain"), [*cases, planned(1, SMALL, 4, 1)])
 
 
@@ -76,6 +78,7 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
         random_case(70, 513, 39, 1, plan=Plan(SMALL, 1, 2, 2, 1)),
         random_case(130, 1100, 70, 2, plan=Plan(SMALL, 1, 4, 2, 4)),
         random_case(200, 600, 9, 4, plan=Plan(SMALL, 2, 2, 3, 1)),
+        random_case(60, 520, 97, 5, plan=Plan(SHAPES.index((144, 3)), 1, 2, 2, 1)),
     ]
     require_all(driver(DRIVER, "plain"), cases)
 
@@ -111,6 +114,8 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     for plan, told in (
         (Plan(99), "no such shape"),
         (Plan(0, 3), "1, 2, 4 or 8 blocks"),
+        (Plan(SHAPES.index((96, 2)), 8), "the tokens of a tile in eights"),
+        (Plan(SHAPES.index((144, 3)), 1, 4), "the tokens of a tile in eights"),
         (Plan(0, 1, 1, 17), "2 to 16 stages"),
         (Plan(0, 1, 1, 2, 1, 71), "72 to 288 lines"),
         (Plan(0, 1, 1, 2, 1, 280), "too little shared memory"),
@@ -193,13 +198,16 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
-def test_products_stay_asynchronous(tmp_path):
-    """ptxas says so if it makes a warpgroup wait for each product, and warns where it spills."""
+@pytest.mark.parametrize(("tokens", "groups"), [(256, 2), (144, 3)])
+def test_products_stay_asynchronous(tmp_path, tokens, groups):
+    """Of the shapes with the most sums in the registers that 2 and 3 warpgroups leave to a thread.
+
+    ptxas says so if it makes a warpgroup wait for each product, and warns where it spills."""
     source = tmp_path / "one.cu"
     source.write_text(
         '#include "cuda/tiled_bitmap/wgmma.cuh"\n'
         "namespace flashsparse::tiled_bitmap {\n"
-        "template __global__ void wgmma_kernel<BFloat16, WgmmaShape<256, 2>>(\n"
+        f"template __global__ void wgmma_kernel<BFloat16, WgmmaShape<{tokens}, {groups}>>(\n"
         "    WgmmaArguments, const __grid_constant__ TensorMap);\n"
         "}\n"
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 from ...gpu import BEGIN, LAUNCH, Gpu
@@ -17,14 +16,19 @@ TURN_BYTES = 64  # of a unit: 128 are written in a turn, and read in another
 WIDENING = 8.3e-9  # seconds to widen the codes of a unit that nothing hides
 
 
-# Of the wgmma kernel, fitted to 90 points on an H200, which it meets within 6% on average: the
-# share of the bandwidth, and of the clock under load; bytes a clock from the L2; seconds beside.
-# Tiles that it is compiled for: tokens, and warpgroups of 64 rows each.
-WGMMA_MEMORY, WGMMA_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.92, 28, 4.9e-6
-TILE_TOKENS, GROUPS, GROUP_ROWS = (64, 128, 192, 256), (2, 3, 4), 64
+# Of the wgmma kernel, fitted to nm.csv and steps.csv of an H200: the share of the bandwidth, and of
+# the clock under load, of codes less; bytes a clock from the L2; seconds beside. Tiles that it is
+# compiled for: tokens, and warpgroups of 64 rows each.
+WGMMA_MEMORY, WGMMA_CLOCK, CODES_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.91, 0.78, 28, 4.9e-6
+GROUP_ROWS = 64
+TILES = (
+    (64, 2), (64, 3), (64, 4), (96, 2), (96, 3), (128, 2), (128, 3), (160, 2), (192, 2), (224, 2),
+    (256, 2),
+)  # fmt: skip
+CODES_TILES = ((96, 4), (144, 3))  # and these of codes
 # Elements of a layer that counts as small, and of one of codes; and the clocks of a panel of codes
 # that warpgroups need however few the tokens, as in kernels/cuda/sparse_24/wgmma_plan.cpp.
-SMALL, SMALL_CODES, CODES_PANEL, CODES_GROUP = 32 << 20, 96 << 20, 45, 135
+SMALL, SMALL_CODES, CODES_PANEL, CODES_GROUP = 32 << 20, 96 << 20, 200, 80
 
 
 def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
@@ -39,9 +43,7 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
 def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The wgmma kernel, by the best of its tiles (budget: kernels/cuda/sparse_24/wgmma.cuh)."""
     found = []
-    for width, groups in itertools.product(TILE_TOKENS, GROUPS):
-        if width * groups > 512:
-            continue
+    for width, groups in TILES + (CODES_TILES if _codes(shape, nbytes) else ()):
         # Of a panel of 64 columns: clocks of shared memory for B, x and the weight, and of the L2
         # for the weight and for x, which two blocks share.
         weight = groups * GROUP_ROWS * 64 * nbytes / math.prod(shape)
@@ -54,7 +56,8 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
         # Whole tiles to each block where there are many, else blocks share them.
         turns = math.ceil(turns) if turns > 1.8 else 1.05 * max(turns, 0.3)
         found.append(turns * clocks * shape[1] / 64)
-    product = min(found) / (WGMMA_CLOCK * gpu.clock)
+    clock = (CODES_CLOCK if _codes(shape, nbytes) else WGMMA_CLOCK) * gpu.clock
+    product = min(found) / clock
     return LAUNCH + BEGIN + WGMMA_FIXED + max(nbytes / (WGMMA_MEMORY * gpu.memory), product)
 
 

@@ -25,7 +25,7 @@ LAUNCH_TOKENS = 64
 # multiprocessor for 64 rows and 64 columns, and for each token of a tile.
 MANY_FIXED, MANY_MEMORY = 12e-6, 0.9
 PANEL, PANEL_CLOCKS, TOKEN_CLOCKS = 64, 284, 2.41
-TILE_TOKENS = 256
+TILE_TOKENS = (64, 96, 128, 144, 160, 192, 224, 256)
 SMALL = 32 << 20  # elements of a layer whose few tokens are 64 (wgmma_plan.h)
 
 
@@ -53,8 +53,8 @@ def few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> f
 def many_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
     """The wgmma kernel."""
     panels = math.ceil(shape[0] / PANEL) * math.ceil(shape[1] / PANEL)
-    wide = min(TILE_TOKENS, 64 * math.ceil(tokens / 64))
-    tiles = math.ceil(tokens / TILE_TOKENS)
-    clocks = panels * tiles * (PANEL_CLOCKS + TOKEN_CLOCKS * wide)
+    clocks = panels * min(
+        math.ceil(tokens / wide) * (PANEL_CLOCKS + TOKEN_CLOCKS * wide) for wide in TILE_TOKENS
+    )
     product = clocks / (gpu.multiprocessors * gpu.clock)
     return MANY_FIXED + max(nbytes / (MANY_MEMORY * gpu.memory), product)

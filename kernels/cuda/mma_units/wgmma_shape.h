@@ -25,6 +25,15 @@ inline constexpr int kPanelBytes = 128;  // a stage of x, for each token
 inline constexpr int kMostCluster = 8;   // blocks
 inline constexpr int kMostXStages = 16;
 
+// Whether the blocks of a cluster, below or behind each other, can share the tokens of a tile, in
+// eights: those are what the hardware swizzles, and what a warp's sums are moved by.
+constexpr bool wgmma_shares(int tokens, int blocks) { return tokens / 8 % blocks == 0; }
+
+// Eights of tokens whose sums a warp loads at once: a divisor of those of a tile, `most` at most.
+constexpr int wgmma_joined(int tokens, int most) {
+  return wgmma_shares(tokens, most) ? most : wgmma_joined(tokens, most - 1);
+}
+
 // Dynamic shared memory of a block begins with barriers and the stages of x.
 inline constexpr int64_t kWgmmaBarriers = 1024;
 constexpr int64_t wgmma_stage_bytes(int tokens) { return int64_t{tokens} * kPanelBytes; }

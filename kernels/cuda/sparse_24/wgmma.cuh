@@ -41,7 +41,7 @@ struct WgmmaShape {
   // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
-  static constexpr int kJoined = 4;  // 8 tokens of sums that a warp loads at once
+  static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
 };
 
 template <class Type, class Operand, class Shape>
@@ -165,10 +165,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-template <class Type, class Operand, class Shape>
+template <class Type, class Operand, int tokens, int groups, int bits>
 constexpr auto compiled_kernel() -> decltype(WgmmaCompiled::float16) {
-  if constexpr (is_compiled(Shape::kInfo, Operand::Values::kLayout)) {
-    return wgmma_kernel<Type, Operand, Shape>;
+  if constexpr (WgmmaShapeInfo{{tokens, groups}, bits}.is_for(Operand::Values::kLayout)) {
+    return wgmma_kernel<Type, Operand, WgmmaShape<tokens, groups>>;
   } else {
     return nullptr;
   }
@@ -176,9 +176,9 @@ constexpr auto compiled_kernel() -> decltype(WgmmaCompiled::float16) {
 
 template <class Float16Operand, class BFloat16Operand>
 const WgmmaCompiled* compiled_operands() {
-#define FS_COMPILED(tokens, groups)                                        \
-  {compiled_kernel<Float16, Float16Operand, WgmmaShape<tokens, groups>>(), \
-   compiled_kernel<BFloat16, BFloat16Operand, WgmmaShape<tokens, groups>>()},
+#define FS_COMPILED(tokens, groups, bits)                            \
+  {compiled_kernel<Float16, Float16Operand, tokens, groups, bits>(), \
+   compiled_kernel<BFloat16, BFloat16Operand, tokens, groups, bits>()},
   static const WgmmaCompiled compiled[] = {FS_SPARSE_24_WGMMA_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
   return compiled;

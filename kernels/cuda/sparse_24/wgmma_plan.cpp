@@ -19,16 +19,21 @@ using mma_units::wgmma_stage_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches): its choices are on average
-// 2% slower than the fastest of those. Bytes a microsecond and multiprocessor from memory and
-// from the L2, clocks a microsecond, and how much slower shared memory is than the budget at the
-// head of wgmma.cuh says; of other GPUs of this kind the ratios are much the same.
+// Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches), native values: its choices
+// are on average 2% slower than the fastest of those. Bytes a microsecond and multiprocessor from
+// memory and from the L2, clocks a microsecond, and how much slower shared memory is than the
+// budget at the head of wgmma.cuh says; of other GPUs of this kind the ratios are much the same.
 constexpr double kMemory = 33.3e3, kL2 = 48e3, kClock = 1.69e3, kShared = 1.07;
 constexpr double kPanelClocks = 150;  // of one warpgroup, between two products
-// The same of codes with 16-bit x, and for each warpgroup of the block more: products with A in
-// registers seem to take no less, however few the tokens. Fitted to 420 launches of codes for 16 to
-// 64 tokens, of which its choices are on average 2% slower than the fastest.
+// The same of codes by codes, and for each warpgroup of the block more: products with A in
+// registers seem to take no less, however few the tokens. Fitted to 420 launches for 16 to 64
+// tokens.
 constexpr double kCodePanelClocks = 45, kCodeGroupClocks = 135, kCodeLatency = 0.7;
+// And of codes that are widened for 16-bit x, with shared memory's share: fitted to 1,092 launches
+// for 32 to 256 tokens (benchmarks/gpu/steps.py). Of launches that were timed there, those that
+// this model takes for the fastest are on average 1.1% slower than the fastest, and 1.2% in all
+// forms.
+constexpr double kWidenedPanelClocks = 200, kWidenedGroupClocks = 80, kWidenedShared = 0.95;
 constexpr double kLatency = 1.0;  // microseconds from a load to its value, under load
 constexpr double kLaunch = 1.8;   // until the first x and weight are there
 constexpr double kTile = 1.45;    // to begin and end one
@@ -51,7 +56,7 @@ int64_t slots_of(int cluster, const Gpu& gpu) {
 
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu) {
-  const mma_units::WgmmaShapeInfo& info = plan.info();
+  const WgmmaShapeInfo& info = plan.info();
   const double groups = info.groups, width = info.tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
@@ -62,10 +67,11 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double element_bytes = static_cast<double>(plan.unit.bytes()) / (kUnitRows * kUnitCols);
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * kGroupRows * panel_cols * element_bytes, x = written * kPanelBytes;
-  const bool codes = plan.unit.type != ValueType::kNative;
+  const bool codes = plan.unit.type != ValueType::kNative, widened = codes && plan.x_bytes == 2;
   const double shared = groups * width + width + weight / 128;
-  const double alone =
-      width + (codes ? kCodePanelClocks + kCodeGroupClocks * groups : kPanelClocks);
+  const double alone = width + (widened ? kWidenedPanelClocks + kWidenedGroupClocks * groups
+                                : codes ? kCodePanelClocks + kCodeGroupClocks * groups
+                                        : kPanelClocks);
   const double token_tiles = static_cast<double>(ceil_div(tokens, info.tokens));
   const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
   const double bytes = static_cast<double>(cols) * (rows * element_bytes + tokens * plan.x_bytes);
@@ -74,9 +80,10 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   // The loads of a unit are on their way while one is multiplied, but for the last panel: ptxas has
   // it wait for them. (Several units at once, where registers hold them, were not faster.)
   const double waiting = ((codes ? kCodeLatency : kLatency) + alone / kClock) / step_panels;
-  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
-                      std::max({memory / kMemory, (weight + x / plan.down) / kL2,
-                                kShared * shared / kClock, alone / kClock, waiting});
+  const double busy =
+      (1 + kCluster * std::log2(plan.cluster())) *
+      std::max({memory / kMemory, (weight + x / plan.down) / kL2,
+                (widened ? kWidenedShared : kShared) * shared / kClock, alone / kClock, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
   // Of a tile that others have a part in: the block's sums, and microseconds for them.
   const double given = groups * kGroupRows * written * sizeof(float);
@@ -94,7 +101,7 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   constexpr int64_t kMostArrivals = 4096;
   if (!gpu.hopper) return "the GPU has no wgmma: it needs compute capability 9.0";
   if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
-  if (!is_compiled(info(), unit)) return "values of this type have no such shape";
+  if (!info().is_for(unit)) return "values of this type have no such shape";
   if (x_bytes != 2 &&
       (x_bytes != 1 || (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
     return "x is 16 bits, or codes of 8 bits where the values are";
@@ -103,6 +110,9 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
   if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
     return "a cluster has 1, 2, 4 or 8 blocks, each way and in all";
+  if (!mma_units::wgmma_shares(info().tokens, down) ||
+      !mma_units::wgmma_shares(info().tokens, depth))
+    return "blocks of a cluster share the tokens of a tile in eights";
   if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
@@ -135,7 +145,7 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
   WgmmaPlan best{};
   double least = -1;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
-    if (!is_compiled(kWgmmaShapes[shape], unit)) continue;
+    if (!kWgmmaShapes[shape].is_for(unit)) continue;
     // Wide tiles of few tokens take the same time for A in registers.
     if (has_few_shapes(unit) && kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
       continue;

@@ -10,18 +10,41 @@
 
 namespace flashsparse::sparse_24 {
 
-// The compiled shapes: X(tokens of a tile, warpgroups that multiply).
-#define FS_SPARSE_24_WGMMA_SHAPES(X) \
-  X(64, 2)                           \
-  X(64, 3)                           \
-  X(64, 4)                           \
-  X(128, 2)                          \
-  X(128, 3)                          \
-  X(256, 2)                          \
-  X(192, 2)
+// Whether values are compiled in a few shapes only: those of 4 bits, and with scales of groups.
+constexpr bool has_few_shapes(UnitLayout unit) {
+  return unit.type == ValueType::kInt4 || unit.group > 0;
+}
 
-#define FS_SPARSE_24_WGMMA_INFO(tokens, groups) {tokens, groups},
-inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
+// The compiled shapes: X(tokens of a tile, warpgroups that multiply, bits of values that it is
+// for), where 4 stands for all that has few shapes. Behind each number of tokens a tile begins that
+// costs as much for one token as for all of its own: so there are many. Of 16 bits, units of four
+// warpgroups leave no registers for the sums of 96 tokens, and 160 tokens by two warpgroups are as
+// fast as 144 by three.
+#define FS_SPARSE_24_WGMMA_SHAPES(X) \
+  X(64, 2, 16 | 8)                   \
+  X(64, 3, 16 | 8 | 4)               \
+  X(64, 4, 16 | 8)                   \
+  X(96, 2, 16 | 8)                   \
+  X(96, 3, 16 | 8 | 4)               \
+  X(96, 4, 8)                        \
+  X(128, 2, 16 | 8 | 4)              \
+  X(128, 3, 16 | 8)                  \
+  X(144, 3, 8 | 4)                   \
+  X(160, 2, 16 | 8)                  \
+  X(192, 2, 16 | 8 | 4)              \
+  X(224, 2, 16 | 8)                  \
+  X(256, 2, 16 | 8 | 4)
+
+struct WgmmaShapeInfo : mma_units::WgmmaShapeInfo {
+  int bits;  // of values
+
+  constexpr bool is_for(UnitLayout unit) const {
+    return (bits & (has_few_shapes(unit) ? 4 : bits_of(unit.type))) != 0;
+  }
+};
+
+#define FS_SPARSE_24_WGMMA_INFO(tokens, groups, bits) {{tokens, groups}, bits},
+inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
     FS_SPARSE_24_WGMMA_SHAPES(FS_SPARSE_24_WGMMA_INFO)};
 #undef FS_SPARSE_24_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
@@ -41,17 +64,6 @@ constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLa
   return unit.type == ValueType::kNative || units < 1 ? 1 : units < 3 ? units : 3;
 }
 
-// Whether values are compiled in a few shapes only: those of 4 bits, and with scales of groups.
-constexpr bool has_few_shapes(UnitLayout unit) {
-  return unit.type == ValueType::kInt4 || unit.group > 0;
-}
-// Whether values are compiled in a shape: where there are few in one for each number of tokens, but
-// 192.
-constexpr bool is_compiled(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit) {
-  return !has_few_shapes(unit) ||
-         (shape.tokens != 192 && shape.groups == (shape.tokens == 64 ? 3 : 2));
-}
-
 // Where there are blocks behind each other, what they all give to this one of their sums: in shared
 // memory, beside barriers and the stages of x.
 constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
@@ -66,7 +78,7 @@ struct WgmmaPlan {
   UnitLayout unit{};
   int x_bytes = 2;  // of an element of x: 1 where it is codes
 
-  const mma_units::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
+  const WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return (info().groups + 1) * 128; }
   int cluster() const { return down * depth; }  // blocks
   int blocks() const { return cluster() * clusters; }

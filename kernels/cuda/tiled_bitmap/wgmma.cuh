@@ -41,7 +41,7 @@ struct WgmmaShape {
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
   static constexpr bool kKeeps = kTokens > 128;  // else instructions bind, not shared memory
   // 8 tokens of sums that a warp loads at once: its own are in the workspace by then.
-  static constexpr int kJoined = 8;
+  static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 8);
 };
 
 // All threads come here when the only tile of blocks behind each other has been multiplied: the

@@ -15,9 +15,14 @@ namespace flashsparse::tiled_bitmap {
 #define FS_TILED_BITMAP_WGMMA_SHAPES(X) \
   X(64, 2)                              \
   X(64, 3)                              \
+  X(96, 2)                              \
+  X(96, 3)                              \
   X(128, 2)                             \
   X(128, 3)                             \
+  X(144, 3)                             \
+  X(160, 2)                             \
   X(192, 2)                             \
+  X(224, 2)                             \
   X(256, 2)
 
 #define FS_TILED_BITMAP_WGMMA_INFO(tokens, groups) {tokens, groups},

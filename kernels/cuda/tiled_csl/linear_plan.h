@@ -32,6 +32,10 @@ namespace flashsparse::tiled_csl {
   X(64, true, true, 4, 13, 16, 1)   \
   X(64, true, true, 4, 19, 16, 1)   \
   X(64, true, true, 4, 33, 12, 1)   \
+  X(96, true, true, 4, 6, 12, 1)    \
+  X(96, true, true, 4, 13, 12, 1)   \
+  X(96, true, true, 4, 19, 12, 1)   \
+  X(96, true, true, 4, 33, 8, 1)    \
   X(128, true, true, 4, 6, 8, 1)    \
   X(128, true, true, 4, 13, 8, 1)   \
   X(128, true, true, 4, 19, 8, 1)   \

@@ -13,9 +13,10 @@ using namespace flashsparse::sparse_24;
 template <class Type, class Codes>
 auto find_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = CodesOperand<Codes>;
-  if (shape.tokens != 64) return nullptr;
-  if (shape.groups == 2) return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
-  if (shape.groups == 4) return wgmma_kernel<Type, Operand, WgmmaShape<64, 4>>;
+  if (shape.tokens == 64 && shape.groups == 2)
+    return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
+  if (shape.tokens == 96 && shape.groups == 4)
+    return wgmma_kernel<Type, Operand, WgmmaShape<96, 4>>;
   return nullptr;
 }
 

@@ -16,12 +16,16 @@ auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompi
   if constexpr (!has_few_shapes(kUnit)) {
     if (shape.tokens == 64 && shape.groups == 2)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
-    if (shape.tokens == 64 && shape.groups == 4)
-      return wgmma_kernel<Type, Operand, WgmmaShape<64, 4>>;
+    if (shape.tokens == 96 && shape.groups == 4)
+      return wgmma_kernel<Type, Operand, WgmmaShape<96, 4>>;
   } else if constexpr (kUnit.type == ValueType::kInt4 ||
                        kUnit.group == (kUnit.type == ValueType::kFp8 ? 128 : 32)) {
     if (shape.tokens == 64 && shape.groups == 3)
       return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
+    if (shape.tokens == 96 && shape.groups == 3)
+      return wgmma_kernel<Type, Operand, WgmmaShape<96, 3>>;
+    if (shape.tokens == 144 && shape.groups == 3)
+      return wgmma_kernel<Type, Operand, WgmmaShape<144, 3>>;
   }
   return nullptr;
 }

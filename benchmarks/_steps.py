@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much longer one token more takes, where tiles of tokens end: figures and tables."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+
+from _markdown import Result, gpu_conditions, markdown
+
+OWN = "own choice"
+BITMAP = ("tiled_bitmap", "50%")
+PAIRS = ((64, 65), (96, 97), (128, 129), (160, 161), (192, 193))
+NARROWER = {96, 144, 160, 224}  # tokens of tiles that came later
+TILE = re.compile(r"rows x (\d+) tokens")
+
+Times = dict[int, tuple[float, float]]
+
+
+def times(rows: Sequence[Result]) -> dict[tuple[str, str, str], Times]:
+    """By format, zeros and layer, and by tokens: microseconds by its own choice, by the best."""
+    found: dict[tuple[str, str, str], Times] = {}
+    for row in rows:
+        of = found.setdefault((row["format"], row["zeros"], row["shape"]), {})
+        own, best = of.get(row["tokens"], (float("nan"), float("inf")))
+        own = row["us"] if row["launch"] == OWN else own
+        of[row["tokens"]] = own, min(best, row["us"])
+    return found
+
+
+def steps_by_kind(result: Result) -> str:
+    """By the fastest launch: geometric mean of the layers, and the largest; formats down."""
+    found, cells = times(result["rows"]), []
+    for kind in dict.fromkeys(key[:2] for key in found):
+        values = []
+        for one, more in PAIRS:
+            steps = [of[more][1] / of[one][1] - 1 for key, of in found.items() if key[:2] == kind]
+            mean = statistics.geometric_mean(step + 1 for step in steps) - 1
+            values.append(f"{mean:+.0%} ({max(steps):+.0%})")
+        name = f"`{kind[0]}`, {kind[1]} zeros" if kind[1].endswith("%") else kind[1]
+        name = name.replace("fp8_e4m3 x the same", "fp8 x fp8")
+        cells.append([name, *values])
+    return markdown(_header("one token more:"), cells) + gpu_conditions(result["about"])
+
+
+def steps_by_layer(result: Result) -> str:
+    """tiled_bitmap with half zeros: without the narrower tiles, and with them; layers down."""
+    rows = [row for row in result["rows"] if (row["format"], row["zeros"]) == BITMAP]
+    before = [row for row in rows if _tile(row) not in NARROWER and row["launch"] != OWN]
+    cells = []
+    for (*_, shape), now in times(rows).items():
+        old = times(before)[(*BITMAP, shape)]
+        values = [
+            f"{old[more][1] / old[one][1] - 1:+.0%}, **{now[more][1] / now[one][1] - 1:+.0%}**"
+            for one, more in PAIRS
+        ]
+        cells.append([shape, *values])
+    return markdown(_header("one token more:"), cells) + gpu_conditions(result["about"])
+
+
+def _tile(row: Result) -> int:
+    """Tokens of a launch's tile, or 0."""
+    found = TILE.search(row["launch"])
+    return int(found[1]) if found else 0
+
+
+def _header(name: str) -> list[str]:
+    return [name, *(f"{one} to {more}" for one, more in PAIRS)]

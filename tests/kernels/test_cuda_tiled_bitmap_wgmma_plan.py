@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the host cuts the work of tiled_bitmap's wgmma kernel, held to what an H200 measured."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import _results
+import pytest
+from emulation import KERNELS
+
+Product = tuple[int, int, int, int]  # rows, cols, lines of the weight, tokens
+Plans = Callable[[Iterable[Product]], list[tuple[float, str]]]
+LARGE = 40_000_000  # elements of a layer
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> Plans:
+    """Microseconds that the plan of each product should take, and its numbers as text."""
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    sources = [
+        Path(__file__).with_name("tiled_bitmap_wgmma_plan_driver.cpp"),
+        KERNELS / "cuda" / "tiled_bitmap" / "wgmma_plan.cpp",
+    ]
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
+    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+
+    def ask(products: Iterable[Product]) -> list[tuple[float, str]]:
+        asked = "".join(" ".join(map(str, each)) + "\n" for each in products)
+        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
+        found = [line.split(maxsplit=1) for line in ran.stdout.splitlines()]
+        return [(float(cost), plan) for cost, plan in found]
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[Product, dict[str, float]]:
+    """Microseconds of the launches of each product, by the numbers of their plans."""
+    found: dict[Product, dict[str, float]] = defaultdict(dict)
+    for row in _results.read(_results.FOLDER / "nvidia-h200" / "steps.csv")["rows"]:
+        if row["format"] == "tiled_bitmap" and "[" in row["launch"]:
+            rows, cols = map(int, row["shape"].split("x"))
+            lines = (row["bytes"] - 4 * (-(-rows // 16) * -(-cols // 256) + 1)) // 128
+            plan = row["launch"][row["launch"].index("[") :]
+            found[rows, cols, lines, row["tokens"]][plan] = row["us"]
+    return found
+
+
+def test_planned_launches_are_nearly_the_fastest(plans, measured):
+    """After a change of the plan, measure: benchmarks/gpu/steps.py."""
+    slower, estimates = [], []
+    for times, (cost, plan) in zip(measured.values(), plans(measured), strict=True):
+        if plan in times:
+            slower.append(times[plan] / min(times.values()))
+            estimates.append(cost / times[plan])
+    assert len(slower) > len(measured) / 2
+    assert statistics.geometric_mean(slower) <= 1.01 and max(slower) <= 1.07
+    assert max(max(ratio, 1 / ratio) for ratio in estimates) <= 1.2
+
+
+def test_steps_behind_64_and_128_tokens_are_small(plans, measured):
+    """By the plan's costs; with tiles of 64, 128, 192 and 256 tokens they were 20% to 32%."""
+    layers = {each[:3] for each in measured if each[0] * each[1] > LARGE}
+    products = [(*layer, tokens) for layer in layers for tokens in (64, 65, 128, 129)]
+    costs = [cost for cost, _ in plans(products)]
+    assert len(layers) >= 5
+    for before, behind in zip(costs[::2], costs[1::2], strict=True):
+        assert behind <= 1.13 * before
