@@ -256,7 +256,7 @@ class Format(ABC):
     tensor_names: ClassVar[tuple[str, ...]]
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
     checks_as_it_reads: ClassVar[bool] = False
-    """Whether on a CPU `transcode` refuses, by a RuntimeError, whatever `check` refuses."""
+    """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 

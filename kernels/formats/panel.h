@@ -8,7 +8,8 @@
 // rows, so no horizontal sum is ever needed.
 //
 //   masks    uint32 [column pairs]
-//   values   uint16, or uint32 for fp32 [nonzeros], and kValueSlack readable ones behind them
+//   values   uint16, or uint32 for fp32, or int8 codes [nonzeros], and kValueSlack readable ones
+//            behind them
 #pragma once
 #include <cstdint>
 

@@ -152,7 +152,7 @@ def test_a_format_that_checks_as_it_reads_prepares_nothing_damaged(scheme):
             try:
                 damaged.validate()
             except FormatError:
-                with pytest.raises(RuntimeError):
+                with pytest.raises((RuntimeError, FormatError)):
                     damaged.prepare("cpu")
 
 

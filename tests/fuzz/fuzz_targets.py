@@ -96,7 +96,8 @@ class Tensors(Target):
         damaged = PackedWeight(scheme, shape, tensors)
         if not accepted(lambda: damaged.validate("layer"), FormatError):
             if scheme.format.checks_as_it_reads:
-                assert not accepted(lambda: damaged.prepare("cpu"), RuntimeError), "prepare"
+                refusals = (RuntimeError, FormatError)
+                assert not accepted(lambda: damaged.prepare("cpu"), *refusals), "prepare"
             return False
         self._read(random, damaged)
         return True

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tiled_bitmap: one bit a weight and the 16 bits of each kept value, in units of 16 x 256 weights.
+"""tiled_bitmap: one bit a weight and the kept values, in units of 16 x 256 weights.
 
-The bit layout is in kernels/formats/tiled_bitmap.h and docs/tiled_bitmap.md.
+Values have 16 bits, or are int8 codes with a scale for each row. The bit layout is in
+kernels/formats/tiled_bitmap.h and docs/tiled_bitmap.md.
 """
 
 from __future__ import annotations
@@ -9,24 +10,73 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from ...gpu import Gpu
-from ...packed import Reference, Scheme
+from ...ops import where_kernels_are
+from ...packed import PackedWeight, Reference, Scheme
 from ...plan import FEW, LIBRARY, MANY, Implementation, Plan
+from ..bitmap import BitmapFormat
+from ..coded import SCALE, value_options
 from ..unstructured_storage import UnstructuredStorage
 from . import cost, reference
 from .ops import ops
 
 
-class TiledBitmap(UnstructuredStorage):
+class TiledBitmap(UnstructuredStorage, BitmapFormat):
     name = "tiled_bitmap"
     version = 1
-    tensor_names = ("weight_packed", "unit_offsets")
+    streams = ("weight_packed", "unit_offsets")
+    tensor_names = (*streams, SCALE)
     piece, entry, entry_shape = (16, 256), "lines", (32,)
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
 
-    def thresholds(self, plan: Plan | None) -> tuple[int | None, ...]:
-        return (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
+    def examples(self) -> tuple[Scheme, ...]:
+        codes = ({"values": "int8"}, {"values": "int8", "activations": "int8"})
+        return (*super().examples(), *(self.scheme(torch.bfloat16, each) for each in codes))
+
+    def within_reach(self, tensor: Tensor) -> Tensor:
+        return where_kernels_are(tensor)
+
+    def _pack(self, values: Tensor, scales: Tensor | None, scheme: Scheme) -> PackedWeight:
+        """Codes are packed on the CPU."""
+        own = values if scales is None else values.cpu()
+        return super()._pack(own, scales, scheme).to(values.device)
+
+    def values_of(self, scheme: Scheme) -> tuple[int] | tuple[()]:
+        codes = value_options(scheme).value_type
+        return () if codes is None else (codes.bits,)
+
+    def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.tell_of_activations(scheme, weight.device)
+        return super().pack_prepared(weight, scheme)
+
+    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        if isinstance(target.format, BitmapFormat):
+            target.format.tell_of_activations(target, device)
+        return super().transcode(packed, target, device)
+
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        lines, offsets = (tensors[name] for name in self.streams)
+        told = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
+        scales = tensors.get(SCALE)
+        return ops.tiled_bitmap_linear(
+            x, lines, offsets, shape[0], scheme.dtype, bias, *told, scales
+        )
+
+    def check(self, packed: PackedWeight) -> None:
+        self.check_scales(packed)
+        super().check(packed)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {

@@ -74,7 +74,7 @@ def _pack_unit(unit: Tensor, items_of: Tensor, width: int) -> Tensor:
     items[number[kept], column[..., None].expand_as(number)[kept]] = own[kept]
     in_word = 32 // width
     lines = -(-int((first + lengths).max()) // in_word)
-    values = sum(items[i::in_word] << width * i for i in range(in_word))
+    values = sum((items[i::in_word] << width * i for i in range(in_word)), torch.tensor(0))
     return torch.cat([masks.view(MASK_LINES, LINE_WORDS), starts.sum(1)[None], values[:lines]])
 
 

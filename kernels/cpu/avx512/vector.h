@@ -52,6 +52,12 @@ FS_INLINE float load_f32(const void* pointer) {
 FS_INLINE Bits expand(uint32_t mask, const uint16_t* values) {
   return _mm512_mask_expand_epi16(fresh_zero(mask), mask, _mm512_loadu_si512(values));
 }
+// The same of bytes, sign-extended to 16 bits.
+FS_INLINE Bits expand_codes(uint32_t mask, const int8_t* codes) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  const __m256i zero = _mm512_castsi512_si256(fresh_zero(mask));
+  return _mm512_cvtepi8_epi16(_mm256_mask_expand_epi8(zero, mask, bytes));
+}
 // The same of 16 32-bit values.
 FS_INLINE Bits expand32(uint32_t mask, const uint32_t* values) {
   return _mm512_mask_expand_epi32(fresh_zero(mask), static_cast<__mmask16>(mask),
@@ -77,6 +83,12 @@ FS_INLINE Floats even_float16(Bits pair) { return _mm512_cvtph_ps(_mm512_cvtepi3
 FS_INLINE Floats odd_float16(Bits pair) {
   return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16)));
 }
+
+// The same of a pair of 16-bit integers.
+FS_INLINE Floats even_integer(Bits pair) {
+  return _mm512_cvtepi32_ps(_mm512_madd_epi16(pair, _mm512_set1_epi32(1)));
+}
+FS_INLINE Floats odd_integer(Bits pair) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 16)); }
 
 // Pulls values that the kernel will reach in a while into L1. A prefetch never faults.
 FS_INLINE void prefetch(const void* pointer, intptr_t bytes_ahead) {

@@ -7,6 +7,7 @@ const Kernels kKernels = {/*bfloat16_dot=*/nullptr,
                           &kBFloat16Float32,
                           &kFloat16Float32,
                           &kFloat32,
+                          &kInt8Float32,
                           store,
                           count_nonzeros,
                           decode};
