@@ -110,8 +110,9 @@ InterleavedBitmap tiled_bitmap_to_interleaved_bitmap(const Tensor& lines, const 
                                           values.mutable_data_ptr())) {
     return {values, masks, offsets};
   }
+  const ScalarType dense = item_bytes == 1 ? ScalarType::Char : ScalarType::BFloat16;
   return interleaved_bitmap_pack(
-      tiled_bitmap_unpack(lines, offsets_, out, in, ScalarType::BFloat16, std::nullopt));
+      tiled_bitmap_unpack(lines, offsets_, out, in, dense, std::nullopt));
 }
 
 std::tuple<Tensor, Tensor> interleaved_bitmap_to_tiled_bitmap(const Tensor& values,

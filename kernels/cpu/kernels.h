@@ -60,6 +60,7 @@ struct Kernels {
   const LinearKernels* bfloat16_float32;  // bf16 w widened to fp32, any x
   const LinearKernels* float16_float32;   // fp16 w widened to fp32, any x
   const LinearKernels* float32;           // fp32 w, any x
+  const LinearKernels* int8_bfloat16;     // bf16 x, int8 codes widened to bf16; null where missing
   const LinearKernels* int8_float32;      // int8 codes widened to fp32, any x
 
   // y[token * stride + row] = round(sums[token][row] + bias[row]) for rows < `rows`. `bias` has 16

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of 8 bits as packers and readers of 16-bit values take them: a code that is kept has a mark
-// above its 8 bits, so that it is not 0 even where it stands for zero, and what is not kept is 0.
+// Codes of 8 bits as packers and readers of 16-bit values take them: a code has a mark above its 8
+// bits, so that no byte but code 0 is a zero.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashsparse::cpu {
 
-// The lower byte is code + 128.
+// Of codes other than 0. The lower byte is code + 128.
 inline uint16_t marked(int8_t code) {
   return static_cast<uint16_t>(kMark | (static_cast<uint8_t>(code) ^ 128));
 }
@@ -20,7 +20,7 @@ inline int8_t code_of(uint16_t value) {
   return value ? static_cast<int8_t>(static_cast<uint8_t>(value) ^ 128) : int8_t{0};
 }
 
-// Codes that are all kept, and back.
+// Codes that are not 0, and back.
 inline void mark(const int8_t* codes, int64_t count, uint16_t* values) {
   for (int64_t i = 0; i < count; ++i) values[i] = marked(codes[i]);
 }

@@ -6,7 +6,10 @@ namespace {
 
 const LinearKernels& select(const Kernels& kernels, const LinearProblem& problem) {
   const Dtype weight_dtype = problem.weight_dtype, dtype = problem.dtype;
-  if (problem.row_scales) return *kernels.int8_float32;
+  if (problem.row_scales) {
+    return dtype == Dtype::kBFloat16 && kernels.int8_bfloat16 ? *kernels.int8_bfloat16
+                                                              : *kernels.int8_float32;
+  }
   if (weight_dtype == Dtype::kFloat32) return *kernels.float32;
   if (weight_dtype == Dtype::kFloat16) return *kernels.float16_float32;
   if (dtype == Dtype::kBFloat16 && kernels.bfloat16_dot) return *kernels.bfloat16_dot;

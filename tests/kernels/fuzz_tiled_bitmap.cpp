@@ -39,6 +39,12 @@ void require(bool holds, const char* what) {
   std::abort();
 }
 
+// Of code + 128.
+uint16_t marked_byte(uint32_t byte) {
+  const auto code = static_cast<int8_t>(byte ^ 128);
+  return code ? cpu::marked(code) : uint16_t{0};
+}
+
 struct Tensors {
   std::vector<uint32_t> lines;
   std::vector<int32_t> offsets;
@@ -56,7 +62,7 @@ Weight random_weight(int64_t rows, int64_t cols, int item_bytes) {
   const int64_t percent = below(101);
   for (uint16_t& value : weight) {
     if (below(100) >= percent) continue;
-    value = item_bytes == 1 ? cpu::marked(static_cast<int8_t>(below(256) - 128))
+    value = item_bytes == 1 ? marked_byte(below(256))
                             : bfloat16_from_float(static_cast<float>(below(200) - 100));
   }
   return weight;
@@ -145,7 +151,7 @@ std::optional<Weight> read_by_the_book(const Tensors& tensors) {
         const uint32_t words = line[32 * (5 + item / in_word) + column];
         const uint32_t value = words >> bits * (item % in_word);
         weight[row * tensors.cols + col] =
-            static_cast<uint16_t>(bits == 8 ? cpu::kMark | (value & 0xff) : value);
+            bits == 8 ? marked_byte(value) : static_cast<uint16_t>(value);
         ++item;
       }
       if (item > in_word * (lines - 5)) return {};  // an empty run, too, begins in its unit

@@ -39,7 +39,7 @@ def _pack(values: Tensor) -> dict[str, Tensor]:
     masks = torch.where(masks >= 2**31, masks - 2**32, masks).to(torch.int32)
     offsets = torch.zeros(panels + 1, dtype=torch.int64)
     offsets[1:] = kept.sum((1, 2)).cumsum(0)
-    stream = torch.cat([bits[kept], bits.new_zeros(32)])
+    stream = torch.cat([bits[kept], bits.new_zeros(64)])
     return {"values": stream, "masks": masks, "panel_offsets": offsets}
 
 

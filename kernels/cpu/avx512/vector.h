@@ -42,6 +42,11 @@ FS_INLINE uint32_t load_u32(const void* pointer) {
   __builtin_memcpy(&value, pointer, sizeof value);
   return value;
 }
+FS_INLINE uint64_t load_u64(const void* pointer) {
+  uint64_t value;
+  __builtin_memcpy(&value, pointer, sizeof value);
+  return value;
+}
 FS_INLINE float load_f32(const void* pointer) {
   float value;
   __builtin_memcpy(&value, pointer, sizeof value);

@@ -2,6 +2,7 @@
 #include "cpu/interleaved_bitmap/interleaved_bitmap.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/aligned_buffer.h"
 #include "common/parallel.h"
@@ -58,9 +59,11 @@ const char* check_masks(const Weight& packed, int64_t panel) {
     kept += __builtin_popcount(masks[k]);
     outside |= masks[k] & ~inside;
   }
+  const void* values = panel_of(packed, panel).values;
+  const int64_t promised = packed.panel_offsets[panel + 1] - packed.panel_offsets[panel];
+  if (packed.codes && std::memchr(values, 0, promised)) return " keep a code of 0";
   if (packed.in_features % 2) outside |= masks[pairs - 1] & ~kEvenColumn;
   if (outside) return " keep an element beyond the edges of the weight";
-  const int64_t promised = packed.panel_offsets[panel + 1] - packed.panel_offsets[panel];
   return kept == promised ? nullptr : " keep another number of values than panel_offsets says";
 }
 

@@ -32,8 +32,8 @@ void pack(const uint32_t* weight, int64_t rows, int64_t cols, const int64_t* pan
           uint32_t* masks, uint32_t* values);
 // Proves that no kernel leaves its bounds on tensors of any origin, of which `num_values` values
 // are there: offsets rise from 0 by as many values as the masks of a panel keep, no mask keeps an
-// element beyond the weight's edges, and the slack is behind the last value. Returns the first rule
-// that is broken, or nothing.
+// element beyond the weight's edges, no code is 0, and the slack is behind the last value. Returns
+// the first rule that is broken, or nothing.
 std::string validate(const Weight& packed, int64_t num_values);
 // Writes every element of weight[rows, cols]; of codes, code x scale.
 void unpack(const Weight& packed, void* weight);

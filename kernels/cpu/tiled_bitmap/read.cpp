@@ -31,13 +31,14 @@ uint16_t* append_unit_row(const Packed& packed, int64_t unit_row, uint32_t* mask
   return values;
 }
 
-// The same of codes. All of them are kept, marked as they are.
-void append_codes(const Packed& packed, int64_t unit_row, int64_t kept, uint32_t* masks,
+// The same of codes, of which there are `kept`; false where there are fewer.
+bool append_codes(const Packed& packed, int64_t unit_row, int64_t kept, uint32_t* masks,
                   int8_t* codes) {
   static thread_local AlignedBuffer buffer;
   uint16_t* values = buffer.get<uint16_t>(kept + kValueSlack);
-  append_unit_row(packed, unit_row, masks, values);
+  if (append_unit_row(packed, unit_row, masks, values) != values + kept) return false;
   cpu::unmark(values, kept, codes);
+  return true;
 }
 
 }  // namespace
@@ -83,17 +84,18 @@ bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32
   interleaved_bitmap::kernels();  // chosen before any thread starts
   kernels();
   const int64_t pairs = column_pairs(packed.cols), down = unit_rows(packed.rows);
+  std::atomic<bool> counted{true};
   if (packed.item_bytes == 1) {
     int8_t* codes = static_cast<int8_t*>(values_);
     parallel_chunks(down, [&](int64_t row) {
-      append_codes(packed, row, row_kept[row + 1] - row_kept[row], masks + row * pairs,
-                   codes + row_kept[row]);
+      const int64_t kept = row_kept[row + 1] - row_kept[row];
+      const bool all = append_codes(packed, row, kept, masks + row * pairs, codes + row_kept[row]);
+      if (!all) counted.store(false);
     });
     std::fill_n(codes + row_kept[down], kValueSlack, int8_t{0});
-    return true;
+    return counted.load();
   }
   uint16_t* values = static_cast<uint16_t*>(values_);
-  std::atomic<bool> counted{true};
   parallel_chunks(down, [&](int64_t row) {
     const uint16_t* end = append_unit_row(packed, row, masks + row * pairs, values + row_kept[row]);
     if (end != values + row_kept[row + 1]) counted.store(false);

@@ -146,8 +146,13 @@ FS_INLINE void store_words(uint16_t* items, int item_bytes, int word, Bits words
   const Bits mark = _mm512_set1_epi16(static_cast<int16_t>(flashsparse::cpu::kMark));
   const Bits low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(words));
   const Bits high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(words, 1));
-  _mm512_store_si512(items + 4 * word, _mm512_or_si512(low, mark));
-  _mm512_store_si512(items + 4 * word + 32, _mm512_or_si512(high, mark));
+  // A code of 0 is a zero, though it is kept.
+  const Bits zero = _mm512_set1_epi16(kCodeZero);
+  const auto marked = [&](Bits bytes) {
+    return _mm512_maskz_add_epi16(_mm512_cmpneq_epi16_mask(bytes, zero), bytes, mark);
+  };
+  _mm512_store_si512(items + 4 * word, marked(low));
+  _mm512_store_si512(items + 4 * word + 32, marked(high));
 }
 
 void write_values(const uint16_t* weight, int64_t stride, int rows, int cols, const uint32_t*,

@@ -153,7 +153,8 @@ void read_unit(const uint32_t* lines, int item_bytes, int value_lines, uint16_t*
         std::memcpy(items, values, sizeof *values);
       } else {
         for (int i = 0; i < 4; ++i) {
-          items[i] = static_cast<uint16_t>(cpu::kMark | (*values >> 8 * i & 0xff));
+          const uint32_t byte = *values >> 8 * i & 0xff;  // of code 0 a zero, though it is kept
+          items[i] = static_cast<uint16_t>(byte == kCodeZero ? 0 : cpu::kMark | byte);
         }
       }
     }
