@@ -62,6 +62,9 @@ class BitmapFormat(CodePacker, UnstructuredFormat):
 
     Options = BitmapOptions
 
+    def takes_codes(self, values: str, group: int | None) -> bool:
+        return values == "int8" and group is None
+
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
         values = value_options(scheme).value_type
         return weight if values is None else to_codes(weight, values, None)

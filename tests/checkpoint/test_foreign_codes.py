@@ -109,8 +109,8 @@ def test_inspect_shows_them_packed():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("fp8-dynamic-24", "in float8 (dynamic, by token): nm_vector rounds them so, unless"),
-        ("int8-24", "in int8 (dynamic, by token): nm_vector rounds them so, unless"),
+        ("fp8-dynamic-24", "in float8 (dynamic, by token): they are rounded so, unless"),
+        ("int8-24", "in int8 (dynamic, by token): they are rounded so, unless"),
         ("fp8-tensor", "in float8 (static, by tensor); here activations are 16 bits"),
     ],
 )

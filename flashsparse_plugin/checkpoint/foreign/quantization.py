@@ -205,7 +205,7 @@ class Quantization(_Lenient):
         ]
         if rounded := self._activations(rounded=True):
             told.append(
-                f"Its weights were made for activations in {rounded}: nm_vector rounds them so, "
+                f"Its weights were made for activations in {rounded}: they are rounded so, "
                 "unless activations=native is asked for."
             )
         if others := self._activations(rounded=False):
@@ -235,6 +235,26 @@ def is_quantized(quantization: object) -> bool:
         return False
     method = quantization.get("quant_method") or METHODS[0]
     return method in METHODS and bool(quantization.get("config_groups"))
+
+
+def kinds_of_codes(quantization: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+    """Value types of codes, and the columns that share a scale, of all groups of config.json.
+
+    Of a `quantization_config` that cannot be read there are none.
+    """
+    try:
+        groups = Quantization.read(quantization).config_groups.values()
+    except FormatError:
+        return []
+    found = (each.weights for each in groups if each.weights is not None)
+    return [(f"{each.type}{each.num_bits}", each.group) for each in found]
+
+
+def has_zeros_anywhere(quantization: Mapping[str, Any]) -> bool:
+    """Whether a `quantization_config` tells of zeros that follow no pattern."""
+    sparsity = quantization.get("sparsity_config")
+    structure = sparsity.get("sparsity_structure") if isinstance(sparsity, Mapping) else None
+    return structure == "unstructured" or sparsity_format(quantization) == "sparse-bitmask"
 
 
 def pattern_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
