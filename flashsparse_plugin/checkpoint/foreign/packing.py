@@ -27,9 +27,12 @@ from .quantization import (
     is_quantized,
     kinds_of_codes,
     pattern_of,
+    share_of_zeros,
 )
 
 _HALF: Final = (torch.float16, torch.bfloat16)
+_LEAST_ZEROS: Final = 0.25
+"""Share of zeros anywhere from which on codes are smaller with them than without."""
 NOT_QUANTIZED: Final = "not quantized in the source"
 
 
@@ -55,7 +58,10 @@ class QuantizedConfig(FlashSparseConfig):
         asked = given if isinstance(given, FlashSparseConfig) else None
         if not isinstance(foreign, Mapping) or not is_quantized(foreign):
             return None
-        if asked is None and pattern_of(foreign) is None and not _packs_anywhere(foreign):
+        gains = pattern_of(foreign) is not None or (
+            _packs_anywhere(foreign) and share_of_zeros(foreign) >= _LEAST_ZEROS
+        )
+        if asked is None and not gains:
             return None
         named = {} if asked is None else asked.model_dump(exclude_unset=True)
         if named.get("format") == AUTO:  # means to keep its codes

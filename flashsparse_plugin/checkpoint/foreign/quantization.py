@@ -252,9 +252,19 @@ def kinds_of_codes(quantization: Mapping[str, Any]) -> list[tuple[str, int | Non
 
 def has_zeros_anywhere(quantization: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config` tells of zeros that follow no pattern."""
-    sparsity = quantization.get("sparsity_config")
-    structure = sparsity.get("sparsity_structure") if isinstance(sparsity, Mapping) else None
+    structure = _told_of_zeros(quantization, "sparsity_structure")
     return structure == "unstructured" or sparsity_format(quantization) == "sparse-bitmask"
+
+
+def share_of_zeros(quantization: Mapping[str, Any]) -> float:
+    """The share of zeros that a `quantization_config` tells of; 0 where it tells of none."""
+    share = _told_of_zeros(quantization, "global_sparsity")
+    return float(share) if isinstance(share, (int, float)) else 0.0
+
+
+def _told_of_zeros(quantization: Mapping[str, Any], key: str) -> object:
+    sparsity = quantization.get("sparsity_config")
+    return sparsity.get(key) if isinstance(sparsity, Mapping) else None
 
 
 def pattern_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -263,8 +273,7 @@ def pattern_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
         return 2, 4
     if sparsity_format(quantization) == "sparse-24-bitmask":
         return 2, 4
-    sparsity = quantization.get("sparsity_config")
-    structure = sparsity.get("sparsity_structure") if isinstance(sparsity, Mapping) else None
+    structure = _told_of_zeros(quantization, "sparsity_structure")
     found = re.fullmatch(r"(\d{1,3}):(\d{1,3})", structure) if isinstance(structure, str) else None
     if found is None or not 0 < int(found[1]) < int(found[2]) <= 256:
         return None

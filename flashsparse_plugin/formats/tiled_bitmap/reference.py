@@ -88,8 +88,13 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
         return _tensors(units, units.contiguous().view(torch.int16).to(torch.int64) & 0xFFFF, 16)
     scales = weight.float().abs().amax(1, keepdim=True) / 127
     scales[scales == 0] = 1
-    codes = _units((weight.float() / scales).round().to(torch.int64))
-    return {**_tensors(codes, codes + 128, 8), "weight_scale": scales}
+    return {**pack_codes((weight.float() / scales).round()), "weight_scale": scales}
+
+
+def pack_codes(codes: Tensor) -> dict[str, Tensor]:
+    """Packs int8 codes, given as numbers: all tensors but the scales."""
+    units = _units(codes.to(torch.int64))
+    return _tensors(units, units + 128, 8)
 
 
 def _tensors(units: Tensor, items: Tensor, width: int) -> dict[str, Tensor]:
