@@ -347,6 +347,15 @@ class Format(ABC):
         """
         return {}
 
+    def takes_codes(self, values: str, group: int | None) -> bool:
+        """Whether the format holds codes of a type, with scales of rows or of groups of columns.
+
+        Args:
+            values: The type: "int8".
+            group: Columns of a row that share a scale; None: all of them.
+        """
+        return False
+
     @abstractmethod
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         """The packed tensors of a weight, in the order in which ops take them."""

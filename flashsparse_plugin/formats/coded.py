@@ -160,7 +160,6 @@ class CodePacker(CodedFormat):
     """A format that packs codes as another tool made them."""
 
     def takes_codes(self, values: str, group: int | None) -> bool:
-        """Whether codes of a type, with scales of rows or of groups of columns, can be packed."""
         return True
 
     @abstractmethod

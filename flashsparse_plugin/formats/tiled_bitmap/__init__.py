@@ -16,7 +16,7 @@ from torch import Tensor
 from ...gpu import Gpu
 from ...ops import where_kernels_are
 from ...packed import PackedWeight, Reference, Scheme
-from ...plan import FEW, LIBRARY, MANY, Implementation, Plan
+from ...plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
 from ..bitmap import BitmapFormat
 from ..coded import SCALE, value_options
 from ..unstructured_storage import UnstructuredStorage
@@ -79,6 +79,11 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         super().check(packed)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        """Of rounded activations one, so that a token's result does not depend on its batch."""
+        options = value_options(scheme)
+        if options.value_type is not None:
+            known = super().implementations(scheme)
+            return {SPARSE: known[SPARSE]} if options.activation_type else known
         return {
             FEW: Implementation(None, "tiled_bitmap for few tokens: mma"),
             MANY: Implementation(None, "tiled_bitmap for many tokens: wgmma", (9, 0)),
@@ -94,6 +99,9 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         tokens: int,
         gpu: Gpu,
     ) -> float:
+        codes = value_options(scheme).value_type
+        if implementation == SPARSE and codes is not None:
+            return cost.few_seconds(shape, nbytes, tokens, gpu, codes.bits)
         own = {FEW: cost.few_seconds, MANY: cost.many_seconds}.get(implementation)
         if own is not None:
             return own(shape, nbytes, tokens, gpu)
