@@ -187,7 +187,8 @@ def named(row: dict[str, Any]) -> str:
 
 def rule_of(row: dict[str, Any]) -> str:
     """How a model was pruned, and the format where that does not follow from it."""
-    return f"{row['rule']}, {row['method']}" if "zeros" in row["rule"] else str(row["rule"])
+    format = row["method"].partition("(")[0]
+    return f"{row['rule']}, {format}" if "zeros" in row["rule"] else str(row["rule"])
 
 
 def quality_values(result: Result) -> str:
