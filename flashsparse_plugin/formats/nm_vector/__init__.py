@@ -140,7 +140,7 @@ class NMVector(PatternStorage):
             if scheme.dtype in form.dtypes and form.fits(options_of(scheme)):
                 return form.scheme(scheme.dtype, scheme.values)
         if options_of(scheme).value_type:
-            return scheme  # no other format holds codes
+            return scheme  # codes stay in a format of patterns
         from .. import get_format  # here, as it imports this module
 
         on_cpu = device.type == "cpu"
