@@ -15,7 +15,7 @@ from torch import Tensor
 from ...gpu import Gpu, unpacked_seconds
 from ...names import DEFAULT_FORMAT
 from ...ops import where_kernels_are
-from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
+from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
