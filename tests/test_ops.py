@@ -75,8 +75,9 @@ SAMPLES = {
         (x(), *STORED, OUT, torch.bfloat16, None, 0),
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias(), 4),
     ],
-    "tiled_csl_linear_planned": [],  # CUDA only, as are the next two
+    "tiled_csl_linear_planned": [],  # CUDA only, as are the next three
     "tiled_bitmap_linear_planned": [],
+    "tiled_bitmap_linear_rounded_planned": [],
     "tiled_bitmap_wgmma_planned": [],
     "tiled_csl_to_tiled_bitmap": [(*STORED, OUT, IN)],
     "tiled_bitmap_pack": [(WEIGHT,), (WEIGHT.to(torch.int8),)],
@@ -100,6 +101,10 @@ SAMPLES = {
         (*RUNNING, OUT, IN, torch.bfloat16),
         (*BYTES_RUNNING, OUT, IN, torch.bfloat16, ROW_SCALES),
         (*BYTES_RUNNING, OUT, IN, torch.int8),
+    ],
+    "tiled_bitmap_linear_rounded": [
+        (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8"),
+        (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8", bias()),
     ],
     "interleaved_bitmap_linear": [
         (x(), *RUNNING, OUT, torch.bfloat16),

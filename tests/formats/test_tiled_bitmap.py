@@ -13,6 +13,7 @@ from weights import sparse_weight, weights
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats.tiled_bitmap import cost, reference
 from flashsparse_plugin.gpu import GPUS, library_seconds
+from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight
 
 PAGE = Path(__file__).parents[2] / "docs" / "tiled_bitmap.md"
@@ -25,6 +26,25 @@ def test_the_example_of_the_specification_is_what_the_packer_writes():
         exec(compile(block, PAGE.name, "exec"), example)
     made = reference.pack(example["weight"], example["packed"].scheme)
     assert len(blocks) > 3 and torch.equal(made["weight_packed"], example["lines"])
+
+
+def test_rounded_activations_on_a_cpu():
+    packed = fs.pack(sparse_weight(50, 300, 0.6), "tiled_bitmap", values="int8")
+    lines, offsets, scales = packed.tensors.values()
+    x, bias = torch.randn(2, 3, 300).to(packed.dtype), torch.randn(50).to(packed.dtype)
+    x[1, 1] = 0
+    rest = lines, offsets, scales, 50, packed.dtype, "int8"
+    y = ops.tiled_bitmap_linear_rounded(x, *rest, bias)
+    exact = x.double() @ packed.unpack().double().T + bias.double()
+    assert (y.double() - exact).norm() < 0.02 * exact.norm() and torch.equal(y[1, 1], bias)
+    with pytest.raises(RuntimeError, match="x must have the dtype of the weight"):
+        ops.tiled_bitmap_linear_rounded(x.float(), *rest)
+    with pytest.raises(RuntimeError, match="rounded to int8, not int4"):
+        ops.tiled_bitmap_linear_rounded(x, *rest[:-1], "int4")
+    meta = [each.to("meta") for each in (x, lines, offsets, scales)]
+    plan = [0, 1, 1, 0, 2, 80, 1, 0]
+    y = ops.tiled_bitmap_linear_rounded_planned(*meta, 50, x.dtype, "int8", None, plan)
+    assert (y.shape, y.dtype) == ((2, 3, 50), x.dtype)
 
 
 def test_the_sizes_of_the_specification():

@@ -40,11 +40,6 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
     def within_reach(self, tensor: Tensor) -> Tensor:
         return where_kernels_are(tensor)
 
-    def _pack(self, values: Tensor, scales: Tensor | None, scheme: Scheme) -> PackedWeight:
-        """Codes are packed on the CPU."""
-        own = values if scales is None else values.cpu()
-        return super()._pack(own, scales, scheme).to(values.device)
-
     def values_of(self, scheme: Scheme) -> tuple[int] | tuple[()]:
         codes = value_options(scheme).value_type
         return () if codes is None else (codes.bits,)
@@ -73,6 +68,26 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         return ops.tiled_bitmap_linear(
             x, lines, offsets, shape[0], scheme.dtype, bias, *told, scales
         )
+
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        return device.type == "cuda" and value_options(scheme).activation_type is not None
+
+    def multiply_rounded(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """By one kernel for any number of tokens, so that results do not depend on the batch."""
+        if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
+            lines, offsets = (tensors[name] for name in self.streams)
+            return ops.tiled_bitmap_linear_rounded(
+                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype, "int8", bias
+            )
+        return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 
     def check(self, packed: PackedWeight) -> None:
         self.check_scales(packed)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import get_ctx, register_fake
+from torch.library import get_ctx, impl, register_fake
 
 from ...ops import ops
 from ...ops.packed_linear import linear_result, register_linear_autograd
+from ..activations import rounded_tokens
 from ..interleaved_bitmap.ops import check_row_scales, empty_bitmap
 from ..tiled_csl.ops import empty_tiles
+from ..value_types import VALUE_TYPES
 
 __all__ = ["ops"]
 
@@ -150,13 +152,76 @@ def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias, plan):
 
 
 @register_fake("flashsparse::tiled_bitmap_linear_planned")
-def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias, plan):
+def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias, plan, weight_scale=None):
     """tiled_bitmap_linear by the sparse CUDA kernel, planned by the caller; for benchmarks.
 
     plan is the numbers of LinearPlan in kernels/cuda/tiled_bitmap/linear_plan.h, in their order.
     """
     _check_offsets(unit_offsets, out_features, x.shape[-1])
+    check_row_scales(weight_scale, out_features)
     return linear_result(x, out_features, bias)
 
 
+@register_fake("flashsparse::tiled_bitmap_linear_rounded")
+def _(x, weight_packed, unit_offsets, weight_scale, out_features, weight_dtype, values, bias=None):
+    """Computes x [..., in_features] times the transposed weight, with activations of 8 bits.
+
+    values is "int8", the type of the items, with the scales float32 [out_features, 1]. x, of
+    weight_dtype, is rounded to such codes with a float32 scale for each token, by which its largest
+    magnitude becomes 127. Tensor cores multiply codes by codes, sums are exact, in int32, and are
+    multiplied by both scales before bias [out_features] is added. A token with NaN or an infinity
+    gives NaN. The gradient is that of the product of x as it is (straight through).
+
+    Raises:
+        RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA for more
+            than 131,072 columns.
+    """
+    _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
+    return linear_result(x, out_features, bias)
+
+
+@register_fake("flashsparse::tiled_bitmap_linear_rounded_planned")
+def _(x, weight_packed, unit_offsets, weight_scale, out_features, weight_dtype, values, bias, plan):
+    """tiled_bitmap_linear_rounded by a plan of the caller's; for benchmarks.
+
+    plan is the numbers of LinearPlan in kernels/cuda/tiled_bitmap/linear_plan.h, in their order.
+    """
+    _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
+    return linear_result(x, out_features, bias)
+
+
+def _check_rounded(
+    x: Tensor,
+    unit_offsets: Tensor,
+    weight_scale: Tensor,
+    out_features: int,
+    weight_dtype: torch.dtype,
+    values: str,
+) -> None:
+    torch._check(values == "int8", lambda: f"activations are rounded to int8, not {values}")
+    _check_offsets(unit_offsets, out_features, x.shape[-1])
+    check_row_scales(weight_scale, out_features)
+    torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
+
+
+@impl("flashsparse::tiled_bitmap_linear_rounded", "CPU")
+def _linear_rounded(
+    x: Tensor,
+    weight_packed: Tensor,
+    unit_offsets: Tensor,
+    weight_scale: Tensor,
+    out_features: int,
+    weight_dtype: torch.dtype,
+    values: str,
+    bias: Tensor | None = None,
+) -> Tensor:
+    _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
+    codes = ops.tiled_bitmap_unpack(
+        weight_packed, unit_offsets, out_features, x.shape[-1], torch.int8
+    )
+    y = rounded_tokens(x, VALUE_TYPES[values]) @ (codes.double() * weight_scale.double()).T
+    return (y if bias is None else y + bias.double()).to(x.dtype)
+
+
 register_linear_autograd("tiled_bitmap_linear", unpack="tiled_bitmap_unpack")
+register_linear_autograd("tiled_bitmap_linear_rounded", unpack="tiled_bitmap_unpack")

@@ -27,13 +27,17 @@ constexpr double kXToken = 0.329 / 8;  // of a column of warps, where x has no s
 // unit of rows and token.
 constexpr double kSharing = 0.624, kRagged = 0.967, kPart = 0.174, kSharedToken = 0.00412;
 
+// Of codes: instructions of a unit, of those that native values take.
+constexpr double kCodesIssue = 0.95, kRoundedIssue = 0.74;
+
 // Value lines that room is made for: units differ.
 constexpr double kFuller = 1.1, kLittleFuller = 2;
 
 // Lines of a ring for a step of a warp whose units are a little fuller than the average.
 double stage_lines(const LinearPlan& plan, double value_lines) {
-  const double quarters = std::ceil((value_lines + kLittleFuller) / 4);
-  return plan.info().row_units * (std::min(quarters * 4, double{kMostValueLines}) + 1 + kHeadLines);
+  const int most = most_lines(item_bytes(plan.operands)) - kHeadLines;
+  const int fuller = std::min(static_cast<int>(std::ceil(value_lines + kLittleFuller)), most);
+  return plan.info().row_units * (place_bytes(plan.operands, fuller) / kLineBytes);
 }
 
 // To compare plans by, not an estimate of time.
@@ -45,8 +49,11 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
   const double fullest =
       std::max<double>(ceil_div(plan.warps(), kSchedulers), plan.warps() / kSchedulers + kCopies);
   const double held = plan.ring_lines / stage_lines(plan, value_lines);
+  const double share = plan.operands == Operands::kNative  ? 1
+                       : plan.operands == Operands::kCodes ? kCodesIssue
+                                                           : kRoundedIssue;
   double total =
-      steps * (fullest * (kIssue + kIssueToken * info.tokens) + kChain * info.row_units +
+      steps * (fullest * share * (kIssue + kIssueToken * info.tokens) + kChain * info.row_units +
                kTight / held) +
       std::max(0.0, steps / plan.x_stages - 1) * kXToken * plan.column_warps * info.tokens;
   if (plan.shares_sets(rows)) {
@@ -57,18 +64,23 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
   return total;
 }
 
+bool has_room(const LinearPlan& plan) {
+  return plan.warp_bytes() >= plan.info().row_units * int64_t{least_bytes(plan.operands)};
+}
+
 // Of the rest of shared memory, a scratch for units that are a tenth fuller than the average, or
 // else a little, and rings. False where there is too little for a step of a warp, or for a unit
 // without zeros.
 bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
+  const bool has_scratch = plan.operands == Operands::kNative;
   for (const double fuller : {value_lines * kFuller + 0.5, value_lines + kLittleFuller}) {
     plan.scratch_quarters =
-        std::clamp(static_cast<int>(std::ceil(fuller / 4)), 1, kMostValueLines / 4);
+        has_scratch ? std::clamp(static_cast<int>(std::ceil(fuller / 4)), 1, kMostValueLines / 4)
+                    : 0;
     plan.ring_lines = 0;
     const int64_t left = gpu.shared_bytes - plan.shared_bytes();
     plan.ring_lines = static_cast<int>(std::max<int64_t>(left, 0) / plan.warps() / kLineBytes);
-    if (plan.ring_lines < stage_lines(plan, value_lines)) continue;
-    if (plan.warp_bytes() >= plan.info().row_units * int64_t{kLeastBytes}) return true;
+    if (plan.ring_lines >= stage_lines(plan, value_lines) && has_room(plan)) return true;
   }
   return false;
 }
@@ -77,30 +89,33 @@ bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
 
 int64_t LinearPlan::warp_bytes() const {
   return Shared(info().tokens, info().row_units, row_warps, column_warps, scratch_quarters,
-                x_stages, ring_lines * kLineBytes)
+                x_stages, ring_lines * kLineBytes, operands)
       .warp_weights;
 }
 
 int64_t LinearPlan::shared_bytes() const {
   return Shared(info().tokens, info().row_units, row_warps, column_warps, scratch_quarters,
-                x_stages, ring_lines * kLineBytes)
+                x_stages, ring_lines * kLineBytes, operands)
       .bytes;
 }
 
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
   constexpr int64_t kMostArrivals = 4096, kMostRingLines = 1 << 12;
-  if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
+  if (shape < 0 || shape >= shapes_of(operands).count) return "there is no such shape";
   if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
   if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
       column_warps > info().warps || warps() > info().warps)
     return "the shape has fewer warps";
   if (x_stages < 1 || x_stages > kMostXStages) return "x has 1 to 12 stages";
-  if (scratch_quarters < 1 || scratch_quarters > kMostValueLines / 4)
+  if (operands != Operands::kNative && scratch_quarters != 0) return "codes have no scratch";
+  if (operands == Operands::kNative &&
+      (scratch_quarters < 1 || scratch_quarters > kMostValueLines / 4))
     return "a scratch has 1 to 16 quarters";
-  if (ring_lines < 0 || ring_lines > kMostRingLines ||
-      warp_bytes() < info().row_units * int64_t{kLeastBytes})
+  if (ring_lines < 0 || ring_lines > kMostRingLines || !has_room(*this))
     return "a unit without zeros would not fit in ring and scratch";
+  if (operands == Operands::kRounded && cols > kMostRoundedCols)
+    return "int32 sums have room for 131072 columns";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   const int64_t steps = sets(rows) * set_steps(cols);
   if (blocks < 1 || blocks > steps) return "a block has at least one step";
@@ -113,13 +128,15 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu) {
+LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
+                     Operands operands) {
   LinearPlan best{};
   double least = -1;
   const double value_lines =
       static_cast<double>(lines) / (unit_rows(rows) * unit_cols(cols)) - kHeadLines;
   int shape_tokens = 64;
-  for (const ShapeInfo& info : kShapes) {
+  const Shapes shapes = shapes_of(operands);
+  for (const ShapeInfo& info : shapes) {
     if (info.tokens >= tokens) shape_tokens = std::min(shape_tokens, info.tokens);
   }
   const int64_t slots = gpu.multiprocessors;
@@ -138,13 +155,13 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
       best = plan;
     }
   };
-  for (int shape = 0; shape < kShapeCount; ++shape) {
-    const ShapeInfo& info = kShapes[shape];
+  for (int shape = 0; shape < shapes.count; ++shape) {
+    const ShapeInfo& info = shapes.all[shape];
     if (info.tokens != shape_tokens) continue;
     for (int row_warps = 1; row_warps <= info.warps; ++row_warps) {
       for (int column_warps = 1; row_warps * column_warps <= info.warps; ++column_warps) {
         for (const int x_stages : {3, 2}) {
-          compare({shape, row_warps, column_warps, 1, x_stages, 0, 1, gpu.hopper});
+          compare({shape, row_warps, column_warps, 1, x_stages, 0, 1, gpu.hopper, operands});
         }
       }
     }
@@ -155,13 +172,15 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
 }  // namespace
 
 // It takes longer to compare all plans than to launch one: each is found once.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu) {
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
+                       Operands operands) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 7>, LinearPlan> found;
+  static std::map<std::array<int64_t, 8>, LinearPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] = found.try_emplace(
-      {rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes, gpu.hopper});
-  if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu);
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes,
+                         gpu.hopper, static_cast<int64_t>(operands)});
+  if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu, operands);
   return place->second;
 }
 
