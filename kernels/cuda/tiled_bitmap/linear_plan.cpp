@@ -15,20 +15,33 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a plan costs in microseconds, without what all plans of a product share. Fitted to 11 700
-// launches on an H200 (benchmarks/tiled_bitmap/sweep.py); docs/kernels-bitmap.md says how well the
-// choices meet the fastest of these. Of a step of a block,
-constexpr double kIssue = 0.193, kIssueToken = 0.00515;  // for each warp of the fullest scheduler
-constexpr double kCopies = 0.6;        // of a warp: what the one that copies takes of its scheduler
-constexpr double kChain = 0.594;       // for each unit of a warp: instructions that wait
-constexpr double kTight = 0.657;       // where a ring has room for one step
-constexpr double kXToken = 0.329 / 8;  // of a column of warps, where x has no stage left.
-// Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
-// unit of rows and token.
-constexpr double kSharing = 0.624, kRagged = 0.967, kPart = 0.174, kSharedToken = 0.00412;
+// What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
+// on an H200 (benchmarks/tiled_bitmap/sweep.py): 11 700 of native values, 2 800 of codes, 4 800 of
+// codes by codes; docs/kernels-bitmap.md says how well the choices meet the fastest of these.
+struct Costs {
+  // Of a step of a block,
+  double issue, issue_token;  // for each warp of the fullest scheduler
+  double chain;               // for each unit of a warp: instructions that wait
+  double tight;               // where a ring has room for one step
+  double x_token;             // of a column of warps, where x has no stage left.
+  // Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
+  // unit of rows and token.
+  double sharing, ragged, part, shared_token;
+  // Where every multiprocessor has a block, so that the launch that rounds the next x finds none.
+  double full;
+};
+constexpr Costs kNativeCosts{0.193, 0.00515, 0.594, 0.657, 0.0411, 0.624, 0.967, 0.174, 0.00412, 0};
+constexpr Costs kCodesCosts{0.15, 0.00728, 0.57, 0.01, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
+constexpr Costs kRoundedCosts{0.117, 0.00033, 0.286, 0.347, 0.0334, 1.62, 0, 0.213, 0.00514, 1.84};
 
-// Of codes: instructions of a unit, of those that native values take.
-constexpr double kCodesIssue = 0.95, kRoundedIssue = 0.74;
+constexpr const Costs& costs_of(Operands operands) {
+  return operands == Operands::kNative  ? kNativeCosts
+         : operands == Operands::kCodes ? kCodesCosts
+                                        : kRoundedCosts;
+}
+
+// Of a warp: what the one that copies takes of its scheduler.
+constexpr double kCopies = 0.6;
 
 // Value lines that room is made for: units differ.
 constexpr double kFuller = 1.1, kLittleFuller = 2;
@@ -41,25 +54,25 @@ double stage_lines(const LinearPlan& plan, double value_lines) {
 }
 
 // To compare plans by, not an estimate of time.
-double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines) {
+double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines,
+            const Gpu& gpu) {
   constexpr int kSchedulers = 4;
+  const Costs& of = costs_of(plan.operands);
   const ShapeInfo& info = plan.info();
   const int64_t sets = plan.sets(rows);
   const double steps = static_cast<double>(ceil_div(sets * plan.set_steps(cols), plan.blocks));
   const double fullest =
       std::max<double>(ceil_div(plan.warps(), kSchedulers), plan.warps() / kSchedulers + kCopies);
   const double held = plan.ring_lines / stage_lines(plan, value_lines);
-  const double share = plan.operands == Operands::kNative  ? 1
-                       : plan.operands == Operands::kCodes ? kCodesIssue
-                                                           : kRoundedIssue;
   double total =
-      steps * (fullest * share * (kIssue + kIssueToken * info.tokens) + kChain * info.row_units +
-               kTight / held) +
-      std::max(0.0, steps / plan.x_stages - 1) * kXToken * plan.column_warps * info.tokens;
+      steps * (fullest * (of.issue + of.issue_token * info.tokens) + of.chain * info.row_units +
+               of.tight / held) +
+      std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens +
+      (plan.blocks == gpu.multiprocessors ? of.full : 0);
   if (plan.shares_sets(rows)) {
-    total += kSharing + (plan.blocks % sets ? kRagged : 0) +
-             kPart * static_cast<double>(ceil_div(plan.blocks, sets)) +
-             kSharedToken * info.tokens * plan.row_warps * info.row_units;
+    total += of.sharing + (plan.blocks % sets ? of.ragged : 0) +
+             of.part * static_cast<double>(ceil_div(plan.blocks, sets)) +
+             of.shared_token * info.tokens * plan.row_warps * info.row_units;
   }
   return total;
 }
@@ -149,7 +162,7 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
       if (blocks > slots) continue;
       plan.blocks = static_cast<int>(std::min(blocks, steps));
       if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-      const double found = cost(plan, rows, cols, value_lines);
+      const double found = cost(plan, rows, cols, value_lines, gpu);
       if (least >= 0 && found >= least) continue;
       least = found;
       best = plan;

@@ -29,11 +29,8 @@ namespace flashsparse::tiled_bitmap {
 // The same of codes, which leave room for more warps.
 #define FS_TILED_BITMAP_CODES_SHAPES(X) \
   X(8, 1, 23)                           \
-  X(8, 1, 31)                           \
-  X(8, 2, 15)                           \
   X(8, 2, 19)                           \
   X(16, 1, 19)                          \
-  X(16, 1, 27)                          \
   X(16, 2, 15)                          \
   X(32, 1, 23)                          \
   X(32, 2, 11)                          \
