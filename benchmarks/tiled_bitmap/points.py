@@ -4,7 +4,7 @@
     python benchmarks/tiled_bitmap/points.py SWEEP.csv... --out POINTS.csv \\
         --about gpu="NVIDIA H200" multiprocessors=132 shared_bytes=232448 command="..."
 
-Needs no GPU, but g++: plans are those of kernels/cuda/tiled_bitmap/linear_plan.cpp as it is now, for
+Needs no GPU, but g++: plans are those of kernels/cuda/tiled_bitmap/linear_plan.cpp as it is, for
 a Hopper of that many multiprocessors and bytes of shared memory. The test of the plans
 (tests/kernels/test_cuda_tiled_bitmap_plan.py) and the tables of docs read the result.
 """
