@@ -124,7 +124,7 @@ def sparse_choice(
     anywhere = "n" not in options
     needed = 1 - density if anywhere else 1 - options["n"] / options["m"]
     title = ", ".join(filter(None, (format, f"{needed:.0%}", told))) if anywhere else told
-    unmeasured = values < 16 if anywhere else values == 4 and options["m"] > 4
+    unmeasured = values == 4 and options["m"] > 4
     checked = gpu.capability == (9, 0) and not unmeasured
     return Choice(title, "ours", values, needed, bits, seconds, checked)
 

@@ -97,15 +97,18 @@ def test_planned_launches_are_nearly_the_fastest(operands, average, worst):
     assert max(large) <= worst
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
-def test_more_zeros_are_not_slower(operands):
-    """But for a few percent, and not in large layers."""
+@pytest.mark.parametrize(
+    ("operands", "within"), [("native", 1.01), ("codes", 1.025), ("rounded", 1.035)]
+)
+def test_more_zeros_are_not_slower(operands, within):
+    """But for a few percent, and hardly in large layers; codes take nearly the same time of all."""
     times = {
         (r["out"], r["in"], r["tokens"], r["zeros"]): r["us"] for r in JUDGED[operands] if "us" in r
     }
     for (out, cols, tokens, zeros), us in times.items():
         more = times.get((out, cols, tokens, zeros + 10), 0)
-        assert more <= us * (1.01 if out * cols > 1.5 * LARGE else 1.06), (out, cols, tokens, zeros)
+        large = out * cols > 1.5 * LARGE
+        assert more <= us * (within if large else 1.06), (out, cols, tokens, zeros)
 
 
 @settings(max_examples=20, deadline=None)

@@ -114,9 +114,10 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        codes = value_options(scheme).value_type
-        if implementation == SPARSE and codes is not None:
-            return cost.few_seconds(shape, nbytes, tokens, gpu, codes.bits)
+        options = value_options(scheme)
+        if implementation == SPARSE and options.value_type is not None:
+            kernel = cost.ROUNDED if options.activation_type else cost.CODES
+            return cost.few_seconds(shape, nbytes, tokens, gpu, kernel)
         own = {FEW: cost.few_seconds, MANY: cost.many_seconds}.get(implementation)
         if own is not None:
             return own(shape, nbytes, tokens, gpu)
