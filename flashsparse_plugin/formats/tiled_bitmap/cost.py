@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What multiplying a tiled_bitmap weight should cost.
 
-Fitted to benchmarks/results/nvidia-h200: the kernel for few tokens to tiled_bitmap_sweep.csv, and of
-codes to tiled_bitmap_sweep_codes.csv; the one for many tokens to spmm.csv.
+Fitted to benchmarks/results/nvidia-h200: the kernel for few tokens to tiled_bitmap_sweep.csv, and
+to tiled_bitmap_sweep_codes.csv for codes; the one for many tokens to spmm.csv.
 benchmarks/results/estimates.csv says how well the latter is met.
 Estimates for other GPUs take their memory, clock and multiprocessors.
 """
