@@ -75,17 +75,24 @@ __device__ __forceinline__ uint32_t pair_address(uint32_t stage, int lane, int w
 template <int in_word>
 struct ItemPlace {
   static constexpr uint32_t kBytes = sizeof(uint32_t) / in_word;
+  static constexpr uint32_t kNextLine = kLineBytes - sizeof(uint32_t) + kBytes;
   uint32_t address;
+  uint32_t step;  // to the next item: in this word, or in the next line
 
   // `start` is as the format has it: 32 times the number of the item, plus the column.
   __device__ __forceinline__ ItemPlace(uint32_t values, uint32_t start) {
     const uint32_t item = start / kLineWords;
     address = values + item / in_word * kLineBytes + start % kLineWords * sizeof(uint32_t) +
               item % in_word * kBytes;
+    step = item % in_word == in_word - 1 ? kNextLine : kBytes;
   }
   __device__ __forceinline__ void next() {
-    address += kBytes;
-    if (address % sizeof(uint32_t) == 0) address += kLineBytes - sizeof(uint32_t);
+    address += step;
+    if constexpr (in_word == 2) {
+      step ^= kBytes ^ kNextLine;
+    } else {
+      step = address % in_word == in_word - 1 ? kNextLine : kBytes;
+    }
   }
 };
 
