@@ -16,7 +16,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
-// on an H200 (benchmarks/tiled_bitmap/sweep.py): 11 700 of native values, 2 800 of codes, 4 800 of
+// on an H200 (benchmarks/tiled_bitmap/sweep.py): 11 700 of native values, 2 000 of codes, 3 500 of
 // codes by codes; docs/kernels-bitmap.md says how well the choices meet the fastest of these.
 struct Costs {
   // Of a step of a block,

@@ -32,9 +32,9 @@ namespace flashsparse::tiled_bitmap {
   X(8, 2, 19)                           \
   X(16, 1, 19)                          \
   X(16, 2, 15)                          \
-  X(32, 1, 23)                          \
+  X(32, 1, 16)                          \
   X(32, 2, 11)                          \
-  X(64, 1, 15)                          \
+  X(64, 1, 13)                          \
   X(64, 2, 7)
 
 struct ShapeInfo {
