@@ -35,21 +35,31 @@ PATTERNS: Mapping[str, Mapping[str, int]] = {
     "2:4": {"n": 2, "m": 4},
     "8:32, L=32": {"n": 8, "m": 32, "vector_length": 32},
 }
+ZEROS: Mapping[str, float] = {"50% anywhere": 0.5, "70% anywhere": 0.7}
 VALUES: Sequence[Mapping[str, Any]] = (
     {"values": "native"},
     {"values": "fp8_e4m3"},
     {"values": "int8"},
     {"values": "int4", "group": 128},
 )
-GOALS = {("2:4, int8", "dense"): 0.28, ("2:4, int8", "dense int8"): 0.7}
+GOALS = {
+    (f"{zeros}, int8", baseline): goal
+    for zeros in ("2:4", "50% anywhere")
+    for baseline, goal in (("dense", 0.28), ("dense int8", 0.7))
+}
 """The largest share of the time of a dense layer, for one token."""
 
 
-def random_weight(shape: tuple[int, int], options: Mapping[str, Any]) -> fs.PackedWeight:
-    """Weights or codes that follow the pattern, prepared for the kernels."""
-    storage = get_format("nm_vector")
+def random_weight(
+    shape: tuple[int, int], options: Mapping[str, Any], zeros: float | None = None
+) -> fs.PackedWeight:
+    """Weights or codes that follow the pattern, or with zeros anywhere, prepared for kernels."""
+    storage = get_format("nm_vector" if zeros is None else "tiled_bitmap")
     scheme = storage.scheme(torch.bfloat16, options)
-    weight = scheme.options.keep_largest(torch.randn(shape))
+    if zeros is None:
+        weight = scheme.options.keep_largest(torch.randn(shape))
+    else:
+        weight = torch.randn(shape).masked_fill_(torch.rand(shape) < zeros, 0)
     if options["values"] == "native":
         return storage.pack(weight.bfloat16(), scheme).prepare("cpu")
     kind = VALUE_TYPES[options["values"]]
@@ -60,15 +70,21 @@ def random_weight(shape: tuple[int, int], options: Mapping[str, Any]) -> fs.Pack
 
 
 def coded_kernels(shape: tuple[int, int]) -> dict[str, Call]:
-    """Our layers, by pattern and type of values."""
-    kernels: dict[str, Call] = {}
+    """Our layers, by their zeros and type of values."""
+    weights = {}
     for pattern, options in PATTERNS.items():
         for values in VALUES:
-            packed = random_weight(shape, {**options, **values})
-            copies = _measure.Rotation(partial(_formats.copy_of, packed), packed.nbytes)
             group = f" by {values['group']}" if "group" in values else ""
             name = f"{pattern}, {values['values']}{group}"
-            kernels[name] = lambda x, copies=copies: _formats.multiply(copies(), x)
+            weights[name] = partial(random_weight, shape, {**options, **values})
+    for title, zeros in ZEROS.items():
+        for kind in ("native", "int8"):
+            weights[f"{title}, {kind}"] = partial(random_weight, shape, {"values": kind}, zeros)
+    kernels: dict[str, Call] = {}
+    for name, made in weights.items():
+        packed = made()
+        copies = _measure.Rotation(partial(_formats.copy_of, packed), packed.nbytes)
+        kernels[name] = lambda x, copies=copies: _formats.multiply(copies(), x)
     return kernels
 
 

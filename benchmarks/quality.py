@@ -69,6 +69,12 @@ def pattern(n: int, m: int, length: int = 1, values: tuple[str, ...] = ()) -> Ru
     return Rule(title, {"pattern": (n, m), "vector_length": length}, methods)
 
 
+def anywhere(sparsity: float) -> Rule:
+    """Zeros without a pattern."""
+    methods = ("tiled_bitmap", "tiled_bitmap:values=int8")
+    return Rule(f"{100 * sparsity:g}% zeros", {"sparsity": sparsity}, methods)
+
+
 RIVALS = (
     "torch_int8",
     "torchao_int8",
@@ -80,14 +86,14 @@ RULES = (
     Rule("dense", {}, ("", *RIVALS)),
     pattern(2, 4, values=CODES),
     pattern(8, 32, 32, values=CODES),
-    Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)),
+    anywhere(0.5),
     pattern(16, 32, 32, values=CODES),
     pattern(4, 8, values=CODES),
     pattern(8, 32),
     pattern(2, 4, 4),
     pattern(12, 32, 32),
-    Rule("62.5% zeros", {"sparsity": 0.625}, ("tiled_bitmap",)),
-    Rule("75% zeros", {"sparsity": 0.75}, ("tiled_bitmap",)),
+    anywhere(0.625),
+    anywhere(0.75),
     pattern(2, 4, values=CODES).recovered(),
     Rule("50% zeros", {"sparsity": 0.5}, ("tiled_bitmap",)).recovered(),
 )

@@ -28,6 +28,7 @@ import _spmm_tables
 import _steps
 import choices
 import sparse_24.tables
+import tiled_bitmap.tables
 import tiled_csl.tables
 from _markdown import Result, conditions, gpu_conditions, markdown, mean_of
 
@@ -187,7 +188,8 @@ def named(row: dict[str, Any]) -> str:
 
 def rule_of(row: dict[str, Any]) -> str:
     """How a model was pruned, and the format where that does not follow from it."""
-    return f"{row['rule']}, {row['method']}" if "zeros" in row["rule"] else str(row["rule"])
+    format = row["method"].partition("(")[0]
+    return f"{row['rule']}, {format}" if "zeros" in row["rule"] else str(row["rule"])
 
 
 def quality_values(result: Result) -> str:
@@ -474,6 +476,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "codes_24": sparse_24.tables.codes,
     "steps_by_kind": _steps.steps_by_kind,
     "steps_by_layer": _steps.steps_by_layer,
+    "bitmap_codes": tiled_bitmap.tables.speeds,
+    "bitmap_codes_times": tiled_bitmap.tables.times,
     "nm_shapes": nm_shapes,
     "nm_goals": _nm_goals.goals,
     "nm_fixed": _nm_goals.fixed,

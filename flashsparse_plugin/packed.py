@@ -256,7 +256,7 @@ class Format(ABC):
     tensor_names: ClassVar[tuple[str, ...]]
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
     checks_as_it_reads: ClassVar[bool] = False
-    """Whether on a CPU `transcode` refuses, by a RuntimeError, whatever `check` refuses."""
+    """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 
@@ -346,6 +346,15 @@ class Format(ABC):
             weight: [out_features, in_features].
         """
         return {}
+
+    def takes_codes(self, values: str, group: int | None) -> bool:
+        """Whether the format holds codes of a type, with scales of rows or of groups of columns.
+
+        Args:
+            values: The type: "int8".
+            group: Columns of a row that share a scale; None: all of them.
+        """
+        return False
 
     @abstractmethod
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ class Case:
     plan: Plan = Plan()
     gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
     seed: int = 0
+    operands: ClassVar[int] = 0  # of Operands: native values
 
     def with_seeds(self) -> list[Case]:
         return [replace(self, seed=seed) for seed in SEEDS]

@@ -17,14 +17,20 @@ from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashsparse_plugin.formats.tiled_bitmap import reference
+from flashsparse_plugin.formats.activations import rounded_tokens
+from flashsparse_plugin.formats.tiled_bitmap import TiledBitmap, reference
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
 HEADER = KERNELS / "cuda" / "tiled_bitmap" / "linear_plan.h"
-SHAPES = [  # tokens, units of rows of a warp, warps
-    tuple(map(int, found))
-    for found in re.findall(r"^  X\((\d+), (\d+), (\d+)\)", HEADER.read_text(), re.M)
-]
+SHAPES, CODES_SHAPES = (  # tokens, units of rows of a warp, warps
+    [tuple(map(int, shape)) for shape in re.findall(r"^  X\((\d+), (\d+), (\d+)\)", part, re.M)]
+    for part in HEADER.read_text().split("CODES_SHAPES(X)")[:2]
+)
 FULL_LINES = 64 + 1 + 5  # of a ring that holds a unit without zeros
+FULL_CODE_LINES = 32 + 2 + 5  # the same, of codes
+NATIVE, CODES, ROUNDED = range(3)  # of Operands
+INT8 = VALUE_TYPES["int8"]
+OPTIONS: tuple[dict[str, str], ...] = ({}, {"values": "int8"}, {"values": "int8"})
 
 
 class Plan(NamedTuple):
@@ -50,10 +56,12 @@ class Case:
     plan: Plan = Plan()
     gpu: tuple[int, int] = (4, 227 << 10)  # multiprocessors, bytes of shared memory
     seed: int = 0
+    operands: int = NATIVE
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        return reference.pack(self.weight, None)
+        scheme = TiledBitmap().scheme(self.weight.dtype, OPTIONS[self.operands])
+        return reference.pack(self.weight, scheme)
 
     def with_seeds(self) -> list[Case]:
         return [self.replace(seed=seed) for seed in SEEDS]
@@ -69,9 +77,10 @@ class Case:
         (rows, cols), bfloat16 = self.weight.shape, self.weight.dtype == torch.bfloat16
         lines, offsets = self.tensors["weight_packed"], self.tensors["unit_offsets"]
         header = [rows, cols, len(self.x), len(lines), int(bfloat16), int(self.bias is not None)]
-        header += [self.seed, *self.gpu, *self.plan]
+        header += [self.seed, *self.gpu, *self.plan, self.operands]
         tensors = [offsets, lines, F.pad(self.x, (0, -cols % 8)).contiguous()]
         tensors += [] if self.bias is None else [self.bias]
+        tensors += [] if self.operands == NATIVE else [self.tensors["weight_scale"]]
         parts = [np.array(header, dtype=np.int64).tobytes()]
         return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
 
@@ -79,7 +88,7 @@ class Case:
         density = (self.weight != 0).double().mean()
         return (
             f"{list(self.weight.shape)} of {self.weight.dtype}, {density:.0%} kept, "
-            f"{len(self.x)} tokens, {self.plan}, seed {self.seed}"
+            f"{len(self.x)} tokens, operands {self.operands}, {self.plan}, seed {self.seed}"
         )
 
 
@@ -99,11 +108,31 @@ def random_case(
     return Case(weight, normal(tokens, cols), bias, **rest)
 
 
+def random_codes(
+    rows: int, cols: int, tokens: int, number: int = 0, density: float = 0.5, **rest
+) -> Case:
+    """Codes of int8 times powers of two, which 16 bits hold; both operands of codes by turns."""
+    rest.setdefault("operands", CODES + number // 2 % 2)
+    case = random_case(rows, cols, tokens, number, density, **rest)
+    generator = torch.Generator().manual_seed(number)
+    codes = torch.randint(-127, 128, (rows, cols), generator=generator) * (case.weight != 0)
+    # By the largest code of a row its scale is found again.
+    codes[torch.arange(rows), case.weight.abs().argmax(1)] = 127 * (codes != 0).any(1).long()
+    scales = torch.exp2(torch.arange(rows) % 5 - 9.0)[:, None]
+    return case.replace(weight=(codes * scales).to(case.weight.dtype))
+
+
 def require_all(binary: Path, cases: list[Case], **environment: str) -> list[Tensor]:
     """Runs all cases, and holds each against float64."""
     ran = run(binary, cases, **environment)
     assert ran.returncode == 0, ran.stderr.decode()[-4000:]
     found = split(ran.stdout, cases)
     for case, y in zip(cases, found, strict=True):
-        require_exact(case, y)
+        judge(case, y)
     return found
+
+
+def judge(case: Case, y: Tensor) -> None:
+    """y is the float64 product, of rounded activations where they are rounded."""
+    rounded = case.operands == ROUNDED
+    require_exact(case.replace(x=rounded_tokens(case.x, INT8)) if rounded else case, y)

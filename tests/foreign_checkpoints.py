@@ -83,6 +83,16 @@ def written(name, folder):
     return folder
 
 
+def unstructured(path):
+    """Has a checkpoint tell of zeros that follow no pattern."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    sparsity = config["quantization_config"]["sparsity_config"]
+    sparsity |= {"sparsity_structure": "unstructured", "format": "dense"}
+    file.write_text(json.dumps(config))
+    return path
+
+
 def expected(name):
     """The dense tensors that compressed-tensors makes of a checkpoint."""
     return load_file(WRITTEN / name / "expected.safetensors")

@@ -20,6 +20,10 @@ WEIGHT = sparse_weight(OUT, IN)
 STORED = tuple(fs.pack(WEIGHT, "tiled_csl").tensors.values())
 UNITS = tuple(fs.pack(WEIGHT, "tiled_bitmap").tensors.values())
 RUNNING = tuple(fs.pack(WEIGHT).prepare("cpu").tensors.values())
+BYTES = fs.pack(WEIGHT, "tiled_bitmap", values="int8")
+BYTES_WEIGHT, BYTES_RUNNING = BYTES.unpack(), BYTES.prepare("cpu").tensors
+*BYTES, ROW_SCALES = BYTES.tensors.values()
+BYTES_RUNNING, BYTES_MORE = tuple(BYTES_RUNNING.values())[:3], (None, None, ROW_SCALES)
 PATTERN = (3, 8, 16)  # n, m, vector_length
 VECTORS = PatternOptions(n=3, m=8, vector_length=16)
 REGULAR = VECTORS.keep_largest(WEIGHT)
@@ -71,26 +75,41 @@ SAMPLES = {
         (x(), *STORED, OUT, torch.bfloat16, None, 0),
         (x(torch.bfloat16), *STORED, OUT, torch.bfloat16, bias(), 4),
     ],
-    "tiled_csl_linear_planned": [],  # CUDA only, as are the next two
+    "tiled_csl_linear_planned": [],  # CUDA only, as are the next three
     "tiled_bitmap_linear_planned": [],
+    "tiled_bitmap_linear_rounded_planned": [],
     "tiled_bitmap_wgmma_planned": [],
     "tiled_csl_to_tiled_bitmap": [(*STORED, OUT, IN)],
-    "tiled_bitmap_pack": [(WEIGHT,)],
-    "tiled_bitmap_unpack": [(*UNITS, OUT, IN, torch.bfloat16)],
-    "tiled_bitmap_validate": [(*UNITS, OUT, IN)],
-    "tiled_bitmap_to_interleaved_bitmap": [(*UNITS, OUT, IN)],
+    "tiled_bitmap_pack": [(WEIGHT,), (WEIGHT.to(torch.int8),)],
+    "tiled_bitmap_unpack": [
+        (*UNITS, OUT, IN, torch.bfloat16),
+        (*BYTES, OUT, IN, torch.bfloat16, ROW_SCALES),
+        (*BYTES, OUT, IN, torch.int8),
+    ],
+    "tiled_bitmap_validate": [(*UNITS, OUT, IN), (*BYTES, OUT, IN, 8)],
+    "tiled_bitmap_to_interleaved_bitmap": [(*UNITS, OUT, IN), (*BYTES, OUT, IN, 8)],
     "tiled_bitmap_to_tiled_csl": [(*UNITS, OUT, IN)],
     "tiled_bitmap_linear": [
         (x(), *UNITS, OUT, torch.bfloat16),
         (x(torch.bfloat16), *UNITS, OUT, torch.bfloat16, bias(), 4),
+        (x(torch.bfloat16), *BYTES, OUT, torch.bfloat16, bias(), None, None, ROW_SCALES),
     ],
-    "interleaved_bitmap_to_tiled_bitmap": [(*RUNNING, OUT, IN)],
-    "interleaved_bitmap_pack": [(WEIGHT,)],
-    "interleaved_bitmap_validate": [(*RUNNING, OUT, IN)],
-    "interleaved_bitmap_unpack": [(*RUNNING, OUT, IN, torch.bfloat16)],
+    "interleaved_bitmap_to_tiled_bitmap": [(*RUNNING, OUT, IN), (*BYTES_RUNNING, OUT, IN)],
+    "interleaved_bitmap_pack": [(WEIGHT,), (WEIGHT.to(torch.int8),)],
+    "interleaved_bitmap_validate": [(*RUNNING, OUT, IN), (*BYTES_RUNNING, OUT, IN)],
+    "interleaved_bitmap_unpack": [
+        (*RUNNING, OUT, IN, torch.bfloat16),
+        (*BYTES_RUNNING, OUT, IN, torch.bfloat16, ROW_SCALES),
+        (*BYTES_RUNNING, OUT, IN, torch.int8),
+    ],
+    "tiled_bitmap_linear_rounded": [
+        (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8"),
+        (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8", bias()),
+    ],
     "interleaved_bitmap_linear": [
         (x(), *RUNNING, OUT, torch.bfloat16),
         (x(torch.float16), *RUNNING, OUT, torch.bfloat16, bias()),
+        (x(torch.bfloat16), *BYTES_RUNNING, OUT, torch.bfloat16, None, ROW_SCALES),
     ],
     "nm_vector_pack": [(REGULAR, *PATTERN), (REGULAR.float(), *PATTERN)],
     "nm_vector_unpack": [
@@ -202,6 +221,7 @@ def test_the_planned_linear_is_fake_without_a_gpu():
         ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), ()),
         ("tiled_csl_linear", WEIGHT, (*STORED, OUT, torch.bfloat16), (4,)),
         ("tiled_bitmap_linear", WEIGHT, (*UNITS, OUT, torch.bfloat16), (4,)),
+        ("tiled_bitmap_linear", BYTES_WEIGHT, (*BYTES, OUT, torch.bfloat16), BYTES_MORE),
         ("interleaved_bitmap_linear", WEIGHT, (*RUNNING, OUT, torch.bfloat16), ()),
         ("nm_vector_linear", REGULAR, (*VECTORS_STORED, OUT, *PATTERN, torch.bfloat16), ()),
         ("nm_panels_linear", REGULAR, (*PANELS, OUT, 16, torch.bfloat16), ()),

@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from enum import IntEnum
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,14 +29,50 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap" / "linear_plan.h"
+SHAPES = re.compile(r"#define FS_TILED_BITMAP_(CODES_)?SHAPES\(X\)((?:.*\\\n)+.*)")
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
 UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
-MOST_LINES = 64 + HEAD_LINES  # of a unit without zeros
 SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
 ORDERS, ORDER_BYTES, BATCHES = 16, 8, 4
 # Of one multiprocessor of an H200: bytes a microsecond, of memory and of the L2; turns of shared
 # memory and instructions a microsecond.
 MEMORY, L2, TURNS, ISSUE = 33e3, 60e3, 1.7e3, 5.0e3
+
+
+class Operands(IntEnum):
+    """What is multiplied, as kernels/cuda/tiled_bitmap/operands.h has it."""
+
+    NATIVE = 0
+    CODES = 1
+    ROUNDED = 2
+
+    @property
+    def x_bytes(self) -> int:
+        """Of an element of x."""
+        return 1 if self is Operands.ROUNDED else 2
+
+    def place_lines(self, value_lines: float) -> int:
+        """Of a ring, for a unit."""
+        if self is Operands.NATIVE:
+            return math.ceil((value_lines + 0.5) / 4) * 4 + 1 + HEAD_LINES
+        return math.ceil(value_lines + 0.5) + 2 + HEAD_LINES
+
+    @property
+    def least_lines(self) -> int:
+        """Of a ring and its scratch, for a unit without zeros."""
+        return 64 + HEAD_LINES if self is Operands.NATIVE else 32 + 2 + HEAD_LINES
+
+    def turns(self, value_lines: float, x_turns: float) -> float:
+        """Of shared memory, for a unit."""
+        if self is Operands.NATIVE:
+            return 72 + 3 * value_lines + x_turns
+        return 74 + value_lines + x_turns * self.x_bytes / 2
+
+    def instructions(self, value_lines: float) -> float:
+        """Of a unit, but those for more than a few tokens."""
+        if self is Operands.NATIVE:
+            return 360 + 3 * value_lines
+        return 390 if self is Operands.ROUNDED else 500
 
 
 class Shape(NamedTuple):
@@ -60,14 +97,20 @@ class Launch(NamedTuple):
     is_early: int = 0
 
     def linear(self, packed: PackedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies by this launch."""
+        """Multiplies by this launch, by codes of x where the scheme says so."""
+        lines, offsets, scales = map(
+            packed.tensors.get, ("weight_packed", "unit_offsets", "weight_scale")
+        )
+        if packed.scheme.values.get("activations", "native") != "native":
+            return ops.tiled_bitmap_linear_rounded_planned(
+                x, lines, offsets, scales, packed.shape[0], packed.dtype, "int8", bias, list(self)
+            )
         return ops.tiled_bitmap_linear_planned(
-            x, packed.tensors["weight_packed"], packed.tensors["unit_offsets"], packed.shape[0],
-            packed.dtype, bias, list(self),
-        )  # fmt: skip
+            x, lines, offsets, packed.shape[0], packed.dtype, bias, list(self), scales
+        )
 
     def __str__(self) -> str:
-        own = compiled_shapes()[self.shape]
+        own = compiled_shapes(Operands(self.scratch_quarters == 0))[self.shape]
         return (
             f"{own.tokens} tokens, {own.row_units} units a warp, "
             f"{self.row_warps}x{self.column_warps} warps, rings of {self.ring_lines} lines, "
@@ -77,35 +120,40 @@ class Launch(NamedTuple):
         )
 
 
-def compiled_shapes() -> list[Shape]:
+def compiled_shapes(operands: Operands = Operands.NATIVE) -> list[Shape]:
     """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
+    lists = {bool(codes): SHAPE.findall(text) for codes, text in SHAPES.findall(HEADER.read_text())}
+    found = lists[operands is not Operands.NATIVE]
     return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
 def scratch_lines(shape: Shape, plan: Launch) -> int:
     """Of a warp."""
-    return shape.row_units * (plan.scratch_quarters * 8 + 1)
+    return shape.row_units * (plan.scratch_quarters * 8 + 1) if plan.scratch_quarters else 0
 
 
-def shared_bytes(shape: Shape, plan: Launch) -> int:
+def shared_bytes(shape: Shape, plan: Launch, operands: Operands = Operands.NATIVE) -> int:
     """What kernels/cuda/tiled_bitmap/linear_shared.h lays out."""
     warps = plan.row_warps * plan.column_warps
     barriers = 8 * (2 * plan.x_stages + 1 + BATCHES + warps * ORDERS)
     orders = -(-barriers // 16) * 16 + warps * ORDERS * shape.row_units * ORDER_BYTES
-    x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * 2
+    x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * operands.x_bytes
     weights = warps * (plan.ring_lines + scratch_lines(shape, plan)) * LINE_BYTES
     sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
     return -(-orders // 1024) * 1024 + x + weights + sums
 
 
 def _candidates(
-    shape: tuple[int, int], tokens: int, multiprocessors: int, unit_lines: float
+    shape: tuple[int, int],
+    tokens: int,
+    multiprocessors: int,
+    unit_lines: float,
+    operands: Operands,
 ) -> Iterator[tuple[float, Shape, Launch]]:
     """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
     down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
     value_lines = unit_lines - HEAD_LINES
-    fitting = [each for each in compiled_shapes() if each.tokens >= tokens]
+    fitting = [each for each in compiled_shapes(operands) if each.tokens >= tokens]
     narrowest = min((each.tokens for each in fitting), default=0)
     for own in fitting:
         if own.tokens != narrowest:
@@ -122,10 +170,11 @@ def _candidates(
             # For units that are a tenth fuller, or else a little.
             for fuller in (1.1 * value_lines + 0.5, value_lines + 2):
                 quarters = min(max(math.ceil(fuller / 4), 1), 16)
+                quarters = quarters if operands is Operands.NATIVE else 0
                 room = Launch(own.index, row_warps, column_warps, quarters, x_stages, 0, 1)
-                ring = (SHARED_BYTES - shared_bytes(own, room)) // warps // LINE_BYTES
-                place = math.ceil((value_lines + 0.5) / 4) * 4 + 1 + HEAD_LINES
-                least = MOST_LINES * own.row_units - scratch_lines(own, room)
+                ring = (SHARED_BYTES - shared_bytes(own, room, operands)) // warps // LINE_BYTES
+                place = operands.place_lines(value_lines)
+                least = operands.least_lines * own.row_units - scratch_lines(own, room)
                 fits = ring >= max(place * own.row_units, least)
                 if fits:
                     break
@@ -142,10 +191,11 @@ def _candidates(
                 own_steps = -(-sets * steps // blocks)
                 units = own_steps * warps * own.row_units
                 weight = units * unit_lines * LINE_BYTES
-                x = own_steps * column_warps * UNIT_COLS * 2 * tokens
+                x = own_steps * column_warps * UNIT_COLS * operands.x_bytes * tokens
                 x_turns = 4 * own.tokens / own.row_units
-                turns = units * (72 + 3 * value_lines + x_turns)
-                issue = units * (360 + 120 / own.row_units + 3 * value_lines + 2 * own.tokens)
+                turns = units * operands.turns(value_lines, x_turns)
+                instructions = operands.instructions(value_lines) + 2 * own.tokens
+                issue = units * (instructions + 120 / own.row_units)
                 issued = ISSUE * min(1, (warps * own.row_units**0.5) / 16)
                 busy = max(weight / MEMORY, (weight + x) / L2, turns / TURNS, issue / issued)
                 busy += 0.2 * x / L2 + 0.5 * (x_stages == 2)
@@ -163,6 +213,7 @@ def plans(
     most: int = 36,
     unit_lines: float = HEAD_LINES + 33.0,
     hopper: bool = False,
+    operands: Operands = Operands.NATIVE,
 ) -> list[Launch]:
     """The launches that should be best: some of every shape, with whole and with shared sets.
 
@@ -173,12 +224,13 @@ def plans(
         most: How many launches.
         unit_lines: Lines that a unit of the weight has on average.
         hopper: Whether a launch may begin before the one before it has ended.
+        operands: What is multiplied.
 
     Returns:
         The most promising first.
     """
     found = sorted(
-        _candidates(shape, tokens, multiprocessors, unit_lines), key=lambda each: each[0]
+        _candidates(shape, tokens, multiprocessors, unit_lines, operands), key=lambda each: each[0]
     )
     taken: list[Launch] = []
     seen: Counter[tuple[int, bool, bool, int]] = Counter()

@@ -2,6 +2,7 @@
 """Times many launches of tiled_bitmap's kernel for few tokens, over layers of real models.
 
     python benchmarks/tiled_bitmap/sweep.py --seconds 150 --out sweep.csv
+    python benchmarks/tiled_bitmap/sweep.py --values int8 [--rounded] --seconds 150 --out sweep.csv
 
 First a check of every compiled shape against float64, in a few seconds. Then, for each share of
 zeros and each layer, the op's own choice and the launches that should be best, out of a cold L2, in
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from launches import UNIT_COLS, UNIT_ROWS, Launch, compiled_shapes, error_of, layer_of
+from launches import UNIT_COLS, UNIT_ROWS, Launch, Operands, compiled_shapes, error_of, layer_of
 from launches import plans as plans_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,6 +34,8 @@ from torch.nn import functional as F
 import flashsparse_plugin as fs
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, random_weight
+from flashsparse_plugin.formats.activations import rounded_tokens
+from flashsparse_plugin.formats.value_types import VALUE_TYPES, to_codes
 
 LAYERS = (
     "28672x7168 4096x4096 4096x14336 36864x9216 12288x12288 10240x8192 28672x4096 6144x4096 "
@@ -46,8 +49,26 @@ TOLERANCE = 1e-2  # of the largest element
 DENSE_BESIDE = 50  # zeros beside which the dense layer is timed, as a control
 
 
-def packed_of(weight: Tensor) -> PackedWeight:
-    return fs.pack(weight, "tiled_bitmap").prepare(weight.device)
+INT8 = VALUE_TYPES["int8"]
+OPTIONS: dict[Operands, dict[str, str]] = {
+    Operands.NATIVE: {},
+    Operands.CODES: {"values": "int8"},
+    Operands.ROUNDED: {"values": "int8", "activations": "int8"},
+}
+
+
+def packed_of(weight: Tensor, operands: Operands) -> PackedWeight:
+    return fs.pack(weight, "tiled_bitmap", **OPTIONS[operands]).prepare(weight.device)
+
+
+def exact_weight(weight: Tensor, operands: Operands) -> Tensor:
+    """A weight like this one, which codes hold exactly where they are wanted."""
+    return weight if operands is Operands.NATIVE else to_codes(weight, INT8, None)
+
+
+def exact_x(x: Tensor, operands: Operands) -> Tensor:
+    """What is multiplied in place of x."""
+    return rounded_tokens(x, INT8) if operands is Operands.ROUNDED else x
 
 
 def unit_lines(packed: PackedWeight) -> float:
@@ -56,10 +77,10 @@ def unit_lines(packed: PackedWeight) -> float:
     return len(packed.tensors["weight_packed"]) / (-(-rows // UNIT_ROWS) * -(-cols // UNIT_COLS))
 
 
-def check(multiprocessors: int, seconds: float) -> int:
+def check(multiprocessors: int, seconds: float, operands: Operands) -> int:
     """Holds launches of every shape against float64; the number of those that were wrong."""
     end, wrong, done = time.monotonic() + seconds, 0, 0
-    tokens = sorted({own.tokens for own in compiled_shapes()})
+    tokens = sorted({own.tokens for own in compiled_shapes(operands)})
     for number, (shape, most) in enumerate(product(CHECKED, tokens)):
         for density in (DENSITIES[number % 6], DENSITIES[(number + 2) % 6]):
             dtype = torch.bfloat16 if number % 2 else torch.float16
@@ -67,17 +88,22 @@ def check(multiprocessors: int, seconds: float) -> int:
             weight = random_weight(shape, density, dtype, "cuda", seed=number)
             if density == 0.4:  # full rows, empty units
                 weight[3::16], weight[:16, :256] = 0.5, 0
-            packed = packed_of(weight)
+            weight = exact_weight(weight, operands)
+            packed = packed_of(weight, operands)
             x = torch.randn(most - number % 3, shape[1], device="cuda").to(dtype)
-            found = plans_of(shape, most, multiprocessors, 8, unit_lines(packed), hopper=True)
+            found = plans_of(shape, most, multiprocessors, 8, unit_lines(packed), True, operands)
             # Of a scratch of one quarter nearly every unit is multiplied slowly; three blocks have
             # many steps each.
-            slow = [plan._replace(scratch_quarters=1) for plan in found if plan.ring_lines > 160]
+            slow = [
+                plan._replace(scratch_quarters=1)
+                for plan in found
+                if plan.ring_lines > 160 and operands is Operands.NATIVE
+            ]
             long = [plan._replace(blocks=3) for plan in found if plan.blocks > 3]
             for plan in [None, *found, *slow[:1], *long[:4]]:
                 y = packed.linear(x) if plan is None else plan.linear(packed, x)
                 again = packed.linear(x) if plan is None else plan.linear(packed, x)
-                error = error_of(y, x, weight)
+                error = error_of(y, exact_x(x, operands), weight)
                 done += 1
                 if error > 1.01 or not torch.equal(y, again):
                     wrong += 1
@@ -105,15 +131,21 @@ def microseconds(call: Callable[[], object], copies: int, stream: torch.cuda.Str
 
 
 def measure(
-    layer: tuple[int, int], zeros: int, tokens: list[int], most: int, write: Callable[..., None]
+    layer: tuple[int, int],
+    zeros: int,
+    tokens: list[int],
+    most: int,
+    operands: Operands,
+    write: Callable[..., None],
 ) -> int:
     """Writes a row for each launch; the number of those that were wrong."""
     device = torch.device("cuda")
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    weight = random_weight(layer, 1 - zeros / 100, torch.float16, device)
+    weight = exact_weight(random_weight(layer, 1 - zeros / 100, torch.float16, device), operands)
     x = torch.randn(max(tokens), layer[1], device=device).half()
-    exact = torch.cat([x.float() @ part.float().T for part in weight.split(8192)], dim=1)
-    packed = packed_of(weight)
+    wide = exact_x(x, operands).float()
+    exact = torch.cat([wide @ part.float().T for part in weight.split(8192)], dim=1)
+    packed = packed_of(weight, operands)
     stream = torch.cuda.Stream()
     if zeros == DENSE_BESIDE:
         dense = [weight, *(weight.clone() for _ in range(cold_bytes_of(device) // weight.nbytes))]
@@ -133,7 +165,7 @@ def measure(
             turn = (turn + 1) % len(copies)
             return copies[turn].linear(own) if plan is None else plan.linear(copies[turn], own)
 
-        found = plans_of(layer, n, multiprocessors, most, unit_lines(packed), hopper=True)
+        found = plans_of(layer, n, multiprocessors, most, unit_lines(packed), True, operands)
         for plan in [None, *found]:
             error = float((call(plan).float() - exact[:n]).abs().max() / exact[:n].abs().max())
             us = microseconds(lambda plan=plan: call(plan), len(copies), stream)
@@ -142,7 +174,7 @@ def measure(
                 print(f"WRONG {layer} {zeros}% {n} tokens: {error}, {plan}", flush=True)
             write(
                 out=layer[0], **{"in": layer[1]}, zeros=zeros, tokens=n,
-                lines=round(unit_lines(packed), 3),
+                values=operands.name.lower(), lines=round(unit_lines(packed), 3),
                 launch="own choice" if plan is None else " ".join(map(str, plan)),
                 us=round(us, 2), mb=round(packed.nbytes / 1e6, 2),
             )  # fmt: skip
@@ -165,12 +197,17 @@ def main() -> int:
     made.add_argument("--tokens", nargs="+", type=int, default=[8, 32, 16, 1])
     made.add_argument("--most", type=int, default=18, help="launches of a point")
     made.add_argument("--seconds", type=float, default=150.0)
+    made.add_argument("--values", choices=["native", "int8"], default="native")
+    made.add_argument("--rounded", action="store_true", help="activations to int8, too")
     made.add_argument("--out", type=Path, required=True)
     arguments = made.parse_args()
     begin = time.monotonic()
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    wrong = check(multiprocessors, 12.0)
-    fields = ["out", "in", "zeros", "tokens", "lines", "launch", "us", "mb"]
+    if arguments.rounded and arguments.values == "native":
+        made.error("--rounded multiplies codes by codes: --values int8")
+    operands = Operands((arguments.values == "int8") + arguments.rounded)
+    wrong = check(multiprocessors, 12.0, operands)
+    fields = ["out", "in", "zeros", "tokens", "values", "lines", "launch", "us", "mb"]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("w", newline="") as file:
         rows = csv.DictWriter(file, fields, lineterminator="\n")
@@ -191,7 +228,7 @@ def main() -> int:
                 print(f"time is over before {layer} {zeros}%")
                 break
             best.clear()
-            wrong += measure(layer, zeros, arguments.tokens, arguments.most, write)
+            wrong += measure(layer, zeros, arguments.tokens, arguments.most, operands, write)
             told = "; ".join(f"{n}: {us} us by {launch}" for n, (us, launch) in best.items())
             print(f"{layer[0]}x{layer[1]} {zeros}%  {told}", flush=True)
     print(f"{wrong} launches are wrong, {time.monotonic() - begin:.0f} s")

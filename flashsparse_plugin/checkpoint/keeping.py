@@ -8,11 +8,11 @@ from typing import Any
 
 from ..config import FlashSparseConfig, LayerConfig
 from ..formats import get_format
-from ..formats.pattern_form import PatternStorage
+from ..formats.coded import CodePacker
 from ..names import AUTO, DEFAULT_FORMAT, DENSE
+from .foreign import packing
 from .foreign.code_entries import CodesInfo
-from .foreign.packing import CODES, NOT_QUANTIZED, pattern_options, scheme_of
-from .foreign.quantization import pattern_of
+from .foreign.packing import NOT_QUANTIZED, scheme_of
 from .headers import TensorInfo
 from .linears import Linear
 from .reader import ModelDirectory
@@ -31,9 +31,11 @@ def target_of(
     """
     if not directory.has_codes:
         return format or DEFAULT_FORMAT, options or {}
-    if format not in (None, AUTO, CODES.name):
-        return format, options or {}
-    return CODES.name, pattern_options(pattern_of(directory.quantization or {}), options)
+    named = None if format == AUTO else format
+    if named is not None and not isinstance(get_format(named), CodePacker):
+        return named, options or {}
+    own, options = packing.target_of(directory.quantization or {}, named, options)
+    return own.name, options
 
 
 def keep_codes(
@@ -52,8 +54,11 @@ def keep_codes(
     Raises:
         FormatError: For options that contradict the codes.
     """
-    quantized = any(isinstance(info, CodesInfo) for info in tensors.values())
-    if not quantized or not isinstance(get_format(config.format), PatternStorage):
+    codes = [info.codes for info in tensors.values() if isinstance(info, CodesInfo)]
+    format = get_format(config.format)
+    if not codes or not isinstance(format, CodePacker):
+        return
+    if not all(format.takes_codes(each.values, each.group) for each in codes):
         return
     options: dict[str, dict[str, Any]] = {}
     for linear in linears:
@@ -61,7 +66,7 @@ def keep_codes(
         if linear.name in config.layers:
             continue
         if isinstance(info, CodesInfo) and not linear.is_transposed:
-            options[linear.name] = scheme_of(info, config.options, info.dtype).values
+            options[linear.name] = scheme_of(format, info, config.options, info.dtype).values
         else:
             config.layers[linear.name] = LayerConfig(format=DENSE, reason=NOT_QUANTIZED)
     found = list(options.values())

@@ -64,8 +64,9 @@ class Packer:
         for info in infos:
             yield info.name
             if info.name in self.linear_of:
-                scheme = self.schemes.get(self.linear_of[info.name].name)
-                for name in scheme.format.tensor_names if scheme else ():
+                linear = self.linear_of[info.name]
+                scheme = self.schemes.get(linear.name)
+                for name in scheme.format.tensors(scheme, linear.shape) if scheme else ():
                     yield f"{info.name.removesuffix('weight')}{name}"
 
     def pack(self, info: TensorInfo) -> tuple[PackedWeight | None, LayerReport | None]:

@@ -73,9 +73,7 @@ def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
         gpu: What the estimates know of the device.
         sparsity: 0 to 1.
     """
-    schemes: list[tuple[str, dict[str, Any], Values]] = [
-        (scheme.format.name, {}, 16) for scheme in unstructured_schemes()
-    ]
+    schemes = list(_unstructured())
     patterns: list[dict[str, Any]] = []
     if sparsity >= 0.5:
         patterns.append({"n": 2, "m": 4})
@@ -90,6 +88,14 @@ def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
         sparse_choice(gpu, format, options, values, 1 - sparsity)
         for format, options, values in schemes
     ]
+
+
+def _unstructured() -> Iterator[tuple[str, dict[str, Any], Values]]:
+    """Formats of any zeros, their options, and the bits of a value."""
+    for scheme in unstructured_schemes():
+        yield scheme.format.name, {}, 16
+        if scheme.format.takes_codes("int8", None):
+            yield scheme.format.name, {"values": "int8"}, 8
 
 
 def sparse_choice(
@@ -107,17 +113,19 @@ def sparse_choice(
     own = get_format(format)
     stored = own.scheme(torch.bfloat16, dict(options))
     scheme = own.runtime(stored, torch.device("cuda"))
-    bits, density = sample(scheme, round(density, 6))
+    bits, kept = sample(scheme, round(density, 6))
 
     def seconds(shape: Shape, tokens: int) -> float:
         nbytes = max(int(bits * shape[0] * shape[1] / 8), 1)
-        weight = Weight(shape, scheme, density, nbytes)
+        weight = Weight(shape, scheme, kept, nbytes)
         return best_seconds(weight, tokens, gpu)
 
-    pattern = stored.options.title
-    needed = 1 - options["n"] / options["m"] if "n" in options else 1 - density
-    title = pattern.removesuffix(" by 128") or f"{format}, {needed:.0%}"
-    checked = gpu.capability == (9, 0) and not (values == 4 and options["m"] > 4)
+    told = stored.options.title.removesuffix(" by 128")
+    anywhere = "n" not in options
+    needed = 1 - density if anywhere else 1 - options["n"] / options["m"]
+    title = ", ".join(filter(None, (format, f"{needed:.0%}", told))) if anywhere else told
+    unmeasured = values == 4 and options["m"] > 4
+    checked = gpu.capability == (9, 0) and not unmeasured
     return Choice(title, "ours", values, needed, bits, seconds, checked)
 
 
@@ -145,9 +153,9 @@ def wins_from(
 
 def ladders(gpu: Gpu) -> Iterator[tuple[str, Values, list[Choice]]]:
     """Each of our formats at rising shares of zeros, for `wins_from`."""
-    for scheme in unstructured_schemes():
-        name = scheme.format.name
-        yield name, 16, [sparse_choice(gpu, name, {}, 16, density) for density in DENSITIES]
+    for name, options, bits in _unstructured():
+        title = ", ".join((name, *options.values()))
+        yield title, bits, [sparse_choice(gpu, name, options, bits, d) for d in DENSITIES]
     values: list[tuple[str, Values, dict[str, Any]]] = [
         ("16 bits", 16, {}),
         ("int8", 8, {"values": "int8"}),

@@ -8,31 +8,29 @@ consecutive rows, the paper's vector length.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import ops, where_kernels_are
-from ..packed import Options, Scheme, rules
-from .value_types import GROUPS, VALUE_TYPES, ValueType, quantise, to_codes
+from ..packed import Scheme, rules
+from .coded import ValueOptions
+from .value_types import GROUPS, quantise, to_codes
 
 VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class PatternOptions(Options):
+class PatternOptions(ValueOptions):
     """Options of every format and form that holds an N:M pattern.
 
     Attributes:
         n: Columns kept of each window.
         m: Columns of a window.
         vector_length: Consecutive rows that share the choice (L); a power of two.
-        values: How kept values are stored: as they are, or as codes with scales.
-        group: Columns of a row that share a scale of codes; None: all of them.
-        activations: What activations are rounded to, by token, before they are multiplied. It is
-            native, which rounds nothing, or the type of the values.
+        values, group, activations: Of values; see `ValueOptions`.
     """
 
     n: int = Field(ge=1, le=256)
@@ -50,12 +48,6 @@ class PatternOptions(Options):
             raise ValueError(
                 f"option vector_length: {self.vector_length} is not a power of two up to 128"
             )
-        if self.activations not in ("native", self.values):
-            raise ValueError(
-                f"option activations: {self.activations} activations are multiplied by "
-                f"{self.activations} values alone, and these are {self.values}. Remedy: "
-                f"values={self.activations}, or activations=native"
-            )
         if self.group is None:
             return self
         if self.values == "native":
@@ -67,26 +59,9 @@ class PatternOptions(Options):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _leave_native_out(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes what releases without value types read, where there is none."""
-        options: dict[str, Any] = plain(self)
-        if self.group is None:
-            options.pop("group")
-        for option in ("values", "activations"):
-            if options[option] == "native":
-                options.pop(option)
-        return options
-
     @property
-    def value_type(self) -> ValueType | None:
-        """The type of codes; None where values are stored as they are."""
-        return VALUE_TYPES.get(self.values)
-
-    @property
-    def activation_type(self) -> ValueType | None:
-        """The type of codes that activations are rounded to; None where they are not rounded."""
-        return VALUE_TYPES.get(self.activations)
+    def scale_group(self) -> int | None:
+        return self.group
 
     @property
     def group_entries(self) -> int | None:

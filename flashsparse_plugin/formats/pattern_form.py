@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -13,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
-from ..packed import Format, FormatError, PackedWeight, Scheme
-from ..plan import LIBRARY, SPARSE, Implementation, Plan
-from .activations import multiply_rounded, rounded_tokens
+from ..packed import FormatError, PackedWeight, Scheme
+from ..plan import LIBRARY, SPARSE, Implementation
+from .coded import CodedFormat, CodePacker
 from .nm_parts import cut, join
 from .nm_pattern import PatternOptions, conform_to, options_of, store
 
@@ -23,10 +21,7 @@ UNPACK_MEMORY = 0.6
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
 
 
-logger = logging.getLogger(__name__)
-
-
-class PatternFormat(Format):
+class PatternFormat(CodedFormat):
     """A format whose options are an N:M pattern and a type of values."""
 
     Options = PatternOptions
@@ -34,75 +29,12 @@ class PatternFormat(Format):
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
         return conform_to(options_of(scheme), weight)
 
-    def is_exact(self, scheme: Scheme) -> bool:
-        return options_of(scheme).value_type is None
-
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
         return options_of(scheme).grain
 
-    def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
-        values = options_of(scheme).activation_type
-        return x if values is None else rounded_tokens(x, values)
 
-    def linear(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        if options_of(scheme).activation_type is None:
-            return self.multiply(x, scheme, shape, tensors, bias, plan)
-        return self.multiply_rounded(x, scheme, shape, tensors, bias, plan)
-
-    @abstractmethod
-    def multiply(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        """`linear`, of activations as they are."""
-
-    def multiply_rounded(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        plan: Plan | None,
-    ) -> Tensor:
-        """`linear`, of activations that are rounded to codes first."""
-        values = options_of(scheme).activation_type
-        assert values is not None
-        return multiply_rounded(
-            x, values, bias, lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan)
-        )
-
-
-class PatternStorage(PatternFormat):
+class PatternStorage(PatternFormat, CodePacker):
     """The form of patterns on disk, from which and into which runtime forms are turned."""
-
-    @abstractmethod
-    def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
-        """Packs codes as they are, with their scales.
-
-        Args:
-            codes: [out_features, in_features], zeros included: numbers in a floating dtype that
-                holds them exactly, int8, or the bits of fp8_e4m3 in uint8.
-            scales: [out_features, groups], finite and not negative.
-            scheme: With a value type other than native.
-
-        Raises:
-            FormatError: For codes that do not follow the pattern or are none of the type, or scales
-                that the scheme cannot hold.
-        """
 
 
 class PatternForm(PatternFormat):
@@ -129,18 +61,6 @@ class PatternForm(PatternFormat):
         Raises:
             FormatError: For a pattern that the form cannot hold.
         """
-
-    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
-        """Whether a device has a kernel of this form for activations rounded to codes.
-
-        All others are given codes as 16-bit numbers, or float32 ones on a CPU: that is as exact.
-        """
-        return False
-
-    def tell_of_activations(self, scheme: Scheme, device: torch.device) -> None:
-        """Logs once what becomes of activations that are rounded, where they have no kernel."""
-        if options_of(scheme).activation_type and not self.multiplies_codes(scheme, device):
-            _tell_of_activations(self.name, options_of(scheme).activations, device.type)
 
     @abstractmethod
     def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
@@ -217,12 +137,3 @@ class CudaPatternForm(PatternForm):
             itemsize = scheme.dtype.itemsize
             return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, itemsize)
         return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
-
-
-@functools.cache
-def _tell_of_activations(form: str, activations: str, device: str) -> None:
-    logger.info(
-        "activations are rounded to %s by token, and multiplied in %s: %s has no kernel on this %s "
-        "device for codes on both sides",
-        *(activations, "32 bits" if device == "cpu" else "16 bits", form, device),
-    )

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
 from ..ops import where_kernels_are
-from ..packed import FormatError, PackedWeight, Scheme, TensorSpec, rules
-from ..plan import LIBRARY, SPARSE, Implementation, Plan
+from ..packed import FormatError, PackedWeight, Scheme, TensorSpec
+from ..plan import LIBRARY, SPARSE, Implementation
+from .coded import SCALE
 from .interleaved_bitmap import InterleavedBitmap
 from .unstructured_form import UnstructuredFormat
 
@@ -27,8 +28,8 @@ UNPACK_MEMORY = 0.61
 class UnstructuredStorage(UnstructuredFormat):
     """A weight in pieces of one size, row by row of pieces: a stream, and where each begins.
 
-    The first of `tensor_names` is the stream, int32 and as long as the kept values need, the second
-    its offsets, int32[pieces + 1].
+    The first of `streams` is the stream, int32 and as long as the kept values need, the second its
+    offsets, int32[pieces + 1].
 
     Attributes:
         piece: Rows and columns of a piece.
@@ -45,40 +46,14 @@ class UnstructuredStorage(UnstructuredFormat):
     def sparse_seconds(self, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
         """What a product by the format's own CUDA kernels should take, in seconds."""
 
-    def thresholds(self, plan: Plan | None) -> tuple[int | None, ...]:
-        """What the op is told of a plan behind its bias."""
-        return (None if plan is None else plan.sparse_tokens,)
-
-    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+    def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        """What `streams` look like."""
         down, across = self._pieces(shape)
-        stream, offsets = self.tensor_names
+        stream, offsets = self.streams
         return {
             stream: TensorSpec(torch.int32, (None, *self.entry_shape)),
             offsets: TensorSpec(torch.int32, (down * across + 1,)),
         }
-
-    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.require_weight(weight, scheme)
-        with rules():
-            packed = self.op("pack")(where_kernels_are(weight.detach()))
-        return self.wrap(packed, scheme, weight.shape).to(weight.device)
-
-    def unpack(self, packed: PackedWeight) -> Tensor:
-        tensors = (packed.tensors[name] for name in self.tensor_names)
-        return self.op("unpack")(*tensors, *packed.shape, packed.dtype)
-
-    def linear(
-        self,
-        x: Tensor,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
-    ) -> Tensor:
-        stream, offsets = (tensors[name] for name in self.tensor_names)
-        told = self.thresholds(plan)
-        return self.op("linear")(x, stream, offsets, shape[0], scheme.dtype, bias, *told)
 
     def check(self, packed: PackedWeight) -> None:
         self._validate(packed)
@@ -87,7 +62,9 @@ class UnstructuredStorage(UnstructuredFormat):
         return int(self._validate(packed))
 
     def runtime(self, scheme: Scheme, device: torch.device) -> Scheme:
-        return InterleavedBitmap().scheme(scheme.dtype) if device.type == "cpu" else scheme
+        if device.type != "cpu":
+            return scheme
+        return InterleavedBitmap().scheme(scheme.dtype, scheme.values)
 
     def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         runtime = self.runtime(scheme, weight.device)
@@ -98,24 +75,27 @@ class UnstructuredStorage(UnstructuredFormat):
         steps = list(zip((rows, columns), packed.shape, self.piece, strict=True))
         if any(r.start % step or (r.stop % step and r.stop != size) for r, size, step in steps):
             return super()._cut(packed, rows, columns)
-        stream, offsets = (packed.tensors[name] for name in self.tensor_names)
+        stream, offsets = (packed.tensors[name] for name in self.streams)
         taken = torch.zeros(self._pieces(packed.shape), dtype=torch.bool, device=stream.device)
         down, across = (slice(r.start // step, -(-r.stop // step)) for r, _, step in steps)
         taken[down, across] = True
         lengths = offsets.diff()
         kept = stream[taken.flatten().repeat_interleave(lengths)]
         ends = self._offsets(lengths[taken.flatten()])
-        return self.wrap((kept, ends), packed.scheme, (len(rows), len(columns)))
+        scales = packed.tensors.get(SCALE)
+        own = None if scales is None else scales[rows.start : rows.stop].contiguous()
+        return self.wrap((kept, ends), packed.scheme, (len(rows), len(columns)), own)
 
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
         """Puts pieces after pieces, where all parts but the last end with a row of pieces."""
         if any(part.shape[0] % self.piece[0] for part in parts[:-1]):
             return super()._join(parts)
-        stream, offsets = self.tensor_names
+        stream, offsets = self.streams
         lengths = torch.cat([part.tensors[offsets].diff() for part in parts])
         joined = torch.cat([part.tensors[stream] for part in parts]), self._offsets(lengths)
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        return self.wrap(joined, parts[0].scheme, shape)
+        scales = [part.tensors[SCALE] for part in parts if SCALE in part.tensors]
+        return self.wrap(joined, parts[0].scheme, shape, torch.cat(scales) if scales else None)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {
@@ -141,8 +121,8 @@ class UnstructuredStorage(UnstructuredFormat):
         return -(-shape[0] // self.piece[0]), -(-shape[1] // self.piece[1])
 
     def _validate(self, packed: PackedWeight) -> Tensor:
-        tensors = (where_kernels_are(packed.tensors[name].detach()) for name in self.tensor_names)
-        return self.op("validate")(*tensors, *packed.shape)
+        tensors = (where_kernels_are(packed.tensors[name].detach()) for name in self.streams)
+        return self.op("validate")(*tensors, *packed.shape, *self.values_of(packed.scheme))
 
     def _offsets(self, lengths: Tensor) -> Tensor:
         """Offsets of pieces that follow each other, from their lengths.

@@ -281,7 +281,7 @@ class FlashSparseQuantizer(HfQuantizer):
             return
         try:
             layer.prepare()
-        except RuntimeError:
+        except (RuntimeError, FormatError):
             packed.validate(name)  # says what is wrong with which layer
             raise
 

@@ -124,7 +124,7 @@ class LayerLoader:
         generator = torch.Generator(self.device).manual_seed(0)
         weight = torch.empty(self.shape, dtype=self.scheme.dtype, device=self.device)
         weight.uniform_(-1e-3, 1e-3, generator=generator)
-        if self.scheme.values:  # a pattern, which has its own share of zeros
+        if self.scheme.format.options_for(weight) != {}:  # a pattern has its own share of zeros
             weight = self.scheme.format.conform(weight, self.scheme)
         else:
             zeros = torch.rand(self.shape, generator=generator, device=self.device) < sparsity

@@ -26,8 +26,9 @@ InterleavedBitmap pack_values(const Tensor& weight, ScalarType stored) {
   return {values, masks, offsets};
 }
 
-// Of values, by the dtype of the weight.
+// Of values, by the dtype of the weight; codes are int8.
 ScalarType stored_dtype(ScalarType weight_dtype) {
+  if (weight_dtype == ScalarType::Char) return weight_dtype;
   return weight_dtype == ScalarType::Float ? ScalarType::Int : ScalarType::Short;
 }
 
@@ -36,9 +37,10 @@ ScalarType stored_dtype(ScalarType weight_dtype) {
 InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight_) {
   check_on_cpu(weight_, "weight");
   check_weight_shape(weight_);
-  dtype_of(weight_.scalar_type(), "weight");
   const Tensor weight = as_contiguous(weight_);
   const ScalarType stored = stored_dtype(weight.scalar_type());
+  if (stored == ScalarType::Char) return pack_values<int8_t>(weight, stored);
+  dtype_of(weight.scalar_type(), "weight");
   return stored == ScalarType::Int ? pack_values<uint32_t>(weight, stored)
                                    : pack_values<uint16_t>(weight, stored);
 }
@@ -47,10 +49,13 @@ namespace {
 
 interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
                                      const Tensor& offsets, int64_t out, int64_t in,
-                                     ScalarType dtype) {
+                                     ScalarType dtype,
+                                     const std::optional<Tensor>& scales = std::nullopt) {
   check_on_cpu(values, "values");
   check_shape(out, in);
-  check_tensor(values, "values", stored_dtype(dtype), 1);
+  const bool codes = dtype == ScalarType::Char || scales;
+  check_tensor(values, "values", codes ? ScalarType::Char : stored_dtype(dtype), 1);
+  if (scales) check_row_scales(*scales, out, values, "values");
   check_tensor(masks, "masks", ScalarType::Int, 2);
   check_tensor(offsets, "panel_offsets", ScalarType::Long, 1);
   check_beside(masks, "masks", values, "values");
@@ -65,8 +70,14 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
   const int64_t promised = offset[panels(out)];
   FS_CHECK(promised >= 0 && promised <= values.numel() - kValueSlack, "values has ", values.numel(),
            " entries, panel_offsets promises ", promised, " and ", kValueSlack, " more");
-  return {
-      out, in, words_of(masks), values.const_data_ptr(), offset, dtype_of(dtype, "weight_dtype")};
+  return {out,
+          in,
+          words_of(masks),
+          values.const_data_ptr(),
+          offset,
+          dtype == ScalarType::Char ? Dtype::kFloat32 : dtype_of(dtype, "weight_dtype"),
+          codes,
+          scales ? scales->const_data_ptr<float>() : nullptr};
 }
 
 }  // namespace
@@ -74,8 +85,11 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
 interleaved_bitmap::Weight valid_interleaved_bitmap(const Tensor& values, const Tensor& masks,
                                                     const Tensor& offsets, int64_t out,
                                                     int64_t in) {
+  const ScalarType stored = values.scalar_type();
   const ScalarType dtype =  // whatever has values of this width
-      values.scalar_type() == ScalarType::Int ? ScalarType::Float : ScalarType::BFloat16;
+      stored == ScalarType::Int    ? ScalarType::Float
+      : stored == ScalarType::Char ? stored
+                                   : ScalarType::BFloat16;
   const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
   const std::string error = interleaved_bitmap::validate(packed, values.numel());
   FS_CHECK(error.empty(), error);
@@ -93,18 +107,26 @@ Tensor interleaved_bitmap_validate(const Tensor& values, const Tensor& masks, co
 }
 
 Tensor interleaved_bitmap_unpack(const Tensor& values, const Tensor& masks, const Tensor& offsets,
-                                 int64_t out, int64_t in, ScalarType dtype) {
-  const auto packed = bitmap_of(values, masks, offsets, out, in, dtype);
+                                 int64_t out, int64_t in, ScalarType dtype,
+                                 const std::optional<Tensor>& scales) {
+  const auto packed = bitmap_of(values, masks, offsets, out, in, dtype, scales);
   Tensor weight = empty({out, in}, dtype);
-  interleaved_bitmap::unpack(packed, weight.mutable_data_ptr());
+  if (dtype == ScalarType::Char) {
+    interleaved_bitmap::unpack_codes(packed, weight.mutable_data_ptr<int8_t>());
+  } else {
+    interleaved_bitmap::unpack(packed, weight.mutable_data_ptr());
+  }
   return weight;
 }
 
 Tensor interleaved_bitmap_linear(const Tensor& x, const Tensor& values, const Tensor& masks,
                                  const Tensor& offsets, int64_t out, ScalarType weight_dtype,
-                                 const std::optional<Tensor>& bias) {
+                                 const std::optional<Tensor>& bias,
+                                 const std::optional<Tensor>& scales) {
   const LinearInputs inputs(x, out, bias, values, "values");
-  const auto weight = bitmap_of(values, masks, offsets, out, inputs.in_features, weight_dtype);
+  FS_CHECK(weight_dtype != ScalarType::Char, "weight_dtype is that of the unpacked weight");
+  const auto weight =
+      bitmap_of(values, masks, offsets, out, inputs.in_features, weight_dtype, scales);
   Tensor y = inputs.new_y();
   interleaved_bitmap::linear(weight, inputs.x.const_data_ptr(), inputs.tokens, inputs.bias_data(),
                              y.mutable_data_ptr(), dtype_of(y.scalar_type(), "x"));
@@ -120,10 +142,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "int out_features, int in_features) -> Tensor");
   m.def(
       "interleaved_bitmap_unpack(Tensor values, Tensor masks, Tensor panel_offsets, "
-      "int out_features, int in_features, ScalarType dtype) -> Tensor");
+      "int out_features, int in_features, ScalarType dtype, Tensor? weight_scale=None) -> Tensor");
   m.def(
       "interleaved_bitmap_linear(Tensor x, Tensor values, Tensor masks, Tensor panel_offsets, "
-      "int out_features, ScalarType weight_dtype, Tensor? bias=None) -> Tensor");
+      "int out_features, ScalarType weight_dtype, Tensor? bias=None, Tensor? weight_scale=None) -> "
+      "Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {

@@ -75,4 +75,13 @@ inline void check_weight_dtype(ScalarType dtype) {
   FS_CHECK(is_16_bit(dtype), "packed weights are float16 or bfloat16");
 }
 
+// The scales of codes, one for each row; `first` as of check_beside.
+inline void check_row_scales(const Tensor& scales, int64_t out_features, const Tensor& first,
+                             const char* first_name) {
+  check_tensor(scales, "weight_scale", ScalarType::Float, 2);
+  check_beside(scales, "weight_scale", first, first_name);
+  FS_CHECK(scales.size(0) == out_features && scales.size(1) == 1, "weight_scale must be [",
+           out_features, ", 1], not [", scales.size(0), ", ", scales.size(1), "]");
+}
+
 }  // namespace flashsparse

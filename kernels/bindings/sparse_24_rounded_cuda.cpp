@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bindings/sparse_24_cuda.h"
-#include "cuda/sparse_24/quantise_x.h"
+#include "cuda/mma_units/quantise_x.h"
 
 namespace flashsparse {
 namespace {
@@ -29,7 +29,7 @@ struct RoundedX {
 
   RoundedX(const LinearInputs& inputs, ValueType type)
       : codes(allocate_like(inputs.x,
-                            {inputs.tokens, sparse_24::quantised_stride(inputs.in_features) / 2},
+                            {inputs.tokens, mma_units::quantised_stride(inputs.in_features) / 2},
                             ScalarType::Short)),
         scales(allocate_like(inputs.x, {inputs.tokens}, ScalarType::Float)) {
     const Tensor x = aligned_rows(inputs.x, 8);

@@ -23,6 +23,12 @@ inline void check_tiled_bitmap(const Tensor& lines, const Tensor& offsets, int64
            "dense");
 }
 
+// Of an item, as ops are told: 16, or 8 of codes.
+inline int item_bytes_of(int64_t item_bits) {
+  FS_CHECK(item_bits == 16 || item_bits == 8, "an item has 16 or 8 bits, not ", item_bits);
+  return static_cast<int>(item_bits / 8);
+}
+
 // While packing, when the lines have been counted.
 inline void check_line_count(int64_t lines, int64_t out, int64_t in) {
   FS_CHECK(lines <= INT32_MAX, "a [", out, ", ", in, "] weight with ", lines,

@@ -10,6 +10,7 @@
 #include "bindings/linear.h"
 #include "bindings/tiled_bitmap.h"
 #include "bindings/tiled_csl_cpu.h"
+#include "cpu/marked.h"
 #include "cpu/tiled_bitmap/tiled_bitmap.h"
 #include "formats/interleaved_bitmap.h"
 
@@ -26,21 +27,23 @@ constexpr int64_t kBlockCols = 4 * kUnitCols;
 void require(const std::string& error) { FS_CHECK(error.empty(), error); }
 
 tiled_bitmap::Packed tiled_bitmap_of(const Tensor& lines, const Tensor& offsets, int64_t out,
-                                     int64_t in) {
+                                     int64_t in, int item_bytes) {
   check_on_cpu(lines, "weight_packed");
   check_tiled_bitmap(lines, offsets, out, in);
-  return {words_of(lines), lines.size(0), offsets.const_data_ptr<int32_t>(), out, in};
+  return {words_of(lines), lines.size(0), offsets.const_data_ptr<int32_t>(), out, in, item_bytes};
 }
 
 tiled_bitmap::Packed valid_tiled_bitmap(const Tensor& lines, const Tensor& offsets, int64_t out,
-                                        int64_t in, int64_t* row_kept = nullptr) {
-  const auto packed = tiled_bitmap_of(lines, offsets, out, in);
+                                        int64_t in, int item_bytes = 2,
+                                        int64_t* row_kept = nullptr) {
+  const auto packed = tiled_bitmap_of(lines, offsets, out, in, item_bytes);
   require(tiled_bitmap::validate(packed, row_kept).error);
   return packed;
 }
 
-std::tuple<Tensor, Tensor> pack_blocks(cpu::Blocks blocks, int64_t rows, int64_t cols) {
-  tiled_bitmap::Packer packer(rows, cols, std::move(blocks));
+std::tuple<Tensor, Tensor> pack_blocks(cpu::Blocks blocks, int64_t rows, int64_t cols,
+                                       int item_bytes = 2) {
+  tiled_bitmap::Packer packer(rows, cols, std::move(blocks), item_bytes);
   const int64_t count = packer.count();
   check_line_count(count, rows, cols);
   Tensor lines = empty({count, kLineWords}, ScalarType::Int);
@@ -51,14 +54,21 @@ std::tuple<Tensor, Tensor> pack_blocks(cpu::Blocks blocks, int64_t rows, int64_t
 
 std::tuple<Tensor, Tensor> tiled_bitmap_pack(const Tensor& weight_) {
   check_on_cpu(weight_, "weight");
-  check_weight(weight_);
+  const bool codes = weight_.scalar_type() == ScalarType::Char;
+  codes ? check_weight_shape(weight_) : check_weight(weight_);
   const Tensor weight = as_contiguous(weight_);
   const int64_t rows = weight.size(0), cols = weight.size(1);
+  if (codes) {
+    const auto* dense = weight.const_data_ptr<int8_t>();
+    return pack_blocks(cpu::blocks_of(dense, rows, cols, kUnitRows, kBlockCols), rows, cols, 1);
+  }
   return pack_blocks(cpu::blocks_of(bits(weight), rows, cols, kUnitRows, kBlockCols), rows, cols);
 }
 
-Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in) {
-  const auto result = tiled_bitmap::validate(tiled_bitmap_of(lines, offsets, out, in));
+Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in,
+                             int64_t item_bits) {
+  const int item_bytes = item_bytes_of(item_bits);
+  const auto result = tiled_bitmap::validate(tiled_bitmap_of(lines, offsets, out, in, item_bytes));
   require(result.error);
   Tensor kept = empty({}, ScalarType::Long);
   *kept.mutable_data_ptr<int64_t>() = result.kept;
@@ -66,28 +76,43 @@ Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t
 }
 
 Tensor tiled_bitmap_unpack(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in,
-                           ScalarType dtype) {
-  check_weight_dtype(dtype);
-  const auto packed = valid_tiled_bitmap(lines, offsets, out, in);
+                           ScalarType dtype, const std::optional<Tensor>& scales) {
+  const bool codes = dtype == ScalarType::Char;
+  if (!codes) check_weight_dtype(dtype);
+  const auto packed = valid_tiled_bitmap(lines, offsets, out, in, codes || scales ? 1 : 2);
   Tensor weight = empty({out, in}, dtype);
-  tiled_bitmap::unpack(packed, mutable_bits(weight));
+  if (codes) {
+    FS_CHECK(!scales, "codes are unpacked without scales");
+    const cpu::CodeSink sink(weight.mutable_data_ptr<int8_t>(), in);
+    tiled_bitmap::blocks_of(packed, 1, 1)(sink);
+  } else if (scales) {
+    check_row_scales(*scales, out, lines, "weight_packed");
+    const cpu::CodeSink sink(weight.mutable_data_ptr(), dtype_of(dtype, "dtype"),
+                             scales->const_data_ptr<float>(), in);
+    tiled_bitmap::blocks_of(packed, 1, 1)(sink);
+  } else {
+    tiled_bitmap::unpack(packed, mutable_bits(weight));
+  }
   return weight;
 }
 
 InterleavedBitmap tiled_bitmap_to_interleaved_bitmap(const Tensor& lines, const Tensor& offsets_,
-                                                     int64_t out, int64_t in) {
-  tiled_bitmap_of(lines, offsets_, out, in);  // before anything of this size is allocated
+                                                     int64_t out, int64_t in, int64_t item_bits) {
+  const int item_bytes = item_bytes_of(item_bits);
+  tiled_bitmap_of(lines, offsets_, out, in, item_bytes);  // before this size is allocated
   Tensor offsets = empty({panels(out) + 1}, ScalarType::Long);
   int64_t* kept = offsets.mutable_data_ptr<int64_t>();
-  const auto packed = valid_tiled_bitmap(lines, offsets_, out, in, kept);
-  Tensor values = empty({kept[panels(out)] + kValueSlack}, ScalarType::Short);
+  const auto packed = valid_tiled_bitmap(lines, offsets_, out, in, item_bytes, kept);
+  const ScalarType stored = item_bytes == 1 ? ScalarType::Char : ScalarType::Short;
+  Tensor values = empty({kept[panels(out)] + kValueSlack}, stored);
   Tensor masks = empty({panels(out), column_pairs(in)}, ScalarType::Int);
   if (tiled_bitmap::to_interleaved_bitmap(packed, kept, mutable_words(masks),
-                                          mutable_bits(values))) {
+                                          values.mutable_data_ptr())) {
     return {values, masks, offsets};
   }
+  const ScalarType dense = item_bytes == 1 ? ScalarType::Char : ScalarType::BFloat16;
   return interleaved_bitmap_pack(
-      tiled_bitmap_unpack(lines, offsets_, out, in, ScalarType::BFloat16));
+      tiled_bitmap_unpack(lines, offsets_, out, in, dense, std::nullopt));
 }
 
 std::tuple<Tensor, Tensor> interleaved_bitmap_to_tiled_bitmap(const Tensor& values,
@@ -95,8 +120,9 @@ std::tuple<Tensor, Tensor> interleaved_bitmap_to_tiled_bitmap(const Tensor& valu
                                                               const Tensor& offsets, int64_t out,
                                                               int64_t in) {
   const auto packed = valid_interleaved_bitmap(values, masks, offsets, out, in);
-  FS_CHECK(values.scalar_type() == ScalarType::Short, "tiled_bitmap keeps float16 or bfloat16");
-  return pack_blocks(interleaved_bitmap::blocks_of(packed, kBlockCols), out, in);
+  FS_CHECK(values.scalar_type() != ScalarType::Int, "tiled_bitmap keeps float16 or bfloat16");
+  const int item_bytes = packed.codes ? 1 : 2;
+  return pack_blocks(interleaved_bitmap::blocks_of(packed, kBlockCols), out, in, item_bytes);
 }
 
 std::tuple<Tensor, Tensor> tiled_bitmap_to_tiled_csl(const Tensor& lines, const Tensor& offsets,
@@ -116,16 +142,18 @@ std::tuple<Tensor, Tensor> tiled_csl_to_tiled_bitmap(const Tensor& words, const 
 // One implementation for any number of tokens: neither number leaves it anything to choose.
 Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& offsets, int64_t out,
                            ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                           std::optional<int64_t> sparse_tokens,
-                           std::optional<int64_t> few_tokens) {
+                           std::optional<int64_t> sparse_tokens, std::optional<int64_t> few_tokens,
+                           const std::optional<Tensor>& scales) {
   check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   const LinearInputs inputs(x, out, bias, lines, "weight_packed");
-  const auto packed = valid_tiled_bitmap(lines, offsets, out, inputs.in_features);
+  if (scales) check_row_scales(*scales, out, lines, "weight_packed");
+  const auto packed = valid_tiled_bitmap(lines, offsets, out, inputs.in_features, scales ? 1 : 2);
   Tensor y = inputs.new_y();
-  tiled_bitmap::linear(packed, dtype_of(weight_dtype, "weight_dtype"), inputs.x.const_data_ptr(),
-                       inputs.tokens, inputs.bias_data(), y.mutable_data_ptr(),
-                       dtype_of(y.scalar_type(), "x"));
+  tiled_bitmap::linear(
+      packed, {out, inputs.in_features, dtype_of(weight_dtype, "weight_dtype"),
+               inputs.x.const_data_ptr(), inputs.tokens, inputs.bias_data(), y.mutable_data_ptr(),
+               dtype_of(y.scalar_type(), "x"), scales ? scales->const_data_ptr<float>() : nullptr});
   return y;
 }
 
@@ -133,24 +161,35 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def("tiled_bitmap_pack(Tensor weight) -> (Tensor weight_packed, Tensor unit_offsets)");
   m.def(
       "tiled_bitmap_unpack(Tensor weight_packed, Tensor unit_offsets, int out_features, "
-      "int in_features, ScalarType dtype) -> Tensor");
+      "int in_features, ScalarType dtype, Tensor? weight_scale=None) -> Tensor");
   m.def(
       "tiled_bitmap_validate(Tensor weight_packed, Tensor unit_offsets, int out_features, "
-      "int in_features) -> Tensor");
+      "int in_features, int item_bits=16) -> Tensor");
   m.def(
       "tiled_bitmap_linear(Tensor x, Tensor weight_packed, Tensor unit_offsets, int out_features, "
       "ScalarType weight_dtype, Tensor? bias=None, int? sparse_tokens=None, "
-      "int? few_tokens=None) -> Tensor");
+      "int? few_tokens=None, Tensor? weight_scale=None) -> Tensor");
   // For benchmarks.
   m.def(
       "tiled_bitmap_wgmma_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan) -> Tensor");
   m.def(
       "tiled_bitmap_linear_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
-      "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan) -> Tensor");
+      "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan, "
+      "Tensor? weight_scale=None) -> Tensor");
+  // In torch on a CPU (flashsparse_plugin/formats/tiled_bitmap/ops.py).
+  m.def(
+      "tiled_bitmap_linear_rounded(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
+      "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, "
+      "Tensor? bias=None) -> Tensor");
+  m.def(
+      "tiled_bitmap_linear_rounded_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
+      "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, Tensor? bias, "
+      "int[] plan) -> Tensor");
   m.def(
       "tiled_bitmap_to_interleaved_bitmap(Tensor weight_packed, Tensor unit_offsets, "
-      "int out_features, int in_features) -> (Tensor values, Tensor masks, Tensor panel_offsets)");
+      "int out_features, int in_features, int item_bits=16) -> "
+      "(Tensor values, Tensor masks, Tensor panel_offsets)");
   m.def(
       "tiled_bitmap_to_tiled_csl(Tensor weight_packed, Tensor unit_offsets, "
       "int out_features, int in_features) -> (Tensor weight_packed, Tensor tile_offsets)");

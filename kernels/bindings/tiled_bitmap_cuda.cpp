@@ -21,38 +21,51 @@ using torch::stable::accelerator::DeviceGuard;
 
 std::tuple<Tensor, Tensor> tiled_bitmap_pack(const Tensor& weight_) {
   check_on_cuda(weight_, "weight");
-  check_weight(weight_);
+  const bool codes = weight_.scalar_type() == ScalarType::Char;
+  codes ? check_weight_shape(weight_) : check_weight(weight_);
+  const int item_bytes = codes ? 1 : 2;
   const int64_t rows = weight_.size(0), cols = weight_.size(1);
   // Checked before any memory is taken: every unit has at least its head.
   const int64_t units = tiled_bitmap::units(rows, cols);
   check_line_count(units * tiled_bitmap::kHeadLines, rows, cols);
   const DeviceGuard guard(weight_.get_device_index());
-  const Tensor weight = torch::stable::contiguous(weight_);
+  // Codes as numbers that the kernels read.
+  const Tensor weight =
+      torch::stable::contiguous(codes ? in_dtype(weight_, ScalarType::Half) : weight_);
   const cudaStream_t stream = current_stream(weight);
   Tensor lengths = allocate_like(weight, {units}, ScalarType::Int);
-  STD_CUDA_CHECK(cuda::tiled_bitmap_count(bits(weight), rows, cols,
+  STD_CUDA_CHECK(cuda::tiled_bitmap_count(bits(weight), rows, cols, item_bytes,
                                           lengths.mutable_data_ptr<int32_t>(), stream));
   const auto [offsets, num_lines] = offsets_of(lengths);
   check_line_count(num_lines, rows, cols);
   Tensor lines = allocate_like(weight, {num_lines, tiled_bitmap::kLineWords}, ScalarType::Int);
-  STD_CUDA_CHECK(cuda::tiled_bitmap_pack(
-      bits(weight), rows, cols, offsets.const_data_ptr<int32_t>(), mutable_words(lines), stream));
+  STD_CUDA_CHECK(cuda::tiled_bitmap_pack(bits(weight), rows, cols, item_bytes,
+                                         offsets.const_data_ptr<int32_t>(), mutable_words(lines),
+                                         stream));
   return {lines, offsets};
 }
 
 Tensor tiled_bitmap_unpack(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in,
-                           ScalarType dtype) {
-  check_weight_dtype(dtype);
-  check_readable_units(lines, offsets, out, in);
+                           ScalarType dtype, const std::optional<Tensor>& scales) {
+  if (dtype == ScalarType::Char) {
+    FS_CHECK(!scales, "codes are unpacked without scales");
+  } else {
+    check_weight_dtype(dtype);
+  }
+  check_on_cuda(lines, "weight_packed");
+  const BitmapUnits units{lines, offsets, scales};
+  units.check(out, in);
   const DeviceGuard guard(lines.get_device_index());
-  return unpack_unit_rows(lines, offsets, 0, out, in, dtype);
+  return units.unpack_rows(0, out, in, dtype);
 }
 
 // As the CPU says it (cpu/tiled_bitmap/validate.cpp).
-const char* broken_rule(int32_t verdict) {
+const char* broken_rule(int32_t verdict, int item_bytes) {
   switch (verdict) {
     case tiled_bitmap::kBadOffsets:
-      return ": its unit_offsets do not give it 5 to 69 lines, or do not span weight_packed";
+      return item_bytes == 2
+                 ? ": its unit_offsets do not give it 5 to 69 lines, or do not span weight_packed"
+                 : ": its unit_offsets do not give it 5 to 37 lines, or do not span weight_packed";
     case tiled_bitmap::kKeepsOutside:
       return " keeps an element beyond the edges of the weight";
     case tiled_bitmap::kSharedColumn:
@@ -62,13 +75,15 @@ const char* broken_rule(int32_t verdict) {
   }
 }
 
-Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in) {
+Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in,
+                             int64_t item_bits) {
+  const int item_bytes = item_bytes_of(item_bits);
   check_readable_units(lines, offsets, out, in);
   const DeviceGuard guard(lines.get_device_index());
   std::vector<int32_t> verdicts(offsets.numel() - 1);
   Tensor found = allocate_like(lines, {offsets.numel() - 1}, ScalarType::Int);
   STD_CUDA_CHECK(cuda::tiled_bitmap_validate(
-      words_of(lines), lines.size(0), offsets.const_data_ptr<int32_t>(), out, in,
+      words_of(lines), lines.size(0), offsets.const_data_ptr<int32_t>(), out, in, item_bytes,
       found.mutable_data_ptr<int32_t>(), current_stream(lines)));
   read_back(found, verdicts.data(), verdicts.size() * sizeof verdicts[0]);
   // Offsets first: where they are wrong, other units may have been validated with foreign lines.
@@ -77,7 +92,7 @@ Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t
     bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
   }
   if (bad != verdicts.end()) {
-    FS_CHECK(false, "unit ", bad - verdicts.begin(), broken_rule(*bad));
+    FS_CHECK(false, "unit ", bad - verdicts.begin(), broken_rule(*bad, item_bytes));
   }
   const int64_t kept = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
   Tensor result = allocate_like(lines, {}, ScalarType::Long);

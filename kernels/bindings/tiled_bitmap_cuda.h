@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CUDA ops of tiled_bitmap ask of a weight, and how they unpack its rows.
 #pragma once
+#include <optional>
+
 #include "bindings/cuda.h"
 #include "bindings/tiled_bitmap.h"
 #include "cuda/tiled_bitmap/tiled_bitmap.h"
@@ -18,15 +20,37 @@ inline void check_readable_units(const Tensor& lines, const Tensor& offsets, int
            "e.g. weight_packed.clone()");
 }
 
-// Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kUnitRows.
-inline Tensor unpack_unit_rows(const Tensor& lines, const Tensor& offsets, int64_t first,
-                               int64_t rows, int64_t in, ScalarType dtype) {
-  Tensor weight = allocate_like(lines, {rows, in}, dtype);
-  const int64_t first_unit = first / tiled_bitmap::kUnitRows * tiled_bitmap::unit_cols(in);
-  STD_CUDA_CHECK(cuda::tiled_bitmap_unpack(words_of(lines), lines.size(0),
-                                           offsets.const_data_ptr<int32_t>() + first_unit, rows, in,
-                                           mutable_bits(weight), current_stream(lines)));
-  return weight;
-}
+// A weight's tensors. Where there are scales of rows, items are codes.
+struct BitmapUnits {
+  const Tensor& lines;
+  const Tensor& offsets;
+  const std::optional<Tensor>& scales;
+
+  // What every reader asks of a weight of this size.
+  void check(int64_t out, int64_t in) const {
+    check_readable_units(lines, offsets, out, in);
+    if (scales) check_row_scales(*scales, out, lines, "weight_packed");
+  }
+  const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
+
+  // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kUnitRows.
+  // int8 is codes as they are, without scales.
+  Tensor unpack_rows(int64_t first, int64_t rows, int64_t in, ScalarType dtype) const {
+    const bool as_codes = dtype == ScalarType::Char;
+    Tensor weight = allocate_like(lines, {rows, in}, as_codes ? ScalarType::Half : dtype);
+    const int64_t first_unit = first / tiled_bitmap::kUnitRows * tiled_bitmap::unit_cols(in);
+    const int32_t* const offset = offsets.const_data_ptr<int32_t>() + first_unit;
+    const cudaStream_t stream = current_stream(lines);
+    if (!as_codes && !scales) {
+      STD_CUDA_CHECK(cuda::tiled_bitmap_unpack(words_of(lines), lines.size(0), offset, rows, in,
+                                               mutable_bits(weight), stream));
+      return weight;
+    }
+    STD_CUDA_CHECK(cuda::tiled_bitmap_unpack_codes(
+        words_of(lines), lines.size(0), offset, scales ? scale_data() + first : nullptr, rows, in,
+        dtype == ScalarType::BFloat16, mutable_bits(weight), stream));
+    return in_dtype(weight, dtype);
+  }
+};
 
 }  // namespace flashsparse

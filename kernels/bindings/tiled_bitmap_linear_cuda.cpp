@@ -3,6 +3,7 @@
 // stream.
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bindings/cuda.h"
@@ -11,34 +12,67 @@
 #include "bindings/tiled_bitmap_wgmma_cuda.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/arrivals.h"
+#include "cuda/mma_units/quantise_x.h"
 #include "cuda/tiled_bitmap/linear.h"
 
 namespace flashsparse {
 namespace {
 
 using tiled_bitmap::LinearPlan;
+using tiled_bitmap::Operands;
 using torch::stable::accelerator::DeviceGuard;
 
+Operands operands_of(const BitmapUnits& units) {
+  return units.scales ? Operands::kCodes : Operands::kNative;
+}
+
+// x as codes, and what there is for each token beside them.
+struct RoundedX {
+  Tensor codes, scales, sums;
+
+  // `x` has rows that kernels can read.
+  RoundedX(const Tensor& x, int64_t tokens, const Gpu& gpu)
+      : codes(allocate_like(x, {tokens, mma_units::quantised_stride(row_length(x)) / 2},
+                            ScalarType::Short)),
+        scales(allocate_like(x, {tokens}, ScalarType::Float)),
+        sums(allocate_like(x, {tokens}, ScalarType::Int)) {
+    STD_CUDA_CHECK(cuda::tiled_bitmap_quantise_x(
+        bits(x), row_length(x), tokens, x.scalar_type() == ScalarType::BFloat16, gpu.hopper,
+        mutable_bits(codes), scales.mutable_data_ptr<float>(), mutable_words(sums),
+        current_stream(x)));
+  }
+};
+
 // Fills y, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
-void sparse_product(const LinearInputs& inputs, const Tensor& lines, const Tensor& offsets,
+void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operands operands,
                     const Gpu& gpu, const std::optional<LinearPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
+  std::optional<RoundedX> rounded;
+  if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, gpu);
+  const Tensor& read = rounded ? rounded->codes : x;
+  const int64_t stride = row_length(read);
   const int64_t most = given ? given->info().tokens : tiled_bitmap::max_tokens(gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const LinearPlan plan =
-        given ? *given : tiled_bitmap::plan_linear(rows, cols, lines.size(0), tokens, gpu);
+        given ? *given
+              : tiled_bitmap::plan_linear(rows, cols, units.lines.size(0), tokens, gpu, operands);
     const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
              "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
     Tensor partials = allocate_like(x, {plan.partial_floats(rows)}, ScalarType::Float);
     tiled_bitmap::Arguments arguments{};
-    arguments.units = words_of(lines);
-    arguments.offsets = offsets.const_data_ptr<int32_t>();
-    arguments.x = bits(x) + begin * row_length(x);
-    arguments.x_stride = static_cast<int>(row_length(x));
+    arguments.units = words_of(units.lines);
+    arguments.offsets = units.offsets.const_data_ptr<int32_t>();
+    arguments.scales = units.scale_data();
+    arguments.x = bits(read) + begin * stride;
+    arguments.x_stride = static_cast<int>(stride);
+    if (rounded) {
+      arguments.x_scales = rounded->scales.const_data_ptr<float>() + begin;
+      arguments.x_sums = words_of(rounded->sums) + begin;
+    }
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     arguments.y = mutable_bits(y) + begin * rows;
     arguments.partials = partials.mutable_data_ptr<float>();
@@ -58,65 +92,113 @@ void sparse_product(const LinearInputs& inputs, const Tensor& lines, const Tenso
 // host, so that a CUDA graph can hold the decision.
 Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                            int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                           std::optional<int64_t> sparse_tokens,
-                           std::optional<int64_t> few_tokens) {
+                           std::optional<int64_t> sparse_tokens, std::optional<int64_t> few_tokens,
+                           const std::optional<Tensor>& scales) {
   check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   check_on_cuda(lines, "weight_packed");
   const LinearInputs inputs(x, rows, bias, lines, "weight_packed");
   const int64_t cols = inputs.in_features;
-  check_readable_units(lines, offsets, rows, cols);
+  const BitmapUnits units{lines, offsets, scales};
+  units.check(rows, cols);
   const DeviceGuard guard(lines.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(lines);
-  const int64_t most = sparse_tokens.value_or(tiled_bitmap::max_sparse_tokens(gpu));
+  const Operands operands = operands_of(units);
+  const int64_t most = sparse_tokens.value_or(tiled_bitmap::max_sparse_tokens(gpu, operands));
   if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    if (gpu.hopper && inputs.tokens > few_tokens.value_or(tiled_bitmap::few_tokens(rows, cols))) {
+    const bool has_wgmma = gpu.hopper && operands == Operands::kNative;
+    if (has_wgmma && inputs.tokens > few_tokens.value_or(tiled_bitmap::few_tokens(rows, cols))) {
       wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
     } else {
-      sparse_product(inputs, lines, offsets, gpu, std::nullopt, y);
+      sparse_product(inputs, units, operands, gpu, std::nullopt, y);
     }
   } else {
     unpacked_product(inputs, weight_dtype, tiled_bitmap::kUnitRows, y,
                      [&](int64_t first, int64_t count) {
-                       return unpack_unit_rows(lines, offsets, first, count, cols, weight_dtype);
+                       return units.unpack_rows(first, count, cols, weight_dtype);
                      });
   }
   return y;
 }
 
-// For benchmarks: the sparse kernel by a plan of the caller's choice.
+// For activations rounded to codes of the weight's type.
+void check_rounded(const std::string& values, int64_t cols) {
+  FS_CHECK(values == "int8", "activations are rounded to int8, not ", values,
+           ". Remedy: tiled_bitmap_linear, which multiplies 16-bit ones");
+  FS_CHECK(cols <= tiled_bitmap::kMostRoundedCols, "a weight of ", cols,
+           " columns is too wide for int32 sums, which have room for ",
+           tiled_bitmap::kMostRoundedCols, ". Remedy: activations=native");
+}
+
+// The sparse kernel alone, by a plan of the caller's choice (numbers; for benchmarks) or of its
+// own.
+Tensor by_sparse_kernel(const Tensor& x, const BitmapUnits& units, Operands operands, int64_t rows,
+                        ScalarType weight_dtype, const std::optional<Tensor>& bias,
+                        const std::optional<std::vector<int64_t>>& numbers) {
+  check_weight_dtype(weight_dtype);
+  check_on_cuda(units.lines, "weight_packed");
+  const LinearInputs inputs(x, rows, bias, units.lines, "weight_packed");
+  const int64_t cols = inputs.in_features;
+  units.check(rows, cols);
+  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
+  const DeviceGuard guard(units.lines.get_device_index());
+  Tensor y = inputs.new_y();
+  if (inputs.tokens == 0) return y;
+  const Gpu gpu = gpu_of(units.lines);
+  std::optional<LinearPlan> plan;
+  if (numbers) {
+    FS_CHECK(numbers->size() == 8, "a plan has 8 numbers, not ", numbers->size());
+    for (const int64_t number : *numbers) {
+      FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
+    }
+    const auto number = [&](int i) { return static_cast<int>((*numbers)[i]); };
+    plan = LinearPlan{number(0), number(1), number(2),      number(3), number(4),
+                      number(5), number(6), number(7) != 0, operands};
+    const char* const rule = plan->broken_rule(rows, cols, inputs.tokens, gpu);
+    FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ", cols,
+             "] weight: ", rule);
+  }
+  sparse_product(inputs, units, operands, gpu, plan, y);
+  return y;
+}
+
 Tensor tiled_bitmap_linear_planned(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                                    int64_t rows, ScalarType weight_dtype,
                                    const std::optional<Tensor>& bias,
-                                   const std::vector<int64_t>& numbers) {
-  check_weight_dtype(weight_dtype);
-  check_on_cuda(lines, "weight_packed");
-  const LinearInputs inputs(x, rows, bias, lines, "weight_packed");
-  const int64_t cols = inputs.in_features;
-  check_readable_units(lines, offsets, rows, cols);
-  FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
-  FS_CHECK(numbers.size() == 8, "a plan has 8 numbers, not ", numbers.size());
-  for (const int64_t number : numbers) {
-    FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
-  }
-  const auto number = [&](int i) { return static_cast<int>(numbers[i]); };
-  const LinearPlan plan{number(0), number(1), number(2), number(3),
-                        number(4), number(5), number(6), number(7) != 0};
-  const DeviceGuard guard(lines.get_device_index());
-  const Gpu gpu = gpu_of(lines);
-  const char* const rule = plan.broken_rule(rows, cols, inputs.tokens, gpu);
-  FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ", cols,
-           "] weight: ", rule);
-  Tensor y = inputs.new_y();
-  sparse_product(inputs, lines, offsets, gpu, plan, y);
-  return y;
+                                   const std::vector<int64_t>& numbers,
+                                   const std::optional<Tensor>& scales) {
+  const BitmapUnits units{lines, offsets, scales};
+  return by_sparse_kernel(x, units, operands_of(units), rows, weight_dtype, bias, numbers);
+}
+
+Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const Tensor& offsets,
+                                   const Tensor& scales_, int64_t rows, ScalarType weight_dtype,
+                                   const std::string& values, const std::optional<Tensor>& bias) {
+  check_rounded(values, x.size(x.dim() - 1));
+  const std::optional<Tensor> scales(scales_);
+  return by_sparse_kernel(x, {lines, offsets, scales}, Operands::kRounded, rows, weight_dtype, bias,
+                          std::nullopt);
+}
+
+Tensor tiled_bitmap_linear_rounded_planned(const Tensor& x, const Tensor& lines,
+                                           const Tensor& offsets, const Tensor& scales_,
+                                           int64_t rows, ScalarType weight_dtype,
+                                           const std::string& values,
+                                           const std::optional<Tensor>& bias,
+                                           const std::vector<int64_t>& numbers) {
+  check_rounded(values, x.size(x.dim() - 1));
+  const std::optional<Tensor> scales(scales_);
+  return by_sparse_kernel(x, {lines, offsets, scales}, Operands::kRounded, rows, weight_dtype, bias,
+                          numbers);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {
   m.impl("tiled_bitmap_linear", TORCH_BOX(&tiled_bitmap_linear));
   m.impl("tiled_bitmap_linear_planned", TORCH_BOX(&tiled_bitmap_linear_planned));
+  m.impl("tiled_bitmap_linear_rounded", TORCH_BOX(&tiled_bitmap_linear_rounded));
+  m.impl("tiled_bitmap_linear_rounded_planned", TORCH_BOX(&tiled_bitmap_linear_rounded_planned));
 }
 
 }  // namespace

@@ -18,6 +18,11 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 namespace detail {
 
+__device__ __forceinline__ void load_shared(uint32_t address, uint8_t& value) {
+  uint32_t wide;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(wide) : "r"(address) : "memory");
+  value = static_cast<uint8_t>(wide);
+}
 __device__ __forceinline__ void load_shared(uint32_t address, uint16_t& value) {
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
 }
@@ -78,7 +83,7 @@ __device__ __forceinline__ void load_l2(const float4* place, float4& value) {
 
 }  // namespace detail
 
-// T is uint16_t, uint32_t, uint2, uint4, float, float2 or float4; so with store_shared.
+// T is uint8_t, uint16_t, uint32_t, uint2, uint4, float, float2 or float4; so with store_shared.
 template <class T>
 __device__ __forceinline__ T load_shared(uint32_t address) {
   T value;
@@ -86,6 +91,9 @@ __device__ __forceinline__ T load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, uint8_t value) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(uint32_t{value}) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint16_t value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
@@ -317,7 +325,7 @@ void check_type() {
 }
 template <class T>
 void check_shared_type() {
-  check_type<T, uint16_t, uint32_t, float, uint2, float2, uint4, float4>();
+  check_type<T, uint8_t, uint16_t, uint32_t, float, uint2, float2, uint4, float4>();
 }
 
 }  // namespace detail

@@ -4,8 +4,9 @@
 //   group = lane / 4, pair = lane % 4 * 2; a register holds two elements, the lower column first
 //   A, 16 rows x 16 columns    a[i]: row group + 8 * (i % 2), columns pair + 8 * (i / 2) and next
 //   B, 16 rows x 8 columns     bi:   rows pair + 8 * i and next, column group
-//   C and D, 16 x 8            d[i]: row group + 8 * (i / 2), column pair + i % 2
-//   an 8x8 matrix of ldmatrix  r:    row group, columns pair and next
+//   of bytes, four to a register, there are 32 columns of A and rows of B: 2 * pair and on, not
+//   pair C and D, 16 x 8            d[i]: row group + 8 * (i / 2), column pair + i % 2 an 8x8
+//   matrix of ldmatrix  r:    row group, columns pair and next
 #pragma once
 #include "common/device.cuh"
 
@@ -118,6 +119,16 @@ template <class Dtype>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
   detail::mma_m16n8k16(Dtype{}, d, a, b0, b1);
+}
+
+// d += a * b, a of unsigned bytes and b of signed ones: exact, modulo 2^32.
+__device__ __forceinline__ void mma_m16n8k32(uint32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #else
@@ -267,6 +278,36 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
                          for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
                          // Which NaN a sum gives would be up to the host's compiler.
                          lanes[lane]->d[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
+                       }
+                     }
+                   });
+  std::memcpy(d, argument.d, sizeof d);
+}
+
+inline void mma_m16n8k32(uint32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                         simt::Place place = simt::Place::here()) {
+  struct Argument {
+    uint32_t a[4], b[2], d[4];
+  } argument{{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+  simt::collective(~uint32_t{0}, "mma_m16n8k32", simt::Lines::kSame, simt::Order::kNone, place,
+                   argument, [](auto lanes, uint32_t) SIMT_UNWATCHED {
+                     uint8_t rows[16][32];
+                     int8_t columns[8][32];
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const int group = lane / 4, four = lane % 4 * 4;
+                       for (int i = 0; i < 4; ++i)
+                         __builtin_memcpy(&rows[group + 8 * (i % 2)][four + 16 * (i / 2)],
+                                          &lanes[lane]->a[i], 4);
+                       for (int i = 0; i < 2; ++i)
+                         __builtin_memcpy(&columns[group][four + 16 * i], &lanes[lane]->b[i], 4);
+                     }
+                     for (int lane = 0; lane < 32; ++lane) {
+                       const int group = lane / 4, pair = lane % 4 * 2;
+                       for (int i = 0; i < 4; ++i) {
+                         const uint8_t* const row = rows[group + 8 * (i / 2)];
+                         const int8_t* const column = columns[pair + i % 2];
+                         for (int k = 0; k < 32; ++k)
+                           lanes[lane]->d[i] += static_cast<uint32_t>(row[k] * column[k]);
                        }
                      }
                    });

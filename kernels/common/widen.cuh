@@ -3,7 +3,8 @@
 //
 // A code is set into the mantissa or the exponent of a 16-bit float by bit operations, and one
 // packed fma puts its exponent, or its sign, right. Instructions for four codes of 8 bits, float16
-// and bfloat16: fp8_e4m3 2 (8 before sm_89) and 8, int8 5 and 7; for eight of 4 bits: 9 and 11.
+// and bfloat16: fp8_e4m3 2 (8 before sm_89) and 8, int8 5 and 7, bytes 4 and 4; for eight of 4
+// bits: 9 and 11.
 #pragma once
 #include "common/device.cuh"
 #include "common/integer.cuh"
@@ -99,6 +100,22 @@ __device__ __forceinline__ void widen_int8(uint32_t w, uint32_t& a0, uint32_t& a
     a1 = fma_two<Type>(and_xor(two[1], 0x007f007f, 0x43004300), 0x3f803f80,
                        and_xor(two[1], 0x00800080, 0xc300c300));
   }
+}
+
+// Four codes of int8 as bytes code + 128: 0 and 1 to the halves of a0, 2 and 3 to those of a1. They
+// become code * kWidenedByte.
+template <class Type>
+inline constexpr float kWidenedByte = kIsFloat16<Type> ? 1 : 1.0f / 64;
+template <class Type>
+__device__ __forceinline__ void widen_bytes(uint32_t w, uint32_t& a0, uint32_t& a1) {
+  // Of float16, 1024 has room for the byte. Of bfloat16, whose mantissa has 7 bits, a byte is a
+  // subnormal number or, from 128 on, the next larger ones: byte * -2^-133 with this sign, times
+  // -2^127.
+  constexpr uint32_t kUpper = kIsFloat16<Type> ? 0x64646464 : 0x80808080;
+  constexpr uint32_t kScale = kIsFloat16<Type> ? 0x3c003c00 : 0xff00ff00;
+  constexpr uint32_t kLess = kIsFloat16<Type> ? 0xe480e480 : 0xc000c000;  // -1152; -2
+  a0 = fma_two<Type>(prmt(w, kUpper, 0x4140), kScale, kLess);
+  a1 = fma_two<Type>(prmt(w, kUpper, 0x4342), kScale, kLess);
 }
 
 // Eight int4 codes: nibble i to the low half of a[i], nibble i + 4 to the high one.

@@ -11,10 +11,13 @@
 
 namespace flashsparse::cpu {
 
+// In codes of 8 bits that are handled as values of 16: see cpu/marked.h.
+inline constexpr uint16_t kMark = 0x100;
+
 // Where the mask words and the values of a panel (formats/panel.h) start.
 struct Panel {
   const uint32_t* masks;
-  const void* values;  // uint16_t, or uint32_t for fp32
+  const void* values;  // uint16_t, or uint32_t for fp32, or int8_t for codes
 };
 
 // How to multiply a panel by a block of tokens, in one arithmetic.
@@ -57,6 +60,8 @@ struct Kernels {
   const LinearKernels* bfloat16_float32;  // bf16 w widened to fp32, any x
   const LinearKernels* float16_float32;   // fp16 w widened to fp32, any x
   const LinearKernels* float32;           // fp32 w, any x
+  const LinearKernels* int8_bfloat16;     // bf16 x, int8 codes widened to bf16; null where missing
+  const LinearKernels* int8_float32;      // int8 codes widened to fp32, any x
 
   // y[token * stride + row] = round(sums[token][row] + bias[row]) for rows < `rows`. `bias` has 16
   // entries.

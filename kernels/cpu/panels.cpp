@@ -4,11 +4,27 @@
 namespace flashsparse::cpu {
 namespace {
 
-const LinearKernels& select(const Kernels& kernels, Dtype weight_dtype, Dtype dtype) {
+const LinearKernels& select(const Kernels& kernels, const LinearProblem& problem) {
+  const Dtype weight_dtype = problem.weight_dtype, dtype = problem.dtype;
+  if (problem.row_scales) {
+    return dtype == Dtype::kBFloat16 && kernels.int8_bfloat16 ? *kernels.int8_bfloat16
+                                                              : *kernels.int8_float32;
+  }
   if (weight_dtype == Dtype::kFloat32) return *kernels.float32;
   if (weight_dtype == Dtype::kFloat16) return *kernels.float16_float32;
   if (dtype == Dtype::kBFloat16 && kernels.bfloat16_dot) return *kernels.bfloat16_dot;
   return *kernels.bfloat16_float32;
+}
+
+// Multiplies sums[token][16 rows] of codes by the scales of their rows.
+void scale_panel(const LinearProblem& problem, int64_t panel, int tokens, float* sums) {
+  const int64_t row = panel * kPanelRows;
+  const int rows = static_cast<int>(std::min<int64_t>(kPanelRows, problem.out_features - row));
+  float scales[kPanelRows] = {};
+  std::copy_n(problem.row_scales + row, rows, scales);
+  for (int t = 0; t < tokens; ++t) {
+    for (int r = 0; r < kPanelRows; ++r) sums[t * kPanelRows + r] *= scales[r];
+  }
 }
 
 }  // namespace
@@ -27,7 +43,7 @@ int64_t chunk_panels(const LinearProblem& problem) {
 }
 
 LinearCall::LinearCall(const LinearProblem& problem)
-    : linear_(select(kernels(), problem.weight_dtype, problem.dtype)),
+    : linear_(select(kernels(), problem)),
       problem_(problem),
       blocks_(problem.tokens, linear_.block_tokens),
       pairs_(column_pairs(problem.in_features)) {
@@ -72,6 +88,7 @@ void LinearCall::multiply(const Panel* panels, int count, int64_t first) const {
     const char* packed = activations_ + token * pairs_ * linear_.activation_bytes;
     for (int p = 0; p < count; ++p) {
       linear_.multiply(panels[p], pairs_, packed, blocks_.size(block), sums);
+      if (problem_.row_scales) scale_panel(problem_, first + p, blocks_.size(block), sums);
       store_panel(problem_, sums, first + p, token, blocks_.size(block));
     }
   }

@@ -16,6 +16,7 @@ namespace flashsparse::cpu {
 // x, bias and y have one dtype, and it rules the arithmetic:
 //   bf16 x, bf16 w   products of column pairs, accumulated in fp32 (vdpbf16ps where the CPU has it)
 //   anything else    x and w widened to fp32, where they are exact, fused multiply-add
+// Codes are widened, too, and a sum of their products is multiplied by the scale of its row.
 // The sum is rounded once, to the dtype of y, after the bias was added in fp32. The order of
 // additions depends on the shapes alone: results are the same from run to run and for any number of
 // threads. docs/formats.md says what infinities, NaN and subnormal numbers give.
@@ -26,9 +27,10 @@ struct LinearProblem {
   Dtype weight_dtype;
   const void* x;  // [tokens, in_features]
   int64_t tokens;
-  const void* bias;  // [out_features], or null
-  void* y;           // [tokens, out_features]
-  Dtype dtype;       // of x, bias and y
+  const void* bias;                   // [out_features], or null
+  void* y;                            // [tokens, out_features]
+  Dtype dtype;                        // of x, bias and y
+  const float* row_scales = nullptr;  // [out_features] where values are int8 codes
 };
 
 // The tokens are cut into blocks of nearly equal size, the fewest that registers can hold: 13

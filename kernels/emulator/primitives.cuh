@@ -34,6 +34,16 @@ __global__ void mma(const uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
 }
 
+// The same of bytes.
+__global__ void mma_bytes(const uint32_t* in, uint32_t* out) {
+  const uint32_t* const mine = in + threadIdx.x * 10;
+  const uint32_t a[4] = {mine[0], mine[1], mine[2], mine[3]};
+  uint32_t d[4] = {mine[6], mine[7], mine[8], mine[9]};
+  mma_m16n8k32(d, a, mine[4], mine[5]);
+  FS_UNROLL
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = d[i];
+}
+
 // in: a[4], b[4], metadata, d[4] of a lane; out: d[4].
 template <class Dtype, int half>
 __global__ void mma_sparse(const uint32_t* in, uint32_t* out) {
@@ -170,17 +180,19 @@ __global__ void conversions(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// in: a word of codes; out: two words of each type of 8 bits, then the four of 4 bits.
+// in: a word of codes; out: two words of each type of 8 bits, then the four of 4 bits, and the two
+// of bytes code + 128.
 template <class Dtype>
 __global__ void widened(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
-    uint32_t* const mine = out + i * 8;
+    uint32_t* const mine = out + i * 10;
     uint32_t a[4];
     widen_fp8<Dtype>(in[i], mine[0], mine[1]);
     widen_int8<Dtype>(in[i], mine[2], mine[3]);
     widen_int4<Dtype>(in[i], a);
     FS_UNROLL
     for (int e = 0; e < 4; ++e) mine[4 + e] = a[e];
+    widen_bytes<Dtype>(in[i], mine[8], mine[9]);
   }
 }
 
@@ -233,12 +245,12 @@ __global__ void async_copies(const uint32_t* in, uint32_t* out) {
   store_global(reinterpret_cast<uint4*>(out + threadIdx.x * 12 + 8), piece);
 }
 
-// in: 4 words; out: the same through every load and store, 21 words.
+// in: 4 words; out: the same through every load and store, 22 words.
 __global__ void loads(const uint32_t* in, uint32_t* out) {
   FS_DYNAMIC_SHARED(shared);
   const uint32_t mine = shared_address(shared) + threadIdx.x * 16;
   const uint32_t* const words = in + threadIdx.x * 4;
-  uint32_t* const to = out + threadIdx.x * 21;
+  uint32_t* const to = out + threadIdx.x * 22;
   store_shared(mine, load_streaming(reinterpret_cast<const uint4*>(words)));
   const uint4 four = load_shared<uint4>(mine);
   to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
@@ -265,6 +277,9 @@ __global__ void loads(const uint32_t* in, uint32_t* out) {
   const float2 pair = load_shared<float2>(mine + 8);
   to[18] = bits_of(pair.x), to[19] = bits_of(pair.y);
   store_global(to + 20, words[3]);
+  store_shared(mine, words[0]);
+  store_shared(mine + 1, static_cast<uint8_t>(words[1]));
+  to[21] = load_shared<uint8_t>(mine + 1) | load_shared<uint8_t>(mine + 2) << 8;
 }
 
 // in: one value; out (of the block): sum as int, sum as unsigned, or, maximum, sum of the lowest
@@ -296,6 +311,7 @@ struct Case {
 constexpr Case kCases[] = {
     {"mma_float16", mma<Float16>, 32, 32 * 4, 0},
     {"mma_bfloat16", mma<BFloat16>, 32, 32 * 4, 0},
+    {"mma_bytes", mma_bytes, 32, 32 * 4, 0},
     {"mma_sparse_float16_0", mma_sparse<Float16, 0>, 32, 32 * 4, 0},
     {"mma_sparse_float16_1", mma_sparse<Float16, 1>, 32, 32 * 4, 0},
     {"mma_sparse_bfloat16_0", mma_sparse<BFloat16, 0>, 32, 32 * 4, 0},
@@ -314,12 +330,12 @@ constexpr Case kCases[] = {
     {"bits", bits, 64, 64 * 4, 0},
     {"integers", integers, 64, kItems * 3, 0},
     {"conversions", conversions, 64, kItems * 6, 0},
-    {"widened_float16", widened<Float16>, 64, kItems * 8, 0},
-    {"widened_bfloat16", widened<BFloat16>, 64, kItems * 8, 0},
+    {"widened_float16", widened<Float16>, 64, kItems * 10, 0},
+    {"widened_bfloat16", widened<BFloat16>, 64, kItems * 10, 0},
     {"approximations", approximations, 64, kItems * 2, 0},
     {"named_barriers", named_barriers, 128, 128, 0},
     {"async_copies", async_copies, 64, 64 * 12, 64 * 48},
-    {"loads", loads, 64, 64 * 21, 64 * 16},
+    {"loads", loads, 64, 64 * 22, 64 * 16},
     {"atomics", atomics, 64, 10 + 64, 0},
 };
 

@@ -8,7 +8,8 @@
 // rows, so no horizontal sum is ever needed.
 //
 //   masks    uint32 [column pairs]
-//   values   uint16, or uint32 for fp32 [nonzeros], and kValueSlack readable ones behind them
+//   values   uint16, or uint32 for fp32, or int8 codes other than 0 [nonzeros], and kValueSlack
+//            readable ones behind them
 #pragma once
 #include <cstdint>
 
@@ -16,8 +17,8 @@ namespace flashsparse {
 
 inline constexpr int kPanelRows = 16;
 inline constexpr int kMaskCols = 2;
-// A kernel loads 32 values wherever a mask word starts, however few of them it keeps.
-inline constexpr int64_t kValueSlack = 32;
+// A kernel loads the values of two mask words wherever they start, however few of them are kept.
+inline constexpr int64_t kValueSlack = 64;
 
 constexpr int64_t panels(int64_t out_features) {
   return (out_features + kPanelRows - 1) / kPanelRows;

@@ -36,6 +36,10 @@
 //
 // Bits of what lies beyond the last row or column are 0. A weight is kept where it is not equal to
 // zero: infinities and NaN are. Equal weights, equal bytes.
+//
+// Codes of 8 bits with a scale for each row are items of 8 bits, four in a word, the first in the
+// lowest byte: item i of column c is byte i % 4 of word c of line 5 + i / 4. All else is the same.
+// The byte of a kept weight is its code + 128, and what is left of the last line is 0.
 #pragma once
 #include <cstdint>
 
@@ -60,6 +64,13 @@ inline constexpr int kMaskLines = kMaskWords;             // of a unit
 inline constexpr int kHeadLines = kMaskLines + 1;         // before its values
 inline constexpr int kMostValueLines = kLaneWeights / 2;  // of a unit without zeros
 inline constexpr int kMostLines = kHeadLines + kMostValueLines;
+
+// The same for items of so many bytes: 2, as above, or 1 for codes.
+FS_HOST_DEVICE constexpr int items_of_word(int item_bytes) { return 4 / item_bytes; }
+FS_HOST_DEVICE constexpr int most_lines(int item_bytes) {
+  return kHeadLines + kLaneWeights / items_of_word(item_bytes);
+}
+inline constexpr int kCodeZero = 128;  // the byte of code 0
 
 FS_HOST_DEVICE constexpr int64_t units(int64_t out_features, int64_t in_features) {
   return unit_rows(out_features) * unit_cols(in_features);

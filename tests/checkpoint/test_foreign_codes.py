@@ -6,7 +6,14 @@ import json
 import pytest
 import torch
 from checkpoints import edit_config, edit_weights, load_all, quantization
-from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, written
+from foreign_checkpoints import (
+    QUANTIZED,
+    WRITTEN,
+    edit_groups,
+    expected,
+    unstructured,
+    written,
+)
 from safetensors.torch import load_file
 
 from flashsparse_plugin.checkpoint import (
@@ -49,7 +56,7 @@ def packed_weights(directory):
     config = FlashSparseConfig(**directory.quantization)
     for layer, names in packed_names(directory.tensors).items():
         tensors = {own: directory.tensors[name].read() for own, name in names.items()}
-        rows = len(tensors["weight_packed"])
+        rows = len(tensors["weight_scale"])
         dense = expected_shape(directory, layer)
         assert rows == dense[0]
         yield layer, PackedWeight(config.scheme_of(layer), dense, tensors).validate(layer)
@@ -109,8 +116,8 @@ def test_inspect_shows_them_packed():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("fp8-dynamic-24", "in float8 (dynamic, by token): nm_vector rounds them so, unless"),
-        ("int8-24", "in int8 (dynamic, by token): nm_vector rounds them so, unless"),
+        ("fp8-dynamic-24", "in float8 (dynamic, by token): they are rounded so, unless"),
+        ("int8-24", "in int8 (dynamic, by token): they are rounded so, unless"),
         ("fp8-tensor", "in float8 (static, by tensor); here activations are 16 bits"),
     ],
 )
@@ -240,14 +247,43 @@ def test_those_that_say_that_they_have_zeros_are_taken():
     config = json.loads((WRITTEN / "int8" / "config.json").read_text())["quantization_config"]
     assert is_quantized(config) and pattern_of(config) == (2, 4)
     assert QuantizedConfig.of(config) is not None
-    for structure in ("unstructured", "0:0", "4:4", None, 7):
+    for structure in ("0:0", "4:4", None, 7):
         config["sparsity_config"]["sparsity_structure"] = structure
         assert QuantizedConfig.of(config) is None
         assert QuantizedConfig.of(config, FlashSparseConfig()) is not None
     assert pattern_of({**config, "sparsity_config": {"format": "sparse-24-bitmask"}}) == (2, 4)
     assert pattern_of({**config, "format": "marlin-24"}) == (2, 4)
+    config["sparsity_config"]["sparsity_structure"] = "unstructured"
+    assert QuantizedConfig.of(config) is not None
+    config["sparsity_config"]["global_sparsity"] = 0.1  # codes alone are smaller
+    assert QuantizedConfig.of(config) is None
     assert QuantizedConfig.of({"quant_method": "gptq", "config_groups": {"a": {}}}) is None
     assert QuantizedConfig.of(None, FlashSparseConfig()) is None
+
+
+def test_int8_codes_with_zeros_anywhere_are_packed_to_tiled_bitmap(tmp_path):
+    source = unstructured(written("int8", tmp_path / "written"))
+    packed = dict(packed_weights(ModelDirectory(source).packed()))
+    convert_checkpoint(source, tmp_path / "out", pack_all=True)
+    directory = ModelDirectory(tmp_path / "out")
+    assert directory.quantization["options"] == {"values": "int8"}
+    converted = load_all(tmp_path / "out")
+    shown = ModelDirectory(source).with_weights().tensors
+    for layer, weight in packed.items():
+        assert weight.scheme.title == "tiled_bitmap(int8)"
+        assert torch.equal(weight.unpack(), expected("int8")[f"{layer}.weight"])
+        codes, scales = shown[f"{layer}.weight"].read_codes()
+        assert torch.equal(weight.format.codes(weight), codes)
+        assert torch.equal(weight.tensors["weight_scale"], scales.float())
+        for own, tensor in weight.tensors.items():
+            assert torch.equal(converted[f"{layer}.{own}"], tensor)
+
+
+@pytest.mark.parametrize(("name", "values"), [("fp8-tensor", "fp8_e4m3"), ("int4-packed", "int4")])
+def test_codes_that_need_a_pattern_say_so(name, values):
+    asked = FlashSparseConfig(format="tiled_bitmap")
+    with pytest.raises(FormatError, match=rf"layer '.*_proj' \[.*{values} codes need zeros in a"):
+        ModelDirectory(WRITTEN / name).packed(asked)
 
 
 @of("int8")

@@ -12,7 +12,7 @@ from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.model import Weight, seconds
-from flashsparse_plugin.formats import activations, get_format, pattern_form, sparse_24
+from flashsparse_plugin.formats import activations, coded, get_format, sparse_24
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.value_types import VALUE_TYPES
 from flashsparse_plugin.gpu import GPUS
@@ -200,7 +200,7 @@ def test_it_compiles_in_one_graph():
 
 
 def test_what_becomes_of_them_is_told_once(caplog):
-    pattern_form._tell_of_activations.cache_clear()
+    coded._tell_of_activations.cache_clear()
     caplog.set_level(logging.INFO)
     for _ in range(2):
         packed_as(scheme_of("int8")).prepare("cpu")

@@ -152,7 +152,7 @@ def test_a_format_that_checks_as_it_reads_prepares_nothing_damaged(scheme):
             try:
                 damaged.validate()
             except FormatError:
-                with pytest.raises(RuntimeError):
+                with pytest.raises((RuntimeError, FormatError)):
                     damaged.prepare("cpu")
 
 
@@ -352,7 +352,8 @@ def test_a_layer_is_saved_loaded_copied_moved_and_cast(scheme):
 def test_a_layer_refuses_what_its_scheme_cannot_hold(scheme):
     """Also where the form that runs could hold it: it could not be saved."""
     weight = torch.randn(96, 70).to(scheme.dtype)
-    if torch.equal(scheme.format.conform(weight, scheme), weight):
+    rounds = not scheme.format.is_exact(scheme) and scheme.format.options_for(weight) == {}
+    if rounds or torch.equal(scheme.format.conform(weight, scheme), weight):
         return
     with pytest.raises(FormatError) as refused:
         scheme.format.pack(weight, scheme)

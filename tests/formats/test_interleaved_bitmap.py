@@ -65,7 +65,7 @@ def test_masks_of_all_ones(running):
 
 def test_values_without_the_room_behind_them(running):
     tensors = {**running.tensors, "values": running.tensors["values"][:-1]}
-    with pytest.raises(FormatError, match="panel_offsets promises .* and 32 more"):
+    with pytest.raises(FormatError, match="panel_offsets promises .* and 64 more"):
         PackedWeight(running.scheme, running.shape, tensors).validate()
 
 

@@ -34,6 +34,7 @@ from flashsparse_plugin.checkpoint.headers import TensorInfo
 from flashsparse_plugin.checkpoint.staging import STATE
 from flashsparse_plugin.dataflow.table import SHIPPED, TableError, read_table
 from flashsparse_plugin.formats import all_formats
+from flashsparse_plugin.formats.nm_vector import NMVector
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import printable
 from flashsparse_plugin.ops import reference
@@ -96,7 +97,8 @@ class Tensors(Target):
         damaged = PackedWeight(scheme, shape, tensors)
         if not accepted(lambda: damaged.validate("layer"), FormatError):
             if scheme.format.checks_as_it_reads:
-                assert not accepted(lambda: damaged.prepare("cpu"), RuntimeError), "prepare"
+                refusals = (RuntimeError, FormatError)
+                assert not accepted(lambda: damaged.prepare("cpu"), *refusals), "prepare"
             return False
         self._read(random, damaged)
         return True
@@ -172,7 +174,9 @@ class Codes(Target):
     def _read(self, infos: dict[str, TensorInfo], config: dict[str, Any]) -> None:
         codes, _ = find_codes(infos, config, torch.bfloat16, Path("file"))
         weight = next(iter(codes.values()))
-        packed = weight.pack(scheme_of(weight, {"n": 2, "m": 4}, weight.dtype)).validate("layer")
+        packed = weight.pack(
+            scheme_of(NMVector(), weight, {"n": 2, "m": 4}, weight.dtype)
+        ).validate("layer")
         assert same(packed.unpack(), weight.read()), "dense"
 
 

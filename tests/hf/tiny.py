@@ -131,7 +131,7 @@ def packed_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         f"{name}.{key}": state[f"{name}.{key}"]
         for name, layer in sparse_layers(model).items()
-        for key in layer.scheme.format.tensor_names
+        for key in layer.scheme.format.tensors(layer.scheme, layer.shape)
     }
 
 

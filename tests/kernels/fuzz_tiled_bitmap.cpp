@@ -3,6 +3,9 @@
 // every reader alike; a sanitizer watches for anything else. Arrays have their exact sizes on the
 // heap, so a read beyond one is seen.
 //
+// Every second weight is of codes: items of 8 bits, whose weights are marked (cpu/marked.h) as
+// everything here reads them.
+//
 //   fuzz_tiled_bitmap [rounds] [seed]
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +16,7 @@
 #include "common/float16.h"
 #include "cpu/capability.h"
 #include "cpu/interleaved_bitmap/interleaved_bitmap.h"
+#include "cpu/marked.h"
 #include "cpu/tiled_bitmap/tiled_bitmap.h"
 #include "cpu/tiled_csl/tiled_csl.h"
 #include "formats/interleaved_bitmap.h"
@@ -35,30 +39,39 @@ void require(bool holds, const char* what) {
   std::abort();
 }
 
+// Of code + 128.
+uint16_t marked_byte(uint32_t byte) {
+  const auto code = static_cast<int8_t>(byte ^ 128);
+  return code ? cpu::marked(code) : uint16_t{0};
+}
+
 struct Tensors {
   std::vector<uint32_t> lines;
   std::vector<int32_t> offsets;
   int64_t rows, cols;
+  int item_bytes;
 
   tiled_bitmap::Packed view() const {
     const auto count = static_cast<int64_t>(lines.size()) / 32;
-    return {lines.data(), count, offsets.data(), rows, cols};
+    return {lines.data(), count, offsets.data(), rows, cols, item_bytes};
   }
 };
 
-Weight random_weight(int64_t rows, int64_t cols) {
+Weight random_weight(int64_t rows, int64_t cols, int item_bytes) {
   Weight weight(rows * cols);
   const int64_t percent = below(101);
   for (uint16_t& value : weight) {
-    if (below(100) < percent) value = bfloat16_from_float(static_cast<float>(below(200) - 100));
+    if (below(100) >= percent) continue;
+    value = item_bytes == 1 ? marked_byte(below(256))
+                            : bfloat16_from_float(static_cast<float>(below(200) - 100));
   }
   return weight;
 }
 
-Tensors pack(const cpu::Blocks& blocks, int64_t rows, int64_t cols) {
-  tiled_bitmap::Packer packer(rows, cols, blocks);
+Tensors pack(const cpu::Blocks& blocks, int64_t rows, int64_t cols, int item_bytes) {
+  tiled_bitmap::Packer packer(rows, cols, blocks, item_bytes);
   Tensors made{std::vector<uint32_t>(32 * packer.count()),
-               std::vector<int32_t>(tiled_bitmap::units(rows, cols) + 1), rows, cols};
+               std::vector<int32_t>(tiled_bitmap::units(rows, cols) + 1), rows, cols, item_bytes};
   packer.write(made.offsets.data(), made.lines.data());
   return made;
 }
@@ -111,10 +124,12 @@ void damage(Tensors& tensors) {
 std::optional<Weight> read_by_the_book(const Tensors& tensors) {
   const auto& offsets = tensors.offsets;
   const int64_t across = (tensors.cols + 255) / 256;
+  const int bits = 8 * tensors.item_bytes;
+  const uint32_t in_word = 32 / bits, most = 5 + 128 / in_word;
   if (offsets[0] != 0) return {};
   for (size_t unit = 0; unit + 1 < offsets.size(); ++unit) {
     const int64_t lines = static_cast<int64_t>(offsets[unit + 1]) - offsets[unit];
-    if (lines < 5 || lines > 69) return {};
+    if (lines < 5 || lines > most) return {};
   }
   if (offsets.back() != static_cast<int64_t>(tensors.lines.size()) / 32) return {};
   Weight weight(tensors.rows * tensors.cols);
@@ -132,12 +147,14 @@ std::optional<Weight> read_by_the_book(const Tensors& tensors) {
         if (!(line[4 * lane + word] >> (j + 8 * e) & 1)) continue;
         const int64_t row = unit / across * 16 + lane / 4 + 8 * (e / 2);
         const int64_t col = unit % across * 256 + 64 * word + 8 * j + 2 * (lane % 4) + e % 2;
-        if (row >= tensors.rows || col >= tensors.cols || item >= 2 * (lines - 5)) return {};
+        if (row >= tensors.rows || col >= tensors.cols || item >= in_word * (lines - 5)) return {};
+        const uint32_t words = line[32 * (5 + item / in_word) + column];
+        const uint32_t value = words >> bits * (item % in_word);
         weight[row * tensors.cols + col] =
-            static_cast<uint16_t>(line[32 * (5 + item / 2) + column] >> 16 * (item % 2));
+            bits == 8 ? marked_byte(value) : static_cast<uint16_t>(value);
         ++item;
       }
-      if (item > 2 * (lines - 5)) return {};  // an empty run, too, begins in its unit
+      if (item > in_word * (lines - 5)) return {};  // an empty run, too, begins in its unit
     }
     if (columns[0] != ~0u || columns[1] != ~0u) return {};
   }
@@ -160,16 +177,18 @@ Weight unpack(const Tensors& tensors) {
 void check_bitmap(const Tensors& tensors, const std::vector<int64_t>& kept, const Weight& weight) {
   const int64_t count = panels(tensors.rows);
   std::vector<uint32_t> masks(count * column_pairs(tensors.cols));
-  std::vector<uint16_t> values(kept.back() + kValueSlack);
+  const int64_t promised = kept.back() + kValueSlack;
+  std::vector<uint8_t> values(promised * tensors.item_bytes);
   if (!tiled_bitmap::to_interleaved_bitmap(tensors.view(), kept.data(), masks.data(),
                                            values.data())) {
     return;
   }
-  const interleaved_bitmap::Weight made{tensors.rows,  tensors.cols, masks.data(),
-                                        values.data(), kept.data(),  Dtype::kBFloat16};
-  require(interleaved_bitmap::validate(made, static_cast<int64_t>(values.size())).empty(),
-          "the bitmap is not valid");
-  const auto back = pack(interleaved_bitmap::blocks_of(made, 256), tensors.rows, tensors.cols);
+  const interleaved_bitmap::Weight made{tensors.rows,           tensors.cols, masks.data(),
+                                        values.data(),          kept.data(),  Dtype::kBFloat16,
+                                        tensors.item_bytes == 1};
+  require(interleaved_bitmap::validate(made, promised).empty(), "the bitmap is not valid");
+  const auto back = pack(interleaved_bitmap::blocks_of(made, 256), tensors.rows, tensors.cols,
+                         tensors.item_bytes);
   require(same(unpack(back), weight), "by way of the bitmap it differs");
 }
 
@@ -183,16 +202,23 @@ void check_tiled_csl(const Tensors& tensors, const Weight& weight) {
   tiled_csl::pack(blocks, rows, cols, offsets.data(), words.data());
   const tiled_csl::Packed made{words.data(), counted.back(), offsets.data(), rows, cols};
   require(tiled_csl::validate(made).error.empty(), "the words are not valid");
-  require(same(unpack(pack(tiled_csl::blocks_of(made, 256), rows, cols)), weight),
+  require(same(unpack(pack(tiled_csl::blocks_of(made, 256), rows, cols, 2)), weight),
           "by way of Tiled-CSL it differs");
 }
 
 void check_linear(const Tensors& tensors, const Weight& weight) {
   const int64_t row = below(tensors.rows), col = below(tensors.cols);
   std::vector<float> x(tensors.cols), y(tensors.rows);
+  const std::vector<float> scales(tensors.rows, 2);
+  const bool codes = tensors.item_bytes == 1;
   x[col] = 1;
-  tiled_bitmap::linear(tensors.view(), Dtype::kBFloat16, x.data(), 1, nullptr, y.data(),
-                       Dtype::kFloat32);
+  tiled_bitmap::linear(
+      tensors.view(), {tensors.rows, tensors.cols, Dtype::kBFloat16, x.data(), 1, nullptr, y.data(),
+                       Dtype::kFloat32, codes ? scales.data() : nullptr});
+  if (codes) {
+    const int code = cpu::code_of(weight[row * tensors.cols + col]);
+    return require(y[row] == static_cast<float>(2 * code), "linear of codes is wrong");
+  }
   for (int64_t c = 0; c < tensors.cols; ++c) {  // 0 * infinity is NaN
     if ((weight[row * tensors.cols + c] & 0x7f80) == 0x7f80) return;
   }
@@ -207,8 +233,10 @@ int main(int argc, char** argv) {
   int sound_tensors = 0;
   for (int round = 0; round < rounds; ++round) {
     const int64_t rows = 1 + below(40), cols = 1 + below(400);
-    const Weight dense = random_weight(rows, cols);
-    Tensors tensors = pack(cpu::blocks_of(dense.data(), rows, cols, 16, 256), rows, cols);
+    const int item_bytes = 1 + round % 2;
+    const Weight dense = random_weight(rows, cols, item_bytes);
+    const auto blocks = cpu::blocks_of(dense.data(), rows, cols, 16, 256);
+    Tensors tensors = pack(blocks, rows, cols, item_bytes);
     require(same(unpack(tensors), dense), "pack and unpack lose something");
     for (int64_t i = below(3); i >= 0; --i) damage(tensors);
 
@@ -220,7 +248,7 @@ int main(int argc, char** argv) {
     ++sound_tensors;
     require(same(unpack(tensors), *weight), "unpack is wrong");
     check_bitmap(tensors, kept, *weight);
-    check_tiled_csl(tensors, *weight);
+    if (item_bytes == 2) check_tiled_csl(tensors, *weight);
     check_linear(tensors, *weight);
   }
   std::printf("%s: %d mutations, %d still sound\n", cpu::name_of(cpu::capability()), rounds,

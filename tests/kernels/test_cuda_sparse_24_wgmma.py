@@ -229,7 +229,7 @@ PARTS = {
         f"cuda/{part}.cuh"
         for part in ("sparse_24/wgmma", "mma_units/wgmma_x", "mma_units/wgmma_sums")
     ],
-    CODES_X: ["cuda/sparse_24/quantise_x.cuh"],
+    CODES_X: ["cuda/mma_units/quantise_x.cuh"],
 }
 
 

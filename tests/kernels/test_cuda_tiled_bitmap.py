@@ -222,6 +222,61 @@ def test_each_broken_rule_is_found(driver):
     assert_judges_as_the_cpu(driver(VALIDATE, "plain"), cases)
 
 
+# ---- codes, whose items have one byte ----------------------------------------------------------
+
+CODES = {"ITEM_BYTES": "1"}  # of the environment
+
+
+def code_weights() -> list[torch.Tensor]:
+    """int8, every code at any density; edges that fit nothing."""
+    generator = torch.Generator().manual_seed(6)
+    found = []
+    for number, shape in enumerate(SHAPES):
+        codes = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+        codes[torch.rand(shape, generator=generator) < SPARSITIES[number % 6]] = 0
+        found.append(codes)
+    skewed = [(weight != 0).to(torch.int8) * -7 for weight in adversarial()]
+    return found + skewed
+
+
+def assert_codes_survive(sanitizer_of, seeds=SEEDS) -> None:
+    """Packed as the CPU packs them, unpacked by scales, counted; and refused where damaged."""
+    weights = code_weights()
+    numbers = [codes.to(FLOAT16) for codes in weights]
+    fed = [(weight, seeds[n % len(seeds)], n % 3) for n, weight in enumerate(numbers)]
+    ran = run_pack(sanitizer_of(PACK), fed, **CODES)
+    assert ran.returncode == 0, ran.stderr.decode()
+    packed_codes = [ops.tiled_bitmap_pack(codes) for codes in weights]
+    wanted = [
+        torch.cat([torch.tensor([len(lines), 0], dtype=torch.int32), offsets, lines.flatten()])
+        for lines, offsets in packed_codes
+    ]
+    assert ran.stdout == torch.cat(wanted).numpy().tobytes()
+    cases = [
+        (*packed_codes[n], tuple(codes.shape), seeds[n % len(seeds)])
+        for n, codes in enumerate(weights)
+    ]
+    ran = run_packed_cases(sanitizer_of(UNPACK), cases, timeout=120, **CODES)
+    assert ran.returncode == 0, ran.stderr.decode()
+    unpacked = [
+        (codes * torch.exp2(-(torch.arange(len(codes)) % 5.0))[:, None]).to(BFLOAT16).flatten()
+        for codes in weights
+    ]
+    assert ran.stdout == torch.cat(unpacked).view(torch.int16).numpy().tobytes()
+    lines, offsets, shape, _ = cases[3]
+    for damage in (offsets + 1, torch.tensor([0, 38], dtype=torch.int32)):
+        cases.append((torch.cat([lines, lines])[:38], damage, shape, 0))
+    ran = run_packed_cases(sanitizer_of(VALIDATE), cases, timeout=120, **CODES)
+    assert ran.returncode == 0, ran.stderr.decode()
+    verdicts = np.frombuffer(ran.stdout, dtype=np.int32)
+    assert verdicts[:-2].sum() == sum(int((codes != 0).sum()) for codes in weights)
+    assert verdicts[:-2].min() >= 0 and verdicts[-2:].tolist() == [-1, -1]
+
+
+def test_codes_survive(driver):
+    assert_codes_survive(lambda name: driver(name, "plain"))
+
+
 # ---- all three ---------------------------------------------------------------------------------
 
 
@@ -237,13 +292,15 @@ def test_clean_under_sanitizer(driver, sanitizer):
     assert_unpacks(driver(UNPACK, sanitizer), weights)
     cases = [packed(weight) for weight in weights] + damaged_cases() + garbage_cases()
     assert_judges_as_the_cpu(driver(VALIDATE, sanitizer), cases)
+    assert_codes_survive(lambda name: driver(name, sanitizer), (7,))
 
 
 @pytest.mark.slow
 def test_garbage_stays_in_bounds(driver):
     """Whatever the tensors hold, unpacking leaves neither them nor shared memory."""
-    ran = run_packed_cases(driver(UNPACK, "address"), garbage_cases(), timeout=120)
-    assert ran.returncode == 0, ran.stderr.decode()
+    for environment in ({}, CODES):
+        ran = run_packed_cases(driver(UNPACK, "address"), garbage_cases(), 120, **environment)
+        assert ran.returncode == 0, ran.stderr.decode()
 
 
 @pytest.mark.slow

@@ -306,6 +306,24 @@ def test_mma(primitive, dtype, values):
         assert np.isnan(result[np.isnan(wanted)]).all() and np.isnan(wanted).any()
 
 
+def test_mma_bytes(primitive):
+    """Unsigned by signed, modulo 2^32 (PTX, mma.m16n8k32)."""
+    words = random_words(32, 10, seed=24)
+    a, b = np.empty((16, 32), np.uint8), np.empty((32, 8), np.int8)
+    d = np.empty((16, 8), np.uint32)
+    bytes_ = words.view(np.uint8).reshape(32, 10, 4)
+    for i in range(4):
+        for e in range(4):
+            a[GROUP + 8 * (i % 2), 2 * PAIR + 16 * (i // 2) + e] = bytes_[:, i, e]
+            if i < 2:
+                b[2 * PAIR + 16 * i + e, GROUP] = bytes_[:, 4 + i, e].view(np.int8)
+        d[GROUP + 8 * (i // 2), PAIR + i % 2] = words[:, 6 + i]
+    wanted = (a.astype(np.int64) @ b.astype(np.int64) + d).astype(np.uint32)
+    answer = primitive("mma_bytes", words).reshape(32, 4)
+    for i in range(4):
+        assert np.array_equal(answer[:, i], wanted[GROUP + 8 * (i // 2), PAIR + i % 2])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("half", [0, 1])
 def test_mma_sparse(primitive, dtype, half):
@@ -512,8 +530,8 @@ def test_widened_codes(primitive, dtype):
     """Every code of 8 and 4 bits, in every byte of a word, is the same number in 16 bits."""
     bytes_ = np.stack([np.roll(np.arange(256), 67 * i) for i in range(4)], 1).astype(np.uint8)
     words = np.resize(bytes_.view(np.uint32).ravel(), 2**16)
-    answer = primitive(f"widened_{dtype}", words).reshape(-1, 8)[:256]
-    result = to_float32(answer.view(np.uint16), dtype).reshape(256, 8, 2)
+    answer = np.ascontiguousarray(primitive(f"widened_{dtype}", words).reshape(-1, 10)[:256])
+    result = to_float32(answer.view(np.uint16), dtype).reshape(256, 10, 2)
     fp8 = torch.from_numpy(bytes_).view(torch.float8_e4m3fn).float().numpy()
     allowed = ~np.isnan(fp8)
     assert np.array_equal(result[:, :2].reshape(256, 4)[allowed], fp8[allowed])
@@ -521,7 +539,9 @@ def test_widened_codes(primitive, dtype):
     assert np.array_equal(result[:, 2:4].transpose(0, 2, 1).reshape(256, 4), int8)
     nibbles = bytes_.view(np.uint32) >> (4 * np.arange(8, dtype=np.uint32)) & 15
     int4 = (nibbles ^ 8).astype(np.float32) - 8
-    assert np.array_equal(result[:, 4:].transpose(0, 2, 1).reshape(256, 8), int4)
+    assert np.array_equal(result[:, 4:8].transpose(0, 2, 1).reshape(256, 8), int4)
+    unit = 1 if dtype == "float16" else 64
+    assert np.array_equal(result[:, 8:].reshape(256, 4) * unit, bytes_.astype(np.float32) - 128)
 
 
 def test_approximations(primitive):
@@ -565,7 +585,10 @@ def test_loads_and_stores(primitive):
     wanted = words[:, order]
     wanted[:, 7] &= 0xFFFF
     wanted[:, 8] >>= 16
-    assert np.array_equal(primitive("loads", words).reshape(64, 21), wanted)
+    answer = primitive("loads", words).reshape(64, 22)
+    assert np.array_equal(answer[:, :21], wanted)
+    # A byte between those of another word.
+    assert np.array_equal(answer[:, 21], words[:, 1] & 0xFF | words[:, 0] >> 8 & 0xFF00)
 
 
 @pytest.mark.parametrize("sanitizer", EACH_BUILD)
@@ -603,6 +626,7 @@ def test_primitives_compile_to_the_meant_instructions(tmp_path, architecture):
     for instruction in (
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.shared.u8", "st.shared.u8",
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
         "cp.async.cg.shared.global", "cp.async.ca.shared.global", "cp.async.commit_group",

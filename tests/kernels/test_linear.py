@@ -38,6 +38,26 @@ def test_linear_is_the_product(tokens, weight_dtype, x_dtype):
 
 
 @pytest.mark.parametrize("x_dtype", [BFLOAT16, FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 12, 13, 33])
+def test_codes_with_row_scales(tokens, x_dtype):
+    """Every code, and every length of a row beyond whole pairs of mask words."""
+    for seed, shape in enumerate([(300, 257), (33, 128), (17, 130), (5, 3), (1, 1)]):
+        codes = random_weight(shape, 0.5, FLOAT32, seed).mul(40).clamp(-128, 127).to(torch.int8)
+        codes.view(-1)[:512:2] = torch.arange(-128, 128)[: codes.view(-1)[:512:2].numel()]
+        scales = torch.rand(shape[0], 1, generator=torch.Generator().manual_seed(seed))
+        weight = codes * scales
+        bias = torch.randn(shape[0], generator=torch.Generator().manual_seed(seed)).to(x_dtype)
+        x = activations(tokens, shape[1], x_dtype, seed)
+        bitmap = ops.interleaved_bitmap_pack(codes)
+        assert torch.equal(ops.interleaved_bitmap_unpack(*bitmap, *shape, torch.int8), codes)
+        y = ops.interleaved_bitmap_linear(x, *bitmap, shape[0], BFLOAT16, bias, scales)
+        assert_close(y, x, weight, bias)
+        units = ops.tiled_bitmap_pack(codes)
+        same = ops.tiled_bitmap_linear(x, *units, shape[0], BFLOAT16, bias, None, None, scales)
+        assert torch.equal(same, y)
+
+
+@pytest.mark.parametrize("x_dtype", [BFLOAT16, FLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 16, 17, 33])
 def test_float32_weights_and_vectors_of_16_rows(tokens, x_dtype):
     """What nm_vector runs as: a bitmap of 32-bit values, and panels that share their columns."""

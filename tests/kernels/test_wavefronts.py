@@ -28,8 +28,11 @@ from emulated_nm_spmm import COMPILED
 from emulated_nm_spmm import random_case as random_spmm
 from emulated_sparse_24 import Plan
 from emulated_sparse_24 import random_case as random_sparse_24
+from emulated_tiled_bitmap import CODES as BITMAP_CODES
+from emulated_tiled_bitmap import ROUNDED as BITMAP_ROUNDED
 from emulated_tiled_bitmap import Plan as BitmapPlan
 from emulated_tiled_bitmap import random_case as random_bitmap
+from emulated_tiled_bitmap import random_codes as random_bitmap_codes
 from emulation import KERNELS
 from kernel_weights import random_weight
 
@@ -173,6 +176,12 @@ def bitmap_linear_rows(driver, folder: Path) -> Rows:
         for access, row in accesses(counts).items():
             told = f"64x1024 {1 - density:.0%} {tokens} tokens"
             rows["tiled_bitmap::linear_kernel", told, access] = row
+    for operands, told in ((BITMAP_CODES, "codes"), (BITMAP_ROUNDED, "codes by codes")):
+        plan = BitmapPlan(0, 2, 2, 0, 2, 84, 1)
+        case = random_bitmap_codes(64, 1024, 8, 1, 0.5, plan=plan, operands=operands)
+        counts = count(driver("tiled_bitmap/linear_driver", "plain"), case.encode(), folder)
+        for access, row in accesses(counts).items():
+            rows["tiled_bitmap::linear_kernel", f"64x1024 50% 8 tokens, {told}", access] = row
     return rows
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...formats.pattern_form import PatternStorage
+from ...formats.coded import CodePacker
 from ...packed import FormatError, PackedWeight, Scheme
 from ..headers import CheckpointError, TensorInfo
 from . import LAYOUTS
@@ -103,7 +103,7 @@ class CodesInfo(TensorInfo):
         Raises:
             CheckpointError: For a weight that the scheme cannot hold, and as `read_codes` does.
         """
-        assert isinstance(scheme.format, PatternStorage)
+        assert isinstance(scheme.format, CodePacker)
         codes, scales = self.read_codes(tensors)
         try:
             return scheme.format.pack_codes(codes, scales, scheme)

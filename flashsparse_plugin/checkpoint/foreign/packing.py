@@ -12,19 +12,27 @@ import torch
 from pydantic import Field
 
 from ...config import FlashSparseConfig, LayerConfig
+from ...formats import get_format
+from ...formats.coded import CodePacker
 from ...formats.nm_vector import NMVector
 from ...formats.values import parse_dtype
-from ...names import AUTO, DENSE
+from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, Scheme, dtype_name
 from ..headers import TensorInfo
 from .code_entries import CodesInfo, find_codes, show_packed
 from .entries import as_dense
-from .quantization import Quantization, is_quantized, pattern_of
-
-CODES: Final = NMVector()
-"""The format that holds codes."""
+from .quantization import (
+    Quantization,
+    has_zeros_anywhere,
+    is_quantized,
+    kinds_of_codes,
+    pattern_of,
+    share_of_zeros,
+)
 
 _HALF: Final = (torch.float16, torch.bfloat16)
+_LEAST_ZEROS: Final = 0.25
+"""Share of zeros anywhere from which on codes are smaller with them than without."""
 NOT_QUANTIZED: Final = "not quantized in the source"
 
 
@@ -50,7 +58,10 @@ class QuantizedConfig(FlashSparseConfig):
         asked = given if isinstance(given, FlashSparseConfig) else None
         if not isinstance(foreign, Mapping) or not is_quantized(foreign):
             return None
-        if asked is None and pattern_of(foreign) is None:
+        gains = pattern_of(foreign) is not None or (
+            _packs_anywhere(foreign) and share_of_zeros(foreign) >= _LEAST_ZEROS
+        )
+        if asked is None and not gains:
             return None
         named = {} if asked is None else asked.model_dump(exclude_unset=True)
         if named.get("format") == AUTO:  # means to keep its codes
@@ -69,18 +80,51 @@ def half_dtype(*wanted: object) -> torch.dtype:
     return torch.bfloat16
 
 
-def pattern_options(
-    pattern: tuple[int, int] | None, given: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """The zeros to pack by: those that the user names, else the checkpoint, else 2:4."""
-    n, m = pattern or (2, 4)
-    return {"n": n, "m": m, **(given or {})}
+def target_of(
+    quantization: Mapping[str, Any], format: str | None, given: Mapping[str, Any] | None
+) -> tuple[CodePacker, dict[str, Any]]:
+    """The format that holds the codes of a checkpoint, and its options.
+
+    The zeros to pack by are those that the user names, else the checkpoint, else 2:4.
+
+    Args:
+        quantization: Its `quantization_config`.
+        format: What is asked for; None: what suits the zeros that it tells of.
+        given: The options that are asked for.
+
+    Raises:
+        FormatError: For a format that holds no codes.
+    """
+    pattern, options = pattern_of(quantization), dict(given or {})
+    if format is None:
+        anywhere = pattern is None and "n" not in options and _packs_anywhere(quantization)
+        format = DEFAULT_FORMAT if anywhere else NMVector.name
+    own = get_format(format)
+    if not isinstance(own, CodePacker):
+        raise FormatError(f"{format} has no codes")
+    if own.Options.model_fields.keys() >= {"n", "m"}:
+        n, m = pattern or (2, 4)
+        options = {"n": n, "m": m, **options}
+    return own, options
 
 
-def scheme_of(weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype) -> Scheme:
+def _packs_anywhere(quantization: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has zeros without a pattern, and codes that can be packed with them."""
+    own = get_format(DEFAULT_FORMAT)
+    return (
+        has_zeros_anywhere(quantization)
+        and isinstance(own, CodePacker)
+        and all(own.takes_codes(*each) for each in kinds_of_codes(quantization))
+    )
+
+
+def scheme_of(
+    format: CodePacker, weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype
+) -> Scheme:
     """The scheme that holds a weight with its codes as they are.
 
     Args:
+        format: The format.
         weight: The weight.
         given: Options that were asked for, the pattern among them. Of activations they count for
             more than the checkpoint.
@@ -96,7 +140,13 @@ def scheme_of(weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype) -
                 f"{option}={given[option]} is asked for: codes are packed as they are. Leave the "
                 "option out"
             )
-    return CODES.scheme(dtype, {"activations": weight.activations, **given, **weight.options})
+    options = {"activations": weight.activations, **given, **weight.options}
+    try:
+        return format.scheme(dtype, options)
+    except FormatError as error:
+        raise FormatError(
+            f"layer {weight.layer!r} {list(weight.shape)} is quantized, {weight.options}: {error}"
+        ) from None
 
 
 def as_packed(
@@ -124,13 +174,12 @@ def as_packed(
         FormatError: Where what is asked for contradicts the codes.
     """
     asked = FlashSparseConfig() if given is None else given
-    _refuse(asked, path)
-    named = None if asked.dtype is None else parse_dtype(asked.dtype, CODES.dtypes)
+    target, options = _target_of(asked, quantization, path)
+    named = None if asked.dtype is None else parse_dtype(asked.dtype, target.dtypes)
     codes, stated = find_codes(tensors, quantization, named or half_dtype(dtype), path)
-    options = pattern_options(stated.pattern, asked.options)
     weights = {weight.layer: weight for weight in codes.values()}
     schemes = {
-        layer: scheme_of(weight, options, named or weight.dtype)
+        layer: scheme_of(target, weight, options, named or weight.dtype)
         for layer, weight in weights.items()
     }
     config = _config(schemes, tensors, codes)
@@ -138,19 +187,24 @@ def as_packed(
     return as_dense(show_packed(tensors, codes, schemes), path), config, stated
 
 
-def _refuse(asked: FlashSparseConfig, path: Path) -> None:
-    """Raises FormatError for settings that a quantized checkpoint leaves no room for."""
-    own = CODES.name
-    if "format" in asked.model_fields_set and asked.format != own:
+def _target_of(
+    asked: FlashSparseConfig, quantization: Mapping[str, Any], path: Path
+) -> tuple[CodePacker, dict[str, Any]]:
+    """`target_of`, which also refuses settings that a quantized checkpoint leaves no room for."""
+    named = asked.format if "format" in asked.model_fields_set else None
+    try:
+        target = target_of(quantization, named, asked.options)
+    except FormatError as error:
         raise FormatError(
-            f"{path} is quantized, and {asked.format} has no codes: {own} holds them. Leave the "
-            f"format out, or unpack them: flashsparse convert MODEL OUT --format {asked.format}"
-        )
+            f"{path} is quantized, and {error}. Leave the format out, or unpack them: flashsparse "
+            f"convert MODEL OUT --format {named}"
+        ) from None
     if asked.pruning != "none":
         raise FormatError(
             f"{path} is quantized, and codes are not pruned: start from the model "
             "before it was quantized"
         )
+    return target
 
 
 def _config(
@@ -168,12 +222,12 @@ def _config(
     for name, info in tensors.items():
         if name.endswith(".weight") and len(info.shape) == 2 and name not in codes:
             layers[name.removesuffix(".weight")] = LayerConfig(format=DENSE, reason=NOT_QUANTIZED)
-    n, m = most.values["n"], most.values["m"]
+    n, m = (most.values.get(each) for each in ("n", "m"))
     return FlashSparseConfig(
         format=most.format.name,
         format_version=most.format.version,
         dtype=dtype_name(most.dtype),
-        sparsity=1 - n / m,
+        sparsity=1 - n / m if n and m else None,
         ignore=[],
         options=most.values,
         layers=layers,

@@ -205,7 +205,7 @@ class Quantization(_Lenient):
         ]
         if rounded := self._activations(rounded=True):
             told.append(
-                f"Its weights were made for activations in {rounded}: nm_vector rounds them so, "
+                f"Its weights were made for activations in {rounded}: they are rounded so, "
                 "unless activations=native is asked for."
             )
         if others := self._activations(rounded=False):
@@ -237,14 +237,43 @@ def is_quantized(quantization: object) -> bool:
     return method in METHODS and bool(quantization.get("config_groups"))
 
 
+def kinds_of_codes(quantization: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+    """Value types of codes, and the columns that share a scale, of all groups of config.json.
+
+    Of a `quantization_config` that cannot be read there are none.
+    """
+    try:
+        groups = Quantization.read(quantization).config_groups.values()
+    except FormatError:
+        return []
+    found = (each.weights for each in groups if each.weights is not None)
+    return [(f"{each.type}{each.num_bits}", each.group) for each in found]
+
+
+def has_zeros_anywhere(quantization: Mapping[str, Any]) -> bool:
+    """Whether a `quantization_config` tells of zeros that follow no pattern."""
+    structure = _told_of_zeros(quantization, "sparsity_structure")
+    return structure == "unstructured" or sparsity_format(quantization) == "sparse-bitmask"
+
+
+def share_of_zeros(quantization: Mapping[str, Any]) -> float:
+    """The share of zeros that a `quantization_config` tells of; 0 where it tells of none."""
+    share = _told_of_zeros(quantization, "global_sparsity")
+    return float(share) if isinstance(share, (int, float)) else 0.0
+
+
+def _told_of_zeros(quantization: Mapping[str, Any], key: str) -> object:
+    sparsity = quantization.get("sparsity_config")
+    return sparsity.get(key) if isinstance(sparsity, Mapping) else None
+
+
 def pattern_of(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
     """N and M of the zeros that a `quantization_config` tells of; None where it tells of none."""
     if quantization.get("format") == "marlin-24":
         return 2, 4
     if sparsity_format(quantization) == "sparse-24-bitmask":
         return 2, 4
-    sparsity = quantization.get("sparsity_config")
-    structure = sparsity.get("sparsity_structure") if isinstance(sparsity, Mapping) else None
+    structure = _told_of_zeros(quantization, "sparsity_structure")
     found = re.fullmatch(r"(\d{1,3}):(\d{1,3})", structure) if isinstance(structure, str) else None
     if found is None or not 0 < int(found[1]) < int(found[2]) <= 256:
         return None

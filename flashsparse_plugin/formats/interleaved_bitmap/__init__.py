@@ -3,7 +3,8 @@
 
 One mask bit a weight and the bits of each kept value, 16 rows by 2 columns to a mask word, so that
 one expanded word is one operand of the CPU's dot-product instruction. Against Tiled-CSL it is
-smaller below 93.75% sparsity. The bit layout is in kernels/formats/interleaved_bitmap.h.
+smaller below 93.75% sparsity. Codes lie in the place of values, with a scale for each row beside
+them. The bit layout is in kernels/formats/interleaved_bitmap.h.
 """
 
 from __future__ import annotations
@@ -14,50 +15,48 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...packed import PackedWeight, Reference, Scheme, TensorSpec, rules
+from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..unstructured_form import UnstructuredFormat
+from ..bitmap import BitmapFormat
+from ..coded import SCALE, value_options
 from ..values import value_bits
 from . import reference
 from .ops import ops
 
 
-class InterleavedBitmap(UnstructuredFormat):
+class InterleavedBitmap(BitmapFormat):
     name = "interleaved_bitmap"
     version = 1
     on_disk = False
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    tensor_names = ("values", "masks", "panel_offsets")
+    streams = ("values", "masks", "panel_offsets")
+    tensor_names = (*streams, SCALE)
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
 
-    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        panels = -(-shape[0] // 16)
+    def examples(self) -> tuple[Scheme, ...]:
+        return (*super().examples(), self.scheme(torch.float16, {"values": "int8"}))
+
+    def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        panels, codes = -(-shape[0] // 16), value_options(scheme).value_type
+        stored = value_bits(scheme.dtype) if codes is None else torch.int8
         return {
-            "values": TensorSpec(value_bits(scheme.dtype), (None,)),
+            "values": TensorSpec(stored, (None,)),
             "masks": TensorSpec(torch.int32, (panels, -(-shape[1] // 2))),
             "panel_offsets": TensorSpec(torch.int64, (panels + 1,)),
         }
 
-    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.require_weight(weight, scheme)
-        with rules():
-            tensors = ops.interleaved_bitmap_pack(weight.detach().cpu())
-        return self.wrap(tensors, scheme, weight.shape).to(weight.device)
+    def within_reach(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu()
 
-    def unpack(self, packed: PackedWeight) -> Tensor:
-        tensors = (packed.tensors[name].cpu() for name in self.tensor_names)
-        weight = ops.interleaved_bitmap_unpack(*tensors, *packed.shape, packed.dtype)
-        return weight.to(packed.device)
-
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,  # there is one implementation
+        bias: Tensor | None,
+        plan: Plan | None,  # there is one implementation
     ) -> Tensor:
         return ops.interleaved_bitmap_linear(
             x,
@@ -67,10 +66,12 @@ class InterleavedBitmap(UnstructuredFormat):
             shape[0],
             scheme.dtype,
             bias,
+            tensors.get(SCALE),
         )
 
     def check(self, packed: PackedWeight) -> None:
-        tensors = (packed.tensors[name].detach().cpu() for name in self.tensor_names)
+        self.check_scales(packed)
+        tensors = (packed.tensors[name].detach().cpu() for name in self.streams)
         ops.interleaved_bitmap_validate(*tensors, *packed.shape)
 
     def nonzeros(self, packed: PackedWeight) -> int:

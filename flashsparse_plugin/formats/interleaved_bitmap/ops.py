@@ -19,8 +19,23 @@ __all__ = ["ops"]
 
 @register_fake("flashsparse::interleaved_bitmap_pack")
 def _(weight):
-    """Packs a dense weight to the CPU's runtime form: (values, masks, panel_offsets)."""
-    return empty_bitmap(weight, weight.shape[0], weight.shape[1], value_bits(weight.dtype))
+    """Packs a dense weight to the CPU's runtime form: (values, masks, panel_offsets).
+
+    weight is float32, float16 or bfloat16 [out_features, in_features], or int8 codes.
+    """
+    stored = torch.int8 if weight.dtype == torch.int8 else value_bits(weight.dtype)
+    return empty_bitmap(weight, weight.shape[0], weight.shape[1], stored)
+
+
+def check_row_scales(weight_scale: Tensor | None, out_features: int) -> None:
+    """What ops ask of the scales of codes, for torch.compile."""
+    if weight_scale is not None:
+        torch._check(
+            weight_scale.dim() == 2
+            and weight_scale.shape[0] == out_features
+            and weight_scale.shape[1] == 1,
+            lambda: f"weight_scale must be [{out_features}, 1], not {list(weight_scale.shape)}",
+        )
 
 
 def empty_bitmap(
@@ -42,17 +57,24 @@ def _(values, masks, panel_offsets, out_features, in_features):
 
 
 @register_fake("flashsparse::interleaved_bitmap_unpack")
-def _(values, masks, panel_offsets, out_features, in_features, dtype):
-    """Unpacks the interleaved bitmap to the dense weight [out_features, in_features] of `dtype`."""
+def _(values, masks, panel_offsets, out_features, in_features, dtype, weight_scale=None):
+    """Unpacks the interleaved bitmap to the dense weight [out_features, in_features] of `dtype`.
+
+    With weight_scale, float32 [out_features, 1], values are int8 codes, and the weight is code x
+    scale in float32, rounded. int8 as the dtype gives such codes as they are, without a scale.
+    """
     return values.new_empty(out_features, in_features, dtype=dtype)
 
 
 @register_fake("flashsparse::interleaved_bitmap_linear")
-def _(x, values, masks, panel_offsets, out_features, weight_dtype, bias=None):
+def _(x, values, masks, panel_offsets, out_features, weight_dtype, bias=None, weight_scale=None):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
+    With weight_scale, float32 [out_features, 1], values are int8 codes: they are multiplied by x in
+    float32, and sums by scales.
     """
+    check_row_scales(weight_scale, out_features)
     columns = (x.shape[-1] + 1) // 2
     torch._check(
         masks.shape[1] == columns,

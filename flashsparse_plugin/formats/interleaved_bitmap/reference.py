@@ -14,22 +14,33 @@ from ...packed import PackedWeight, Scheme
 
 
 def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
-    """Packs to the interleaved bitmap, panel by panel."""
-    out_features, in_features = weight.shape
+    """Packs to the interleaved bitmap, panel by panel.
+
+    Of int8 values: a weight of which the largest code of each row is 127 or -127.
+    """
+    if scheme.values.get("values", "native") == "native":
+        return _pack(weight.view(torch.int32 if weight.dtype == torch.float32 else torch.int16))
+    scales = weight.float().abs().amax(1, keepdim=True) / 127
+    scales[scales == 0] = 1
+    codes = (weight.float() / scales).round().to(torch.int8)
+    return {**_pack(codes), "weight_scale": scales}
+
+
+def _pack(values: Tensor) -> dict[str, Tensor]:
+    out_features, in_features = values.shape
     panels, pairs = -(-out_features // 16), -(-in_features // 2)
-    full = weight.new_zeros(panels * 16, pairs * 2)
-    full[:out_features, :in_features] = weight
+    full = values.new_zeros(panels * 16, pairs * 2)
+    full[:out_features, :in_features] = values
     # [panel, pair, bit] with bit = 2 * row + (col & 1)
-    stored = torch.int32 if weight.dtype == torch.float32 else torch.int16
-    bits = full.view(stored).view(panels, 16, pairs, 2).permute(0, 2, 1, 3)
-    bits = bits.reshape(panels, pairs, 32)
-    kept = (bits & torch.iinfo(stored).max) != 0  # but for the sign
+    bits = full.view(panels, 16, pairs, 2).permute(0, 2, 1, 3).reshape(panels, pairs, 32)
+    # Of a float all bits but for the sign.
+    kept = (bits if bits.itemsize == 1 else bits & torch.iinfo(bits.dtype).max) != 0
     masks = (kept.to(torch.int64) << torch.arange(32)).sum(-1)
     masks = torch.where(masks >= 2**31, masks - 2**32, masks).to(torch.int32)
     offsets = torch.zeros(panels + 1, dtype=torch.int64)
     offsets[1:] = kept.sum((1, 2)).cumsum(0)
-    values = torch.cat([bits[kept], torch.zeros(32, dtype=stored)])
-    return {"values": values, "masks": masks, "panel_offsets": offsets}
+    stream = torch.cat([bits[kept], bits.new_zeros(64)])
+    return {"values": stream, "masks": masks, "panel_offsets": offsets}
 
 
 def unpack(packed: PackedWeight) -> Tensor:
@@ -41,4 +52,7 @@ def unpack(packed: PackedWeight) -> Tensor:
     bits = torch.zeros(panels, pairs, 32, dtype=packed.tensors["values"].dtype)
     bits[kept] = values[: int(offsets[-1])]
     full = bits.view(panels, pairs, 16, 2).permute(0, 2, 1, 3).reshape(panels * 16, pairs * 2)
-    return full[:out_features, :in_features].contiguous().view(packed.dtype)
+    weight = full[:out_features, :in_features].contiguous()
+    if weight.dtype == torch.int8:
+        return (weight.float() * packed.tensors["weight_scale"]).to(packed.dtype)
+    return weight.view(packed.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...gpu import Gpu, unpacked_seconds
 from ...names import DEFAULT_FORMAT
 from ...ops import where_kernels_are
-from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec, dtype_name
+from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
@@ -26,7 +26,7 @@ from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
 from ..sparse_24 import Sparse24
-from ..value_types import require_scales, scale_count, scale_dtype, spread_scales
+from ..value_types import require_scales, scale_count, scale_dtype
 from ..values import value_bits
 from . import reference
 from .ops import ops
@@ -94,39 +94,8 @@ class NMVector(PatternStorage):
         return self._named(store(weight, options_of(scheme)), scheme, weight.shape)
 
     def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
-        options = options_of(scheme)
-        values = options.value_type
-        if values is None:
-            raise FormatError(f"{scheme} has native values, which are no codes: use pack")
-        if codes.dtype == torch.uint8:
-            codes = codes.view(torch.float8_e4m3fn)
-        numbers = codes.to(torch.float16)
-        if not torch.equal(values.round(numbers.float()), numbers.float()):
-            raise FormatError(
-                f"codes of a [{', '.join(map(str, codes.shape))}] weight are no "
-                f"{values.name} numbers"
-            )
-        wanted = (codes.shape[0], scale_count(codes.shape[1], options.group))
-        if tuple(scales.shape) != wanted:
-            raise FormatError(f"weight_scale must be {list(wanted)}, not {list(scales.shape)}")
-        dtype = scale_dtype(scheme.dtype, options.group)
-        stored = scales.to(dtype)
-        if not torch.equal(stored.to(scales.dtype), scales):
-            raise FormatError(
-                f"weight_scale of {dtype_name(scales.dtype)} does not survive in "
-                f"{dtype_name(dtype)}, in which a {scheme} weight keeps it. Remedy: load the model "
-                f"in {dtype_name(scales.dtype)}"
-            )
-        require_scales(stored, values, scheme.dtype)
-        return self._named(store_codes(numbers, stored, options), scheme, codes.shape)
-
-    def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor:
-        options, columns = options_of(packed.scheme), packed.shape[1]
-        if options.value_type is None:
-            return weight
-        scales = packed.tensors["weight_scale"].to(weight.device).float()
-        scales = spread_scales(scales, columns, options.group)
-        return (options.value_type.round(weight.float() / scales) * scales).to(packed.dtype)
+        numbers, stored = self.require_codes(codes, scales, scheme)
+        return self._named(store_codes(numbers, stored, options_of(scheme)), scheme, codes.shape)
 
     def codes(self, packed: PackedWeight) -> Tensor:
         """Codes as float16 numbers [out_features, in_features], zeros included."""
@@ -171,7 +140,7 @@ class NMVector(PatternStorage):
             if scheme.dtype in form.dtypes and form.fits(options_of(scheme)):
                 return form.scheme(scheme.dtype, scheme.values)
         if options_of(scheme).value_type:
-            return scheme  # no other format holds codes
+            return scheme  # codes stay in a format of patterns
         from .. import get_format  # here, as it imports this module
 
         on_cpu = device.type == "cpu"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tiled_bitmap: one bit a weight and the 16 bits of each kept value, in units of 16 x 256 weights.
+"""tiled_bitmap: one bit a weight and the kept values, in units of 16 x 256 weights.
 
-The bit layout is in kernels/formats/tiled_bitmap.h and docs/tiled_bitmap.md.
+Values have 16 bits, or are int8 codes with a scale for each row. The bit layout is in
+kernels/formats/tiled_bitmap.h and docs/tiled_bitmap.md.
 """
 
 from __future__ import annotations
@@ -9,26 +10,95 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from ...gpu import Gpu
-from ...packed import Reference, Scheme
-from ...plan import FEW, LIBRARY, MANY, Implementation, Plan
+from ...ops import where_kernels_are
+from ...packed import PackedWeight, Reference, Scheme
+from ...plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
+from ..bitmap import BitmapFormat
+from ..coded import SCALE, value_options
 from ..unstructured_storage import UnstructuredStorage
 from . import cost, reference
 from .ops import ops
 
 
-class TiledBitmap(UnstructuredStorage):
+class TiledBitmap(UnstructuredStorage, BitmapFormat):
     name = "tiled_bitmap"
     version = 1
-    tensor_names = ("weight_packed", "unit_offsets")
+    streams = ("weight_packed", "unit_offsets")
+    tensor_names = (*streams, SCALE)
     piece, entry, entry_shape = (16, 256), "lines", (32,)
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
 
-    def thresholds(self, plan: Plan | None) -> tuple[int | None, ...]:
-        return (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
+    def examples(self) -> tuple[Scheme, ...]:
+        codes = ({"values": "int8"}, {"values": "int8", "activations": "int8"})
+        return (*super().examples(), *(self.scheme(torch.bfloat16, each) for each in codes))
+
+    def within_reach(self, tensor: Tensor) -> Tensor:
+        return where_kernels_are(tensor)
+
+    def values_of(self, scheme: Scheme) -> tuple[int] | tuple[()]:
+        codes = value_options(scheme).value_type
+        return () if codes is None else (codes.bits,)
+
+    def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.tell_of_activations(scheme, weight.device)
+        return super().pack_prepared(weight, scheme)
+
+    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
+        if isinstance(target.format, BitmapFormat):
+            target.format.tell_of_activations(target, device)
+        return super().transcode(packed, target, device)
+
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        lines, offsets = (tensors[name] for name in self.streams)
+        told = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
+        scales = tensors.get(SCALE)
+        return ops.tiled_bitmap_linear(
+            x, lines, offsets, shape[0], scheme.dtype, bias, *told, scales
+        )
+
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        return device.type == "cuda" and value_options(scheme).activation_type is not None
+
+    def multiply_rounded(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """By one kernel for any number of tokens, so that results do not depend on the batch."""
+        if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
+            lines, offsets = (tensors[name] for name in self.streams)
+            return ops.tiled_bitmap_linear_rounded(
+                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype, "int8", bias
+            )
+        return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
+
+    def check(self, packed: PackedWeight) -> None:
+        self.check_scales(packed)
+        super().check(packed)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        """Of rounded activations one, so that a token's result does not depend on its batch."""
+        options = value_options(scheme)
+        if options.value_type is not None:
+            known = super().implementations(scheme)
+            return {SPARSE: known[SPARSE]} if options.activation_type else known
         return {
             FEW: Implementation(None, "tiled_bitmap for few tokens: mma"),
             MANY: Implementation(None, "tiled_bitmap for many tokens: wgmma", (9, 0)),
@@ -44,6 +114,10 @@ class TiledBitmap(UnstructuredStorage):
         tokens: int,
         gpu: Gpu,
     ) -> float:
+        options = value_options(scheme)
+        if implementation == SPARSE and options.value_type is not None:
+            kernel = cost.ROUNDED if options.activation_type else cost.CODES
+            return cost.few_seconds(shape, nbytes, tokens, gpu, kernel)
         own = {FEW: cost.few_seconds, MANY: cost.many_seconds}.get(implementation)
         if own is not None:
             return own(shape, nbytes, tokens, gpu)

@@ -1,25 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """What multiplying a tiled_bitmap weight should cost.
 
-Fitted to benchmarks/results/nvidia-h200: the kernel for few tokens to tiled_bitmap_sweep.csv, the
-one for many tokens to spmm.csv. benchmarks/results/estimates.csv says how well the latter is met.
+Fitted to benchmarks/results/nvidia-h200: the kernel for few tokens to tiled_bitmap_sweep.csv, and
+to tiled_bitmap_sweep_codes.csv for codes; the one for many tokens to spmm.csv.
+benchmarks/results/estimates.csv says how well the latter is met.
 Estimates for other GPUs take their memory, clock and multiprocessors.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from ...gpu import Gpu
 
 UNIT_ROWS, UNIT_COLS, LINE_BYTES = 16, 256, 128
 
-# Of the kernel for few tokens: seconds beside its loop; the share of the bandwidth that it reaches;
-# clocks of a multiprocessor for a unit and for each line of it, up to 8 tokens, and the share that
-# each further token of a launch adds.
-FIXED, MEMORY = 6.5e-6, 0.87
-UNIT_CLOCKS, LINE_CLOCKS, MORE_TOKEN = 151, 4.04, 0.0198
-LAUNCH_TOKENS = 64
+LAUNCH_TOKENS = 64  # of the kernel for few tokens
+
+
+class Few(NamedTuple):
+    """Constants of the kernel for few tokens.
+
+    Attributes:
+        fixed: Seconds beside its loop.
+        memory: The share of the bandwidth that it reaches.
+        unit_clocks, line_clocks: Of a multiprocessor, for a unit and for each line of it, up to 8
+            tokens.
+        more_token: The share that each further token of a launch adds.
+    """
+
+    fixed: float
+    memory: float
+    unit_clocks: float
+    line_clocks: float
+    more_token: float
+
+
+NATIVE = Few(6.5e-6, 0.87, 151, 4.04, 0.0198)
+CODES = Few(5.7e-6, 0.78, 234, 0.59, 0.0199)
+ROUNDED = Few(6.4e-6, 0.76, 183, 0.5, 0.0247)  # by codes of x, which a launch before makes
 
 # Of the kernel for many tokens, on compute capability 9.0: seconds beside its loop, and clocks of a
 # multiprocessor for 64 rows and 64 columns, and for each token of a tile.
@@ -37,16 +57,18 @@ def sparse_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -
     return max(few_seconds(shape, nbytes, most, gpu), many_seconds(shape, nbytes, tokens, gpu))
 
 
-def few_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+def few_seconds(
+    shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu, own: Few = NATIVE
+) -> float:
     """The kernel for few tokens, in as many launches as it needs."""
     units = math.ceil(shape[0] / UNIT_ROWS) * math.ceil(shape[1] / UNIT_COLS)
-    clocks = units * UNIT_CLOCKS + nbytes / LINE_BYTES * LINE_CLOCKS
+    clocks = units * own.unit_clocks + nbytes / LINE_BYTES * own.line_clocks
     decode = clocks / (gpu.multiprocessors * gpu.clock)
     total = 0.0
     for begin in range(0, tokens, LAUNCH_TOKENS):
         taken = min(LAUNCH_TOKENS, tokens - begin)
-        busy = decode * (1 + MORE_TOKEN * max(0, taken - 8))
-        total += FIXED + max(nbytes / (MEMORY * gpu.memory), busy)
+        busy = decode * (1 + own.more_token * max(0, taken - 8))
+        total += own.fixed + max(nbytes / (own.memory * gpu.memory), busy)
     return total
 
 

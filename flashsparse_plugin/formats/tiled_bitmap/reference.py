@@ -33,14 +33,13 @@ def _mask_bits() -> Tensor:
 
 
 def _units(weight: Tensor) -> Tensor:
-    """Cuts a weight into units, int64 value bits [units, 16 * 256], zero beyond the edges."""
+    """Cuts a weight into units [units, 16 * 256], zero beyond the edges."""
     out_features, in_features = weight.shape
     down, across = -(-out_features // UNIT_ROWS), -(-in_features // UNIT_COLS)
     full = weight.new_zeros(down * UNIT_ROWS, across * UNIT_COLS)
     full[:out_features, :in_features] = weight
     units = full.view(down, UNIT_ROWS, across, UNIT_COLS).transpose(1, 2)
-    bits = units.reshape(-1, UNIT_ROWS * UNIT_COLS).contiguous().view(torch.int16)
-    return bits.to(torch.int64) & 0xFFFF
+    return units.reshape(-1, UNIT_ROWS * UNIT_COLS)
 
 
 def columns_of_runs(lengths: list[list[int]]) -> list[list[int]]:
@@ -53,10 +52,16 @@ def columns_of_runs(lengths: list[list[int]]) -> list[list[int]]:
     return [[columns[lane] for lane in range(LANES)] for columns in (first, second)]
 
 
-def _pack_unit(bits: Tensor) -> Tensor:
-    """The lines of one unit, int64 [lines, 32], from its value bits [16 * 256]."""
-    own = bits[element_places()]  # [lane, run, item]
-    kept = (own & 0x7FFF) != 0
+def _pack_unit(unit: Tensor, items_of: Tensor, width: int) -> Tensor:
+    """The lines of one unit, int64 [lines, 32].
+
+    Args:
+        unit: Its weights or codes [16 * 256].
+        items_of: The item of each, int64 [16 * 256].
+        width: Bits of an item: 16 or 8.
+    """
+    kept = unit[element_places()] != 0  # [lane, run, item]
+    own = items_of[element_places()]
     masks = (kept << _mask_bits()).view(LANES, 4, 32).sum(-1)
     lengths = kept.sum(-1)
     column = torch.tensor(columns_of_runs(lengths.T.tolist())).T  # [lane, run]
@@ -67,16 +72,35 @@ def _pack_unit(bits: Tensor) -> Tensor:
     items = torch.zeros(128, LINE_WORDS, dtype=torch.int64)
     number = first[..., None] + kept.cumsum(-1) - 1
     items[number[kept], column[..., None].expand_as(number)[kept]] = own[kept]
-    lines = -(-int((first + lengths).max()) // 2)
-    values = items[0::2] | items[1::2] << 16
+    in_word = 32 // width
+    lines = -(-int((first + lengths).max()) // in_word)
+    values = sum((items[i::in_word] << width * i for i in range(in_word)), torch.tensor(0))
     return torch.cat([masks.view(MASK_LINES, LINE_WORDS), starts.sum(1)[None], values[:lines]])
 
 
 def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
-    """Packs to tiled_bitmap, unit by unit."""
-    units = [_pack_unit(bits) for bits in _units(weight)]
-    lines = torch.cat(units)
-    offsets = torch.tensor([0, *map(len, units)]).cumsum(0)
+    """Packs to tiled_bitmap, unit by unit.
+
+    Of int8 values: a weight of which the largest code of each row is 127 or -127.
+    """
+    if scheme.values.get("values", "native") == "native":
+        units = _units(weight)
+        return _tensors(units, units.contiguous().view(torch.int16).to(torch.int64) & 0xFFFF, 16)
+    scales = weight.float().abs().amax(1, keepdim=True) / 127
+    scales[scales == 0] = 1
+    return {**pack_codes((weight.float() / scales).round()), "weight_scale": scales}
+
+
+def pack_codes(codes: Tensor) -> dict[str, Tensor]:
+    """Packs int8 codes, given as numbers: all tensors but the scales."""
+    units = _units(codes.to(torch.int64))
+    return _tensors(units, units + 128, 8)
+
+
+def _tensors(units: Tensor, items: Tensor, width: int) -> dict[str, Tensor]:
+    packed = [_pack_unit(*unit, width) for unit in zip(units, items, strict=True)]
+    lines = torch.cat(packed)
+    offsets = torch.tensor([0, *map(len, packed)]).cumsum(0)
     return {
         "weight_packed": torch.where(lines >= 2**31, lines - 2**32, lines).to(torch.int32),
         "unit_offsets": offsets.to(torch.int32),
@@ -85,22 +109,37 @@ def pack(weight: Tensor, scheme: Scheme) -> dict[str, Tensor]:
 
 def unpack(packed: PackedWeight) -> Tensor:
     """Unpacks tiled_bitmap by walking the run of every lane."""
+    if packed.scheme.values.get("values", "native") == "native":
+        full = _unpack_items(packed, 16, 0)
+        bits = torch.where(full >= 2**15, full - 2**16, full).to(torch.int16)
+        return bits.contiguous().view(packed.dtype)
+    codes = _unpack_items(packed, 8, 128) - 128
+    return (codes.float() * packed.tensors["weight_scale"]).to(packed.dtype)
+
+
+def _unpack_items(packed: PackedWeight, width: int, dropped: int) -> Tensor:
+    """The items of all weights, int64 [out_features, in_features].
+
+    Args:
+        packed: The weight.
+        width: Bits of an item.
+        dropped: What is in the place of weights that are not kept.
+    """
     out_features, in_features = packed.shape
     offsets = packed.tensors["unit_offsets"].tolist()
     lines = packed.tensors["weight_packed"].to(torch.int64) & 0xFFFFFFFF
     down, across = -(-out_features // UNIT_ROWS), -(-in_features // UNIT_COLS)
-    units = torch.zeros(down * across, UNIT_ROWS * UNIT_COLS, dtype=torch.int64)
+    units = torch.full((down * across, UNIT_ROWS * UNIT_COLS), dropped)
     for unit, begin, end in zip(units, offsets[:-1], offsets[1:], strict=True):
-        _unpack_unit(lines[begin:end], unit)
+        _unpack_unit(lines[begin:end], unit, width)
     full = units.view(down, across, UNIT_ROWS, UNIT_COLS).transpose(1, 2)
-    full = full.reshape(down * UNIT_ROWS, across * UNIT_COLS)[:out_features, :in_features]
-    bits = torch.where(full >= 2**15, full - 2**16, full).to(torch.int16)
-    return bits.contiguous().view(packed.dtype)
+    return full.reshape(down * UNIT_ROWS, across * UNIT_COLS)[:out_features, :in_features]
 
 
-def _unpack_unit(lines: Tensor, unit: Tensor) -> None:
+def _unpack_unit(lines: Tensor, unit: Tensor, width: int) -> None:
     masks, starts, values = lines[:MASK_LINES].view(LANES, 4), lines[MASK_LINES], lines[HEAD_LINES:]
-    items = torch.stack([values & 0xFFFF, values >> 16], 1).view(-1, LINE_WORDS)  # [item, column]
+    shifts = torch.arange(0, 32, width)[:, None]
+    items = (values[:, None] >> shifts & (1 << width) - 1).view(-1, LINE_WORDS)  # [item, column]
     kept = masks.repeat_interleave(32, 1).view(LANES, RUNS, 64) >> _mask_bits() & 1 == 1
     start = starts[:, None] >> torch.tensor([0, 16]) & 0xFFFF
     number = (start // LINE_WORDS)[..., None] + kept.cumsum(-1) - 1

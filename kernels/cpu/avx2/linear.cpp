@@ -48,6 +48,21 @@ constexpr ShuffleTable<kLaneBytes> make_shuffle_table() {
   return table;
 }
 
+// The same for values of one byte.
+struct ByteTable {
+  alignas(32) uint8_t bytes[256][8];
+};
+constexpr ByteTable make_byte_table() {
+  ByteTable table{};
+  for (int mask = 0; mask < 256; ++mask) {
+    int value = 0;
+    for (int lane = 0; lane < 8; ++lane) {
+      table.bytes[mask][lane] = static_cast<uint8_t>(mask >> lane & 1 ? value++ : 0x80);
+    }
+  }
+  return table;
+}
+
 // Decodes the next 8 weights: lane i of the low 8 bits of `mask` that is set gets the next value,
 // as fp32, and the others zero.
 struct BFloat16 {
@@ -98,6 +113,19 @@ struct Float32 {
     const __m256 next = _mm256_loadu_ps(reinterpret_cast<const float*>(values));
     const __m256i none = _mm256_srai_epi32(lanes, 31);
     return _mm256_andnot_ps(_mm256_castsi256_ps(none), _mm256_permutevar8x32_ps(next, lanes));
+  }
+};
+
+// Codes go to bytes, and are widened from there.
+struct Int8 {
+  using Value = int8_t;
+  static constexpr ByteTable kShuffle = make_byte_table();
+
+  static FS_INLINE __m256 decode(uint32_t mask, const int8_t* values) {
+    const __m128i shuffle =
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kShuffle.bytes[mask & 0xff]));
+    const __m128i next = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(values));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_shuffle_epi8(next, shuffle)));
   }
 };
 
@@ -210,4 +238,5 @@ namespace flashsparse::cpu::avx2 {
 const LinearKernels kBFloat16Float32 = linear_kernels<BFloat16>();
 const LinearKernels kFloat16Float32 = linear_kernels<Float16>();
 const LinearKernels kFloat32 = linear_kernels<Float32>();
+const LinearKernels kInt8Float32 = linear_kernels<Int8>();
 }  // namespace flashsparse::cpu::avx2

@@ -4,7 +4,7 @@
 
 namespace flashsparse::cpu::avx2 {
 
-extern const LinearKernels kBFloat16Float32, kFloat16Float32, kFloat32;  // linear.cpp
+extern const LinearKernels kBFloat16Float32, kFloat16Float32, kFloat32, kInt8Float32;  // linear.cpp
 
 void decode(const DecodeRow& row);  // decode.cpp
 

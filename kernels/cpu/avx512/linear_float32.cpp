@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights widened to fp32 by fp32 activations: every product of a 16-bit weight is exact before it
-// is added, so fp32 activations keep all their bits.
+// Weights and codes widened to fp32 by fp32 activations: every product of a 16-bit weight is exact
+// before it is added, so fp32 activations keep all their bits.
 #include "cpu/avx512/linear.h"
 #include "cpu/avx512/parts.h"
 
@@ -32,6 +32,15 @@ struct Widened : PairProduct {
   }
 };
 
+struct Int8 : PairProduct {
+  using Value = int8_t;
+
+  static FS_INLINE Operands decode(uint32_t mask, const Value* values) {
+    const Bits pair = expand_codes(mask, values);
+    return {even_integer(pair), odd_integer(pair)};
+  }
+};
+
 // A mask word of fp32 values takes two registers, of 8 rows x 2 columns each; its columns are
 // gathered from both.
 struct Float32 : PairProduct {
@@ -55,4 +64,5 @@ const LinearKernels kBFloat16Float32 =
 const LinearKernels kFloat16Float32 =
     linear_kernels<Widened<even_float16, odd_float16>>(pack_float32_activations);
 const LinearKernels kFloat32 = linear_kernels<Float32>(pack_float32_activations);
+const LinearKernels kInt8Float32 = linear_kernels<Int8>(pack_float32_activations);
 }  // namespace flashsparse::cpu::avx512

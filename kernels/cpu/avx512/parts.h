@@ -5,8 +5,10 @@
 
 namespace flashsparse::cpu::avx512 {
 
-extern const LinearKernels kBFloat16Dot;                                 // linear_bfloat16.cpp
-extern const LinearKernels kBFloat16Float32, kFloat16Float32, kFloat32;  // linear_float32.cpp
+extern const LinearKernels kBFloat16Dot;   // linear_bfloat16.cpp
+extern const LinearKernels kInt8BFloat16;  // linear_int8.cpp
+// linear_float32.cpp
+extern const LinearKernels kBFloat16Float32, kFloat16Float32, kFloat32, kInt8Float32;
 
 // activations.cpp
 void pack_bfloat16_activations(const void* x, Dtype dtype, int64_t in_features, int tokens,

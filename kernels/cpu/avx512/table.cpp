@@ -3,7 +3,8 @@
 
 namespace flashsparse::cpu::avx512 {
 
-const Kernels kKernels = {
-    &kBFloat16Dot, &kBFloat16Float32, &kFloat16Float32, &kFloat32, store, count_nonzeros, decode};
+const Kernels kKernels = {&kBFloat16Dot, &kBFloat16Float32, &kFloat16Float32,
+                          &kFloat32,     &kInt8BFloat16,    &kInt8Float32,
+                          store,         count_nonzeros,    decode};
 
 }  // namespace flashsparse::cpu::avx512

@@ -42,6 +42,11 @@ FS_INLINE uint32_t load_u32(const void* pointer) {
   __builtin_memcpy(&value, pointer, sizeof value);
   return value;
 }
+FS_INLINE uint64_t load_u64(const void* pointer) {
+  uint64_t value;
+  __builtin_memcpy(&value, pointer, sizeof value);
+  return value;
+}
 FS_INLINE float load_f32(const void* pointer) {
   float value;
   __builtin_memcpy(&value, pointer, sizeof value);
@@ -51,6 +56,12 @@ FS_INLINE float load_f32(const void* pointer) {
 // The i-th set bit of `mask` gets values[i], the others zero.
 FS_INLINE Bits expand(uint32_t mask, const uint16_t* values) {
   return _mm512_mask_expand_epi16(fresh_zero(mask), mask, _mm512_loadu_si512(values));
+}
+// The same of bytes, sign-extended to 16 bits.
+FS_INLINE Bits expand_codes(uint32_t mask, const int8_t* codes) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  const __m256i zero = _mm512_castsi512_si256(fresh_zero(mask));
+  return _mm512_cvtepi8_epi16(_mm256_mask_expand_epi8(zero, mask, bytes));
 }
 // The same of 16 32-bit values.
 FS_INLINE Bits expand32(uint32_t mask, const uint32_t* values) {
@@ -77,6 +88,12 @@ FS_INLINE Floats even_float16(Bits pair) { return _mm512_cvtph_ps(_mm512_cvtepi3
 FS_INLINE Floats odd_float16(Bits pair) {
   return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16)));
 }
+
+// The same of a pair of 16-bit integers.
+FS_INLINE Floats even_integer(Bits pair) {
+  return _mm512_cvtepi32_ps(_mm512_madd_epi16(pair, _mm512_set1_epi32(1)));
+}
+FS_INLINE Floats odd_integer(Bits pair) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 16)); }
 
 // Pulls values that the kernel will reach in a while into L1. A prefetch never faults.
 FS_INLINE void prefetch(const void* pointer, intptr_t bytes_ahead) {

@@ -2,12 +2,14 @@
 #include "cpu/interleaved_bitmap/interleaved_bitmap.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/aligned_buffer.h"
 #include "common/parallel.h"
 #include "cpu/first_bad.h"
 #include "cpu/interleaved_bitmap/kernels.h"
 #include "cpu/kernels.h"
+#include "cpu/marked.h"
 #include "cpu/panels.h"
 #include "cpu/scalar.h"
 #include "formats/interleaved_bitmap.h"
@@ -21,14 +23,15 @@ int rows_of(int64_t panel, int64_t rows) {
 }
 
 cpu::Panel panel_of(const Weight& weight, int64_t panel) {
+  const int64_t bytes = weight.codes ? 1 : cpu::bytes_of(weight.dtype);
   return {weight.masks + panel * column_pairs(weight.in_features),
-          static_cast<const char*>(weight.values) +
-              weight.panel_offsets[panel] * cpu::bytes_of(weight.dtype)};
+          static_cast<const char*>(weight.values) + weight.panel_offsets[panel] * bytes};
 }
 
 // Bits of the mask words of `rows` rows that are inside of the weight, without its last odd column.
 uint32_t rows_inside(int rows) { return rows == kPanelRows ? ~0u : (1u << 2 * rows) - 1; }
 constexpr uint32_t kEvenColumn = 0x55555555;
+constexpr int64_t kUnpackCols = 1024;  // of codes: a block of 16 rows that fits into L1
 
 std::string check_offsets(const Weight& packed, int64_t num_values) {
   const int64_t* offset = packed.panel_offsets;
@@ -56,9 +59,11 @@ const char* check_masks(const Weight& packed, int64_t panel) {
     kept += __builtin_popcount(masks[k]);
     outside |= masks[k] & ~inside;
   }
+  const void* values = panel_of(packed, panel).values;
+  const int64_t promised = packed.panel_offsets[panel + 1] - packed.panel_offsets[panel];
+  if (packed.codes && std::memchr(values, 0, promised)) return " keep a code of 0";
   if (packed.in_features % 2) outside |= masks[pairs - 1] & ~kEvenColumn;
   if (outside) return " keep an element beyond the edges of the weight";
-  const int64_t promised = packed.panel_offsets[panel + 1] - packed.panel_offsets[panel];
   return kept == promised ? nullptr : " keep another number of values than panel_offsets says";
 }
 
@@ -103,6 +108,12 @@ void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_of
   });
 }
 
+void count(const int8_t* codes, int64_t rows, int64_t cols, int64_t* panel_offsets) {
+  count_panels(rows, cols, panel_offsets, [&](int64_t first, int64_t elements) {
+    return elements - std::count(codes + first, codes + first + elements, int8_t{0});
+  });
+}
+
 void count(const uint32_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets) {
   count_panels(rows, cols, panel_offsets, [&](int64_t first, int64_t elements) {
     return elements - std::count_if(weight + first, weight + first + elements,
@@ -113,6 +124,21 @@ void count(const uint32_t* weight, int64_t rows, int64_t cols, int64_t* panel_of
 void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
           uint32_t* masks, uint16_t* values) {
   pack_panels(kernels().pack_panel, weight, rows, cols, panel_offsets, masks, values);
+}
+
+void pack(const int8_t* codes, int64_t rows, int64_t cols, const int64_t* panel_offsets,
+          uint32_t* masks, int8_t* values) {
+  const Kernels& own = kernels();
+  cpu::blocks_of(codes, rows, cols, kPanelRows, cols)([&](const cpu::Block& block) {
+    static thread_local AlignedBuffer buffer;
+    const int64_t panel = block.row / kPanelRows;
+    const int64_t kept = panel_offsets[panel + 1] - panel_offsets[panel];
+    uint16_t* made = buffer.get<uint16_t>(kept + kValueSlack);
+    own.pack_panel(block.values, block.stride, static_cast<int>(block.rows), cols,
+                   masks + panel * column_pairs(cols), made);
+    cpu::unmark(made, kept, values + panel_offsets[panel]);
+  });
+  std::fill_n(values + panel_offsets[panels(rows)], kValueSlack, int8_t{0});
 }
 
 void pack(const uint32_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
@@ -132,7 +158,15 @@ std::string validate(const Weight& packed, int64_t num_values) {
   return "the masks of panel " + std::to_string(bad.index()) + check_masks(packed, bad.index());
 }
 
+void unpack_codes(const Weight& packed, int8_t* codes) {
+  blocks_of(packed, kUnpackCols)(cpu::CodeSink(codes, packed.in_features));
+}
+
 void unpack(const Weight& packed, void* weight) {
+  if (packed.codes) {
+    const cpu::CodeSink sink(weight, packed.dtype, packed.scales, packed.in_features);
+    return blocks_of(packed, kUnpackCols)(sink);
+  }
   if (packed.dtype == Dtype::kFloat32) {
     unpack_panels(kernels().unpack_panel32, packed, static_cast<uint32_t*>(weight));
   } else {
@@ -149,6 +183,13 @@ cpu::Blocks blocks_of(const Weight& packed, int64_t wide) {
       const int rows = rows_of(panel, packed.out_features);
       const cpu::Panel whole = panel_of(packed, panel);
       const uint16_t* values = static_cast<const uint16_t*>(whole.values);
+      if (packed.codes) {
+        static thread_local AlignedBuffer code_buffer;
+        const int64_t kept = packed.panel_offsets[panel + 1] - packed.panel_offsets[panel];
+        uint16_t* made = code_buffer.get<uint16_t>(kept + kValueSlack);
+        cpu::mark(static_cast<const int8_t*>(whole.values), kept, made);
+        values = made;
+      }
       for (int64_t col = 0; col < packed.in_features; col += wide) {
         const int64_t cols = std::min(wide, packed.in_features - col);
         const uint32_t* masks = whole.masks + column_pairs(col);
@@ -165,7 +206,8 @@ cpu::Blocks blocks_of(const Weight& packed, int64_t wide) {
 void linear(const Weight& weight, const void* x, int64_t tokens, const void* bias, void* y,
             Dtype dtype) {
   const cpu::LinearProblem problem{
-      weight.out_features, weight.in_features, weight.dtype, x, tokens, bias, y, dtype};
+      weight.out_features, weight.in_features, weight.dtype, x, tokens, bias, y, dtype,
+      weight.scales};
   cpu::multiply_panels(problem, [&](int64_t panel) { return panel_of(weight, panel); });
 }
 

@@ -12,27 +12,34 @@ namespace flashsparse::interleaved_bitmap {
 struct Weight {  // see formats/interleaved_bitmap.h
   int64_t out_features, in_features;
   const uint32_t* masks;
-  const void* values;  // of dtype
+  const void* values;  // of dtype, or codes
   const int64_t* panel_offsets;
   Dtype dtype;
+  bool codes = false;             // values are int8_t
+  const float* scales = nullptr;  // of rows, where a product of codes needs them
 };
 
-// panel_offsets[panels + 1] of a dense weight[rows, cols] of 16-bit or 32-bit values.
+// panel_offsets[panels + 1] of a dense weight[rows, cols] of 16-bit or 32-bit values, or of codes.
+void count(const int8_t* codes, int64_t rows, int64_t cols, int64_t* panel_offsets);
 void count(const uint16_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets);
 void count(const uint32_t* weight, int64_t rows, int64_t cols, int64_t* panel_offsets);
 // Fills masks and values (slack included) of a dense weight.
+void pack(const int8_t* codes, int64_t rows, int64_t cols, const int64_t* panel_offsets,
+          uint32_t* masks, int8_t* values);
 void pack(const uint16_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
           uint32_t* masks, uint16_t* values);
 void pack(const uint32_t* weight, int64_t rows, int64_t cols, const int64_t* panel_offsets,
           uint32_t* masks, uint32_t* values);
 // Proves that no kernel leaves its bounds on tensors of any origin, of which `num_values` values
 // are there: offsets rise from 0 by as many values as the masks of a panel keep, no mask keeps an
-// element beyond the weight's edges, and the slack is behind the last value. Returns the first rule
-// that is broken, or nothing.
+// element beyond the weight's edges, no code is 0, and the slack is behind the last value. Returns
+// the first rule that is broken, or nothing.
 std::string validate(const Weight& packed, int64_t num_values);
-// Writes every element of weight[rows, cols].
+// Writes every element of weight[rows, cols]; of codes, code x scale.
 void unpack(const Weight& packed, void* weight);
-// Blocks of 16 rows and `wide` columns, an even number, of a valid weight of 16-bit values.
+void unpack_codes(const Weight& packed, int8_t* codes);
+// Blocks of 16 rows and `wide` columns, an even number, of a valid weight of 16-bit values, or of
+// codes, which are marked (cpu/marked.h).
 cpu::Blocks blocks_of(const Weight& packed, int64_t wide);
 
 // y[tokens, out] = x[tokens, in] W^T + bias, as cpu::LinearProblem says. `bias` may be null.

@@ -15,6 +15,8 @@ constexpr int kBlockTokens = 16;
 template <typename Value>
 using Widen = float (*)(Value);
 
+inline float float_from_code(int8_t code) { return code; }
+
 // Where an activation is infinite or NaN, so is its product with a zero: a dense product has it,
 // and the loop over kept weights does not.
 template <int kTokens>
@@ -82,5 +84,6 @@ constexpr LinearKernels linear_kernels() {
 const LinearKernels kBFloat16Float32 = linear_kernels<uint16_t, float_from_bfloat16>();
 const LinearKernels kFloat16Float32 = linear_kernels<uint16_t, float_from_float16>();
 const LinearKernels kFloat32 = linear_kernels<uint32_t, float_from_bits>();
+const LinearKernels kInt8Float32 = linear_kernels<int8_t, float_from_code>();
 
 }  // namespace flashsparse::cpu::portable

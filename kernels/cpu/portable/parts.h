@@ -5,7 +5,7 @@
 
 namespace flashsparse::cpu::portable {
 
-extern const LinearKernels kBFloat16Float32, kFloat16Float32, kFloat32;  // linear.cpp
+extern const LinearKernels kBFloat16Float32, kFloat16Float32, kFloat32, kInt8Float32;  // linear.cpp
 
 // activations.cpp
 void pack_float32_activations(const void* x, Dtype dtype, int64_t in_features, int tokens,

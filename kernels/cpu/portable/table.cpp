@@ -7,6 +7,8 @@ const Kernels kKernels = {/*bfloat16_dot=*/nullptr,
                           &kBFloat16Float32,
                           &kFloat16Float32,
                           &kFloat32,
+                          /*int8_bfloat16=*/nullptr,
+                          &kInt8Float32,
                           store,
                           count_nonzeros,
                           decode};

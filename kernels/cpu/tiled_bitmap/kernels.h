@@ -14,6 +14,8 @@ inline constexpr int kColumnItems = kLaneWeights;  // the most that a column can
 // Kept values of each run of each lane.
 using RunLengths = uint8_t[kRuns][kLanes];
 
+// Weights have 16 bits here. Codes, whose items have one byte in the lines of a unit, are marked
+// (cpu/marked.h).
 struct Kernels {
   // The mask words of the unit whose `rows` x `cols` values inside the weight are at `weight`, rows
   // `stride` apart.
@@ -21,10 +23,11 @@ struct Kernels {
   void (*count_runs)(const uint32_t* masks, RunLengths lengths);
   // The value lines of a unit, from its weights and the words of its head.
   void (*write_values)(const uint16_t* weight, int64_t stride, int rows, int cols,
-                       const uint32_t* masks, const uint32_t* starts, int value_lines,
-                       uint32_t* lines);
+                       const uint32_t* masks, const uint32_t* starts, int item_bytes,
+                       int value_lines, uint32_t* lines);
   // All kUnitRows x kUnitCols weights of a valid unit, the zeros too, to rows `stride` apart.
-  void (*read_unit)(const uint32_t* lines, int value_lines, uint16_t* unit, int64_t stride);
+  void (*read_unit)(const uint32_t* lines, int item_bytes, int value_lines, uint16_t* unit,
+                    int64_t stride);
 };
 
 // The table for this machine (cpu/capability.h).

@@ -39,13 +39,14 @@ int assign_columns(const RunLengths& lengths, uint32_t* starts) {
     }
     end = begin;
   }
-  return (most + 1) / 2;
+  return most;
 }
 
-Packer::Packer(int64_t rows, int64_t cols, cpu::Blocks blocks)
+Packer::Packer(int64_t rows, int64_t cols, cpu::Blocks blocks, int item_bytes)
     : rows_(rows),
       cols_(cols),
       blocks_(std::move(blocks)),
+      item_bytes_(item_bytes),
       heads_(units(rows, cols) * kHeadLines * kLineWords),
       offsets_(units(rows, cols) + 1) {}
 
@@ -71,7 +72,9 @@ int64_t Packer::count() {
     RunLengths lengths;
     own.read_masks(values, stride, unit.rows, unit.cols, masks);
     own.count_runs(masks, lengths);
-    offsets_[index + 1] = kHeadLines + assign_columns(lengths, masks + kUnitMasks);
+    const int items = assign_columns(lengths, masks + kUnitMasks),
+              in_word = items_of_word(item_bytes_);
+    offsets_[index + 1] = kHeadLines + (items + in_word - 1) / in_word;
   });
   for (size_t i = 1; i < offsets_.size(); ++i) offsets_[i] += offsets_[i - 1];
   return offsets_.back();
@@ -85,8 +88,8 @@ void Packer::write(int32_t* offsets, uint32_t* lines) const {
     uint32_t* out = lines + offsets_[index] * kLineWords;
     std::memcpy(out, masks, kHeadLines * kLineBytes);
     const auto value_lines = static_cast<int>(offsets_[index + 1] - offsets_[index]) - kHeadLines;
-    own.write_values(values, stride, unit.rows, unit.cols, masks, masks + kUnitMasks, value_lines,
-                     out + kHeadLines * kLineWords);
+    own.write_values(values, stride, unit.rows, unit.cols, masks, masks + kUnitMasks, item_bytes_,
+                     value_lines, out + kHeadLines * kLineWords);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "common/aligned_buffer.h"
 #include "common/parallel.h"
 #include "cpu/interleaved_bitmap/kernels.h"
+#include "cpu/marked.h"
 #include "cpu/panels.h"
 #include "cpu/tiled_bitmap/unit.h"
 #include "formats/panel.h"
@@ -28,6 +29,16 @@ uint16_t* append_unit_row(const Packed& packed, int64_t unit_row, uint32_t* mask
                                masks + column_pairs(unit.col), values);
   }
   return values;
+}
+
+// The same of codes, of which there are `kept`; false where there are fewer.
+bool append_codes(const Packed& packed, int64_t unit_row, int64_t kept, uint32_t* masks,
+                  int8_t* codes) {
+  static thread_local AlignedBuffer buffer;
+  uint16_t* values = buffer.get<uint16_t>(kept + kValueSlack);
+  if (append_unit_row(packed, unit_row, masks, values) != values + kept) return false;
+  cpu::unmark(values, kept, codes);
+  return true;
 }
 
 }  // namespace
@@ -69,11 +80,22 @@ void unpack(const Packed& packed, uint16_t* weight) {
 }
 
 bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32_t* masks,
-                           uint16_t* values) {
+                           void* values_) {
   interleaved_bitmap::kernels();  // chosen before any thread starts
   kernels();
   const int64_t pairs = column_pairs(packed.cols), down = unit_rows(packed.rows);
   std::atomic<bool> counted{true};
+  if (packed.item_bytes == 1) {
+    int8_t* codes = static_cast<int8_t*>(values_);
+    parallel_chunks(down, [&](int64_t row) {
+      const int64_t kept = row_kept[row + 1] - row_kept[row];
+      const bool all = append_codes(packed, row, kept, masks + row * pairs, codes + row_kept[row]);
+      if (!all) counted.store(false);
+    });
+    std::fill_n(codes + row_kept[down], kValueSlack, int8_t{0});
+    return counted.load();
+  }
+  uint16_t* values = static_cast<uint16_t*>(values_);
   parallel_chunks(down, [&](int64_t row) {
     const uint16_t* end = append_unit_row(packed, row, masks + row * pairs, values + row_kept[row]);
     if (end != values + row_kept[row + 1]) counted.store(false);
@@ -82,16 +104,17 @@ bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32
   return counted.load();
 }
 
-void linear(const Packed& packed, Dtype weight_dtype, const void* x, int64_t tokens,
-            const void* bias, void* y, Dtype dtype) {
+void linear(const Packed& packed, const cpu::LinearProblem& problem) {
   constexpr int kGroup = 8;
   interleaved_bitmap::kernels();  // chosen before any thread starts
   kernels();
-  const cpu::LinearProblem problem{packed.rows, packed.cols, weight_dtype, x, tokens,
-                                   bias,        y,           dtype};
   cpu::multiply_after_reading<kGroup>(problem, [&](int64_t group, auto& panels) {
     for (int p = 0; p < panels.count; ++p) {
       panels.end[p] = append_unit_row(packed, group * kGroup + p, panels.masks[p], panels.begin[p]);
+      if (packed.item_bytes == 2) continue;
+      // In place: a code is written where no value is still to be read.
+      cpu::unmark(panels.begin[p], panels.end[p] - panels.begin[p],
+                  reinterpret_cast<int8_t*>(panels.begin[p]));
     }
   });
 }

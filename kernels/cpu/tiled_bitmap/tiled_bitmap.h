@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "common/dtype.h"
 #include "cpu/blocks.h"
+#include "cpu/panels.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {
@@ -17,9 +17,9 @@ namespace flashsparse::tiled_bitmap {
 // two it keeps the heads of the units, some 8% of the dense weight.
 class Packer {
  public:
-  // Of the values that `blocks` give. Blocks begin where a unit does, and end where one does or at
-  // the edge.
-  Packer(int64_t rows, int64_t cols, cpu::Blocks blocks);
+  // Of the values that `blocks` give, marked codes (cpu/marked.h) for items of one byte. Blocks
+  // begin where a unit does, and end where one does or at the edge.
+  Packer(int64_t rows, int64_t cols, cpu::Blocks blocks, int item_bytes = 2);
 
   int64_t count();  // lines
   void write(int32_t* offsets, uint32_t* lines) const;
@@ -34,6 +34,7 @@ class Packer {
 
   int64_t rows_, cols_;
   cpu::Blocks blocks_;
+  int item_bytes_;
   std::vector<uint32_t> heads_;
   std::vector<int64_t> offsets_;
 };
@@ -43,6 +44,7 @@ struct Packed {
   int64_t num_lines;
   const int32_t* offsets;  // [units + 1]
   int64_t rows, cols;
+  int item_bytes = 2;  // 1: of codes
 };
 
 struct Validation {
@@ -62,18 +64,18 @@ Validation validate(const Packed& packed, int64_t* row_kept = nullptr);
 // Writes every element of weight[rows, cols], zeros included.
 void unpack(const Packed& packed, uint16_t* weight);
 
-// Blocks of `row_units` x `col_units` units of the weight.
+// Blocks of `row_units` x `col_units` units of the weight; of codes, marked.
 cpu::Blocks blocks_of(const Packed& packed, int row_units, int col_units);
 
 // Masks and values (slack included) of the interleaved bitmap, from the row_kept of `validate`,
-// which are its panel offsets. Returns false where the masks keep zeros, so that there are fewer
-// values than they promise: nothing is wrong, use unpack and pack.
+// which are its panel offsets. Values are uint16_t, or int8_t of codes. Returns false where the
+// masks keep zeros, so that there are fewer values than they promise: nothing is wrong, use unpack
+// and pack.
 bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32_t* masks,
-                           uint16_t* values);
+                           void* values);
 
-// y = x W^T + bias straight from the units, as cpu::LinearProblem says. A thread needs some 270
-// bytes of scratch per column.
-void linear(const Packed& packed, Dtype weight_dtype, const void* x, int64_t tokens,
-            const void* bias, void* y, Dtype dtype);
+// y = x W^T + bias straight from the units, as cpu::LinearProblem says, of which all but the size
+// of the weight is given. A thread needs some 270 bytes of scratch per column.
+void linear(const Packed& packed, const cpu::LinearProblem& problem);
 
 }  // namespace flashsparse::tiled_bitmap

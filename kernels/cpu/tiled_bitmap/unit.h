@@ -21,7 +21,8 @@ inline Unit unit_at(int64_t unit_row, int64_t unit_col, int64_t rows, int64_t co
           static_cast<int>(std::min<int64_t>(kUnitCols, cols - col))};
 }
 
-// Gives each run its column and its place there (formats/tiled_bitmap.h). Returns the value lines.
+// Gives each run its column and its place there (formats/tiled_bitmap.h). Returns the items of the
+// fullest column.
 int assign_columns(const RunLengths& lengths, uint32_t* starts);
 
 // All weights of a valid unit to rows `stride` apart.
@@ -29,7 +30,8 @@ inline void read_unit(const Kernels& kernels, const Packed& packed, int64_t inde
                       int64_t stride) {
   const int64_t begin = packed.offsets[index];
   const int value_lines = static_cast<int>(packed.offsets[index + 1] - begin) - kHeadLines;
-  kernels.read_unit(packed.lines + begin * kLineWords, value_lines, unit, stride);
+  kernels.read_unit(packed.lines + begin * kLineWords, packed.item_bytes, value_lines, unit,
+                    stride);
 }
 
 }  // namespace flashsparse::tiled_bitmap

@@ -13,11 +13,11 @@ std::string check_offsets(const Packed& packed) {
   if (offsets[0] != 0) return "unit_offsets[0] is " + std::to_string(offsets[0]) + ", not 0";
   for (int64_t index = 0; index < count; ++index) {
     const int64_t lines = static_cast<int64_t>(offsets[index + 1]) - offsets[index];
-    if (lines >= kHeadLines && lines <= kMostLines) continue;
+    if (lines >= kHeadLines && lines <= most_lines(packed.item_bytes)) continue;
     return "unit_offsets[" + std::to_string(index + 1) +
            "] = " + std::to_string(offsets[index + 1]) + " gives unit " + std::to_string(index) +
            " " + std::to_string(lines) + " lines, and a unit has " + std::to_string(kHeadLines) +
-           " to " + std::to_string(kMostLines);
+           " to " + std::to_string(most_lines(packed.item_bytes));
   }
   if (offsets[count] != packed.num_lines) {
     return "unit_offsets ends at " + std::to_string(offsets[count]) + " lines, weight_packed has " +
@@ -53,7 +53,8 @@ const char* check_unit(const Kernels& kernels, const Packed& packed, int64_t ind
   }
   RunLengths lengths;
   kernels.count_runs(masks, lengths);
-  const int64_t items = 2 * (packed.offsets[index + 1] - begin - kHeadLines);
+  const int64_t lines = packed.offsets[index + 1] - begin - kHeadLines;
+  const int64_t items = items_of_word(packed.item_bytes) * lines;
   bool fits = true;
   for (int run = 0; run < kRuns; ++run) {
     uint32_t columns = 0;

@@ -23,7 +23,8 @@ struct Arguments {
 // The same where x is codes of 8 bits. A pointer more costs registers: kernels for 16-bit x do
 // without.
 struct CodesArguments : Arguments {
-  const float* x_scales;  // of tokens
+  const float* x_scales;   // of tokens
+  const uint32_t* x_sums;  // of a token's codes, modulo 2^32, where Sums want them
 };
 
 // Numbers of the plan of the format.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums on their way between warps and blocks, four at a time: float ones, or int32 ones, which are
+// Sums on their way between warps and blocks, four at a time: float ones, or integers, which are
 // moved as the bits of floats.
 #pragma once
 #include "common/device.cuh"
@@ -8,6 +8,7 @@ namespace flashsparse::mma_units {
 
 __device__ __forceinline__ float bits_of_sum(float sum) { return sum; }
 __device__ __forceinline__ float bits_of_sum(int32_t sum) { return __uint_as_float(sum); }
+__device__ __forceinline__ float bits_of_sum(uint32_t sum) { return __uint_as_float(sum); }
 
 template <class Sum>
 __device__ __forceinline__ Sum sum_of_bits(float bits) {
@@ -16,6 +17,10 @@ __device__ __forceinline__ Sum sum_of_bits(float bits) {
 template <>
 __device__ __forceinline__ int32_t sum_of_bits<int32_t>(float bits) {
   return static_cast<int32_t>(__float_as_uint(bits));
+}
+template <>
+__device__ __forceinline__ uint32_t sum_of_bits<uint32_t>(float bits) {
+  return __float_as_uint(bits);
 }
 
 template <class Sum>

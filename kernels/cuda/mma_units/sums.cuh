@@ -19,7 +19,8 @@
 namespace flashsparse::mma_units {
 
 // `scaled`: whether sums are multiplied by scales of rows; `narrow_x`: whether x is codes with a
-// scale for each token.
+// scale for each token. Sums of uint32_t are modulo 2^32, of the weight's bytes code + 128 by codes
+// of x, of whose sums 128 times as much is subtracted.
 template <class Type, class Shape, bool scaled, bool narrow_x = false, class Sum = float>
 class Sums {
  public:
@@ -27,14 +28,15 @@ class Sums {
   using Tile = SumsTile<Shape, Sum>;
   using AnyArguments = std::conditional_t<narrow_x, CodesArguments, Arguments>;
 
-  // `layout` is of the format.
+  // `layout` is of the format. Scales of rows are to be multiplied by `unit`.
   template <class Layout>
   __device__ __forceinline__ Sums(const AnyArguments& a, const Cut& cut, const Layout& layout,
-                                  int row_warp, int column_warp, uint32_t shared)
+                                  int row_warp, int column_warp, uint32_t shared, float unit = 1)
       : a_(a),
         cut_(cut),
         row_warp_(row_warp),
         column_warp_(column_warp),
+        unit_(unit),
         warp_bytes_(layout.sums_warp),
         place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
                threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
@@ -130,13 +132,13 @@ class Sums {
       const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
       const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
       float scale = 1;
-      if (scaled) scale = row < a_.rows ? a_.scales[row] : 0.0f;
+      if (scaled) scale = row < a_.rows ? a_.scales[row] * unit_ : 0.0f;
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
         const Sum* const s = sums[i / 2][n] + i % 2 * 2;
-        const float one = static_cast<float>(s[0]) * x_scale(n * 8 + pair);
-        const float other = static_cast<float>(s[1]) * x_scale(n * 8 + pair + 1);
+        const float one = number(s[0], n * 8 + pair);
+        const float other = number(s[1], n * 8 + pair + 1);
         const uint32_t two =
             transpose_8x8(from_floats<Type>(one * scale + bias, other * scale + bias));
         if (n * 8 + group < a_.tokens) store_two(place, two, a_.rows - column);
@@ -145,11 +147,16 @@ class Sums {
     }
   }
 
-  __device__ __forceinline__ float x_scale(int token) const {
-    if constexpr (narrow_x) {
-      return token < a_.tokens ? a_.x_scales[token] : 0.0f;
+  // Of a token, by its scale.
+  __device__ __forceinline__ float number(Sum sum, int token) const {
+    if constexpr (!narrow_x) {
+      return sum;
+    } else if constexpr (std::is_same_v<Sum, uint32_t>) {
+      if (token >= a_.tokens) return 0;
+      const auto own = static_cast<int32_t>(sum - 128 * a_.x_sums[token]);
+      return static_cast<float>(own) * a_.x_scales[token];
     } else {
-      return 1;
+      return static_cast<float>(sum) * (token < a_.tokens ? a_.x_scales[token] : 0.0f);
     }
   }
 
@@ -171,6 +178,7 @@ class Sums {
   const AnyArguments& a_;
   const Cut& cut_;
   const int row_warp_, column_warp_;
+  const float unit_;
   const uint32_t warp_bytes_, place_;
   uint32_t turn_ = 0;
 };

@@ -10,10 +10,7 @@
 //                       mma
 //   multiply(sums, a, b, metadata)          by mma
 //   multiply<tokens>(sums, a, b, metadata)  by wgmma
-//
-// Both instructions take 64 columns, and of each 32 have the lane t of four give the fours 2 t and
-// 2 t + 1, where units give it t and t + 4. So the fours of x lie as 0, 4, 1, 5, 2, 6, 3, 7
-// (quantise_x.cuh), and A and metadata of two steps are put into that order here.
+//   column, kSums       how x lies (cuda/mma_units/quantise_x.cuh)
 #pragma once
 #include "common/integer.cuh"
 #include "common/mma_sparse.cuh"
@@ -23,7 +20,18 @@
 
 namespace flashsparse::sparse_24 {
 
-struct Fp8Codes {
+// Both instructions take 64 columns, and of each 32 have the lane t of four give the fours 2 t and
+// 2 t + 1, where units give it t and t + 4. So the fours of x lie as 0, 4, 1, 5, 2, 6, 3, 7, and A
+// and metadata of two steps are put into that order below.
+struct CodesOfX {
+  static constexpr bool kSums = false;
+
+  static __device__ __forceinline__ constexpr int column(int word, int byte) {
+    return 4 * (word / 2 + word % 2 * 4) + byte;
+  }
+};
+
+struct Fp8Codes : CodesOfX {
   using Values = Fp8Values<0>;
   using Sum = float;
   static constexpr float kLargest = kLargestFp8;
@@ -44,7 +52,7 @@ struct Fp8Codes {
   }
 };
 
-struct Int8Codes {
+struct Int8Codes : CodesOfX {
   using Values = Int8Values<0>;
   using Sum = int32_t;
   static constexpr float kLargest = kLargestInt8;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/sparse_24/quantise_x.cuh"
+#include "cuda/mma_units/quantise_x.cuh"
+#include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/sparse_24.h"
 
 namespace flashsparse {
@@ -7,8 +8,8 @@ namespace {
 
 template <class Codes>
 auto kernel_of(bool bfloat16) {
-  return bfloat16 ? sparse_24::quantise_x_kernel<BFloat16, Codes>
-                  : sparse_24::quantise_x_kernel<Float16, Codes>;
+  return bfloat16 ? mma_units::quantise_x_kernel<BFloat16, Codes>
+                  : mma_units::quantise_x_kernel<Float16, Codes>;
 }
 
 }  // namespace
@@ -20,8 +21,8 @@ cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t to
                                  cudaStream_t stream) {
   const auto kernel = type == ValueType::kFp8 ? kernel_of<sparse_24::Fp8Codes>(bfloat16)
                                               : kernel_of<sparse_24::Int8Codes>(bfloat16);
-  kernel<<<static_cast<unsigned>(tokens), sparse_24::kQuantiseThreads, 0, stream>>>(
-      x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes), scales);
+  kernel<<<static_cast<unsigned>(tokens), mma_units::kQuantiseThreads, 0, stream>>>(
+      x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes), scales, nullptr);
   return cudaGetLastError();
 }
 

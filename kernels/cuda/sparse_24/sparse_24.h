@@ -29,8 +29,8 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream);
 
 // Writes codes of x, of e4m3 or int8, [tokens, quantised_stride(x_stride)] and scales of tokens
-// (quantise_x.cuh). x is on 16 bytes, its stride a multiple of 8, zero beyond its columns; tokens
-// >= 1.
+// (cuda/mma_units/quantise_x.cuh). x is on 16 bytes, its stride a multiple of 8, zero beyond its
+// columns; tokens >= 1.
 cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
                                  ValueType type, bool bfloat16, uint16_t* codes, float* scales,
                                  cudaStream_t stream);

@@ -67,22 +67,34 @@ __device__ __forceinline__ void next_four(uint32_t mask, uint32_t& at, uint32_t&
   lower = prmt(second, 0, dp2a_hi(kSelect, kept, 0x4444));
 }
 
-// The A operands of two mma m16n8k16, of 32 columns: bits 4 half to 4 half + 3 of a mask's bytes.
-template <int half>
-__device__ __forceinline__ void next_operands(uint32_t mask, uint32_t& at, uint32_t (&a)[2][4]) {
-  const uint32_t later = mask >> 3, last = mask >> 6;
-  if constexpr (half == 0) {
-    next_four<0>(mask, at, a[0][0], a[0][1]);
-    next_four<1>(mask, at, a[0][2], a[0][3]);
-    next_four<2>(mask, at, a[1][0], a[1][1]);
-    next_four<0>(later, at, a[1][2], a[1][3]);
-  } else {
-    next_four<1>(later, at, a[0][0], a[0][1]);
-    next_four<2>(later, at, a[0][2], a[0][3]);
-    next_four<0>(last, at, a[1][0], a[1][1]);
-    next_four<1>(last, at, a[1][2], a[1][3]);
+// A run of a lane.
+class KeptValues {
+ public:
+  // Goes to the beginning of a run: `start` as the unit has it, `scratch` where it has been spread.
+  __device__ __forceinline__ void begin(uint32_t scratch, uint32_t start) {
+    at_ = scratch + start * 4;
   }
-}
+
+  // The A operands of two mma m16n8k16, of 32 columns: bits 4 part to 4 part + 3 of a mask's bytes.
+  template <int part>
+  __device__ __forceinline__ void next(uint32_t mask, uint32_t (&a)[2][4]) {
+    const uint32_t later = mask >> 3, last = mask >> 6;
+    if constexpr (part == 0) {
+      next_four<0>(mask, at_, a[0][0], a[0][1]);
+      next_four<1>(mask, at_, a[0][2], a[0][3]);
+      next_four<2>(mask, at_, a[1][0], a[1][1]);
+      next_four<0>(later, at_, a[1][2], a[1][3]);
+    } else {
+      next_four<1>(later, at_, a[0][0], a[0][1]);
+      next_four<2>(later, at_, a[0][2], a[0][3]);
+      next_four<0>(last, at_, a[1][0], a[1][1]);
+      next_four<1>(last, at_, a[1][2], a[1][3]);
+    }
+  }
+
+ private:
+  uint32_t at_;  // where the next items lie
+};
 
 // The operands of a unit as it lies in memory, one item after the other: of 32 columns at a time.
 // For units that are too full for the scratch.

@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch_early.h"
 #include "cuda/tiled_bitmap/linear.h"
 #include "cuda/tiled_bitmap/linear_compiled.h"
 #include "cuda/tiled_bitmap/linear_shared.h"
 
-namespace flashsparse::cuda {
+namespace flashsparse {
+namespace {
+
+using tiled_bitmap::Operands;
+
+template <Operands operands>
+const tiled_bitmap::Compiled& compiled_for(const tiled_bitmap::LinearPlan& plan) {
+  return plan.info().tokens <= 16 ? tiled_bitmap::compiled_linear<operands, 0, 16>()[plan.shape]
+                                  : tiled_bitmap::compiled_linear<operands, 16, 64>()[plan.shape];
+}
+
+}  // namespace
+
+namespace cuda {
 
 cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
                                 const tiled_bitmap::LinearPlan& plan, bool bfloat16,
                                 cudaStream_t stream) {
   const tiled_bitmap::Compiled& compiled =
-      plan.info().tokens <= 16 ? tiled_bitmap::compiled_linear<0, 16>()[plan.shape]
-                               : tiled_bitmap::compiled_linear<16, 64>()[plan.shape];
+      plan.operands == Operands::kNative  ? compiled_for<Operands::kNative>(plan)
+      : plan.operands == Operands::kCodes ? compiled_for<Operands::kCodes>(plan)
+                                          : compiled_for<Operands::kRounded>(plan);
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
@@ -21,17 +36,9 @@ cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
       {plan.row_warps, plan.column_warps, tiled_bitmap::kOrders, plan.x_stages},
       static_cast<uint32_t>(plan.scratch_quarters),
       static_cast<uint32_t>(plan.ring_lines * tiled_bitmap::kLineBytes)};
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = plan.blocks;
-  config.blockDim = plan.threads();
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = plan.is_early;
-  return cudaLaunchKernelEx(&config, kernel, arguments, cut);
+  return launch_early(kernel, plan.blocks, plan.threads(), shared_bytes, plan.is_early != 0, stream,
+                      arguments, cut);
 }
 
-}  // namespace flashsparse::cuda
+}  // namespace cuda
+}  // namespace flashsparse

@@ -4,12 +4,14 @@
 //
 // A warp takes row_units units, one above the other, through its own ring in shared memory
 // (weight_ring.cuh), by the orders of one that does no other work but that and to copy x
-// (weight_orders.cuh). It makes operands of the kept values (kept_values.cuh) and multiplies them
-// by x of their columns, which all warps of the block share. Warps stand beside each other along
-// rows and along columns; where a set of rows ends, those along columns add up their sums. Warps
-// wait for x and for nothing else of each other, so that each is somewhere else and the copies
-// never stop.
+// (weight_orders.cuh). It makes operands of what is kept (kept_values.cuh, kept_codes.cuh) and
+// multiplies them by x of their columns, which all warps of the block share. Warps stand beside
+// each other along rows and along columns; where a set of rows ends, those along columns add up
+// their sums. Warps wait for x and for nothing else of each other, so that each is somewhere else
+// and the copies never stop.
 #pragma once
+#include <type_traits>
+
 #include "common/bulk_copy.cuh"
 #include "common/device.cuh"
 #include "common/mma.cuh"
@@ -17,6 +19,7 @@
 #include "cuda/mma_units/sums.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
 #include "cuda/mma_units/x_ring.cuh"
+#include "cuda/tiled_bitmap/kept_codes.cuh"
 #include "cuda/tiled_bitmap/kept_values.cuh"
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_compiled.h"
@@ -27,20 +30,26 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// The same as an entry of kShapes, for the kernel.
-template <int kTokens_, int kRowUnits_, int kWarps_>
+// The same as an entry of shapes_of(operands), for the kernel.
+template <Operands operands, int kTokens_, int kRowUnits_, int kWarps_>
 struct Shape {
+  using Sum = std::conditional_t<operands == Operands::kRounded, uint32_t, float>;
+  static constexpr Operands kOperands = operands;
   static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
   static constexpr int kThreads = (kWarps_ + 1) * 32;
-  static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns, a mask of a lane
-  static constexpr uint32_t kXUnitBytes = kMaskWords * kPanelBytes;
+  static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns, or 128 of codes
+  static constexpr uint32_t kXUnitBytes = kUnitCols * x_bytes(operands) / 128 * kPanelBytes;
 };
+
+template <class Type, Operands operands>
+using Kept = std::conditional_t<operands == Operands::kNative, KeptValues,
+                                KeptCodes<Type, operands == Operands::kRounded>>;
 
 template <class Type, class Shape>
 class Multiplier {
  public:
-  using Tile = mma_units::SumsTile<Shape>;
+  using Tile = mma_units::SumsTile<Shape, typename Shape::Sum>;
   using Places = Place[Shape::kRowUnits];
 
   // `x_unit`: from the beginning of a stage of x to the warp's unit of columns. `scratch` is the
@@ -52,7 +61,48 @@ class Multiplier {
     mma_units::clear<Shape>(sums);
   }
 
-  // Takes units out of the ring. A barrier of the warp follows.
+  // Adds the product of the units of a step, and gives their places back to the ring as soon as
+  // they have been read. `x` is where the stage begins.
+  template <class Weights>
+  __device__ __forceinline__ void step(const Places& places, uint32_t x, Weights& weights) {
+    // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
+    const bool inside = places[0].lines() > 0;
+    if constexpr (Shape::kOperands != Operands::kNative) {
+      if (inside) {
+        take(places);
+        multiply(x);
+      }
+      give_back(weights);
+    } else {
+      const bool is_fast = inside && !places[0].is_slow();
+      if (is_fast) {
+        take(places);
+      } else if (inside) {
+        multiply_slowly(places, x);
+      }
+      give_back(weights);
+      if (is_fast) multiply(x);
+      const bool fills_scratch = weights.waits_for_scratch();
+      if (fills_scratch) finish_reads();
+      __syncwarp();
+      if (fills_scratch) weights.fill_wide();
+    }
+  }
+
+  Tile sums;
+
+ private:
+  using Masks = uint32_t[kRuns][Shape::kRowUnits];
+
+  template <class Weights>
+  static __device__ __forceinline__ void give_back(Weights& weights) {
+    finish_reads();
+    __syncwarp();
+    weights.release();
+    weights.refill();
+  }
+
+  // Goes to the beginning of units. Those of values are spread; a barrier of the warp follows.
   __device__ __forceinline__ void take(const Places& places) {
     const int lane = threadIdx.x % 32;
     FS_UNROLL
@@ -60,26 +110,34 @@ class Multiplier {
       const uint32_t head = places[m].address(), scratch = scratch_ + m * unit_bytes_;
       masks_[m] = load_shared<uint4>(head + lane * 16);
       const uint32_t starts = load_shared<uint32_t>(head + kMaskLines * kLineBytes + lane * 4);
-      at_[0][m] = scratch + (starts & 0xffff) * 4;
-      at_[1][m] = scratch + (starts >> 16) * 4;
-      spread_items(head + kHeadBytes, places[m].lines() - kHeadLines, scratch);
+      constexpr bool kSpreads = Shape::kOperands == Operands::kNative;
+      const uint32_t items = kSpreads ? scratch : head + kHeadBytes;
+      runs_[0][m].begin(items, starts & 0xffff);
+      runs_[1][m].begin(items, starts >> 16);
+      if constexpr (kSpreads) {
+        spread_items(head + kHeadBytes, places[m].lines() - kHeadLines, scratch);
+      }
     }
   }
 
-  // Adds the product of the units that it took. `x` is where the stage begins.
+  // Adds the product of the units that it took.
   __device__ __forceinline__ void multiply(uint32_t x) {
-    const uint32_t even = x + x_row_, odd = even ^ 64;  // of 32 columns
+    const uint32_t even = x + x_row_, odd = even ^ 64;  // halves of a panel
     // Both runs side by side: each is one chain of instructions that wait for each other.
     FS_UNROLL
     for (int word = 0; word < kRunMasks; ++word) {
-      uint32_t mask[kRuns][Shape::kRowUnits];
+      Masks masks;
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
-        mask[0][m] = word == 0 ? masks_[m].x : masks_[m].y;
-        mask[1][m] = word == 0 ? masks_[m].z : masks_[m].w;
+        masks[0][m] = word == 0 ? masks_[m].x : masks_[m].y;
+        masks[1][m] = word == 0 ? masks_[m].z : masks_[m].w;
       }
-      multiply_half<0>(mask, at_, even + word * Shape::kPanelBytes);
-      multiply_half<1>(mask, at_, odd + word * Shape::kPanelBytes);
+      if constexpr (Shape::kOperands == Operands::kRounded) {
+        multiply_part<0>(masks, word == 0 ? even : odd);
+      } else {
+        multiply_part<0>(masks, even + word * Shape::kPanelBytes);
+        multiply_part<1>(masks, odd + word * Shape::kPanelBytes);
+      }
     }
   }
 
@@ -104,21 +162,16 @@ class Multiplier {
     }
   }
 
-  Tile sums;
-
- private:
-  using OfRuns = uint32_t[kRuns][Shape::kRowUnits];
-
-  // 32 columns of either run.
-  template <int half>
-  __device__ __forceinline__ void multiply_half(const OfRuns& masks, OfRuns& at, uint32_t x) {
-    constexpr uint32_t kRunBytes = kRunMasks * Shape::kPanelBytes;  // of x
+  // Half a panel of either run: 32 columns, or 64 where x is codes.
+  template <int part>
+  __device__ __forceinline__ void multiply_part(const Masks& masks, uint32_t x) {
+    constexpr uint32_t kRunBytes = Shape::kXUnitBytes / kRuns;  // of x
     uint32_t a[kRuns][Shape::kRowUnits][2][4];
     FS_UNROLL
     for (int run = 0; run < kRuns; ++run) {
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
-        next_operands<half>(masks[run][m], at[run][m], a[run][m]);
+        runs_[run][m].template next<part>(masks[run][m], a[run][m]);
       }
     }
     FS_UNROLL
@@ -129,26 +182,38 @@ class Multiplier {
         ldmatrix_x4(b, x + run * kRunBytes + n * 8 * 128);
         FS_UNROLL
         for (int m = 0; m < Shape::kRowUnits; ++m) {
-          mma_m16n8k16<Type>(sums[m][n], a[run][m][0], b[0], b[1]);
-          mma_m16n8k16<Type>(sums[m][n], a[run][m][1], b[2], b[3]);
+          add_product(sums[m][n], a[run][m][0], b[0], b[1]);
+          add_product(sums[m][n], a[run][m][1], b[2], b[3]);
         }
       }
     }
   }
 
+  static __device__ __forceinline__ void add_product(float (&d)[4], const uint32_t (&a)[4],
+                                                     uint32_t b0, uint32_t b1) {
+    mma_m16n8k16<Type>(d, a, b0, b1);
+  }
+  static __device__ __forceinline__ void add_product(uint32_t (&d)[4], const uint32_t (&a)[4],
+                                                     uint32_t b0, uint32_t b1) {
+    mma_m16n8k32(d, a, b0, b1);
+  }
+
   const uint32_t scratch_, unit_bytes_;  // where the first unit's is, and how far the next
-  uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of even 32 columns
+  uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of the half of a panel
   uint4 masks_[Shape::kRowUnits];
-  OfRuns at_;  // where the next items lie
+  Kept<Type, Shape::kOperands> runs_[kRuns][Shape::kRowUnits];
 };
 
 template <class Type, class Shape>
 __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, uint32_t shared) {
+  constexpr Operands kOperands = Shape::kOperands;
+  constexpr bool kScaled = kOperands != Operands::kNative;
+  constexpr bool kNarrowX = kOperands == Operands::kRounded;
   using XRing = mma_units::XRing<Shape>;
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
-                      cut.scratch_quarters, cut.x_stages, cut.ring_bytes);
+                      cut.scratch_quarters, cut.x_stages, cut.ring_bytes, kOperands);
   mma_units::Steps steps(a, cut, Shape::kRowUnits);
   XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
@@ -185,7 +250,9 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   weights.fill();
 
   const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
-  mma_units::Sums<Type, Shape, false> sums(a, cut, layout, row_warp, column_warp, shared);
+  mma_units::Sums<Type, Shape, kScaled, kNarrowX, typename Shape::Sum> sums(
+      a, cut, layout, row_warp, column_warp, shared,
+      kOperands == Operands::kCodes ? 1 / kWidenedByte<Type> : 1);
   Multiplier<Type, Shape> multiplier(
       column_warp * Shape::kXUnitBytes,
       shared + layout.weights + warp * layout.warp_weights + cut.ring_bytes, cut.scratch_quarters);
@@ -194,22 +261,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     const uint32_t x_of_step = x.wait();
     typename Multiplier<Type, Shape>::Places places;
     weights.wait(places);
-    // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
-    const bool inside = places[0].lines() > 0, is_fast = inside && !places[0].is_slow();
-    if (is_fast) {
-      multiplier.take(places);
-    } else if (inside) {
-      multiplier.multiply_slowly(places, x_of_step);
-    }
-    finish_reads();
-    __syncwarp();
-    weights.release();
-    weights.refill();
-    if (is_fast) multiplier.multiply(x_of_step);
-    const bool fills_scratch = weights.waits_for_scratch();
-    if (fills_scratch) finish_reads();
-    __syncwarp();
-    if (fills_scratch) weights.fill_wide();
+    multiplier.step(places, x_of_step, weights);
     x.release();
     const mma_units::Steps here = steps;
     if (!steps.advance() && !steps.ended()) continue;
@@ -236,13 +288,18 @@ constexpr Compiled compiled_in() {
   }
 }
 
-template <int least, int most>
+template <Operands operands, int least, int most>
 const Compiled* compiled_linear() {
 #define FS_COMPILED(tokens, row_units, warps) \
-  compiled_in<Shape<tokens, row_units, warps>, least, most>(),
-  static const Compiled compiled[] = {FS_TILED_BITMAP_SHAPES(FS_COMPILED)};
+  compiled_in<Shape<operands, tokens, row_units, warps>, least, most>(),
+  if constexpr (operands == Operands::kNative) {
+    static const Compiled compiled[] = {FS_TILED_BITMAP_SHAPES(FS_COMPILED)};
+    return compiled;
+  } else {
+    static const Compiled compiled[] = {FS_TILED_BITMAP_CODES_SHAPES(FS_COMPILED)};
+    return compiled;
+  }
 #undef FS_COMPILED
-  return compiled;
 }
 
 }  // namespace flashsparse::tiled_bitmap

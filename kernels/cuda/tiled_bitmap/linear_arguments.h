@@ -7,8 +7,9 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// `units` is weight_packed, `scales` null.
-struct Arguments : mma_units::Arguments {
+// `units` is weight_packed; `scales` is null where values are native; those of x are, and its sums,
+// where it is not rounded.
+struct Arguments : mma_units::CodesArguments {
   const int32_t* offsets;  // of units, in lines
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled linear kernels of tiled_bitmap. Shapes of few and of many tokens have a source file
-// each, so that they compile side by side.
+// The compiled linear kernels of tiled_bitmap. Operands of each kind, and of them shapes of few and
+// of many tokens, have a source file each, so that they compile side by side.
 #pragma once
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_plan.h"
@@ -12,8 +12,9 @@ struct Compiled {
   void (*bfloat16)(Arguments, Cut);
 };
 
-// By the index of kShapes; null where a shape has more tokens than `most`, or no more than `least`.
-template <int least, int most>
+// By the number of a shape; null where a shape has more tokens than `most`, or no more than
+// `least`.
+template <Operands operands, int least, int most>
 const Compiled* compiled_linear();
 
 }  // namespace flashsparse::tiled_bitmap

@@ -15,30 +15,49 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a plan costs in microseconds, without what all plans of a product share. Fitted to 11 700
-// launches on an H200 (benchmarks/tiled_bitmap/sweep.py); docs/kernels-bitmap.md says how well the
-// choices meet the fastest of these. Of a step of a block,
-constexpr double kIssue = 0.193, kIssueToken = 0.00515;  // for each warp of the fullest scheduler
-constexpr double kCopies = 0.6;        // of a warp: what the one that copies takes of its scheduler
-constexpr double kChain = 0.594;       // for each unit of a warp: instructions that wait
-constexpr double kTight = 0.657;       // where a ring has room for one step
-constexpr double kXToken = 0.329 / 8;  // of a column of warps, where x has no stage left.
-// Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
-// unit of rows and token.
-constexpr double kSharing = 0.624, kRagged = 0.967, kPart = 0.174, kSharedToken = 0.00412;
+// What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
+// on an H200 (benchmarks/tiled_bitmap/sweep.py): 11 700 of native values, 2 000 of codes, 3 500 of
+// codes by codes; docs/kernels-bitmap.md says how well the choices meet the fastest of these.
+struct Costs {
+  // Of a step of a block,
+  double issue, issue_token;  // for each warp of the fullest scheduler
+  double chain;               // for each unit of a warp: instructions that wait
+  double tight;               // where a ring has room for one step
+  double x_token;             // of a column of warps, where x has no stage left.
+  // Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
+  // unit of rows and token.
+  double sharing, ragged, part, shared_token;
+  // Where every multiprocessor has a block, so that the launch that rounds the next x finds none.
+  double full;
+};
+constexpr Costs kNativeCosts{0.193, 0.00515, 0.594, 0.657, 0.0411, 0.624, 0.967, 0.174, 0.00412, 0};
+constexpr Costs kCodesCosts{0.15, 0.00728, 0.57, 0.01, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
+constexpr Costs kRoundedCosts{0.117, 0.00033, 0.286, 0.347, 0.0334, 1.62, 0, 0.213, 0.00514, 1.84};
+
+constexpr const Costs& costs_of(Operands operands) {
+  return operands == Operands::kNative  ? kNativeCosts
+         : operands == Operands::kCodes ? kCodesCosts
+                                        : kRoundedCosts;
+}
+
+// Of a warp: what the one that copies takes of its scheduler.
+constexpr double kCopies = 0.6;
 
 // Value lines that room is made for: units differ.
 constexpr double kFuller = 1.1, kLittleFuller = 2;
 
 // Lines of a ring for a step of a warp whose units are a little fuller than the average.
 double stage_lines(const LinearPlan& plan, double value_lines) {
-  const double quarters = std::ceil((value_lines + kLittleFuller) / 4);
-  return plan.info().row_units * (std::min(quarters * 4, double{kMostValueLines}) + 1 + kHeadLines);
+  const int most = most_lines(item_bytes(plan.operands)) - kHeadLines;
+  const int fuller = std::min(static_cast<int>(std::ceil(value_lines + kLittleFuller)), most);
+  return plan.info().row_units * (place_bytes(plan.operands, fuller) / kLineBytes);
 }
 
 // To compare plans by, not an estimate of time.
-double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines) {
+double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines,
+            const Gpu& gpu) {
   constexpr int kSchedulers = 4;
+  const Costs& of = costs_of(plan.operands);
   const ShapeInfo& info = plan.info();
   const int64_t sets = plan.sets(rows);
   const double steps = static_cast<double>(ceil_div(sets * plan.set_steps(cols), plan.blocks));
@@ -46,29 +65,35 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
       std::max<double>(ceil_div(plan.warps(), kSchedulers), plan.warps() / kSchedulers + kCopies);
   const double held = plan.ring_lines / stage_lines(plan, value_lines);
   double total =
-      steps * (fullest * (kIssue + kIssueToken * info.tokens) + kChain * info.row_units +
-               kTight / held) +
-      std::max(0.0, steps / plan.x_stages - 1) * kXToken * plan.column_warps * info.tokens;
+      steps * (fullest * (of.issue + of.issue_token * info.tokens) + of.chain * info.row_units +
+               of.tight / held) +
+      std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens +
+      (plan.blocks == gpu.multiprocessors ? of.full : 0);
   if (plan.shares_sets(rows)) {
-    total += kSharing + (plan.blocks % sets ? kRagged : 0) +
-             kPart * static_cast<double>(ceil_div(plan.blocks, sets)) +
-             kSharedToken * info.tokens * plan.row_warps * info.row_units;
+    total += of.sharing + (plan.blocks % sets ? of.ragged : 0) +
+             of.part * static_cast<double>(ceil_div(plan.blocks, sets)) +
+             of.shared_token * info.tokens * plan.row_warps * info.row_units;
   }
   return total;
+}
+
+bool has_room(const LinearPlan& plan) {
+  return plan.warp_bytes() >= plan.info().row_units * int64_t{least_bytes(plan.operands)};
 }
 
 // Of the rest of shared memory, a scratch for units that are a tenth fuller than the average, or
 // else a little, and rings. False where there is too little for a step of a warp, or for a unit
 // without zeros.
 bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
+  const bool has_scratch = plan.operands == Operands::kNative;
   for (const double fuller : {value_lines * kFuller + 0.5, value_lines + kLittleFuller}) {
     plan.scratch_quarters =
-        std::clamp(static_cast<int>(std::ceil(fuller / 4)), 1, kMostValueLines / 4);
+        has_scratch ? std::clamp(static_cast<int>(std::ceil(fuller / 4)), 1, kMostValueLines / 4)
+                    : 0;
     plan.ring_lines = 0;
     const int64_t left = gpu.shared_bytes - plan.shared_bytes();
     plan.ring_lines = static_cast<int>(std::max<int64_t>(left, 0) / plan.warps() / kLineBytes);
-    if (plan.ring_lines < stage_lines(plan, value_lines)) continue;
-    if (plan.warp_bytes() >= plan.info().row_units * int64_t{kLeastBytes}) return true;
+    if (plan.ring_lines >= stage_lines(plan, value_lines) && has_room(plan)) return true;
   }
   return false;
 }
@@ -77,30 +102,33 @@ bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
 
 int64_t LinearPlan::warp_bytes() const {
   return Shared(info().tokens, info().row_units, row_warps, column_warps, scratch_quarters,
-                x_stages, ring_lines * kLineBytes)
+                x_stages, ring_lines * kLineBytes, operands)
       .warp_weights;
 }
 
 int64_t LinearPlan::shared_bytes() const {
   return Shared(info().tokens, info().row_units, row_warps, column_warps, scratch_quarters,
-                x_stages, ring_lines * kLineBytes)
+                x_stages, ring_lines * kLineBytes, operands)
       .bytes;
 }
 
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
   constexpr int64_t kMostArrivals = 4096, kMostRingLines = 1 << 12;
-  if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
+  if (shape < 0 || shape >= shapes_of(operands).count) return "there is no such shape";
   if (tokens < 1 || tokens > info().tokens) return "the shape is for other numbers of tokens";
   if (row_warps < 1 || column_warps < 1 || row_warps > info().warps ||
       column_warps > info().warps || warps() > info().warps)
     return "the shape has fewer warps";
   if (x_stages < 1 || x_stages > kMostXStages) return "x has 1 to 12 stages";
-  if (scratch_quarters < 1 || scratch_quarters > kMostValueLines / 4)
+  if (operands != Operands::kNative && scratch_quarters != 0) return "codes have no scratch";
+  if (operands == Operands::kNative &&
+      (scratch_quarters < 1 || scratch_quarters > kMostValueLines / 4))
     return "a scratch has 1 to 16 quarters";
-  if (ring_lines < 0 || ring_lines > kMostRingLines ||
-      warp_bytes() < info().row_units * int64_t{kLeastBytes})
+  if (ring_lines < 0 || ring_lines > kMostRingLines || !has_room(*this))
     return "a unit without zeros would not fit in ring and scratch";
+  if (operands == Operands::kRounded && cols > kMostRoundedCols)
+    return "int32 sums have room for 131072 columns";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   const int64_t steps = sets(rows) * set_steps(cols);
   if (blocks < 1 || blocks > steps) return "a block has at least one step";
@@ -113,13 +141,15 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu) {
+LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
+                     Operands operands) {
   LinearPlan best{};
   double least = -1;
   const double value_lines =
       static_cast<double>(lines) / (unit_rows(rows) * unit_cols(cols)) - kHeadLines;
   int shape_tokens = 64;
-  for (const ShapeInfo& info : kShapes) {
+  const Shapes shapes = shapes_of(operands);
+  for (const ShapeInfo& info : shapes) {
     if (info.tokens >= tokens) shape_tokens = std::min(shape_tokens, info.tokens);
   }
   const int64_t slots = gpu.multiprocessors;
@@ -132,19 +162,19 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
       if (blocks > slots) continue;
       plan.blocks = static_cast<int>(std::min(blocks, steps));
       if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-      const double found = cost(plan, rows, cols, value_lines);
+      const double found = cost(plan, rows, cols, value_lines, gpu);
       if (least >= 0 && found >= least) continue;
       least = found;
       best = plan;
     }
   };
-  for (int shape = 0; shape < kShapeCount; ++shape) {
-    const ShapeInfo& info = kShapes[shape];
+  for (int shape = 0; shape < shapes.count; ++shape) {
+    const ShapeInfo& info = shapes.all[shape];
     if (info.tokens != shape_tokens) continue;
     for (int row_warps = 1; row_warps <= info.warps; ++row_warps) {
       for (int column_warps = 1; row_warps * column_warps <= info.warps; ++column_warps) {
         for (const int x_stages : {3, 2}) {
-          compare({shape, row_warps, column_warps, 1, x_stages, 0, 1, gpu.hopper});
+          compare({shape, row_warps, column_warps, 1, x_stages, 0, 1, gpu.hopper, operands});
         }
       }
     }
@@ -155,13 +185,15 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
 }  // namespace
 
 // It takes longer to compare all plans than to launch one: each is found once.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu) {
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
+                       Operands operands) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 7>, LinearPlan> found;
+  static std::map<std::array<int64_t, 8>, LinearPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] = found.try_emplace(
-      {rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes, gpu.hopper});
-  if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu);
+  const auto [place, is_new] =
+      found.try_emplace({rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes,
+                         gpu.hopper, static_cast<int64_t>(operands)});
+  if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu, operands);
   return place->second;
 }
 

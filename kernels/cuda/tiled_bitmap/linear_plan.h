@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "cuda/gpu.h"
+#include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {
@@ -25,32 +26,66 @@ namespace flashsparse::tiled_bitmap {
   X(64, 1, 13)                    \
   X(64, 2, 7)
 
+// The same of codes, which leave room for more warps.
+#define FS_TILED_BITMAP_CODES_SHAPES(X) \
+  X(8, 1, 23)                           \
+  X(8, 2, 19)                           \
+  X(16, 1, 19)                          \
+  X(16, 2, 15)                          \
+  X(32, 1, 16)                          \
+  X(32, 2, 11)                          \
+  X(64, 1, 13)                          \
+  X(64, 2, 7)
+
 struct ShapeInfo {
   int tokens, row_units, warps;
 };
 
+struct Shapes {
+  const ShapeInfo* all;
+  int count;
+
+  constexpr const ShapeInfo* begin() const { return all; }
+  constexpr const ShapeInfo* end() const { return all + count; }
+};
+
 #define FS_TILED_BITMAP_SHAPE_INFO(tokens, row_units, warps) {tokens, row_units, warps},
 inline constexpr ShapeInfo kShapes[] = {FS_TILED_BITMAP_SHAPES(FS_TILED_BITMAP_SHAPE_INFO)};
+inline constexpr ShapeInfo kCodesShapes[] = {
+    FS_TILED_BITMAP_CODES_SHAPES(FS_TILED_BITMAP_SHAPE_INFO)};
 #undef FS_TILED_BITMAP_SHAPE_INFO
-inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
+
+constexpr Shapes shapes_of(Operands operands) {
+  return operands == Operands::kNative
+             ? Shapes{kShapes, static_cast<int>(sizeof kShapes / sizeof kShapes[0])}
+             : Shapes{kCodesShapes, static_cast<int>(sizeof kCodesShapes / sizeof kCodesShapes[0])};
+}
 
 // Tokens of one launch at most: x of more leaves no room where a block has 99 KB.
 constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ? 64 : 32; }
 
+// An int32 holds the sum of so many products of codes.
+inline constexpr int64_t kMostRoundedCols = 1 << 17;
+
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
-// where the caller does not say better (flashsparse_plugin/dataflow).
-constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? 1024 : 128; }
+// where the caller does not say better (flashsparse_plugin/dataflow). Codes have no kernel for many
+// tokens.
+constexpr int64_t max_sparse_tokens(const Gpu& gpu, Operands operands) {
+  return gpu.hopper && operands == Operands::kNative ? 1024 : 128;
+}
 
 struct LinearPlan {
-  int shape;                    // index into kShapes
+  int shape;                    // number of shapes_of(operands)
   int row_warps, column_warps;  // of a block
-  int scratch_quarters;  // of a unit, four value lines each: fuller ones are multiplied slowly
+  int scratch_quarters;  // of a unit, four value lines each: fuller ones are multiplied slowly; of
+                         // codes 0, which need none
   int x_stages;          // of its ring in shared memory
   int ring_lines;        // of a warp's weights, 128 bytes each
   int blocks;
   int is_early;  // 1: begins before the kernel before it in the stream has ended, on Hopper
+  Operands operands = Operands::kNative;
 
-  const ShapeInfo& info() const { return kShapes[shape]; }
+  const ShapeInfo& info() const { return shapes_of(operands).all[shape]; }
   int warps() const { return row_warps * column_warps; }
   int threads() const { return (warps() + 1) * 32; }
   // What the kernel is cut into.
@@ -78,6 +113,7 @@ struct LinearPlan {
 };
 
 // For a weight of so many lines in all. tokens in [1, max_tokens(gpu)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu);
+LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
+                       Operands operands = Operands::kNative);
 
 }  // namespace flashsparse::tiled_bitmap

@@ -11,11 +11,13 @@
 // A unit in the scratch has rows of 256 bytes: a value line, and its odd items (kept_values.cuh). A
 // lane reads one word beyond the last item of its column: the scratch is a line longer than its
 // rows. A unit that the scratch has too few rows for is multiplied slowly, out of the ring. One
-// that the ring is too small for takes the scratch too.
+// that the ring is too small for takes the scratch too. Units of codes are multiplied out of the
+// ring, and have no scratch.
 #pragma once
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {
@@ -29,31 +31,39 @@ inline constexpr int kOrders = 16, kBatch = 4, kBatches = kOrders / kBatch, kMos
 inline constexpr uint32_t kOrderBytes = 8;  // of a unit
 inline constexpr int kMostXStages = kOrders - kBatch;
 
-// What a unit takes of the ring, which is read up to a line behind whole quarters of value lines.
-FS_HOST_DEVICE constexpr uint32_t place_bytes(uint32_t value_lines) {
-  return ((value_lines + 3) / 4 * 4 + 1 + kHeadLines) * kLineBytes;
+// What a unit takes of the ring, which is read up to a line behind whole quarters of value lines;
+// of codes, up to two lines behind the last.
+FS_HOST_DEVICE constexpr uint32_t place_bytes(Operands operands, uint32_t value_lines) {
+  const uint32_t read =
+      operands == Operands::kNative ? (value_lines + 3) / 4 * 4 + 1 : value_lines + 2;
+  return (kHeadLines + read) * kLineBytes;
 }
 
 // Of a warp, for each unit of a stage.
 FS_HOST_DEVICE constexpr uint32_t scratch_bytes(uint32_t quarters) {
-  return quarters * kQuarterBytes + kLineBytes;
+  return quarters == 0 ? 0 : quarters * kQuarterBytes + kLineBytes;
 }
 
 // Least of a ring and its scratch together, for a unit without zeros.
-inline constexpr uint32_t kLeastBytes = kMostLines * kLineBytes;
+FS_HOST_DEVICE constexpr uint32_t least_bytes(Operands operands) {
+  return operands == Operands::kNative
+             ? kMostLines * kLineBytes
+             : place_bytes(operands, most_lines(item_bytes(operands)) - kHeadLines);
+}
 
 struct Shared {
   uint32_t batches, arrivals, orders, warp_orders, x, x_stage, weights, warp_weights, sums,
       sums_warp, bytes;
 
   FS_HOST_DEVICE constexpr Shared(int tokens, int row_units, int row_warps, int column_warps,
-                                  int scratch_quarters, int x_stages, uint32_t ring_bytes)
+                                  int scratch_quarters, int x_stages, uint32_t ring_bytes,
+                                  Operands operands)
       : batches(8 * (2 * x_stages + 1)),
         arrivals(batches + 8 * kBatches),
         orders((arrivals + row_warps * column_warps * kOrders * 8 + 15) & ~15u),
         warp_orders(kOrders * row_units * kOrderBytes),
         x((orders + row_warps * column_warps * warp_orders + 1023) & ~1023u),
-        x_stage(column_warps * tokens * kUnitCols * 2),
+        x_stage(column_warps * tokens * kUnitCols * x_bytes(operands)),
         weights(x + x_stages * x_stage),
         warp_weights(ring_bytes + row_units * scratch_bytes(scratch_quarters)),
         sums(weights + row_warps * column_warps * warp_weights),

@@ -5,23 +5,25 @@
 
 namespace flashsparse::cuda {
 
-cudaError_t tiled_bitmap_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* lengths,
-                               cudaStream_t stream) {
+cudaError_t tiled_bitmap_count(const uint16_t* weight, int64_t rows, int64_t cols, int item_bytes,
+                               int32_t* lengths, cudaStream_t stream) {
   using namespace tiled_bitmap;
   if (!can_number_units(rows, cols)) return cudaErrorInvalidValue;
-  count_kernel<<<blocks_of(rows, cols, kPackWarps), kPackThreads, 0, stream>>>(weight, rows, cols,
-                                                                               lengths);
+  const auto kernel = item_bytes == 2 ? count_kernel<ValueItems> : count_kernel<CodeItems<Float16>>;
+  kernel<<<blocks_of(rows, cols, kPackWarps), kPackThreads, 0, stream>>>(weight, rows, cols,
+                                                                         lengths);
   return cudaGetLastError();
 }
 
-cudaError_t tiled_bitmap_pack(const uint16_t* weight, int64_t rows, int64_t cols,
+cudaError_t tiled_bitmap_pack(const uint16_t* weight, int64_t rows, int64_t cols, int item_bytes,
                               const int32_t* offsets, uint32_t* packed, cudaStream_t stream) {
   using namespace tiled_bitmap;
   if (!can_number_units(rows, cols) || reinterpret_cast<uintptr_t>(packed) % sizeof(uint4) != 0) {
     return cudaErrorInvalidValue;
   }
-  pack_kernel<<<blocks_of(rows, cols, kPackWarps), kPackThreads, 0, stream>>>(weight, rows, cols,
-                                                                              offsets, packed);
+  const auto kernel = item_bytes == 2 ? pack_kernel<ValueItems> : pack_kernel<CodeItems<Float16>>;
+  kernel<<<blocks_of(rows, cols, kPackWarps), kPackThreads, 0, stream>>>(weight, rows, cols,
+                                                                         offsets, packed);
   return cudaGetLastError();
 }
 

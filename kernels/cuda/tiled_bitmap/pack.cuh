@@ -93,14 +93,16 @@ __device__ __forceinline__ Runs place_runs(const uint32_t (&masks)[kMaskWords], 
   return {{column, start}, start / kLineWords + lengths[1]};
 }
 
-// Lines of the unit's values.
+// Lines of the unit's values, of so many items in a word.
+template <int in_word>
 __device__ __forceinline__ uint32_t value_lines(const Runs& runs) {
   const uint32_t fullest = reduce_lanes(runs.end, [](uint32_t a, uint32_t b) { return max(a, b); });
-  return (fullest + 1) / 2;
+  return (fullest + in_word - 1) / in_word;
 }
 
 // lengths[u] = lines of unit u.
 // Launch with ceil(units / kPackWarps) blocks of kPackThreads.
+template <class Items>
 __global__ void __launch_bounds__(kPackThreads)
     count_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
                  int32_t* __restrict__ lengths) {
@@ -117,16 +119,17 @@ __global__ void __launch_bounds__(kPackThreads)
   uint32_t masks[kMaskWords];
   masks_of(pairs, masks);
   const Runs runs = place_runs(masks, lane, shared_address(columns + warp * kLineWords));
-  const uint32_t lines = value_lines(runs);
+  const uint32_t lines = value_lines<kItemsOfWord<Items>>(runs);
   if (lane == 0) lengths[unit] = static_cast<int32_t>(kHeadLines + lines);
 }
 
 // Writes a lane's values to their columns, and zeros behind the second run up to the last line.
+template <class Items>
 __device__ __forceinline__ void store_items(const Pairs& pairs, const uint32_t (&masks)[kMaskWords],
                                             const Runs& runs, uint32_t lines, uint32_t values) {
   FS_UNROLL
   for (int run = 0; run < kRuns; ++run) {
-    ItemPlace item(values, runs.starts[run]);
+    ItemPlace<kItemsOfWord<Items>> item(values, runs.starts[run]);
     FS_UNROLL
     for (int w = run * kRunMasks; w < (run + 1) * kRunMasks; ++w) {
       FS_UNROLL
@@ -135,15 +138,16 @@ __device__ __forceinline__ void store_items(const Pairs& pairs, const uint32_t (
         for (int e = 0; e < 2 * kHalves; ++e) {
           if (masks[w] >> (j + 8 * e) & 1) {
             const uint32_t pair = pairs[w][j][e / 2];
-            store_shared(item.address, static_cast<uint16_t>(e % 2 ? pair >> 16 : pair));
+            const auto weight = static_cast<uint16_t>(e % 2 ? pair >> 16 : pair);
+            store_shared(item.address, Items::item_of(weight));
             item.next();
           }
         }
       }
     }
     if (run == kRuns - 1) {
-      for (uint32_t i = runs.end; i < 2 * lines; ++i) {
-        store_shared(item.address, uint16_t{0});
+      for (uint32_t i = runs.end; i < kItemsOfWord<Items> * lines; ++i) {
+        store_shared(item.address, typename Items::Item{0});
         item.next();
       }
     }
@@ -152,7 +156,9 @@ __device__ __forceinline__ void store_items(const Pairs& pairs, const uint32_t (
 
 // Writes lines offsets[u] to offsets[u + 1] of every unit u.
 // Launch with ceil(units / kPackWarps) blocks of kPackThreads; `packed` is aligned to 16 bytes,
-// `offsets` are the sums of what count_kernel says of the same weight.
+// `offsets` are the sums of what count_kernel says of the same weight, which is codes in float16
+// where items are.
+template <class Items>
 __global__ void __launch_bounds__(kPackThreads, 4)
     pack_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
                 const int32_t* __restrict__ offsets, uint32_t* __restrict__ packed) {
@@ -170,8 +176,8 @@ __global__ void __launch_bounds__(kPackThreads, 4)
   masks_of(pairs, masks);
   // When they are placed, every lane has its pairs: the items take the place of the rows.
   const Runs runs = place_runs(masks, lane, shared_address(columns + warp * kLineWords));
-  const uint32_t lines = value_lines(runs);
-  store_items(pairs, masks, runs, lines, stage);
+  const uint32_t lines = value_lines<kItemsOfWord<Items>>(runs);
+  store_items<Items>(pairs, masks, runs, lines, stage);
   __syncwarp();
 
   uint32_t* const head = packed + static_cast<int64_t>(offsets[unit]) * kLineWords;

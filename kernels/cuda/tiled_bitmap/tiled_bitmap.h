@@ -9,26 +9,32 @@
 
 namespace flashsparse::cuda {
 
-// Packs weight[rows, cols] (row by row, 16-bit values) in two steps, since the lines can only be
-// allocated when they are counted. The first fills lengths[units], of which sum_offsets
+// Packs weight[rows, cols] (row by row, 16-bit values, or codes of int8 in float16 whose items have
+// one byte) in two steps, since the lines can only be allocated when they are counted. The first
+// fills lengths[units], of which sum_offsets
 // (cuda/offsets.h) makes the offsets and the number of lines. The second fills packed[lines][32],
 // aligned to 16 bytes.
-cudaError_t tiled_bitmap_count(const uint16_t* weight, int64_t rows, int64_t cols, int32_t* lengths,
-                               cudaStream_t stream);
-cudaError_t tiled_bitmap_pack(const uint16_t* weight, int64_t rows, int64_t cols,
+cudaError_t tiled_bitmap_count(const uint16_t* weight, int64_t rows, int64_t cols, int item_bytes,
+                               int32_t* lengths, cudaStream_t stream);
+cudaError_t tiled_bitmap_pack(const uint16_t* weight, int64_t rows, int64_t cols, int item_bytes,
                               const int32_t* offsets, uint32_t* packed, cudaStream_t stream);
 
 // Unpacks packed[num_lines][32] to weight[rows, cols] (16-bit values, zeros included). `packed` is
 // aligned to 16 bytes, `offsets` has one entry a unit and one more; rows, cols >= 1.
 // A panel of rows from a multiple of 16 on is a weight of its own: its units follow each other, so
-// it takes fewer rows, and offsets that begin at its first unit.
+// it takes fewer rows, and offsets and scales that begin at its first unit and row.
 cudaError_t tiled_bitmap_unpack(const uint32_t* packed, int64_t num_lines, const int32_t* offsets,
                                 int64_t rows, int64_t cols, uint16_t* weight, cudaStream_t stream);
+// The same of codes, times scales[rows], or as they are where `scales` is null.
+cudaError_t tiled_bitmap_unpack_codes(const uint32_t* packed, int64_t num_lines,
+                                      const int32_t* offsets, const float* scales, int64_t rows,
+                                      int64_t cols, bool bfloat16, uint16_t* weight,
+                                      cudaStream_t stream);
 
 // Validates packed[num_lines][32] and `offsets` of any content: verdicts[u] >= 0 is the number of
 // values of unit u, a negative one the rule that it breaks (verdict.h).
 cudaError_t tiled_bitmap_validate(const uint32_t* packed, int64_t num_lines, const int32_t* offsets,
-                                  int64_t rows, int64_t cols, int32_t* verdicts,
+                                  int64_t rows, int64_t cols, int item_bytes, int32_t* verdicts,
                                   cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

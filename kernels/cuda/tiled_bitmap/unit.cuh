@@ -3,6 +3,7 @@
 // each lane takes the pairs of neighbouring columns that are its own, and as columns of items.
 #pragma once
 #include "common/memory.cuh"
+#include "common/mma.cuh"
 #include "cuda/lanes.cuh"
 #include "formats/tiled_bitmap.h"
 
@@ -17,6 +18,32 @@ inline constexpr int kStageBytes = kUnitRows * kRowBytes;
 
 static_assert(kUnitCols == kLanes * kChunk, "a lane has one chunk of each row");
 static_assert(kStageBytes >= kMostValueLines * kLineBytes, "the items fit in place of the rows");
+
+// Items of 16-bit weights, which they are.
+struct ValueItems {
+  using Item = uint16_t;
+  static constexpr bool kHasScales = false;
+
+  static __device__ __forceinline__ Item item_of(uint16_t weight) { return weight; }
+  static __device__ __forceinline__ uint16_t weight_of(Item item, float) { return item; }
+};
+
+// Items of codes, which are a weight of Type divided by the scale of its row.
+template <class Type>
+struct CodeItems {
+  using Item = uint8_t;
+  static constexpr bool kHasScales = true;
+
+  static __device__ __forceinline__ Item item_of(uint16_t code) {
+    return static_cast<Item>(static_cast<int>(to_float<Type>(code)) + kCodeZero);
+  }
+  static __device__ __forceinline__ uint16_t weight_of(Item item, float scale) {
+    return from_float<Type>(static_cast<float>(int{item} - kCodeZero) * scale);
+  }
+};
+
+template <class Items>
+inline constexpr int kItemsOfWord = items_of_word(sizeof(typename Items::Item));
 
 // What a lane has of the dense unit. pairs[w][j][half] are the weights of row lane / 4 + 8 half, of
 // which bits j + 16 half and j + 16 half + 8 of word w of the mask tell, the first in the lower
@@ -44,19 +71,28 @@ __device__ __forceinline__ uint32_t pair_address(uint32_t stage, int lane, int w
          lane % kPairs * sizeof(uint32_t);
 }
 
-// Walks down the items of a column.
+// Walks down the items of a column, so many in a word.
+template <int in_word>
 struct ItemPlace {
-  uint32_t address, step;  // to the next item: the upper half of this word, or the next line
+  static constexpr uint32_t kBytes = sizeof(uint32_t) / in_word;
+  static constexpr uint32_t kNextLine = kLineBytes - sizeof(uint32_t) + kBytes;
+  uint32_t address;
+  uint32_t step;  // to the next item: in this word, or in the next line
 
   // `start` is as the format has it: 32 times the number of the item, plus the column.
   __device__ __forceinline__ ItemPlace(uint32_t values, uint32_t start) {
-    const uint32_t item = start / kLineWords, upper = item % 2;
-    address = values + item / 2 * kLineBytes + start % kLineWords * sizeof(uint32_t) + upper * 2;
-    step = upper ? kLineBytes - 2 : 2;
+    const uint32_t item = start / kLineWords;
+    address = values + item / in_word * kLineBytes + start % kLineWords * sizeof(uint32_t) +
+              item % in_word * kBytes;
+    step = item % in_word == in_word - 1 ? kNextLine : kBytes;
   }
   __device__ __forceinline__ void next() {
     address += step;
-    step ^= 2 ^ (kLineBytes - 2);
+    if constexpr (in_word == 2) {
+      step ^= kBytes ^ kNextLine;
+    } else {
+      step = address % in_word == in_word - 1 ? kNextLine : kBytes;
+    }
   }
 };
 

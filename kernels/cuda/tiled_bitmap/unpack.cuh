@@ -9,15 +9,17 @@ inline constexpr int kUnpackWarps = 4;  // units of a block
 inline constexpr int kUnpackThreads = kUnpackWarps * kLanes;
 
 // A lane's weights from the columns of items in shared memory, zeros included. Only places of the
-// stage are read, whatever `starts` says.
+// stage are read, whatever `starts` says. `scales` are of the lane's two rows.
+template <class Items>
 __device__ __forceinline__ void load_items(const uint32_t (&masks)[kMaskWords], uint32_t starts,
-                                           uint32_t values, Pairs& pairs) {
-  constexpr uint32_t kMostItems = 2 * kMostValueLines;
+                                           uint32_t values, const float (&scales)[kHalves],
+                                           Pairs& pairs) {
+  constexpr uint32_t kMostItems = kLaneWeights;
   FS_UNROLL
   for (int run = 0; run < kRuns; ++run) {
     const uint32_t start = starts >> 16 * run & 0xffff;
     const uint32_t first = min(start / kLineWords, kMostItems - run_length(masks, run));
-    ItemPlace item(values, first * kLineWords | start % kLineWords);
+    ItemPlace<kItemsOfWord<Items>> item(values, first * kLineWords | start % kLineWords);
     FS_UNROLL
     for (int w = run * kRunMasks; w < (run + 1) * kRunMasks; ++w) {
       FS_UNROLL
@@ -29,7 +31,8 @@ __device__ __forceinline__ void load_items(const uint32_t (&masks)[kMaskWords], 
           for (int e = 0; e < 2; ++e) {
             pair[e] = 0;
             if (masks[w] >> (j + 16 * half + 8 * e) & 1) {
-              pair[e] = load_shared<uint16_t>(item.address);
+              const auto found = load_shared<typename Items::Item>(item.address);
+              pair[e] = Items::weight_of(found, scales[half]);
               item.next();
             }
           }
@@ -40,17 +43,19 @@ __device__ __forceinline__ void load_items(const uint32_t (&masks)[kMaskWords], 
   }
 }
 
-// Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike.
+// Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike. `scales`
+// [rows] are those of codes; null: 1.
 // Launch with ceil(units / kUnpackWarps) blocks of kUnpackThreads; `packed` is aligned to 16 bytes
 // and has num_lines lines.
 //
 // `offsets` has an entry a unit and one more. Nothing else is assumed: whatever the tensors hold,
 // no access leaves them. That the result is the weight that was packed is proven by `validate`,
 // once, at load.
+template <class Items>
 __global__ void __launch_bounds__(kUnpackThreads, 5)
     unpack_kernel(const uint32_t* __restrict__ packed, uint32_t num_lines,
-                  const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
-                  uint16_t* __restrict__ weight) {
+                  const int32_t* __restrict__ offsets, const float* __restrict__ scales,
+                  int64_t rows, int64_t cols, uint16_t* __restrict__ weight) {
   FS_SHARED(unsigned char, stages, kUnpackWarps* kStageBytes);
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const uint32_t unit = blockIdx.x * kUnpackWarps + warp;
@@ -61,7 +66,8 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
   const uint32_t end = min(static_cast<uint32_t>(offsets[unit + 1]), num_lines);
   uint32_t masks[kMaskWords] = {}, starts = 0;
   if (begin + kHeadLines <= end) {
-    const uint32_t lines = min(end - begin - kHeadLines, static_cast<uint32_t>(kMostValueLines));
+    constexpr uint32_t kMost = kLaneWeights / kItemsOfWord<Items>;
+    const uint32_t lines = min(end - begin - kHeadLines, kMost);
     const uint32_t* const head = packed + static_cast<int64_t>(begin) * kLineWords;
     const uint4* const values = reinterpret_cast<const uint4*>(head + kHeadLines * kLineWords);
     for (uint32_t i = lane; i < lines * (kLineBytes / sizeof(uint4)); i += kLanes) {
@@ -75,8 +81,17 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
   copy_async_wait<0>();
   __syncwarp();
 
+  const Corner corner = corner_of(unit, cols);
+  float own_scales[kHalves] = {1, 1};
+  if (Items::kHasScales && scales) {
+    FS_UNROLL
+    for (int half = 0; half < kHalves; ++half) {
+      const int64_t row = corner.row + lane / 4 + 8 * half;
+      if (row < rows) own_scales[half] = scales[row];
+    }
+  }
   Pairs pairs;
-  load_items(masks, starts, stage, pairs);
+  load_items<Items>(masks, starts, stage, own_scales, pairs);
   __syncwarp();  // the rows take the place of the items
   FS_UNROLL
   for (int w = 0; w < kMaskWords; ++w) {
@@ -90,7 +105,6 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
   }
   __syncwarp();
 
-  const Corner corner = corner_of(unit, cols);
   const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // or more: it is cut
   uint16_t* row = weight + corner.row * cols + corner.col;
   if (whole_chunks(weight, cols)) {

@@ -30,13 +30,13 @@ __device__ __forceinline__ bool keeps_outside(const uint32_t (&masks)[kMaskWords
   return outside != 0;
 }
 
-// verdicts[u] = the values of unit u, or what it breaks.
+// verdicts[u] = the values of unit u, or what it breaks. Words hold so many items.
 // Launch with ceil(units / kValidateWarps) blocks of kValidateThreads; `packed` is aligned to 16
 // bytes and has num_lines lines. `offsets` has an entry a unit and one more; whatever the tensors
 // hold, no access leaves them.
 __global__ void __launch_bounds__(kValidateThreads)
     validate_kernel(const uint32_t* __restrict__ packed, int32_t num_lines,
-                    const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
+                    const int32_t* __restrict__ offsets, int64_t rows, int64_t cols, int in_word,
                     int32_t* __restrict__ verdicts) {
   const int lane = threadIdx.x % kLanes;
   const uint32_t unit = blockIdx.x * kValidateWarps + threadIdx.x / kLanes;
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kValidateThreads)
 
   const int64_t begin = offsets[unit], end = offsets[unit + 1], lines = end - begin;
   const bool first = unit == 0, last = unit == count - 1;
-  if (begin < 0 || lines < kHeadLines || lines > kMostLines || end > num_lines ||
-      (first && begin != 0) || (last && end != num_lines)) {
+  if (begin < 0 || lines < kHeadLines || lines > kHeadLines + kLaneWeights / in_word ||
+      end > num_lines || (first && begin != 0) || (last && end != num_lines)) {
     if (lane == 0) verdicts[unit] = kBadOffsets;
     return;
   }
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kValidateThreads)
   const int rows_here = static_cast<int>(min(rows - corner.row, int64_t{kUnitRows}));
   const int cols_here = static_cast<int>(min(cols - corner.col, int64_t{kUnitCols}));
   const bool outside = keeps_outside(masks, lane, rows_here, cols_here);
-  const uint32_t items = 2 * static_cast<uint32_t>(lines - kHeadLines);  // of a column
+  const uint32_t items = in_word * static_cast<uint32_t>(lines - kHeadLines);  // of a column
   bool shared = false, leaves = false;
   uint32_t kept = 0;
   FS_UNROLL

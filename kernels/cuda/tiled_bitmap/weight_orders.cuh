@@ -73,6 +73,7 @@ class WeightOrders {
 
  private:
   using OfUnits = int[Shape::kRowUnits];
+  static constexpr bool kHasScratch = Shape::kOperands == Operands::kNative;
 
   // Loads the offsets of the next steps.
   template <int count>
@@ -116,10 +117,10 @@ class WeightOrders {
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       lines[m] = is_there ? end[m] - begin[m] : 0;
       at[m] = bytes;
-      if (lines[m] > 0) bytes += place_bytes(lines[m] - kHeadLines);
-      is_slow |= lines[m] > cut_.scratch_quarters * 4 + kHeadLines;
+      if (lines[m] > 0) bytes += place_bytes(Shape::kOperands, lines[m] - kHeadLines);
+      is_slow |= kHasScratch && lines[m] > cut_.scratch_quarters * 4 + kHeadLines;
     }
-    const bool is_wide = bytes > cut_.ring_bytes;
+    const bool is_wide = kHasScratch && bytes > cut_.ring_bytes;
     if (order_ - read_ >= kMostAhead) pass();
     uint32_t from = 0;
     if (is_wide) {

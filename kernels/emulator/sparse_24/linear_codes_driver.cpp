@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the kernel that quantises x, and the one for few tokens by its codes, over every case on
 // stdin, and writes y to stdout (linear_case.h; values are fp8_e4m3 or int8).
+#include "cuda/mma_units/quantise_x.cuh"
 #include "cuda/sparse_24/linear_codes.cuh"
-#include "cuda/sparse_24/quantise_x.cuh"
 #include "emulator/sparse_24/linear_case.h"
 
 namespace {
@@ -12,14 +12,14 @@ using namespace flashsparse::sparse_24;
 
 template <class Codes>
 void run(const LinearCase& c) {
-  const int64_t stride = quantised_stride(c.cols) / 2;
+  const int64_t stride = mma_units::quantised_stride(c.cols) / 2;
   const auto codes = unwritten<uint16_t>(c.tokens * stride);
   const auto scales = unwritten<float>(c.tokens);
-  const auto quantise =
-      c.bfloat16 ? quantise_x_kernel<BFloat16, Codes> : quantise_x_kernel<Float16, Codes>;
-  simt::launch(simt::dim3(c.tokens), kQuantiseThreads, c.seed, [&] {
+  const auto quantise = c.bfloat16 ? mma_units::quantise_x_kernel<BFloat16, Codes>
+                                   : mma_units::quantise_x_kernel<Float16, Codes>;
+  simt::launch(simt::dim3(c.tokens), mma_units::kQuantiseThreads, c.seed, [&] {
     quantise(c.x.get(), static_cast<int>(c.stride()), reinterpret_cast<uint4*>(codes.get()),
-             scales.get());
+             scales.get(), nullptr);
   });
   c.run(compiled_codes_linear<Codes>()[c.plan.shape], codes.get(), stride, scales.get());
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the kernel that quantises x, and the wgmma kernel by its codes, over every case on stdin,
 // and writes y to stdout (wgmma_case.h; values are fp8_e4m3 or int8).
-#include "cuda/sparse_24/quantise_x.cuh"
+#include "cuda/mma_units/quantise_x.cuh"
 #include "emulator/sparse_24/wgmma_case.h"
 
 namespace {
@@ -22,12 +22,13 @@ auto find_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompil
 
 template <class Type, class Codes>
 void run(const WgmmaCase& c) {
-  const int64_t bytes = quantised_stride(c.cols);
+  const int64_t bytes = mma_units::quantised_stride(c.cols);
   const auto codes = unwritten<uint16_t>(c.tokens * bytes / 2);
   const auto scales = unwritten<float>(c.tokens);
-  simt::launch(simt::dim3(c.tokens), kQuantiseThreads, c.seed, [&] {
-    quantise_x_kernel<Type, Codes>(c.x.get(), static_cast<int>(c.stride()),
-                                   reinterpret_cast<uint4*>(codes.get()), scales.get());
+  simt::launch(simt::dim3(c.tokens), mma_units::kQuantiseThreads, c.seed, [&] {
+    mma_units::quantise_x_kernel<Type, Codes>(c.x.get(), static_cast<int>(c.stride()),
+                                              reinterpret_cast<uint4*>(codes.get()), scales.get(),
+                                              nullptr);
   });
   c.run(find_kernel<Type, Codes>(c.plan.info()),
         {codes.get(), c.tokens, bytes / 2, bytes / 2, c.plan.copied_tokens()}, scales.get());

@@ -2,6 +2,7 @@
 // Cases of the drivers that run a kernel over a tiled_bitmap weight alone.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,12 @@
 #include "formats/tiled_bitmap.h"
 
 namespace driver {
+
+// Of an item, as the environment has it: 2, or 1 of codes.
+inline int item_bytes() {
+  const char* const given = std::getenv("ITEM_BYTES");
+  return given ? std::atoi(given) : 2;
+}
 
 // A weight in tiled_bitmap, and the order of threads to run a kernel over it with.
 struct TiledBitmapCase {

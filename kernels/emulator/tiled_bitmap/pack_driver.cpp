@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the pack kernels over every case on stdin and writes what they make to stdout.
 //   case    int64 rows, cols, shift, seed; uint16 weight[rows * cols], which the kernels find
-//           `shift` elements past an aligned place
+//           `shift` elements past an aligned place; codes in float16, where items are
+//           (ITEM_BYTES=1)
 //   answer  int64 lines; int32 offsets[units + 1]; uint32 packed[lines][32]
 #include <cstdint>
 
 #include "cuda/tiled_bitmap/pack.cuh"
 #include "cuda/tiled_bitmap/units_grid.h"
-#include "emulator/driver.h"
 #include "emulator/offsets.h"
+#include "emulator/tiled_bitmap/case.h"
 
 using namespace flashsparse::tiled_bitmap;
 using namespace driver;
@@ -25,12 +26,16 @@ int main(int argc, char** argv) {
     uint16_t* const weight = storage.get() + shift;
     read(weight, rows * cols);
     const auto lengths = device_array<int32_t>(parts);
-    simt::launch(blocks, kPackThreads, seed,
-                 [&] { count_kernel(weight, rows, cols, lengths.get()); });
+    const bool has_codes = item_bytes() == 1;
+    const auto count =
+        has_codes ? count_kernel<CodeItems<flashsparse::Float16>> : count_kernel<ValueItems>;
+    const auto pack =
+        has_codes ? pack_kernel<CodeItems<flashsparse::Float16>> : pack_kernel<ValueItems>;
+    simt::launch(blocks, kPackThreads, seed, [&] { count(weight, rows, cols, lengths.get()); });
     const SummedOffsets summed = sum_offsets(lengths.get(), parts, seed);
     const auto packed = device_array<uint32_t>(summed.total * kLineWords);
     simt::launch(blocks, kPackThreads, seed,
-                 [&] { pack_kernel(weight, rows, cols, summed.offsets.get(), packed.get()); });
+                 [&] { pack(weight, rows, cols, summed.offsets.get(), packed.get()); });
     write(&summed.total, 1);
     write(summed.offsets.get(), parts + 1);
     write(packed.get(), summed.total * kLineWords);

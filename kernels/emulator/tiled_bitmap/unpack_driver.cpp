@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the unpack kernel over every case on stdin, as read_tiled_bitmap_case wants it, and writes
-// the weights to stdout: uint16 weight[rows * cols].
+// the weights to stdout: uint16 weight[rows * cols]. Codes (ITEM_BYTES=1) become bfloat16, by the
+// scale 2^-(row modulo 5).
 #include <cstdint>
 
 #include "cuda/tiled_bitmap/units_grid.h"
@@ -14,10 +15,14 @@ int main(int argc, char** argv) {
   const Counting counting(argc, argv);
   while (const auto given = read_tiled_bitmap_case()) {
     const auto weight = device_array<uint16_t>(given->rows * given->cols);
+    const auto scales = device_array<float>(given->rows);
+    for (int64_t row = 0; row < given->rows; ++row) scales[row] = 1.0f / (1 << row % 5);
+    const auto kernel = item_bytes() == 2 ? unpack_kernel<ValueItems>
+                                          : unpack_kernel<CodeItems<flashsparse::BFloat16>>;
     simt::launch(blocks_of(given->rows, given->cols, kUnpackWarps), kUnpackThreads, given->seed,
                  [&] {
-                   unpack_kernel(given->packed.get(), given->num_lines, given->offsets.get(),
-                                 given->rows, given->cols, weight.get());
+                   kernel(given->packed.get(), given->num_lines, given->offsets.get(), scales.get(),
+                          given->rows, given->cols, weight.get());
                  });
     write(weight.get(), given->rows * given->cols);
   }

@@ -7,6 +7,7 @@
 #include "cpu/tiled_bitmap/kernels.h"
 
 #include "cpu/avx512/panel.h"
+#include "cpu/kernels.h"
 
 namespace {
 
@@ -133,11 +134,32 @@ FS_INLINE void store_lanes(const Bits (&lane)[4], int g, int col, uint16_t* unit
   }
 }
 
+// 16 words of a column from word `word` on.
+FS_INLINE Bits load_words(const uint16_t* items, int item_bytes, int word) {
+  if (item_bytes == 2) return _mm512_load_si512(items + 2 * word);
+  const __m256i low = _mm512_cvtepi16_epi8(_mm512_load_si512(items + 4 * word));
+  const __m256i high = _mm512_cvtepi16_epi8(_mm512_load_si512(items + 4 * word + 32));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+FS_INLINE void store_words(uint16_t* items, int item_bytes, int word, Bits words) {
+  if (item_bytes == 2) return _mm512_store_si512(items + 2 * word, words);
+  const Bits mark = _mm512_set1_epi16(static_cast<int16_t>(flashsparse::cpu::kMark));
+  const Bits low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(words));
+  const Bits high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(words, 1));
+  // A code of 0 is a zero, though it is kept.
+  const Bits zero = _mm512_set1_epi16(kCodeZero);
+  const auto marked = [&](Bits bytes) {
+    return _mm512_maskz_add_epi16(_mm512_cmpneq_epi16_mask(bytes, zero), bytes, mark);
+  };
+  _mm512_store_si512(items + 4 * word, marked(low));
+  _mm512_store_si512(items + 4 * word + 32, marked(high));
+}
+
 void write_values(const uint16_t* weight, int64_t stride, int rows, int cols, const uint32_t*,
-                  const uint32_t* starts, int value_lines, uint32_t* lines) {
+                  const uint32_t* starts, int item_bytes, int value_lines, uint32_t* lines) {
   Columns columns;
   for (auto& column : columns.items) {
-    for (int item = 0; item < 2 * value_lines; item += 32) {
+    for (int item = 0; item < 4 / item_bytes * value_lines; item += 32) {
       _mm512_store_si512(column + item, _mm512_setzero_si512());
     }
   }
@@ -163,7 +185,7 @@ void write_values(const uint16_t* weight, int64_t stride, int rows, int cols, co
       Bits block[16];
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        block[i] = _mm512_load_si512(columns.items[16 * half + i] + 2 * line);
+        block[i] = load_words(columns.items[16 * half + i], item_bytes, line);
       }
       transpose16x16(block);
 #pragma GCC unroll 16
@@ -176,7 +198,8 @@ void write_values(const uint16_t* weight, int64_t stride, int rows, int cols, co
   }
 }
 
-void read_unit(const uint32_t* lines, int value_lines, uint16_t* unit, int64_t stride) {
+void read_unit(const uint32_t* lines, int item_bytes, int value_lines, uint16_t* unit,
+               int64_t stride) {
   const uint32_t* values = lines + kHeadLines * kLineWords;
   Columns columns;
   for (int line = 0; line < value_lines; line += 16) {
@@ -191,7 +214,7 @@ void read_unit(const uint32_t* lines, int value_lines, uint16_t* unit, int64_t s
       transpose16x16(block);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        _mm512_store_si512(columns.items[16 * half + i] + 2 * line, block[i]);
+        store_words(columns.items[16 * half + i], item_bytes, line, block[i]);
       }
     }
   }

@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "cpu/kernels.h"
 #include "formats/zero.h"
 
 namespace flashsparse::tiled_bitmap::portable {
@@ -118,27 +119,44 @@ void for_each_run(const uint32_t* masks, const uint32_t* starts, Columns& column
 }
 
 void write_values(const uint16_t* weight, int64_t stride, int, int, const uint32_t* masks,
-                  const uint32_t* starts, int value_lines, uint32_t* lines) {
+                  const uint32_t* starts, int item_bytes, int value_lines, uint32_t* lines) {
   Columns columns;
   const Places places(stride);
-  for (auto& column : columns) std::memset(column, 0, value_lines * sizeof *lines);
+  const int in_word = items_of_word(item_bytes);
+  for (auto& column : columns) std::memset(column, 0, value_lines * in_word * sizeof *column);
   for_each_run(masks, starts, columns, stride, [&](uint16_t* item, uint64_t kept, int64_t first) {
     for (; kept; kept &= kept - 1) *item++ = weight[first + places.of_item[__builtin_ctzll(kept)]];
   });
   for (int line = 0; line < value_lines; ++line) {
     for (int c = 0; c < kLineWords; ++c, ++lines) {
-      std::memcpy(lines, columns[c] + 2 * line, sizeof *lines);
+      const uint16_t* items = columns[c] + in_word * line;
+      if (item_bytes == 2) {
+        std::memcpy(lines, items, sizeof *lines);
+      } else {
+        *lines = (items[0] & 0xffu) | (items[1] & 0xffu) << 8 | (items[2] & 0xffu) << 16 |
+                 (items[3] & 0xffu) << 24;
+      }
     }
   }
 }
 
-void read_unit(const uint32_t* lines, int value_lines, uint16_t* unit, int64_t stride) {
+void read_unit(const uint32_t* lines, int item_bytes, int value_lines, uint16_t* unit,
+               int64_t stride) {
   Columns columns;
   const Places places(stride);
+  const int in_word = items_of_word(item_bytes);
   const uint32_t* values = lines + kHeadLines * kLineWords;
   for (int line = 0; line < value_lines; ++line) {
     for (int c = 0; c < kLineWords; ++c, ++values) {
-      std::memcpy(columns[c] + 2 * line, values, sizeof *values);
+      uint16_t* items = columns[c] + in_word * line;
+      if (item_bytes == 2) {
+        std::memcpy(items, values, sizeof *values);
+      } else {
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t byte = *values >> 8 * i & 0xff;  // of code 0 a zero, though it is kept
+          items[i] = static_cast<uint16_t>(byte == kCodeZero ? 0 : cpu::kMark | byte);
+        }
+      }
     }
   }
   for (int r = 0; r < kUnitRows; ++r) std::memset(unit + r * stride, 0, kUnitCols * sizeof *unit);

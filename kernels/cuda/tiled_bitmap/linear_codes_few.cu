@@ -2,4 +2,4 @@
 #include "cuda/tiled_bitmap/linear.cuh"
 
 template const flashsparse::tiled_bitmap::Compiled*
-flashsparse::tiled_bitmap::compiled_linear<0, 16>();
+flashsparse::tiled_bitmap::compiled_linear<flashsparse::tiled_bitmap::Operands::kCodes, 0, 16>();

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations as codes of e4m3 or int8 with a scale for each token, found anew in each call: the
-// largest magnitude of the token becomes the largest code.
+// Activations as codes of 8 bits with a scale for each token, found anew in each call: the largest
+// magnitude of the token becomes the largest code.
 //
-// The codes lie as tensor cores take them beside units (codes.cuh): of each 32 columns the
-// fours 0, 4, 1, 5, 2, 6, 3, 7. So a unit need not know what it is multiplied by.
+// The codes lie as the format's kernel takes them beside units, so that a unit need not know what
+// it is multiplied by. What is the format's own:
+//   kLargest            code
+//   kHasNarrow          whether the GPU that is compiled for rounds to such codes
+//   narrow(a, b, c, d)  four codes of floats, a in the lowest byte
+//   kSums               whether the sum of a token's codes is wanted; they are int8 then
+//   column(word, byte)  of 32 columns, the one whose code is there
 #pragma once
 #include "common/device.cuh"
+#include "common/integer.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
-#include "cuda/sparse_24/codes.cuh"
-#include "cuda/sparse_24/quantise_x.h"
+#include "cuda/mma_units/block_sum.cuh"
+#include "cuda/mma_units/quantise_x.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 // The eight values of 16 bytes.
 template <class Type>
@@ -25,15 +31,17 @@ __device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits)
 
 // Writes codes [tokens, quantised_stride(cols)] and scales [tokens]. x is on 16 bytes, its rows a
 // multiple of 8 long, zero beyond `cols`. The scale of a token with NaN or an infinity is so, too.
+// `sums` [tokens] is written where kSums says so, modulo 2^32.
 // Launch with a block for each token and kQuantiseThreads threads. Empty where the GPU does not
 // round to such codes.
 template <class Type, class Codes>
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_x_kernel(const uint16_t* __restrict__ x, int x_stride, uint4* __restrict__ codes,
-                      float* __restrict__ scales) {
+                      float* __restrict__ scales, uint32_t* __restrict__ sums) {
   if constexpr (!Codes::kHasNarrow) return;
   FS_SHARED(uint32_t, largest_of, kQuantiseThreads / 32);
   allow_next_kernel();
+  wait_for_last_kernel();
   const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
   const int vectors = x_stride / 8;
   // Bits of magnitudes, which are ordered as they are, NaN above infinity.
@@ -58,25 +66,33 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   const float magnitude = __uint_as_float(largest), inverse = Codes::kLargest / magnitude;
   if (threadIdx.x == 0) scales[blockIdx.x] = magnitude / Codes::kLargest;
   const int blocks = static_cast<int>(quantised_stride(x_stride)) / kQuantisedCols;
+  uint32_t sum = 0;
   FS_NO_UNROLL
   for (int block = threadIdx.x; block < blocks; block += kQuantiseThreads) {
-    uint32_t words[8];
+    float own[kQuantisedCols];
     FS_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int vector = block * 4 + i;
       to_floats<Type>(values, vector < vectors ? load_readonly(from + vector) : uint4{});
       FS_UNROLL
-      for (int k = 0; k < 8; k += 4) {
-        const int four = 2 * i + k / 4;
-        words[four % 4 * 2 + four / 4] =
-            Codes::narrow(values[k] * inverse, values[k + 1] * inverse, values[k + 2] * inverse,
-                          values[k + 3] * inverse);
-      }
+      for (int k = 0; k < 8; ++k) own[8 * i + k] = values[k] * inverse;
+    }
+    uint32_t words[8];
+    FS_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      words[i] = Codes::narrow(own[Codes::column(i, 0)], own[Codes::column(i, 1)],
+                               own[Codes::column(i, 2)], own[Codes::column(i, 3)]);
+      // Of bytes code + 128.
+      if constexpr (Codes::kSums) sum = dp4a(words[i] ^ 0x80808080, 0x01010101, sum - 4 * 128);
     }
     uint4* const to = codes + (int64_t{blockIdx.x} * blocks + block) * 2;
     store_global(to, make_uint4(words[0], words[1], words[2], words[3]));
     store_global(to + 1, make_uint4(words[4], words[5], words[6], words[7]));
   }
+  if constexpr (Codes::kSums) {
+    sum = block_sum<kQuantiseThreads>(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  }
 }
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -5,7 +5,7 @@
 
 #include "common/host_device.h"
 
-namespace flashsparse::sparse_24 {
+namespace flashsparse::mma_units {
 
 inline constexpr int kQuantiseThreads = 256;
 inline constexpr int kQuantisedCols = 32;  // that a thread takes at once
@@ -15,4 +15,4 @@ FS_HOST_DEVICE constexpr int64_t quantised_stride(int64_t cols) {
   return (cols + kQuantisedCols - 1) / kQuantisedCols * kQuantisedCols;
 }
 
-}  // namespace flashsparse::sparse_24
+}  // namespace flashsparse::mma_units

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents' tables of tiled_bitmap with codes of 8 bits.
+
+Codes are of tiled_bitmap_sweep_codes.csv, float16, by the planned launch, or by the fastest where
+that was not measured; cuBLAS, dense fp8 and values of 16 bits of spmm.csv, another run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import _results
+from _markdown import Result, gpu_conditions, markdown
+
+ZEROS, TOKENS = (50, 60, 70, 80), (8, 32)
+LARGE = ("28672x4096", "12288x12288", "28672x7168", "36864x9216")
+LAYERS = ("4096x4096", "8192x8192", "4096x14336", *LARGE)
+NAMES = {"native": "16 bits", "codes": "int8", "rounded": "int8 x int8"}
+
+Time = Callable[[str, int, int], float]  # of a layer, tokens, and zeros
+
+
+def _times(result: Result) -> dict[str, Time]:
+    """Microseconds of each kernel."""
+    spmm = _results.read(_results.FOLDER / "nvidia-h200" / "spmm.csv")["rows"]
+    own = {
+        (row["shape"], row["tokens"], row["sparsity"]): row
+        for row in spmm
+        if row["format"] == "tiled_bitmap"
+    }
+    codes = {
+        (row["values"], f"{row['out']}x{row['in']}", row["tokens"], row["zeros"]): row
+        for row in result["rows"]
+    }
+
+    def of_spmm(figure: str) -> Time:
+        return lambda layer, tokens, zeros: own[layer, tokens, zeros][figure]
+
+    def of_codes(values: str) -> Time:
+        def time(layer: str, tokens: int, zeros: int) -> float:
+            row = codes[values, layer, tokens, zeros]
+            return row.get("us", row["best_us"])
+
+        return time
+
+    kernels = {"cuBLAS": of_spmm("dense_us"), "fp8, dense": of_spmm("fp8_us")}
+    kernels |= {f"**{NAMES['native']}**": of_spmm("us")}
+    return kernels | {f"**{NAMES[values]}**": of_codes(values) for values in ("codes", "rounded")}
+
+
+def speeds(result: Result) -> str:
+    """Time of cuBLAS / time, geometric averages of large layers: kernels down, zeros across."""
+    kernels = _times(result)
+    dense = kernels.pop("cuBLAS")
+    cells = []
+    for name, time in reversed(kernels.items()):
+        ratios = [
+            statistics.geometric_mean(
+                dense(layer, tokens, zeros) / time(layer, tokens, zeros) for layer in LARGE
+            )
+            for tokens in TOKENS
+            for zeros in ZEROS
+        ]
+        cells.append([name, *(f"{ratio:.2f}" for ratio in ratios)])
+    header = ["tokens: zeros", *(f"{tokens}: {zeros}%" for tokens in TOKENS for zeros in ZEROS)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def times(result: Result) -> str:
+    """Microseconds: layers, tokens and kernels down, zeros across."""
+    kernels = _times(result)
+    cells = []
+    for layer in LAYERS:
+        for tokens in TOKENS:
+            dense, fp8 = (
+                kernels[name](layer, tokens, ZEROS[0]) for name in ("cuBLAS", "fp8, dense")
+            )
+            for values in ("codes", "rounded"):
+                time = kernels[f"**{NAMES[values]}**"]
+                found = [f"{time(layer, tokens, zeros):.1f}" for zeros in ZEROS]
+                cells.append(
+                    [layer, str(tokens), NAMES[values], f"{dense:.1f}", f"{fp8:.1f}", *found]
+                )
+    header = ["layer", "tokens", "values", "cuBLAS", "fp8", *(f"{zeros}%" for zeros in ZEROS)]
+    return markdown(header, cells) + gpu_conditions(result["about"])

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linear kernel of tiled_bitmap by int8 codes, its own source, run on the CPU by the emulator.
+
+What it has in common with the one of 16-bit values is tested there (test_cuda_tiled_bitmap_linear).
+"""
+
+from __future__ import annotations
+
+import importlib
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_tiled_bitmap import (
+    CODES,
+    CODES_SHAPES,
+    FULL_CODE_LINES,
+    INT8,
+    ROUNDED,
+    Case,
+    Plan,
+    judge,
+    random_codes,
+    require_all,
+    run,
+    split,
+)
+from emulation import (
+    ROOT,
+    SANITIZED,
+    UNTIL_A_RACE,
+    compile_driver,
+    is_caught,
+    with_switched_barriers,
+)
+
+from flashsparse_plugin.formats.activations import quantise_tokens
+from flashsparse_plugin.formats.value_types import to_codes
+
+LINEAR = "tiled_bitmap/linear_driver"
+DENSITIES = (0.5, 1.0, 0.2, 0.0, 0.7)
+GPUS = {"90": (4, 227 << 10), "80": (3, 163 << 10), "86": (3, 99 << 10)}
+WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))
+
+
+def planned(number: int, shape: int, warps: tuple[int, int], blocks: int, operands: int) -> Case:
+    """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
+    tokens, row_units, _ = CODES_SHAPES[shape]
+    if row_units * warps[0] * warps[1] * tokens > 64:
+        warps = (1, 1)
+    ring = (FULL_CODE_LINES, 60, 2 * FULL_CODE_LINES)[number % 3] * row_units
+    plan = Plan(shape, *warps, 0, 2 + number % 2, ring, blocks)
+    rows, cols = 16 * row_units * warps[0] + 11, 256 * (warps[1] + 1) - 7
+    density = DENSITIES[number % 5]
+    return random_codes(
+        rows, cols, tokens - number % 3, number, density, plan=plan, operands=operands
+    )
+
+
+def planned_cases() -> list[Case]:
+    """Every shape, by arrangements of warps, densities, lengths of rings and operands by turns."""
+    kinds = product((CODES, ROUNDED), range(len(CODES_SHAPES)))
+    return [
+        planned(number, shape, WARPS[number % 4], 1 + number % 3, operands)
+        for number, (operands, shape) in enumerate(kinds)
+    ]
+
+
+def skewed_cases() -> list[Case]:
+    """One dense row in 16; units that are empty beside full ones; columns that are full."""
+    case = random_codes(40, 700, 6, 2)
+    row, units, columns = (torch.zeros_like(case.weight) for _ in range(3))
+    row[5::16] = case.weight[5::16] + 1
+    units[:16, 256:512] = units[32:, :256] = 1.5
+    units[16:32, 512:] = case.weight[16:32, 512:]
+    columns[:, 130:140] = columns[:, 3] = -0.75
+    plans = (CODES, Plan(0, 2, 1, 0, 2, 46)), (ROUNDED, Plan(2, 1, 2, 0, 2, 100))
+    return [
+        case.replace(weight=to_codes(weight, INT8, None), plan=plan, operands=operands)
+        for weight in (row, units, columns)
+        for operands, plan in plans
+    ]
+
+
+def test_every_compiled_shape_is_right(driver):
+    require_all(driver(LINEAR, "plain"), planned_cases())
+
+
+def test_skewed_weights(driver):
+    require_all(driver(LINEAR, "plain"), skewed_cases())
+
+
+@pytest.mark.parametrize("architecture", GPUS)
+def test_every_product_as_it_is_planned(driver, architecture):
+    gpu = GPUS[architecture]
+    sizes = [(1, 1), (33, 100), (100, 600), (17, 257)]
+    tokens = [1, 8, 13, *([64] if gpu[1] > 128 << 10 else [32])]
+    cases = [
+        random_codes(*sizes[number], count, number, DENSITIES[number], gpu=gpu, operands=operands)
+        for number, count in enumerate(tokens)
+        for operands in (CODES, ROUNDED)
+    ]
+    require_all(driver(LINEAR, "plain"), cases, ARCHITECTURE=architecture)
+
+
+def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    own = importlib.import_module("tiled_bitmap.launches")
+    case, cases = random_codes(100, 1300, 8, 1, 0.3), []
+    for operands in (own.Operands.CODES, own.Operands.ROUNDED):
+        for tokens in (8, 33):
+            found = own.plans((100, 1300), tokens, 4, 2, 16, operands=operands)
+            assert found
+            x = case.x[:1].expand(tokens, -1)
+            for launch in found:
+                cases.append(case.replace(x=x, plan=Plan(*launch), operands=int(operands)))
+    require_all(driver(LINEAR, "plain"), cases)
+
+
+@pytest.mark.parametrize("operands", [CODES, ROUNDED])
+def test_schedules_give_the_same_bits(driver, operands):
+    """Also sums between blocks, whichever comes last."""
+    for case in (planned(1, 1, (2, 2), 2, operands), planned(5, 2, (1, 2), 3, operands)):
+        found = require_all(driver(LINEAR, "plain"), case.with_seeds())
+        assert all(torch.equal(y, found[0]) for y in found)
+
+
+def test_sums_of_rounded_activations_are_exact(driver):
+    """Integers, whose sum has more bits than a float, rounded once and then scaled."""
+    case = random_codes(40, 4100, 5, 3, 0.9, operands=ROUNDED, plan=Plan(0, 1, 2, 0, 2, 90, 2))
+    case = case.replace(weight=case.weight.abs(), x=case.x.abs() + 99, bias=None)
+    ran = run(driver(LINEAR, "plain"), [case])
+    (y,) = split(ran.stdout, [case])
+    codes, scales = quantise_tokens(case.x, INT8)
+    row_scales = case.tensors["weight_scale"]
+    sums = codes.long() @ (case.weight.float() / row_scales).long().T
+    assert (sums.float().long() != sums).any()
+    assert torch.equal(y, (sums.float() * scales * row_scales.T).to(y.dtype))
+
+
+def test_the_least_code_is_a_number_like_others(driver):
+    """-128, as byte 0, which no packer of ours writes, and 128 for a kept 0."""
+    for operands in (CODES, ROUNDED):
+        case = random_codes(16, 256, 3, 1, 1.0, operands=operands)
+        codes = (case.weight.float() / case.tensors["weight_scale"]).long()
+        lines = case.tensors["weight_packed"].clone()
+        items = lines[5:].view(torch.uint8)
+        items[items == 1] = 0
+        items[items == 2] = 128
+        codes[codes == -127], codes[codes == -126] = -128, 0
+        odd = case.replace()
+        odd.__dict__["tensors"] = {**case.tensors, "weight_packed": lines}
+        (y,) = split(run(driver(LINEAR, "plain"), [odd]).stdout, [odd])
+        weight = (codes * case.tensors["weight_scale"]).to(case.weight.dtype)
+        judge(case.replace(weight=weight), y)
+
+
+def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
+    """What lies beyond the edges of a weight makes no NaN; rounded, a token is lost as a whole."""
+    case = random_codes(40, 300, 6, 2, operands=CODES)
+    x = case.x.clone()
+    x[1, 298], x[2, 298], x[3, 298] = torch.inf, torch.nan, 0
+    wanted = x.double() @ case.weight.double().T
+    for operands in (CODES, ROUNDED):
+        own = case.replace(x=x, bias=None, operands=operands)
+        (y,) = split(run(driver(LINEAR, "plain"), [own]).stdout, [own])
+        finite = wanted.isfinite()
+        if operands == ROUNDED:
+            assert not y[1:3].isfinite().any() and y[[0, 3, 4, 5]].isfinite().all()
+        else:
+            assert torch.equal(y.isnan(), wanted.isnan())
+            assert torch.equal(y.isfinite(), finite)
+            assert torch.allclose(y.double()[finite], wanted[finite], rtol=1e-2, atol=1e-2)
+
+
+def switched_driver() -> tuple[Path, list[str]]:
+    """Under the thread sanitizer: one program for what is right and for all mutants.
+
+    Of barriers that are not those of the kernel of 16-bit values.
+    """
+    parts = ["cuda/mma_units/quantise_x.cuh", "cuda/mma_units/block_sum.cuh"]
+    headers, places = with_switched_barriers(parts)
+    return compile_driver(LINEAR, "thread", headers), places
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_sanitizers_find_nothing(driver, sanitizer):
+    cases = [
+        planned(n, shape, (2, 2), 3, (CODES, ROUNDED)[n % 2])
+        for n, shape in enumerate((0, 1, 3, 7))
+    ]
+    cases += [random_codes(33, 1000, 9, 3, operands=ROUNDED), *skewed_cases()[:2]]
+    binary = switched_driver()[0] if sanitizer == "thread" else driver(LINEAR, sanitizer)
+    cases = [case.replace(seed=7) for case in cases]
+    require_all(binary, cases)
+    require_all(binary, cases[::3], ARCHITECTURE="80")  # which copies by lanes
+
+
+@pytest.mark.slow
+def test_no_barrier_can_be_spared():
+    """Without any one of them a race is found, or a wrong result."""
+    binary, places = switched_driver()
+    case = random_codes(16, 600, 3, 1, operands=ROUNDED, seed=7)
+    for number, place in enumerate(places):
+        ran = run(binary, [case], WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
+        assert is_caught(ran, lambda written: judge(case, split(written, [case])[0])), place
+    assert len(places) == 2
+
+
+def test_a_plan_that_cannot_be_is_refused(driver):
+    case = random_codes(40, 300, 6, 2, operands=CODES)
+    for plan, told in (
+        (Plan(0, 1, 1, 1), "no scratch"),
+        (Plan(0, 1, 1, 0, ring_lines=FULL_CODE_LINES - 1), "would not fit"),
+    ):
+        ran = run(driver(LINEAR, "plain"), [case.replace(plan=plan)])
+        assert ran.returncode == 1 and told in ran.stderr.decode()
