@@ -65,6 +65,25 @@ def pattern(*names: str, result: str = "nm", figure: str = "us") -> list[str]:
     ]
 
 
+def codes_anywhere(percent: int) -> dict[int, float]:
+    """Speedups over cuBLAS of tiled_bitmap with int8 on both sides on an H200, by tokens.
+
+    By the launch that its plan takes; geometric means over large layers.
+    """
+    path = _results.FOLDER / GPUS[0] / "tiled_bitmap_sweep_codes.csv"
+    own = {
+        (f"{row['out']}x{row['in']}", row["tokens"]): row.get("us", row["best_us"])
+        for row in _results.read(path)["rows"]
+        if (row["values"], row["zeros"]) == ("rounded", percent)
+    }
+    found = {}
+    for rows in large(GPUS[0], "spmm"):
+        points = {(row["shape"], row["tokens"]): row["dense_us"] for row in rows}
+        ratios = [us / own[point] for point, us in points.items() if point in own]
+        found[rows[0]["tokens"]] = statistics.geometric_mean(ratios)
+    return found
+
+
 def on_cpu(kernel: str, percent: int = 0) -> str:
     """Speedup over torch's bfloat16 layer for one token."""
     rows = _results.read(_results.FOLDER / "amd-epyc/cpu_linear_avx512.csv")["rows"]
@@ -88,6 +107,13 @@ def choices() -> list[list[str]]:
             *zeros_anywhere(50),
             on_cpu("sparse", 50),
             "GPU: fp8. CPU: FlashSparse, exact",
+        ],
+        [
+            "the same, int8 on both sides",
+            span(list(codes_anywhere(50).values())),
+            "",
+            "",
+            "FlashSparse; fp8 on layers of less than 100 million weights",
         ],
         [
             "unstructured, 70%",
