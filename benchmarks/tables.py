@@ -56,6 +56,24 @@ def linear(result: Result, baseline: str, tokens: Sequence[int]) -> str:
     return markdown(header, cells) + conditions(result["about"])
 
 
+def cpu_values(result: Result) -> str:
+    """Time of torch's bfloat16 layer / time for one token and more, by shape and kernel."""
+    rows = [row for row in result["rows"] if row["baseline"] == "dense"]
+    tokens = sorted({row["tokens"] for row in rows})
+    text = ""
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        own = [row for row in rows if row["shape"] == shape]
+        cells = []
+        for kernel in dict.fromkeys(row["kernel"] for row in own):
+            if kernel == "dense":
+                continue
+            found = {row["tokens"]: row["ratio"] for row in own if row["kernel"] == kernel}
+            name = NAMES.get(kernel, f"**{kernel}**")
+            cells.append([name, *(f"{1 / found[count]:.2f}" for count in tokens)])
+        text += ("\n" if text else "") + markdown([f"{shape}, tokens:", *map(str, tokens)], cells)
+    return text + conditions(result["about"])
+
+
 def choice(result: Result) -> str:
     """What each kind of zeros gains, and what to do about it."""
     header = ["your zeros", "H200, 1 to 16 tokens", "H100", "CPU, 1 token", "what to do"]
@@ -464,6 +482,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "linear_avx2": lambda result: linear(result, "dense fp32", (1, 2, 4, 8, 32)),
     "busy": busy,
     "choices": choice,
+    "cpu_values": cpu_values,
     "pack": pack,
     "recovery": recovery,
     "spmm_opt": lambda result: _spmm_tables.ratios(result, _spmm_tables.OPT),
