@@ -16,8 +16,11 @@ from emulated_tiled_bitmap import (
     CODES,
     CODES_SHAPES,
     FULL_CODE_LINES,
+    GPUS,
     INT8,
+    LINEAR,
     ROUNDED,
+    WARPS,
     Case,
     Plan,
     judge,
@@ -38,10 +41,7 @@ from emulation import (
 from flashsparse_plugin.formats.activations import quantise_tokens
 from flashsparse_plugin.formats.value_types import to_codes
 
-LINEAR = "tiled_bitmap/linear_driver"
 DENSITIES = (0.5, 1.0, 0.2, 0.0, 0.7)
-GPUS = {"90": (4, 227 << 10), "80": (3, 163 << 10), "86": (3, 99 << 10)}
-WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))
 
 
 def planned(number: int, shape: int, warps: tuple[int, int], blocks: int, operands: int) -> Case:

@@ -11,7 +11,10 @@ import torch
 from emulated_linear import require_exact
 from emulated_tiled_bitmap import (
     FULL_LINES,
+    GPUS,
+    LINEAR,
     SHAPES,
+    WARPS,
     Case,
     Plan,
     random_case,
@@ -28,10 +31,6 @@ from emulation import (
     with_switched_barriers,
 )
 
-LINEAR = "tiled_bitmap/linear_driver"
-# By compute capability, multiprocessors and bytes of shared memory.
-GPUS = {"90": (4, 227 << 10), "80": (3, 163 << 10), "86": (3, 99 << 10)}
-WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))
 DENSITIES = (0.5, 0.2, 1.0, 0.0, 0.08)
 # Quarters of a scratch, and lines of a ring: a unit without zeros takes both, a unit of half zeros
 # the ring; it lies in the ring, and is multiplied there; there is room for two.
