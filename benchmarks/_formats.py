@@ -26,9 +26,9 @@ IMPLEMENTATIONS = {"sparse": Plan.only("sparse"), "unpacked": Plan.only("library
 
 
 def unstructured() -> tuple[str, ...]:
-    """Names of the formats that can be stored and that keep any zeros as they are."""
+    """Names of the formats that can be stored and that keep any weight as it is, in 16 bits."""
     formats = [get_format(name) for name in format_names()]
-    return tuple(format.name for format in formats if all(map(_keeps_all, format.examples())))
+    return tuple(format.name for format in formats if any(map(_keeps_all, format.examples())))
 
 
 def kernels(format: str) -> dict[str, Plan]:

@@ -12,8 +12,14 @@ from typing import Any
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 AUTO = "auto"  # in the place of a format: what should be fastest for each layer
-COMPARISONS = ("weights", "patterns", "values", "fewer", "attention")
+COMPARISONS = ("weights", "codes", "patterns", "values", "fewer", "attention")
 FOLLOWING = ("patterns", "values", "fewer")  # with weights that follow patterns
+# Of tiled_bitmap: zeros anywhere.
+CODES = {
+    "tiled_bitmap": {},
+    "int8": {"values": "int8"},
+    "int8-int8": {"values": "int8", "activations": "int8"},
+}
 PATTERNS = (PatternOptions(n=2, m=4), PatternOptions(n=8, m=32, vector_length=32))
 VALUES = (
     PatternOptions(n=2, m=4, values="fp8_e4m3"),
@@ -70,6 +76,23 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             if gpus > 1:
                 found.append(Method(f"{format}-on-1", f"{format} on 1", sparse))
         return found
+    if arguments.compare == "codes":
+        anywhere = {"sparse_method": "tiled_bitmap"}
+        fp8 = Method("fp8", "fp8", dense | {"quantization": "fp8"}, exact=False)
+        return [
+            Method("none", "dense", dense),
+            fp8,
+            *(
+                Method(
+                    name,
+                    name.replace("-", " x "),
+                    anywhere,
+                    {"options": options},
+                    exact=not options,
+                )
+                for name, options in CODES.items()
+            ),
+        ]
     if arguments.compare == "fewer":
         fp8 = dense | {"quantization": "fp8"}
         settings = {"options": VALUES[0].model_dump()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import math
 import os
 import re
@@ -13,14 +14,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from _device import Budget
 
 SANITIZERS = ("memcheck", "racecheck")
 FAILED = 86  # exit code of compute-sanitizer if it found something
+MARK = "spin_kernel"  # torch.cuda._sleep's
+
+# Of ncu: those that METRICS picks from. All of its sections would replay a kernel twice as often.
+SECTIONS = (
+    "SpeedOfLight",
+    "MemoryWorkloadAnalysis",
+    "ComputeWorkloadAnalysis",
+    "SchedulerStats",
+    "WarpStateStats",
+    "InstructionStats",
+    "LaunchStats",
+    "Occupancy",
+)
 
 # The metrics of ncu that tell which resource binds the kernel.
 METRICS = re.compile(
@@ -121,10 +136,11 @@ def sanitize(out: Path, budget: Budget, program: Path, *options: str) -> bool:
 def profile(
     program: Path, points: Sequence[dict[str, Any]], out: Path, budget: Budget, *options: str
 ) -> list[dict[str, Any]]:
-    """Profiles one call of a few points with ncu.
+    """Profiles one call of a few points with ncu, all in one process: starting it takes longest.
 
     Args:
-        program: What makes the call, with --one and the values of a point.
+        program: What makes the calls by `profiled`, with --one and the values of the points as
+            JSON. It begins no call when its --minutes are over.
         points: What to call, by name, in the order in which --one takes the values.
         out: Where ncu's own CSV goes.
         budget: The time for all of them.
@@ -137,26 +153,52 @@ def profile(
     if ncu is None:
         print("profile: ncu was not found")
         return []
-    rows: list[dict[str, Any]] = []
-    for index, point in enumerate(points):
-        asked = [*map(str, point.values())]
-        name = "-".join(["ncu", program.stem, *(re.sub(r"\W+", "_", text) for text in asked)])
-        table = out / f"{name}.csv"
-        command = [ncu, "--profile-from-start", "off", "--set", "full", "--clock-control", "none"]
-        command += ["--page", "raw", "--csv", "--log-file", str(table)]
-        call = [sys.executable, str(program), "--one", *asked, *options]
-        share = budget.at_most(budget.left / (len(points) - index))
-        found: list[dict[str, Any]] = []
-        # A metric that this ncu or card lacks must not prevent all others.
-        for added in (["--metrics", ",".join(ADDED)], []):
-            if not found and share.left > 0:
-                code = _run([*command, *added, *call], out / f"{name}.log", share.left)
-                found = raw_metrics(table.read_text()) if code == 0 and table.exists() else []
-        rows += [point | row for row in found]
-        print(f"profile: {name} " + (f"{len(found)} metrics" if found else f"FAILED ({code})"))
-        if not found:
-            print(*(out / f"{name}.log").read_text(errors="replace").splitlines()[-10:], sep="\n")
-    return rows
+    name = "-".join(["ncu", program.stem, *(re.sub(r"\W+", "_", each) for each in options)])
+    table, log = out / f"{name}.csv", out / f"{name}.log"
+    command = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--page", "raw"]
+    command += ["--csv", "--log-file", str(table)]
+    command += [word for section in SECTIONS for word in ("--section", section)]
+    asked = json.dumps([[*point.values()] for point in points])
+    call = [sys.executable, str(program), "--one", asked, *options]
+    found: list[list[dict[str, Any]]] = []
+    # A metric that this ncu or card lacks must not prevent all others.
+    for added in (["--metrics", ",".join(ADDED)], []):
+        if not found and budget.left > 0:
+            minutes = ["--minutes", f"{0.8 * budget.left / 60:.2f}"]
+            code = _run([*command, *added, *call, *minutes], log, budget.left)
+            text = table.read_text() if code == 0 and table.exists() else ""
+            found = by_call(raw_metrics(text))
+    print(
+        f"profile: {len(found)} of {len(points)} points" + ("" if found else f", FAILED ({code})")
+    )
+    if not found:
+        print(*log.read_text(errors="replace").splitlines()[-10:], sep="\n")
+    return [point | row for point, rows in zip(points, found, strict=False) for row in rows]
+
+
+def profiled(call: Callable[[], object]) -> None:
+    """Makes one call for ncu to profile, warmed up, behind a kernel that shows where it begins."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    torch.cuda._sleep(1)
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def by_call(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of ncu, divided at the kernels that `profiled` marks calls by."""
+    calls: list[list[dict[str, Any]]] = []
+    before = ""
+    for row in rows:
+        kernel = row["kernel"]
+        if MARK in kernel and MARK not in before:
+            calls.append([])
+        elif calls and MARK not in kernel:
+            calls[-1].append(row)
+        before = kernel
+    return calls
 
 
 def raw_metrics(text: str) -> list[dict[str, Any]]:

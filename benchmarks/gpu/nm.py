@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ from _program import (
 )
 from _rivals import rivals
 from _speed import WARM_UPS
-from _tools import profile, profile_summary
+from _tools import profile, profile_summary, profiled
 from rich import box
 from rich.table import Table
 from torch import Tensor
@@ -515,18 +516,17 @@ def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Bu
     return bool(rows)
 
 
-def one(shape: str, options: PatternOptions, tokens: int, dtype: torch.dtype) -> None:
-    """Makes a single call of the kernel, for ncu: what comes before it is not profiled."""
-    device, asked = torch.device("cuda"), layer(shape)
-    weight = pattern_weight(asked.shape, options, dtype, device)
-    packed = fs.pack(weight, "nm_vector", options.model_dump()).prepare(device)
-    x, sparse = activations(tokens, asked, dtype, device), _formats.IMPLEMENTATIONS["sparse"]
-    _formats.multiply(packed, x, plan=sparse)
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    _formats.multiply(packed, x, plan=sparse)
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+def one(points: Sequence[Sequence[Any]], budget: Budget) -> None:
+    """Makes a call of the kernel for each point, for ncu."""
+    device, sparse = torch.device("cuda"), _formats.IMPLEMENTATIONS["sparse"]
+    for shape, named, tokens, dtype_name in points:
+        if budget.left <= 0:
+            return
+        asked, options, dtype = layer(shape), pattern(named), getattr(torch, dtype_name)
+        weight = pattern_weight(asked.shape, options, dtype, device)
+        packed = fs.pack(weight, "nm_vector", options.model_dump()).prepare(device)
+        x = activations(tokens, asked, dtype, device)
+        profiled(partial(_formats.multiply, packed, x, plan=sparse))
 
 
 # ---- the program --------------------------------------------------------------------------------
@@ -571,11 +571,10 @@ def main() -> None:
         type=lambda text: [pattern(each) for each in text.split(",")],
     )
     options.add_argument("--profile", action="store_true")
-    options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.one:
-        shape, named, tokens, dtype = arguments.one
-        one(shape, pattern(named), int(tokens), getattr(torch, dtype))
+        one(arguments.one, Budget(60 * arguments.minutes))
         return
     device = device_of(arguments)
     arguments.speed |= arguments.launches or arguments.prompts

@@ -4,7 +4,7 @@
     python benchmarks/gpu/serve.py [--model llama-3-8b] [--format NAME ...]
     python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy
     python benchmarks/gpu/serve.py --model llama-3-70b --gpus 2 --dummy --compare fewer
-    python benchmarks/gpu/serve.py --compare patterns | values | attention
+    python benchmarks/gpu/serve.py --compare codes | patterns | values | attention
 
 Makes a checkpoint of random weights with 80% zeros (--sparsity), starts `vllm serve` on it, dense
 and packed while loading, with CUDA graphs, and sends each server three kinds of traffic
@@ -21,14 +21,17 @@ or if the greedy tokens of the two differ by more than rounding.
 --gpus 2 adds tensor parallelism: dense on two, packed on two, and packed on one, with the memory
 that weights take of a GPU, and the share of the time that GPUs exchange sums (of decoding, by the
 profiler, after all else is measured). --dummy makes the weights up in memory, without a checkpoint,
-and compares no tokens. --compare fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with
+and compares no tokens. --compare codes runs zeros anywhere in 16 bits, int8, and int8 on both
+sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with
 fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
 (75% zeros) beside dense ones in 16 bits and in vLLM's fp8; values packs the same with 8 and 4 bits,
 whose tokens are not compared; attention runs dense weights with vLLM's attention and with ours
 (--prompt makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
-of what is compared. Without a GPU, `--model tiny` shows that the program works.
+of what is compared. --together starts all servers at once, which takes as long as one, and measures
+one after the other: they share the GPU's memory. Without a GPU, `--model tiny` shows that the
+program works.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,15 +86,22 @@ def traffics_of(arguments: argparse.Namespace) -> list[Traffic]:
     return [each.shortened(TINY) for each in found] if arguments.model == "tiny" else found
 
 
+def traces_of(log: Path) -> Path:
+    """The folder of a server's profiles."""
+    return log.with_suffix(".traces")
+
+
 def server_options(
-    method: Method, traffics: list[Traffic], arguments: argparse.Namespace
+    method: Method, shape: Shape, log: Path, arguments: argparse.Namespace
 ) -> list[str]:
     """What `vllm serve` is told; what weights leave of the memory is cache, as by default."""
+    traffics = traffics_of(arguments)
     most = max(8, *arguments.clients)
     length = max(PROMPT + 64, *(each.longest for each in traffics))
     options = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", str(most)]
     options += ["--no-enable-prefix-caching", "--logprobs-mode", "raw_logits"]
-    options += ["--tensor-parallel-size", str(method.gpus)] if method.gpus > 1 else []
+    if method.gpus > 1:
+        options += ["--tensor-parallel-size", str(method.gpus), *profiler_options(traces_of(log))]
     if not torch.cuda.is_available():  # there the option is about main memory
         options += ["--gpu-memory-utilization", "0.3"]
     if arguments.eager:
@@ -99,29 +111,55 @@ def server_options(
         options += ["--compilation-config", json.dumps({"cudagraph_capture_sizes": sizes})]
     if arguments.dummy:
         options += ["--load-format", "dummy"]
+    if arguments.together:
+        options += ["--kv-cache-memory-bytes", str(cache_bytes(shape, traffics, arguments))]
+        options += ["--gpu-memory-utilization", "0.1"]  # has to be free when a server starts
     return options + method.flags(arguments.sparsity if arguments.dummy else None)
+
+
+def cache_bytes(shape: Shape, traffics: list[Traffic], arguments: argparse.Namespace) -> int:
+    """Bytes of keys and values, in 16 bits, of all clients' longest requests."""
+    heads = shape["num_attention_heads"]
+    token = 2 * 2 * shape["num_hidden_layers"] * shape["hidden_size"]
+    token = token * shape.get("num_key_value_heads", heads) // heads
+    longest = max(PROMPT + 64, *(each.longest for each in traffics))
+    return token * (longest + 16) * (max(8, *arguments.clients) + 1)
+
+
+@contextmanager
+def at_once(
+    servers: Sequence[AbstractContextManager[_server.Server]],
+) -> Iterator[list[Future[_server.Server]]]:
+    """Starts servers beside each other; they stop when the block ends."""
+    with ExitStack() as stack, ThreadPoolExecutor(len(servers)) as pool:
+        yield [pool.submit(stack.enter_context, each) for each in servers]
+
+
+@contextmanager
+def started(server: Future[_server.Server]) -> Iterator[_server.Server]:
+    """A server that is starting, as soon as it is there."""
+    yield server.result()
 
 
 def run(
     method: Method,
+    server: AbstractContextManager[_server.Server],
     model: Path,
-    shape: Shape,
     log: Path,
-    seconds: float | None,
+    share: Callable[[], float | None],
     arguments: argparse.Namespace,
     save: Any,
 ) -> Result:
-    """Starts a server and measures; the measurements so far are saved after each of them.
+    """Waits for a server and measures; the measurements so far are saved after each of them.
 
-    What fails is in the entry "failed" of the result, beside what was measured before.
+    `share` is asked for the seconds of this server when it has started. What fails is in the entry
+    "failed" of the result, beside what was measured before.
     """
-    begin, traffics = time.monotonic(), traffics_of(arguments)
+    traffics = traffics_of(arguments)
     result: Result = {"rows": [], "gpus": method.gpus}
     try:
-        options = server_options(method, traffics, arguments)
-        traces = log.with_suffix(".traces")
-        options += profiler_options(traces) if method.gpus > 1 else []
-        with _server.serving(model, log, options) as it:
+        with server as it:
+            begin, seconds = time.monotonic(), share()
             result |= {"startup_s": round(it.startup, 1), "vllm": _server.version_of(it.url)}
             lines = log.read_text(errors="replace").splitlines()
             result["log"] = [line for line in lines if any(words in line for words in TOLD)]
@@ -130,9 +168,9 @@ def run(
                 result["weight_bytes"] = round(sum(found) * 2**30)
                 result["gpu_bytes"] = round(max(found) * 2**30)
             if not arguments.dummy:
-                result["texts"] = texts_of(it.url, shape["vocab_size"])
+                result["texts"] = texts_of(it.url, SHAPES[arguments.model]["vocab_size"])
             for traffic, clients in itertools.product(traffics, arguments.clients):
-                if seconds is not None and time.monotonic() - begin > seconds:
+                if seconds is not None and result["rows"] and time.monotonic() - begin > seconds:
                     raise TimeoutError("its share of the time is over")
                 row = {"traffic": traffic.name, "clients": clients}
                 row |= {"tokens_in": traffic.prompt, "tokens_out": traffic.output}
@@ -141,6 +179,7 @@ def run(
                 print(f"  {method.label}, {line_of(row)}", flush=True)
                 save(result)
             if method.gpus > 1:
+                traces = traces_of(log)
                 work = partial(measure, it.url, model, PROFILED, max(CLIENTS[:2]), method.gpus)
                 if (share := profile(it.url, traces, work)) is not None:
                     result["exchange_share"] = round(share, 3)
@@ -211,6 +250,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", help="of what is compared, by the names in results")
     parser.add_argument("--eager", action="store_true", help="no torch.compile, no CUDA graphs")
     parser.add_argument("--limit", type=float, help="seconds for everything")
+    parser.add_argument("--together", action="store_true", help="start all servers at once")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--work", type=Path, help="where the checkpoint is written and removed")
     return parser
@@ -244,19 +284,30 @@ def main() -> int:
             print(f"{time.monotonic() - STARTED:.0f} s: checkpoint written", flush=True)
         if cuda:
             torch.cuda.empty_cache()
-        for done, method in enumerate(methods.values()):
-            seconds = None
-            if arguments.limit is not None:  # an equal share of the time left
-                left = arguments.limit - (time.monotonic() - STARTED)
-                seconds = max(0.0, left) / (len(methods) - done)
+        logs = {each: arguments.out / f"traffic-{name}-{each}.log" for each in methods}
+        servers: dict[str, AbstractContextManager[_server.Server]] = {
+            each.name: _server.serving(folder, log, server_options(each, shape, log, arguments))
+            for each, log in zip(methods.values(), logs.values(), strict=True)
+        }
+        with ExitStack() as stack:
+            if arguments.together:
+                futures = stack.enter_context(at_once(list(servers.values())))
+                servers = dict(zip(methods, map(started, futures), strict=True))
+            for done, method in enumerate(methods.values()):
 
-            def save(result: Result, method: Method = method) -> None:
-                results[method.name] = result
-                write(name, about, results, agreements, arguments.out)
+                def share(others: int = len(methods) - done) -> float | None:
+                    """An equal share of the time left."""
+                    if arguments.limit is None:
+                        return None
+                    return max(0.0, arguments.limit - (time.monotonic() - STARTED)) / others
 
-            log = arguments.out / f"traffic-{name}-{method.name}.log"
-            run(method, folder, shape, log, seconds, arguments, save)
-            print(f"{time.monotonic() - STARTED:.0f} s: {method.name} measured", flush=True)
+                def save(result: Result, method: Method = method) -> None:
+                    results[method.name] = result
+                    write(name, about, results, agreements, arguments.out)
+
+                log = logs[method.name]
+                run(method, servers[method.name], folder, log, share, arguments, save)
+                print(f"{time.monotonic() - STARTED:.0f} s: {method.name} measured", flush=True)
     baseline, *others = results
     for other in others:
         if methods[other].exact and "texts" in results[baseline].keys() & results[other].keys():

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from _program import (
 from _sparse import SparseChecker, cases, small_cases
 from _speed import STAGES, Speed, Stage
 from _spmm_report import show
-from _tools import profile, profile_summary, sanitize
+from _tools import profile, profile_summary, profiled, sanitize
 from rich import box
 from rich.table import Table
 
@@ -52,7 +54,16 @@ from flashsparse_plugin.dataflow.tuner import random_weight
 CHECK_SECONDS = 120  # if speed is requested, too
 QUICK = 5  # one check of so many
 # Layer, tokens, percent of zeros.
-PROFILED = (("28672x7168", 16, 80), ("12288x12288", 8, 70), ("36864x9216", 32, 90))
+PROFILED = (
+    ("28672x7168", 8, 50),
+    ("28672x7168", 16, 80),
+    ("12288x12288", 8, 70),
+    ("36864x9216", 32, 90),
+    ("28672x7168", 128, 50),
+    ("28672x7168", 256, 50),
+    ("28672x7168", 256, 80),
+    ("28672x7168", 1024, 80),
+)
 PROFILE_SECONDS, SANITIZE_SECONDS = 75, 150  # a format, if more is requested
 TOY = Stage([Layer("toy", "a", 256, 128), Layer("toy", "b", 128, 256)], (50, 80), (1, 16, 64))
 GOAL_TOKENS = (8, 16, 32)
@@ -141,19 +152,17 @@ def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Bu
     return bool(rows)
 
 
-def one(arguments: argparse.Namespace) -> None:
-    """Makes a single call, for ncu: what comes before it is not profiled."""
-    device, dtype = torch.device("cuda"), DTYPES[arguments.dtype]
-    asked, tokens, sparsity = layer(arguments.one[0]), *map(int, arguments.one[1:])
-    weight = random_weight(asked.shape, 1 - sparsity / 100, dtype, device)
-    packed = _formats.packed_for_kernels(weight, arguments.format[0])
-    x = activations(tokens, asked, dtype, device)
-    _formats.multiply(packed, x)
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    _formats.multiply(packed, x)
-    torch.cuda.synchronize()
-    torch.cuda.profiler.stop()
+def one(points: Sequence[Sequence[Any]], format: str, dtype: torch.dtype, budget: Budget) -> None:
+    """Makes a call for each point, for ncu."""
+    device = torch.device("cuda")
+    for shape, tokens, sparsity in points:
+        if budget.left <= 0:
+            return
+        asked = layer(shape)
+        weight = random_weight(asked.shape, 1 - sparsity / 100, dtype, device)
+        packed = _formats.packed_for_kernels(weight, format)
+        x = activations(tokens, asked, dtype, device)
+        profiled(partial(_formats.multiply, packed, x))
 
 
 def formats(text: str) -> list[str]:
@@ -176,11 +185,16 @@ def main() -> None:
     options.add_argument("--format", type=formats, default=list(_formats.unstructured()))
     add_layer_options(options, layer)
     options.add_argument("--sparsity", type=numbers, help="percent of zeros")
-    options.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     device = device_of(arguments)
     if arguments.one:
-        one(arguments)
+        one(
+            arguments.one,
+            arguments.format[0],
+            DTYPES[arguments.dtype],
+            Budget(60 * arguments.minutes),
+        )
         return
 
     arguments.speed |= arguments.shapes

@@ -141,6 +141,16 @@ def test_the_time_limit_keeps_what_was_measured(ran, tmp_path, capsys):
     assert code == 1 and "its share of the time is over" in capsys.readouterr().out
 
 
+def test_all_servers_at_once(ran, tmp_path, capsys):
+    code, started = ran("--together", "--dummy", "--limit", "0", "--compare", "codes")
+    assert code == 1 and "its share of the time is over" in capsys.readouterr().out
+    assert set(started) == {"none", "fp8", "tiled_bitmap", "int8"}  # of two the end of the name
+    for flags in started.values():
+        assert int(flags[flags.index("--kv-cache-memory-bytes") + 1]) > 2**20
+    # However short the time, the first measurement of a server that has started is made.
+    assert len(_results.read(tmp_path / "traffic-tiny-codes.csv")["rows"]) == 5
+
+
 def test_several_formats_and_what_chooses_among_them():
     arguments = serve.options().parse_args(["--format", "tiled_csl", "auto"])
     assert [each.label for each in methods_of(arguments)] == ["dense", "tiled_csl", "auto"]

@@ -21,7 +21,7 @@ from _device import Budget, Stopwatch, _results, _spmm_goals
 from _layers import LLAMA, OPT, Layer, layer
 from _sparse import Case, SparseChecker, small_cases
 from _speed import FEW, MANY, STAGES, ZEROS, Speed, Stage
-from _tools import emulated_wavefronts, profile_summary, raw_metrics
+from _tools import MARK, by_call, emulated_wavefronts, profile_summary, raw_metrics
 from tiled_csl.launches import HEADER, compiled_shapes, launches
 
 import flashsparse_plugin as fs
@@ -267,7 +267,7 @@ def test_many_tokens_may_be_as_wrong_as_the_library_and_no_more(monkeypatch):
 
 
 def test_formats_that_keep_any_zeros_are_compared():
-    assert "tiled_csl" in _formats.unstructured() and "nm_vector" not in _formats.unstructured()
+    assert _formats.unstructured() == ("tiled_csl", "tiled_bitmap")
     assert spmm.formats("tiled_csl") == ["tiled_csl"]
     with pytest.raises(argparse.ArgumentTypeError, match="'nm_vector'.*there are tiled_csl"):
         spmm.formats("tiled_csl,nm_vector")
@@ -376,3 +376,11 @@ def test_reading_what_ncu_writes():
     assert line["wavefronts a store"] == f"3.00 (emulated {emulated:.2f})" and emulated > 1
     assert emulated_wavefronts("no_such_kernel", 80) is None
     assert raw_metrics("==ERROR== nothing") == []
+
+
+def test_calls_under_ncu_are_told_apart_by_the_marks_between_them():
+    kernels = (f"void {MARK}(long)", "transpose", "linear", f"void {MARK}(long)", "linear")
+    rows = [{"kernel": kernel, "metric": name} for kernel in kernels for name in "ab"]
+    first, second = by_call(rows)
+    assert [row["kernel"] for row in first] == ["transpose"] * 2 + ["linear"] * 2
+    assert [row["kernel"] for row in second] == ["linear"] * 2
