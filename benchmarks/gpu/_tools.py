@@ -52,7 +52,9 @@ METRICS = re.compile(
     | smsp__average_warp_latency_issue_stalled_.*\.ratio""",
     re.X,
 )
+REPEATED = re.compile(r"\.(min|max)(\.|$)|\.sum\.pct")  # what the average or the sum says
 ADDED = (
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "l1tex__data_pipe_lsu_wavefronts.sum",
     "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
@@ -217,7 +219,7 @@ def raw_metrics(text: str) -> list[dict[str, Any]]:
         | {"unit": unit, "value": value.replace(",", "")}
         for launch in launches
         for name, unit, value in zip(header, units, launch, strict=True)
-        if METRICS.fullmatch(name)
+        if METRICS.fullmatch(name) and not REPEATED.search(name)
     ]
 
 
