@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import kl_div, log_softmax
 
-from ..modules import linear_modules, shape_of, stored_weight
+from ..modules import bias_of, linear_modules, shape_of, stored_weight, weight_of
 from .calibration import calibration_batches
-from .relay import evaluating
+from .relay import evaluating, replaced_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,20 +64,29 @@ class LoRA:
             raise ValueError(f"the rate is {self.rate}, but must be above 0 and below 1")
 
 
-class _Update(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """x times the transpose of the updated weight, which is made anew for the backward pass.
+
+    So no layer's updated weight is in memory for longer than its own product takes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, up, down)
+        return x @ _updated(weight, up, down).T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+        x, weight, up, down = ctx.saved_tensors
+        (gradient,) = gradients
+        own = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        own = own.masked_fill_(weight == 0, 0).to(up.dtype)
+        return gradient @ _updated(weight, up, down), None, own @ down.T, up.T @ own
+
+
+def _updated(weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """weight + up @ down at the elements of the weight that are not zero, in the weight's dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, up, down)
-        updated = (weight.float() + up @ down).to(weight.dtype)
-        return updated.masked_fill_(weight == 0, 0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
-        weight, up, down = ctx.saved_tensors
-        own = gradients[0].float().masked_fill(weight == 0, 0)
-        return None, own @ down.T, up.T @ own
+    return (up @ down).add_(weight).to(weight.dtype).masked_fill_(weight == 0, 0)
 
 
 class Training:
@@ -116,15 +127,17 @@ class Training:
                 f"an update of rank {method.rank} is low for no layer: that of the highest rank is "
                 f"{widest}, of shape {list(shape)}. Choose a rank below {min(shape)}"
             )
-        # Once each, if layers share one: functional_call replaces it in all of them.
-        unique = {id(stored_weight(linears[name])): name for name in reversed(names)}
-        self.weights = {
-            name: stored_weight(linears[name]).detach() for name in reversed(unique.values())
+        # Layers that share a weight share its update.
+        first: dict[int, str] = {}
+        self.layers = {
+            name: (linears[name], first.setdefault(id(stored_weight(linears[name])), name))
+            for name in names
         }
+        self.weights = {name: weight_of(linears[name]).detach() for name in first.values()}
         self.parameters: dict[str, Tensor] = {}
         generator = torch.Generator().manual_seed(_SEED)
         for name, weight in self.weights.items():
-            rows, columns = weight.shape  # as it is stored, be that transposed
+            rows, columns = weight.shape
             rank = min(method.rank, rows, columns)
             bound = 1 / math.sqrt(columns)
             down = torch.empty(rank, columns).uniform_(-bound, bound, generator=generator)
@@ -174,8 +187,8 @@ class Training:
         after = self.divergence()
         if not after < self.before:
             return self.before, self.before
-        for name, updated in self._updated().items():
-            self.weights[name].copy_(updated)
+        for name, weight in self.weights.items():
+            weight.copy_(_updated(weight, *self._update_of(name)))
         return self.before, after
 
     def state(self) -> dict[str, Tensor]:
@@ -221,15 +234,23 @@ class Training:
         before = torch.tensor(self.before, dtype=torch.float64)
         return {"step": torch.tensor(self.step), "before": before}
 
-    def _updated(self) -> dict[str, Tensor]:
-        """The weights with their updates, as they would be stored."""
-        found = {}
-        for name, weight in self.weights.items():
-            up, down = self.parameters[f"{name}.up"], self.parameters[f"{name}.down"]
-            updated = _Update.apply(weight, up, down)
-            assert isinstance(updated, Tensor)
-            found[name] = updated
-        return found
+    def _update_of(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.parameters[f"{name}.up"], self.parameters[f"{name}.down"]
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """The layers multiply by their updated weights for a while."""
+
+        def forward(linear: nn.Module, name: str, x: Tensor) -> Tensor:
+            product = _Linear.apply(x, self.weights[name], *self._update_of(name))
+            assert isinstance(product, Tensor)
+            bias = bias_of(linear)
+            return product if bias is None else product + bias
+
+        with ExitStack() as stack:
+            for linear, name in self.layers.values():
+                stack.enter_context(replaced_forward(linear, partial(forward, linear, name)))
+            yield
 
     def _loss(self, windows: Tensor) -> Tensor:
         """The mean over tokens of the divergence KL(dense | pruned) of their next-token laws."""
@@ -237,9 +258,8 @@ class Training:
             device = self.dense.device
             wanted = self.dense(input_ids=windows.to(device), use_cache=False).logits
         weights = {name: each.detach() for name, each in self.pruned.named_parameters()}
-        weights |= {f"{name}.weight": updated for name, updated in self._updated().items()}
         given = {"input_ids": windows, "use_cache": False}
-        with evaluating(self.pruned):
+        with evaluating(self.pruned), self._updating():
             logits = functional_call(self.pruned, weights, kwargs=given).logits
         found = log_softmax(logits.float(), dim=-1)
         law = log_softmax(wanted.to(logits.device).float(), dim=-1)

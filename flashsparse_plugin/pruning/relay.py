@@ -67,7 +67,8 @@ class _Stop(Exception):
 
 
 @contextmanager
-def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Puts another forward in the place of a module's own for a while."""
     own = module.__dict__.get("forward")  # where accelerate has put its own
     module.forward = forward
     try:
@@ -103,7 +104,7 @@ class Relay:
         """
         with ExitStack() as stack:
             for layer in self.layers[: max(index, 0)]:
-                stack.enter_context(_replaced_forward(layer, self._hand_over))
+                stack.enter_context(replaced_forward(layer, self._hand_over))
             if index < 0:
                 hook = self.layers[0].register_forward_pre_hook(self._stop)
                 stack.callback(hook.remove)

@@ -7,7 +7,7 @@ from tiny_causal_lms import VOCAB, tiny_model
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from flashsparse_plugin.pruning import LoRA, prunable_linears, prune, recover_
-from flashsparse_plugin.pruning.lora import Training, _Update
+from flashsparse_plugin.pruning.lora import Training, _Linear
 
 TOKENS = torch.randint(3, VOCAB, (6, 32), generator=torch.Generator().manual_seed(0))
 METHOD = LoRA(rank=4, steps=12, rate=5e-3, batch=2)
@@ -32,21 +32,22 @@ def pair_of(family="llama", dtype=torch.float32):
     return pruned, dense
 
 
-def test_the_gradient_is_that_of_the_masked_sum():
+def test_a_product_and_its_gradients_are_those_of_the_masked_sum():
     generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(5, 8, generator=generator, dtype=torch.float64)
-    weight[torch.rand(5, 8, generator=generator) < 0.5] = 0
-    up, down, out = (
-        torch.randn(*s, generator=generator).double() for s in ((5, 2), (2, 8), (5, 8))
+    shapes = {"x": (2, 3, 8), "weight": (5, 8), "up": (5, 2), "down": (2, 8), "out": (2, 3, 5)}
+    x, weight, up, down, out = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes.values()
     )
+    weight[torch.rand(5, 8, generator=generator) < 0.5] = 0
     found, expected = [], []
-    for forward, gradients in (
-        (lambda u, d: _Update.apply(weight, u, d), found),
-        (lambda u, d: weight + (u @ d) * (weight != 0), expected),
+    for forward, results in (
+        (lambda x, u, d: _Linear.apply(x, weight, u, d), found),
+        (lambda x, u, d: x @ (weight + (u @ d) * (weight != 0)).T, expected),
     ):
-        u, d = up.float().requires_grad_(), down.float().requires_grad_()
-        (forward(u, d) * out).sum().backward()
-        gradients += [u.grad, d.grad]
+        given = [each.clone().requires_grad_() for each in (x, up, down)]
+        product = forward(*given)
+        (product * out).sum().backward()
+        results += [product, *(each.grad for each in given)]
     torch.testing.assert_close(found, expected)
 
 
