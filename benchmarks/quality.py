@@ -6,6 +6,7 @@
         --text build/cache/burgess.txt --context 256 --group 32
     python benchmarks/quality.py --model DIRECTORY --text FILE --method magnitude
     python benchmarks/quality.py --plot    draws what is in the result
+    python benchmarks/quality.py --rules "dense;2:4" --tasks arc_easy    scores, into tasks.csv
 
 Every linear layer but the output head is pruned, by Wanda on the beginning of the text unless told
 otherwise, then packed as `flashsparse eval --with` does, and the model predicts the end of the
@@ -106,13 +107,15 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     windows = calibration_windows(tokenizer, text[:begin], arguments.samples, arguments.window)
     given = {"calibration": windows} if arguments.method == "wanda" else {}
-    effort = Effort(context=arguments.context, most_tokens=arguments.tokens, decode_tokens=0)
+    effort = Effort(arguments.context, arguments.tokens, arguments.tasks, decode_tokens=0)
 
     def load(dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
 
     for rule in RULES:
         every = methods_of(rule, arguments.group)
+        if arguments.tasks:  # which take long, and codes hardly change them
+            every = every[:1]
         wanted = [(m, text) for m, text in every if (rule.title, title_of(m)) not in done]
         if not wanted or rule.title not in (arguments.rules or [rule.title]):
             continue
@@ -145,6 +148,7 @@ def lines(arguments: argparse.Namespace, done: set[tuple[str, str]]) -> Iterator
                 "memory_bytes": held.memory,
                 "perplexity": round(found.perplexity or 0.0, 3),
                 "ran": found.ran,
+                **{name: round(score, 4) for name, score in found.tasks.items()},
             }
 
 
@@ -212,8 +216,12 @@ def main() -> None:
     parser.add_argument("--rules", type=lambda s: s.split(";"), help="only these; ; between")
     parser.add_argument("--anew", action="store_true", help="measure everything again")
     parser.add_argument("--plot", action="store_true", help="draw the result, measure nothing")
+    parser.add_argument(
+        "--tasks", type=lambda s: s.split(","), default=[], help="of lm-eval, names or files"
+    )
     arguments = parser.parse_args()
-    target = _results.folder_of(arguments.model.name) / "quality.csv"
+    kind = "tasks" if arguments.tasks else "quality"
+    target = _results.folder_of(arguments.model.name) / f"{kind}.csv"
     if arguments.plot:
         draw(target)
         return

@@ -294,11 +294,9 @@ def _write(path: Path, lines: Sequence[Line]) -> None:
 
 
 def _show(lines: Sequence[Line], about: str) -> None:
-    tasks = list(dict.fromkeys(name for line in lines for name in line.figures.tasks))
     quality = ["perplexity"] if lines[0].figures.perplexity is not None else []
     rates = ["prefill\ntokens/s", "decode\ntokens/s"] if lines[0].figures.prefill else []
-    heads = [*(name.replace(" ", "\n") for name in tasks), "bits a\nweight"]
-    made = table("", *quality, *heads, "on disk", "in\nmemory", *rates)
+    made = table("", *quality, "bits a\nweight", "on disk", "in\nmemory", *rates)
     model = None
     for line in lines:
         if line.model != model:
@@ -309,7 +307,6 @@ def _show(lines: Sequence[Line], about: str) -> None:
             made.add_row(Text.assemble((model, "bold"), (zeros, "dim")))
         found = line.figures
         cells = [] if found.perplexity is None else [f"{found.perplexity:,.4g}"]
-        cells += [f"{found.tasks[name]:.3f}" for name in tasks]
         cells.append(f"{found.sizes.bits:.2f}")
         cells += [size(found.sizes.disk), size(found.sizes.memory)]
         cells += [f"{rate:,.1f}" for rate in (found.prefill, found.decode) if rate]
@@ -318,7 +315,20 @@ def _show(lines: Sequence[Line], about: str) -> None:
         column.no_wrap = True
     out.print(made)
     out.print()
+    _show_scores(lines)
     for ran in dict.fromkeys(line.figures.ran for line in lines):
         of = ", ".join(dict.fromkeys(x.method for x in lines if x.figures.ran == ran))
         out.print(Text(f"{of}: {ran}", style="dim"))
     out.print(Text(about, style="dim"))
+
+
+def _show_scores(lines: Sequence[Line]) -> None:
+    """The scores of tasks, a line each: names of tasks are long, and they may be many."""
+    tasks = list(dict.fromkeys(name for line in lines for name in line.figures.tasks))
+    if not tasks:
+        return
+    made = table("", *(f"{line.model}\n{_brief(line.method)}" for line in lines))
+    for name in tasks:
+        made.add_row(name, *(f"{line.figures.tasks[name]:.3f}" for line in lines))
+    out.print(made)
+    out.print()

@@ -18,13 +18,18 @@ def lm_eval(monkeypatch):
     def simple_evaluate(**given):
         asked.update(given)
         scores = {"alias": "arc", "acc,none": 0.25, "acc_stderr,none": 0.1, "f1,strict": 0.5}
-        return {"results": {"arc_easy": scores}}
+        return {"results": {"arc_easy": scores, "own_questions": {"acc,none": 0.75}}}
 
     names = ("lm_eval", "lm_eval.tasks", "lm_eval.models", "lm_eval.models.huggingface")
     made = {name: ModuleType(name) for name in names}
     made["lm_eval"].__spec__ = ModuleSpec("lm_eval", None)
     made["lm_eval"].simple_evaluate = simple_evaluate
-    manager = SimpleNamespace(all_tasks=["arc_easy"], load=lambda tasks: asked.update(loaded=tasks))
+
+    def load(tasks):
+        asked["loaded"] = tasks
+        return {"tasks": {"own_questions": None}}
+
+    manager = SimpleNamespace(all_tasks=["arc_easy"], load=load)
     made["lm_eval.tasks"].TaskManager = lambda: manager
     asked["manager"] = manager
     made["lm_eval.models.huggingface"].HFLM = lambda **given: given
@@ -37,6 +42,17 @@ def test_scores_by_task_and_metric(lm_eval):
     found = task_scores("model", "tokenizer", ["arc_easy"], limit=7)
     assert found == {"arc_easy acc": 0.25, "arc_easy f1 (strict)": 0.5}
     assert lm_eval["limit"] == 7 and lm_eval["model"]["pretrained"] == "model"
+
+
+def test_a_file_is_a_task_of_the_name_that_it_gives(lm_eval, tmp_path):
+    path = str(tmp_path / "questions.yaml")
+    with pytest.raises(ValueError, match=r"no task '.*questions\.yaml'"):
+        require_tasks([path])
+    (tmp_path / "questions.yaml").touch()
+    require_tasks([path])
+    assert lm_eval["loaded"] == [path]
+    assert task_scores("model", "tokenizer", [path]) == {"own_questions acc": 0.75}
+    assert lm_eval["tasks"] == lm_eval["loaded"] == [path]
 
 
 def test_an_unknown_task_is_refused_beforehand(lm_eval):
