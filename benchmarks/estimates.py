@@ -59,8 +59,8 @@ def measured() -> Iterator[tuple[str, str, tuple[int, int], int, float]]:
             for row in _results.read(path)["rows"] if path.exists() else ():
                 rows, columns = map(int, row["shape"].split("x"))
                 shape, tokens = (rows, columns), row["tokens"]
-                for title, figure in (("dense", "dense_us"), ("fp8", "fp8_us")):
-                    if figure in row:
+                for title in ("dense", "fp8", "int4"):
+                    if (figure := f"{title}_us") in row:
                         dense.setdefault((title, shape, tokens), []).append(row[figure])
                 scattered = f"unstructured {row.get('sparsity')}%, {row.get('format')}"
                 method = row.get("pattern", scattered)

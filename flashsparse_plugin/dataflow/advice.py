@@ -61,9 +61,9 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
     hopper = gpu.capability == (9, 0)  # what was measured
     found = [Choice("dense", "dense", 16, 0.0, 16.0, whole(library_seconds), hopper)]
     if gpu.capability >= rivals.FP8_CAPABILITY:
-        found.append(Choice("fp8", "rival", 8, 0.0, 8.0, whole(rivals.fp8_seconds)))
-    int4 = Choice("int4", "rival", 4, 0.0, rivals.INT4_BITS, whole(rivals.int4_seconds), False)
-    return [*found, int4]
+        found.append(Choice("fp8", "rival", 8, 0.0, 8.0, whole(rivals.fp8_seconds), hopper))
+    own = whole(rivals.int4_seconds)
+    return [*found, Choice("int4", "rival", 4, 0.0, rivals.INT4_BITS, own, gpu.name == "H200")]
 
 
 def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..gpu import ITEMSIZE, LIBRARY_TOKENS, Gpu
 
 # Fitted to the dense fp8 products of benchmarks/results (docs/evaluate.md has the errors): seconds
@@ -10,8 +12,9 @@ from ..gpu import ITEMSIZE, LIBRARY_TOKENS, Gpu
 # quantised outside of what was measured.
 FIXED, MEMORY, FP8_ARITHMETIC = 3.0e-6, 0.88, 2.0
 FP8_CAPABILITY = (8, 9)
-# int4 by groups of 128 (Marlin) was not measured by us: it is taken to reach as much of the
-# bandwidth as fp8, and the library's arithmetic on 16 bits. This is kind to it.
+# The same of int4 by groups of 128, as Marlin multiplies it on an H200. Bytes and arithmetic hide
+# each other in part: together they take the root of the sum of their squares.
+INT4_FIXED, INT4_MEMORY, INT4_ARITHMETIC = 6.0e-6, 0.70, 0.46
 INT4_BITS = 4 + 16 / 128
 
 
@@ -23,21 +26,18 @@ def fp8_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
         tokens: At least 1.
         gpu: What the estimate knows of the device.
     """
-    return _seconds(shape, 8.0, tokens, gpu, FP8_ARITHMETIC)
+    weights = shape[0] * shape[1]
+    padded = LIBRARY_TOKENS * -(-tokens // LIBRARY_TOKENS)
+    arithmetic = 2.0 * padded * weights / (FP8_ARITHMETIC * gpu.arithmetic)
+    return FIXED + max(weights / (MEMORY * gpu.memory), arithmetic)
 
 
 def int4_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
-    """A dense product of int4 weights with 16-bit activations, beside x and y."""
-    return _seconds(shape, INT4_BITS, tokens, gpu, 1.0)
-
-
-def _seconds(
-    shape: tuple[int, int], bits: float, tokens: int, gpu: Gpu, arithmetic: float
-) -> float:
+    """A dense product of int4 weights with 16-bit activations, beside x and y; see fp8_seconds."""
     weights = shape[0] * shape[1]
-    padded = LIBRARY_TOKENS * -(-tokens // LIBRARY_TOKENS)
-    memory = weights * bits / 8 / (MEMORY * gpu.memory)
-    return FIXED + max(memory, 2.0 * padded * weights / (arithmetic * gpu.arithmetic))
+    memory = weights * INT4_BITS / 8 / (INT4_MEMORY * gpu.memory)
+    arithmetic = 2.0 * tokens * weights / (INT4_ARITHMETIC * gpu.arithmetic)
+    return INT4_FIXED + math.hypot(memory, arithmetic)
 
 
 def activation_seconds(shape: tuple[int, int], tokens: int, gpu: Gpu) -> float:
