@@ -170,6 +170,24 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
     )
 
 
+def tasks(result: Result) -> str:
+    """The share of questions of each task that a model gets right; ours are bold."""
+    about, rows = result["about"], result["rows"]
+    columns = [name for name in rows[0] if name.endswith(" acc")]
+    cells = [
+        [named(row), f"{row['bits']:.2f}", perplexity(row["perplexity"])]
+        + [f"{row[name]:.0%}" for name in columns]
+        for row in rows
+    ]
+    names = [name.removesuffix(" acc").removeprefix("bigbench_") for name in columns]
+    heads = ["", "bits a weight", "perplexity", *(name.replace("_", " ") for name in names)]
+    return markdown(heads, cells) + (
+        f"\n{about['model']}; {about['method']} by {about['samples']} windows of "
+        f"{about['window']} tokens of {about['text']}, {retrained(rows)}. torch {about['torch']}, "
+        f"{days(rows)}.\n\n"
+    )
+
+
 def retrained(rows: Sequence[dict[str, Any]]) -> str:
     """What a table of quality says of training."""
     return "nothing retrained" + (
@@ -518,6 +536,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "quality": quality,
     "quality_short": lambda result: quality(result, SHORT),
     "quality_values": quality_values,
+    "tasks": tasks,
     "user": user,
     "estimate_errors": errors,
 }

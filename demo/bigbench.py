@@ -78,7 +78,10 @@ def write(name: str, task: dict[str, Any], folder: Path, target: Path) -> None:
         "doc_to_text": "question",
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in ("acc", "acc_norm")
+        ],
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
 

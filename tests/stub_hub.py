@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hub on this machine, of which huggingface_hub's own client can fetch models."""
+"""A Hub on this machine, of which huggingface_hub's own client can fetch models, and push to it."""
 
+import base64
 import hashlib
 import json
 import re
@@ -20,12 +21,14 @@ class StubHub(ThreadingHTTPServer):
 
     Attributes:
         models: Directories by the names of their models, at the branch main.
+        home: Where the directory of a model is made that is pushed and not there.
         gated: Names whose files are not for us.
         fetched: Names of the files that were asked for, in the order of asking.
     """
 
-    def __init__(self):
+    def __init__(self, home):
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.home = home
         self.models: dict[str, Path] = {}
         self.gated: set[str] = set()
         self.fetched: list[str] = []
@@ -41,7 +44,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = unquote(self.path.partition("?")[0])
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):
+        if path == "/api/whoami-v2":
+            self._answer(200, json.dumps({"name": "me", "orgs": []}).encode())
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):
             self._about(*found.groups())
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
             self._file(*found.groups())
@@ -51,6 +56,39 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"{}")
 
     do_HEAD = do_GET
+
+    def do_POST(self):
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/api/repos/create":
+            given = json.loads(data)
+            name = f"{given.get('organization') or 'me'}/{given['name']}"
+            self.server.models.setdefault(name, self.server.home / name)
+            answer = {"url": f"{self.server.url}/{name}", "name": name}
+        elif self.path == "/api/validate-yaml":  # of a model card
+            answer = {"errors": [], "warnings": []}
+        elif found := re.fullmatch(r"/api/models/(.+)/(preupload|commit)/main", self.path):
+            answer = getattr(self, f"_{found[2]}")(found[1], data)
+        else:
+            return self._answer(404, b"{}")
+        return self._answer(200, json.dumps(answer).encode())
+
+    def _preupload(self, name, data):
+        """Every file comes within the commit, those that the real Hub puts elsewhere, too."""
+        paths = [file["path"] for file in json.loads(data)["files"]]
+        taken = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+        return {"files": [{"path": path} | taken for path in paths]}
+
+    def _commit(self, name, data):
+        home = self.server.models[name]
+        for line in map(json.loads, data.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                assert value["encoding"] == "base64"
+                (home / value["path"]).parent.mkdir(parents=True, exist_ok=True)
+                (home / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            elif line["key"] == "deletedFile":
+                (home / value["path"]).unlink()
+        return {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.server.url}/{name}"}
 
     def _about(self, name, what, revision):
         if name not in self.server.models:
@@ -87,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(data)
 
     def log_message(self, *arguments):
@@ -97,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running(monkeypatch, cache):
     """A Hub while the block runs, which huggingface_hub takes for the Hub, and an empty cache."""
-    with StubHub() as hub:
+    with StubHub(cache.parent / "pushed") as hub:
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -4,6 +4,7 @@
 import csv
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -122,3 +123,21 @@ def test_what_is_refused(model_dir, text_file, arguments, message):
     result = evaluate(model_dir, *given)
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_scores_of_tasks_leave_room_for_the_bytes(model_dir, monkeypatch):
+    names = [
+        "a_task_with_a_long_name acc",
+        "a_task_with_a_long_name acc_norm",
+        "another f1 (strict)",
+    ]
+    scores = dict(zip(names, (0.25, 0.5, 0.75), strict=True))
+    monkeypatch.setattr("flashsparse_plugin.evaluation.tasks.require_tasks", lambda tasks: None)
+    module = sys.modules["flashsparse_plugin.evaluation.measure"]  # a function has its name
+    monkeypatch.setattr(module, "task_scores", lambda *_: scores)
+    result = evaluate(model_dir, "--tasks", "any", "--with", "torch_int8", "--no-speed")
+    assert result.exit_code == 0, result.stderr
+    assert "on disk" in result.stdout and "16.00" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    for name, score in scores.items():
+        assert [*name.split(), f"{score:.3f}", f"{score:.3f}"] in lines

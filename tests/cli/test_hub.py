@@ -204,6 +204,24 @@ def test_what_is_complete_is_pushed(account, model_dir, text_file, tmp_path, com
     assert '"lab/tiny"' in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_the_hubs_own_client_pushes_and_fetches_it_again(hub, model_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_stub")
+    kept = hub.home / "me" / "tiny"
+    kept.mkdir(parents=True)
+    (kept / "part-7.safetensors").touch()  # of a model that was there
+    (kept / "NOTES.md").touch()
+    hub.models["me/tiny"] = kept
+    out = tmp_path / "out"
+    result = flashsparse("convert", model_dir, out, "--pack-all", "--push", "me/tiny")
+    assert result.exit_code == 0, result.stderr
+    assert f"Pushed to {hub.url}/me/tiny" in result.stdout
+    pushed = {path.name: path.read_bytes() for path in kept.iterdir()}
+    assert pushed == {path.name: path.read_bytes() for path in out.iterdir()} | {"NOTES.md": b""}
+    result = flashsparse("inspect", "me/tiny", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "model.safetensors" in hub.fetched
+
+
 def test_a_push_that_would_be_refused_is_refused_before_the_work(account, model_dir, tmp_path):
     def told(name):
         return refusal("convert", model_dir, tmp_path / "out", "--pack-all", "--push", name)
