@@ -58,15 +58,6 @@ def about_pickles(home: str, file: str, config: Mapping[str, Any], out: str) -> 
     )
 
 
-def about_masks(home: str, layer: str) -> str:
-    """A weight that torch.nn.utils.prune left in two parts."""
-    return (
-        f"{home} keeps layer {layer!r} as weight_orig and weight_mask, as torch.nn.utils.prune "
-        "does until pruning is made permanent: call torch.nn.utils.prune.remove(module, 'weight') "
-        "on each such layer of the model, and save it again"
-    )
-
-
 def about_quantized(home: str, method: object) -> str:
     """Weights that another tool quantized, in a way that is not read or not wanted."""
     return (

@@ -9,7 +9,7 @@ that only the tensors that the caller holds are resident.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ import torch
 
 from ..config import FlashSparseConfig
 from ..files import read_bounded
-from .explanations import about_masks, about_pickles
+from .explanations import about_pickles
 from .foreign.code_entries import find_codes, show_weights
 from .foreign.entries import as_dense
 from .foreign.packing import as_packed, half_dtype
@@ -108,7 +108,6 @@ class ModelDirectory:
         self._check_layer_counts(self.config)
         sealed = [name for name, info in self.tensors.items() if info.checksum is not None]
         refuse_unmarked(self.tensors, self.quantization, self.path, sealed)
-        refuse_masks(self.tensors, self.path)
 
     @property
     def nbytes(self) -> int:
@@ -248,18 +247,3 @@ class ModelDirectory:
                     f"{len(self.tensors)} tensors: the two belong to different models, fetch them "
                     "together again"
                 )
-
-
-def refuse_masks(names: Collection[str], path: Path) -> None:
-    """Raises CheckpointError for weights that torch.nn.utils.prune left in two parts.
-
-    Whoever loads by the model's names would not find them, and run on random weights instead.
-
-    Args:
-        names: Names of all tensors.
-        path: Where they are, for the message.
-    """
-    for name in names:
-        layer = name.removesuffix(".weight_orig")
-        if layer != name and f"{layer}.weight_mask" in names:
-            raise CheckpointError(about_masks(str(path), layer))

@@ -64,7 +64,12 @@ def eval(
         ),
     ] = None,  # fmt: skip
     tasks: Annotated[
-        str | None, typer.Option(help="Tasks of lm-eval: arc_easy,hellaswag.", metavar="TASKS")
+        str | None,
+        typer.Option(
+            "--tasks",
+            help="Tasks of lm-eval: arc_easy,hellaswag, or .yaml files of your own.",
+            metavar="TASKS",
+        ),
     ] = None,
     with_: Annotated[
         str | None,
@@ -82,7 +87,7 @@ def eval(
         int | None, typer.Option(min=1, help="Examples a task.", show_default="all")
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
+        Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
     ] = Dtype.auto,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure it, too.")] = True,
     csv_file: Annotated[

@@ -42,7 +42,7 @@ def generate(
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     dtype: Annotated[
-        Dtype, typer.Option(help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
+        Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
     ] = Dtype.auto,
     chat: Annotated[
         bool | None,

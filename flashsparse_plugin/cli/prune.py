@@ -83,6 +83,7 @@ def prune(
     method: Annotated[
         Method | None,
         typer.Option(
+            "--method",
             help="wanda, ria, sparsegpt (also changes what is kept), taylor or magnitude (needs no "
             "--calibration).",
             metavar="METHOD",
@@ -147,7 +148,8 @@ def prune(
         ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE")
+        Dtype,
+        typer.Option("--dtype", help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE"),
     ] = Dtype.auto,
     push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

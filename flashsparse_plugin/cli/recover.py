@@ -66,6 +66,7 @@ def recover(
     method: Annotated[
         Method,
         typer.Option(
+            "--method",
             help="least-squares fits layer by layer; lora trains all layers together, which takes "
             "longer.",
             metavar="METHOD",
@@ -94,7 +95,8 @@ def recover(
         int | None, typer.Option(help="lora: windows a step.", show_default="2")
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE")
+        Dtype,
+        typer.Option("--dtype", help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE"),
     ] = Dtype.auto,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model that is at OUT.")

@@ -14,7 +14,7 @@ from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig, as_pa
 from flashsparse_plugin.checkpoint.headers import TensorInfo
 from flashsparse_plugin.checkpoint.headers import read_headers as read
 from flashsparse_plugin.checkpoint.places import CONFIG, require_file, require_inside
-from flashsparse_plugin.checkpoint.reader import refuse_masks, shards_in
+from flashsparse_plugin.checkpoint.reader import shards_in
 from flashsparse_plugin.config import FlashSparseConfig
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ def _read(model: PreTrainedModel, files: Iterable[str]) -> tuple[dict[str, Tenso
     home = _home(model, paths)
     for path in paths:
         require_inside(path, home)
-    infos = read(paths)
-    refuse_masks(infos, home)
-    return infos, home
+    return read(paths), home
 
 
 def _home(model: PreTrainedModel, files: list[Path]) -> Path:

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 from io import StringIO
+from typing import get_type_hints
 
 import pytest
 import typer
 from rich.panel import Panel
 from rich.text import Text
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 import flashsparse_plugin as fs
@@ -163,3 +165,15 @@ def test_an_exit_code_passes_through():
 )
 def test_size(nbytes, text):
     assert size(nbytes) == text
+
+
+def test_an_option_that_is_called_as_its_value_says_its_name():
+    """Else typer 0.27 names it by the metavar: --METHOD."""
+    nameless = []
+    for command in app.registered_commands:
+        for name, hint in get_type_hints(command.callback, include_extras=True).items():
+            for info in getattr(hint, "__metadata__", ()):
+                alike = isinstance(info, OptionInfo) and (info.metavar or "").lower() == name
+                if alike and not str(info.default).startswith("--"):  # where typer has it first
+                    nameless.append((command.name or command.callback.__name__, name))
+    assert nameless == []

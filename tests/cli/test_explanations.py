@@ -6,23 +6,11 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
-
-
-def masked(path):
-    """As torch.nn.utils.prune leaves a model without prune.remove."""
-    file = path / "model.safetensors"
-    tensors = {}
-    for name, tensor in load_file(file).items():
-        if name.endswith("up_proj.weight"):
-            tensors |= {f"{name}_orig": tensor, f"{name}_mask": (tensor > 0).to(tensor.dtype)}
-        else:
-            tensors[name] = tensor
-    save_file(tensors, file, {"format": "pt"})
 
 
 def pickled(path):
@@ -67,7 +55,6 @@ def quantized(path):
 EXPLAINED = {
     quantized: ["is quantized already (quant_method 'gptq' in config", "float32, before it was"],
     strange: ["cannot build the model of", "bring their own code are not supported"],
-    masked: ["layers.0.mlp.up_proj' as weight_orig and weight_mask", "prune.remove(module, 'we"],
     pickled: ["pytorch_model.bin", "only safetensors", "import LlamaForCausalLM as M"],
     gguf: ["tiny-Q4_0.gguf is a GGUF file", "gguf_file='tiny-Q4_0.gguf'"],
     unmarked: ["is packed by flashsparse", "no quantization_config"],

@@ -294,19 +294,6 @@ def test_nan_cannot_be_ranked(llama, tmp_path):
         tiny.load(tmp_path, quantization_config=config)
 
 
-def test_masks_that_were_never_applied(llama, tmp_path):
-    """As torch.nn.utils.prune leaves them; transformers would run on random weights instead."""
-
-    def split(state):
-        weight = state.pop(f"{LAYER}.weight")
-        state |= {f"{LAYER}.weight_orig": weight, f"{LAYER}.weight_mask": (weight > 0).float()}
-
-    path = Path(shutil.copytree(llama.dense, tmp_path / "copy"))
-    damage(path, split)
-    with pytest.raises(fs.FormatError, match=rf"{LAYER}' as weight_orig and weight_mask"):
-        tiny.load(path, quantization_config=fs.FlashSparseConfig())
-
-
 def test_values_too_large_for_float16(llama, tmp_path):
     model = tiny.load(llama.dense)
     with torch.no_grad():

@@ -14,16 +14,21 @@ from typing import Final
 from torch import Tensor
 
 from ...packed import FormatError
-from .layout import Layout
+from .layout import Bitmask, Layout
+from .prune_mask import PruneMask
 from .sparse_24_bitmask import Sparse24Bitmask
 from .sparse_bitmask import SparseBitmask
 
-LAYOUTS: Final[dict[str, Layout]] = {
+LAYOUTS: Final[dict[str, Bitmask]] = {
     layout.name: layout for layout in (SparseBitmask(), Sparse24Bitmask())
 }
 """By the names that compressed-tensors has for them in `sparsity_config`."""
 
-_PARTS = {part for layout in LAYOUTS.values() for part in layout.parts}
+PRUNE_MASK: Final = PruneMask()
+"""Of which no config.json tells."""
+
+_ALL: Final[tuple[Layout, ...]] = (*LAYOUTS.values(), PRUNE_MASK)
+_PARTS = {part for layout in _ALL for part in layout.parts}
 
 
 def weight_name(prefix: str) -> str:
@@ -58,7 +63,7 @@ def find_foreign(names: Iterable[str]) -> dict[str, tuple[Layout, dict[str, str]
         if len(parts) == 1:
             continue  # a parameter that is called so by chance
         name = weight_name(prefix)
-        layout = next((x for x in LAYOUTS.values() if parts.keys() == set(x.parts)), None)
+        layout = next((x for x in _ALL if parts.keys() == set(x.parts)), None)
         if layout is None:
             raise FormatError(
                 f"{name!r} is kept as {_listed(parts)}, which no layout has: the checkpoint is "

@@ -37,12 +37,12 @@ class ForeignTensorInfo(TensorInfo):
         Raises:
             CheckpointError: Where its tensors have not the dtypes and shapes of the layout.
         """
-        values = parts["compressed"]
+        values = parts[layout.values]
         tensors = {
             part: torch.empty(info.shape, dtype=info.dtype, device="meta")
             for part, info in parts.items()
         }
-        if parts["shape"].nbytes <= _MAX_SHAPE_BYTES:
+        if "shape" in parts and parts["shape"].nbytes <= _MAX_SHAPE_BYTES:
             tensors["shape"] = parts["shape"].read()
         try:
             shape = layout.shape(name, tensors)

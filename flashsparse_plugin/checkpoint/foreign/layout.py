@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layouts of compressed-tensors share: a shape, kept values in row-major order, and a bit
-for each element of the weight that tells whether it is kept.
+"""What layouts are asked, and what those of compressed-tensors share: a shape, kept values in
+row-major order, and a bit for each element of the weight that tells whether it is kept.
 
-compressed-tensors wrote them up to release 0.14. Nothing in a file is trusted: what a mask says is
+compressed-tensors wrote these up to release 0.14. Nothing in a file is trusted: what a mask says is
 counted before any value is placed by it.
 """
 
@@ -28,13 +28,16 @@ class Layout(ABC):
     """The tensors that a weight is kept as, and the weight that they are.
 
     Attributes:
-        name: What compressed-tensors calls the layout.
+        name: What it is called by those who write it.
         parts: Names of the tensors of a weight.
+        values: The one of them that has its values, in its dtype.
     """
 
     name: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
+    values: ClassVar[str]
 
+    @abstractmethod
     def shape(
         self,
         name: str,
@@ -52,13 +55,65 @@ class Layout(ABC):
         Raises:
             FormatError: Where a tensor has another dtype or shape than the layout has it.
         """
-        values, mask, stated = (tensors[part] for part in ("compressed", "bitmask", "shape"))
-        if values.dtype not in dtypes:
+
+    @abstractmethod
+    def check(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> tuple[int, ...]:
+        """Proves that some tensors are a weight, and returns its shape.
+
+        Args:
+            name: The name of the weight, for error messages.
+            tensors: By part.
+            dtypes: What the values may be.
+
+        Raises:
+            FormatError: For tensors that are not a weight in this layout.
+        """
+
+    @abstractmethod
+    def dense(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> Tensor:
+        """Returns a weight, on the device of its values; arguments and errors as of `check`."""
+
+    def check_values(
+        self, name: str, tensors: Mapping[str, Tensor], dtypes: Sequence[torch.dtype]
+    ) -> None:
+        """Raises FormatError for values of another dtype."""
+        if (dtype := tensors[self.values].dtype) not in dtypes:
             raise FormatError(
-                f"{name!r}, kept as {self.name}, has values of {dtype_name(values.dtype)}: "
+                f"{name!r}, kept as {self.name}, has values of {dtype_name(dtype)}: "
                 "quantized weights are not read in this layout. Start from the model before it was "
                 "quantized"
             )
+
+    def refuse(self, name: str, shape: Sequence[int], rule: str) -> NoReturn:
+        raise FormatError(
+            f"{name!r} {list(shape)}, kept as {self.name}: {rule}. The checkpoint is damaged: "
+            "fetch it again"
+        )
+
+
+class Bitmask(Layout):
+    """A layout of compressed-tensors: `shape`, `compressed` and `bitmask`, and what it adds."""
+
+    values = "compressed"
+
+    def shape(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> tuple[int, ...]:
+        self.check_values(name, tensors, dtypes)
+        mask, stated = tensors["bitmask"], tensors["shape"]
         if stated.dtype != torch.int64 or stated.numel() not in (1, 2):
             self.refuse(name, mask.shape, "its shape is no int64 tensor of one or two sizes")
         shape = tuple(stated.flatten().tolist())
@@ -96,16 +151,6 @@ class Layout(ABC):
         tensors: Mapping[str, Tensor],
         dtypes: Sequence[torch.dtype] = DTYPES,
     ) -> tuple[int, ...]:
-        """Proves that some tensors are a weight, and returns its shape.
-
-        Args:
-            name: The name of the weight, for error messages.
-            tensors: By part.
-            dtypes: What the values may be.
-
-        Raises:
-            FormatError: For tensors that are not a weight in this layout.
-        """
         shape = self.shape(name, tensors, dtypes)
         used = shape[-1] % 8
         if used and bool((tensors["bitmask"][..., -1] >> used).any()):
@@ -119,7 +164,6 @@ class Layout(ABC):
         tensors: Mapping[str, Tensor],
         dtypes: Sequence[torch.dtype] = DTYPES,
     ) -> Tensor:
-        """Returns a weight, on the device of its values; arguments and errors as of `check`."""
         shape = self.check(name, tensors, dtypes)
         stored = tensors["compressed"].flatten()
         values = stored.view(torch.uint8) if stored.itemsize == 1 else stored
@@ -129,9 +173,3 @@ class Layout(ABC):
         kept = torch.from_numpy(bits).bool().to(values.device)
         weight = torch.zeros(shape, dtype=values.dtype, device=values.device)
         return weight.masked_scatter_(kept, values).view(stored.dtype)
-
-    def refuse(self, name: str, shape: tuple[int, ...], rule: str) -> NoReturn:
-        raise FormatError(
-            f"{name!r} {list(shape)}, kept as {self.name}: {rule}. The checkpoint is damaged: "
-            "fetch it again"
-        )

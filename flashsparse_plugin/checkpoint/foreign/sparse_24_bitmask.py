@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .layout import BITS_SET, Layout
+from .layout import BITS_SET, Bitmask
 
 
-class Sparse24Bitmask(Layout):
+class Sparse24Bitmask(Bitmask):
     """`compressed` [rows, columns / 2]; a kept element may be zero."""
 
     name = "sparse-24-bitmask"

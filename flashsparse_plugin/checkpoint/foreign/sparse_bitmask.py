@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .layout import BITS_SET, Layout
+from .layout import BITS_SET, Bitmask
 
 
-class SparseBitmask(Layout):
+class SparseBitmask(Bitmask):
     """`compressed` [nonzeros], `row_offsets` int64 [rows]: the first value of each row."""
 
     name = "sparse-bitmask"
