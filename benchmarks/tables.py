@@ -134,6 +134,31 @@ def days(rows: Sequence[dict[str, Any]]) -> str:
     return " to ".join(dict.fromkeys([dates[0], dates[-1]]))
 
 
+STEPS = 100  # of LoRA, unless told otherwise
+
+
+def recovery_gpu(result: Result) -> str:
+    """Seconds and memory that recovery of a large model takes of a GPU."""
+    about, cells = result["about"], []
+    for row in result["rows"]:
+        part, tokens = row["part"], f"{row['windows'] * row['length']:,}"
+        line = [tokens, f"{row['seconds']:.2f}"] if "seconds" in row else [tokens, ""]
+        if part == "command":
+            name = (
+                f"the command on {row['layers']} of {about['layers']} layers, {row['steps']} steps"
+            )
+            whole = row["all_seconds"]
+        elif part == "lora":
+            name = f"LoRA, {row['windows']} x {row['length']}, {STEPS} steps"
+            whole = STEPS * row["seconds"] + 2 * row["judging_seconds"]
+        else:
+            name = f"least squares, {row['windows']} x {row['length']}, {about['layers']} layers"
+            whole = about["layers"] * row["seconds"]
+        cells.append([name, *line, f"{whole:.0f}", f"{row['peak_bytes'] / 1e9:.1f}"])
+    heads = ["", "tokens", "seconds a step or layer", "seconds in all", "GB at most"]
+    return markdown(heads, cells) + gpu_conditions(about)
+
+
 def perplexity(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
@@ -503,6 +528,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_values": cpu_values,
     "pack": pack,
     "recovery": recovery,
+    "recovery_gpu": recovery_gpu,
     "spmm_opt": lambda result: _spmm_tables.ratios(result, _spmm_tables.OPT),
     "spmm_llama": lambda result: _spmm_tables.ratios(result, _spmm_tables.LLAMA),
     "spmm_decoding": lambda result: _spmm_tables.goals(result, _spmm_goals.DECODING, "decoding"),

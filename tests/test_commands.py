@@ -57,6 +57,10 @@ NOT_RUN = {
     "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
     "python benchmarks/recovery.py --model build/cache/stories15M --text build/cache/burgess.txt "
     "--context 256 --samples 64 --window 128 --methods wanda --lora": "as above",
+    "pip download --no-deps --no-binary bigbench bigbench==1.0.0": "downloads 358 MB",
+    "python demo/bigbench.py bigbench-1.0.0.tar.gz": "wants that: tests/test_bigbench.py makes one",
+    'python benchmarks/quality.py --rules "dense;50% zeros;2:4" --tasks '
+    "build/cache/bigbench/general_knowledge.yaml": "wants lm-eval: tests/evaluation/test_tasks.py",
     ".venv/bin/pytest tests/formats": TREE,
     "pip install 'torch>=2.11'": INSTALL,
     "pip install '.[hf]'": INSTALL,
@@ -69,6 +73,7 @@ NOT_RUN = {
     "python benchmarks/gpu/gemm.py": GPU,
     "python benchmarks/gpu/gemm.py --check": GPU,
     "python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8": GPU,
+    "python benchmarks/gpu/recover.py --shape llama-3-8b": GPU,
     "python benchmarks/gpu/spmm.py": GPU,
     "python benchmarks/gpu/spmm.py --check": GPU,
     "python benchmarks/gpu/spmm.py --sanitize": GPU,
