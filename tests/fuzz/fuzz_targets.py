@@ -28,6 +28,7 @@ from flashsparse_plugin.attention import CalibrationError, unified_max_of
 from flashsparse_plugin.attention.calibration import text_config
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
 from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
+from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK
 from flashsparse_plugin.checkpoint.foreign.code_entries import find_codes
 from flashsparse_plugin.checkpoint.foreign.packing import scheme_of
 from flashsparse_plugin.checkpoint.headers import TensorInfo
@@ -149,6 +150,26 @@ class Foreign(Target):
         expected = torch.zeros_like(weight)
         expected[torch.from_numpy(kept)] = tensors["compressed"].flatten()
         assert same(weight, expected), "dense"
+
+
+class Masks(Target):
+    """A weight and its mask, of torch.nn.utils.prune: refused, or the weight with its zeros."""
+
+    def round(self, random: Random) -> bool:
+        generator = torch.Generator().manual_seed(random.getrandbits(32))
+        shape = random.randrange(1, 20), random.randrange(1, 40)
+        kept = torch.rand(shape, generator=generator) < random.random()
+        mask = kept.bfloat16().view(torch.int16) if random.random() < 0.5 else kept.byte()
+        mask = mutations.of_tensor(random, mask)
+        mask = mask.view(torch.bfloat16) if mask.dtype == torch.int16 else mask
+        weight = torch.randn(shape, generator=generator).bfloat16()
+        tensors = {"weight_orig": weight, "weight_mask": mask}
+        return accepted(lambda: self._read(tensors), FormatError)
+
+    def _read(self, tensors: dict[str, Tensor]) -> None:
+        weight, mask = tensors.values()
+        found = PRUNE_MASK.dense("layer", tensors)
+        assert same(found, (weight.float() * mask.float()).bfloat16()), "dense"
 
 
 class Codes(Target):
@@ -348,6 +369,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "packed tensors": lambda folder: Tensors(folder, runtime=False),
     "runtime forms": lambda folder: Tensors(folder, runtime=True),
     "foreign layouts": Foreign,
+    "foreign masks": Masks,
     "foreign codes": Codes,
     "checkpoints": Checkpoints,
     "configs": Configs,

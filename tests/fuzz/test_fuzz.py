@@ -6,8 +6,8 @@ from fuzz import fuzz
 from fuzz_targets import TARGETS
 
 ROUNDS = {"packed tensors": 150, "runtime forms": 150, "foreign layouts": 400,
-          "foreign codes": 300, "checkpoints": 60, "configs": 400, "tables": 200,
-          "states": 8}  # fmt: skip
+          "foreign masks": 400, "foreign codes": 300, "checkpoints": 60, "configs": 400,
+          "tables": 200, "states": 8}  # fmt: skip
 
 
 @pytest.mark.slow
