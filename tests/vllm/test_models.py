@@ -84,6 +84,20 @@ def two_of_four(dense, target) -> Path:
     return target
 
 
+def masked(dense, target) -> str:
+    """The same model as torch.nn.utils.prune leaves it, with values behind its zeros."""
+    shutil.copytree(dense, target)
+
+    def split(tensors):
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            weight = tensors.pop(name)
+            tensors[f"{name}_mask"] = (weight != 0).to(weight.dtype)
+            tensors[f"{name}_orig"] = weight.masked_fill(weight == 0, 0.5)
+
+    edit_weights(target, split)
+    return str(target)
+
+
 def hostile(foreign, target) -> str:
     """A sparse checkpoint of another tool whose mask has a bit more than there are values."""
     shutil.copytree(foreign, target)
@@ -223,6 +237,8 @@ def jobs(models, tmp_path_factory):
         "bitmask 2:4": job(
             rewrite(bitmask_24, "sparse-24-bitmask"), additional_config={"flashsparse": pattern}
         ),
+        "masks": job(masked(dense, folder / "masks"), sparse_method="auto"),
+        "masks none": job(str(folder / "masks"), sparse_method="none"),
         "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
         "packed 2:4": job(regular),
         # Quantized ones.
@@ -303,6 +319,8 @@ def test_every_way_to_ask(results, expected, name):
         ("bitmask unasked", "llama", SPARSE),
         ("bitmask none", "llama", "_DenseAfterAll"),
         ("bitmask 2:4", "2:4", SPARSE),
+        ("masks", "llama", SPARSE),
+        ("masks none", "llama", DENSE),
     ],
 )
 def test_sparse_checkpoints_of_other_tools(results, expected, name, same, kind):
