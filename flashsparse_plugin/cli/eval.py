@@ -54,7 +54,7 @@ def eval(
         list[str],
         typer.Argument(
             help="Directories of models, dense or packed, or their names on the Hub.",
-            metavar="MODEL...",
+            metavar="MODEL",
         ),
     ],
     text: Annotated[
@@ -111,9 +111,10 @@ def eval(
     \b
     [bold]Examples[/bold]
       flashsparse eval MODEL PACKED --text held-out.txt
-      flashsparse eval MODEL --text held-out.txt --with torch_int8,torchao_int4:group=32
-      flashsparse eval MODEL PRUNED --text held-out.txt --with nm_vector:n=2:m=4:values=int8 \\
-        --csv quality.csv --plot quality.png
+      flashsparse eval MODEL --text held-out.txt \\
+        --with torch_int8,torchao_int4:group=32
+      flashsparse eval MODEL PRUNED --text held-out.txt \\
+        --with nm_vector:n=2:m=4:values=int8 --csv quality.csv --plot quality.png
       flashsparse eval MODEL PACKED --tasks arc_easy,hellaswag --limit 200
     """
     if text is None and tasks is None:

@@ -64,7 +64,7 @@ def generate(
     \b
     [bold]Examples[/bold]
       flashsparse generate MODEL --prompt "Tell me a story about a fox."
-      flashsparse generate MODEL -p "Once upon a time" --no-chat --temperature 0.8 --seed 1
+      flashsparse generate MODEL -p "Once upon a time" --no-chat --temperature 0.8
       flashsparse generate MODEL -p - < prompt.txt > story.txt
       flashsparse generate MODEL -p "Why is the sky blue?" --json | jq .stats
     """

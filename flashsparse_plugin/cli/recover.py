@@ -67,8 +67,7 @@ def recover(
         Method,
         typer.Option(
             "--method",
-            help="least-squares fits layer by layer; lora trains all layers together, which takes "
-            "longer.",
+            help="least-squares fits layer by layer; lora trains all layers together.",
             metavar="METHOD",
         ),
     ] = Method.least_squares,
