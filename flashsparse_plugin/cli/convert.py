@@ -92,8 +92,8 @@ def convert(
       flashsparse convert PRUNED OUT --format auto --for H200 --batch 16
       flashsparse convert PRUNED OUT --dtype bfloat16 --overwrite
       flashsparse convert PRUNED OUT --ignore lm_head --ignore 're:.*layers\\.0\\.'
-      flashsparse convert PRUNED OUT --format nm_vector --option n=2 --option m=4 \\
-          --option values=int8
+      flashsparse convert PRUNED OUT --format nm_vector \\
+          --option n=2 --option m=4 --option values=int8
       flashsparse convert PRUNED OUT --pack-all --json
     """
     directory = model_directory(source)

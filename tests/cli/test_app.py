@@ -56,6 +56,8 @@ def test_help_shows_no_types_of_flags_and_flows(command):
         lines = [line.strip() for line in paragraph.splitlines() if line.strip()]
         for line, after in zip(lines, lines[1:], strict=False):
             assert len(line) + 1 + len(after.split()[0]) > 78, paragraph
+    examples = help.partition("Examples")[2].partition("╭")[0]
+    assert all(line.startswith("   ") for line in examples.splitlines() if line.strip()), examples
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["doctor", "--no-such-option"]])
