@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _device import _measure, _results, machine, require_device
+from _device import Budget, _measure, _results, machine, require_device
 from _models import SHAPES, random_model
 from rich import box
 from rich.table import Table
@@ -69,7 +69,7 @@ def seconds(model: Any, ids: Tensor, tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
+def measure(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> list[Row]:
     dense = random_model(SHAPES[arguments.shape], device)
     dense.generation_config.eos_token_id = None  # what is written is as long as was asked for
     generator = torch.Generator().manual_seed(1)
@@ -77,19 +77,24 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
     models = {("", DENSE): dense}
     for zeros, method, how in METHODS:
         models[zeros, method] = packed(dense, method, how, ids)
+        print(f"{method}, {zeros}: says what its zeros say in a dense model", flush=True)
+    for model in models.values():  # warm up
+        seconds(model, ids[:, :1], 2)
     samples: dict[tuple[str, str], list[float]] = {name: [] for name in models}
-    for turn in range(arguments.turns + 1):
+    for turn in range(arguments.turns):
+        if turn and budget.left < 0:
+            break
         for name, model in models.items():
-            took = seconds(model, ids[:, :1], arguments.tokens)
-            if turn:  # the first warms up
-                samples[name].append(took)
+            samples[name].append(seconds(model, ids[:, :1], arguments.tokens))
+            print(f"{arguments.tokens / samples[name][-1]:8.1f}", end="", flush=True)
+        print(" tokens/s", flush=True)
     rows = []
     for (zeros, method), own in samples.items():
         ratio = 1 / _measure.median_ratio(own, samples["", DENSE])
         speed = arguments.tokens / statistics.median(own)
         title = DENSE if method == DENSE else parse_method(method).title
         rows.append({"method": title, "zeros": zeros})
-        rows[-1] |= {"tokens_s": round(speed, 1), "ratio": round(ratio, 3)}
+        rows[-1] |= {"tokens_s": round(speed, 1), "ratio": round(ratio, 3), "turns": len(own)}
     return rows
 
 
@@ -112,15 +117,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
-    parser.add_argument("--tokens", type=int, default=64, help="to write")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32, help="to write in a turn")
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, help="a file; default: in benchmarks/results")
+    parser.add_argument("--seconds", type=float, default=60, help="after which no turn begins")
     arguments = parser.parse_args()
+    budget = Budget(arguments.seconds)
     device = require_device(arguments.device)
-    about = {"model": arguments.shape, "tokens": arguments.tokens, "turns": arguments.turns}
+    about = {"model": arguments.shape, "tokens": arguments.tokens}
     about |= machine(device)
-    rows = measure(arguments, device)
+    rows = measure(arguments, device, budget)
     show(rows, about)
     folder = _results.folder_of(about.get("gpu", about["cpu"]))
     path = arguments.out or folder / f"generate-{arguments.shape}.csv"
