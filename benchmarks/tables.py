@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import _attention_tables
 import _nm_goals
 import _results
 import _serve_tables
@@ -377,19 +378,15 @@ def gpu_pack(result: Result) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
-def attention(result: Result) -> str:
-    """Microseconds of a paged step, and FlashAttention 3's time / that time, by positions."""
-    positions = sorted({row["positions"] for row in result["rows"]})
+def generate(result: Result) -> str:
+    """Tokens a second of transformers' generate, dense and packed."""
     cells = []
-    for heads, sequences in dict.fromkeys((r["heads"], r["sequences"]) for r in result["rows"]):
-        own = [r for r in result["rows"] if (r["heads"], r["sequences"]) == (heads, sequences)]
-        by_positions = {row["positions"]: row for row in own}
-        line = [heads, str(sequences)]
-        for count in positions:
-            row = by_positions[count]
-            line.append(f"{row['paged_us']:,.0f} µs ({row['fa3_us'] / row['paged_us']:.2f})")
-        cells.append(line)
-    header = ["heads", "sequences", *(f"{count:,} positions" for count in positions)]
+    for row in result["rows"]:
+        dense = row["method"] == "dense"
+        name = "dense" if dense else f"**{row['method'].removeprefix('nm_vector(').rstrip(')')}**"
+        zeros = "" if dense else str(row["zeros"])
+        cells.append([name, zeros, f"{row['tokens_s']:.1f}", f"{row['ratio']:.2f}"])
+    header = ["", "zeros", "tokens/s", "dense time / time"]
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
@@ -505,7 +502,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_cycles": tiled_csl.tables.cycles,
     "gpu_pack": gpu_pack,
     "host_cost": host_cost,
-    "attention": attention,
+    "attention": _attention_tables.paged,
+    "generate": generate,
+    "phi": _attention_tables.phi,
     "copies": copies,
     "gemm": gemm,
     "inflections": inflections,
