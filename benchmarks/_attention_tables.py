@@ -28,21 +28,3 @@ def paged(result: Result) -> str:
     header = ["heads", "sequences", *(f"{count:,} positions" for count in positions)]
     told = f"\nIn brackets, time / ours: {', '.join(RIVALS[name] for name in found)}.\n"
     return markdown(header, cells) + told + gpu_conditions(result["about"])
-
-
-def phi(result: Result) -> str:
-    """Decode attention of vLLM and ours, without and with phi, on a real model's scores."""
-    about, rows = result["about"], result["rows"]
-    cells = [
-        [row["attention"], f"{row['ms_per_token']:.2f}", f"{row['same_tokens']} of 512"]
-        for row in rows
-    ]
-    header = ["decode attention", "ms a token", "tokens as vLLM's"]
-    again, looked_at = about["recomputed"], about["rows_of_softmax"]
-    return markdown(header, cells) + (
-        f"\nRecomputed with phi, which {about['phi_layers']} layers have: {again:,} parts, for "
-        f"{looked_at:,} sequences x heads x layers x steps. {about['model']}, "
-        f"{about['sequences']} sequences of {about['prompt']:,} tokens of {about['text']}, "
-        f"{about['tokens']} written. {about.get('gpu', about['cpu'])}, torch {about['torch']}, "
-        f"{about['date'][:10]}.\n"
-    )

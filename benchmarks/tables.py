@@ -378,18 +378,6 @@ def gpu_pack(result: Result) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
-def generate(result: Result) -> str:
-    """Tokens a second of transformers' generate, dense and packed."""
-    cells = []
-    for row in result["rows"]:
-        dense = row["method"] == "dense"
-        name = "dense" if dense else f"**{row['method'].removeprefix('nm_vector(').rstrip(')')}**"
-        zeros = "" if dense else str(row["zeros"])
-        cells.append([name, zeros, f"{row['tokens_s']:.1f}", f"{row['ratio']:.2f}"])
-    header = ["", "zeros", "tokens/s", "dense time / time"]
-    return markdown(header, cells) + gpu_conditions(result["about"])
-
-
 def copies(result: Result) -> str:
     """Bandwidth of asynchronous copies by source and destination."""
     cells = [[row["pieces"], f"{row['gb_s']:,}"] for row in result["rows"]]
@@ -503,8 +491,6 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_pack": gpu_pack,
     "host_cost": host_cost,
     "attention": _attention_tables.paged,
-    "generate": generate,
-    "phi": _attention_tables.phi,
     "copies": copies,
     "gemm": gemm,
     "inflections": inflections,

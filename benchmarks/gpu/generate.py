@@ -38,6 +38,7 @@ METHODS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # zeros, how they are 
     ("80%", "tiled_bitmap", {"sparsity": 0.8}),
     ("2:4", "nm_vector:n=2:m=4", {"pattern": (2, 4)}),
 )
+FEWEST = 3  # turns
 MOST = 0.03  # of the norm of the logits, that rounding to bfloat16 may move
 
 Row = dict[str, Any]
@@ -69,7 +70,7 @@ def seconds(model: Any, ids: Tensor, tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> list[Row]:
+def measure(arguments: argparse.Namespace, device: torch.device) -> list[Row]:
     dense = random_model(SHAPES[arguments.shape], device)
     dense.generation_config.eos_token_id = None  # what is written is as long as was asked for
     generator = torch.Generator().manual_seed(1)
@@ -79,10 +80,11 @@ def measure(arguments: argparse.Namespace, device: torch.device, budget: Budget)
         models[zeros, method] = packed(dense, method, how, ids)
         print(f"{method}, {zeros}: says what its zeros say in a dense model", flush=True)
     for model in models.values():  # warm up
-        seconds(model, ids[:, :1], 2)
+        seconds(model, ids[:, :1], arguments.tokens)
+    budget = Budget(arguments.seconds)
     samples: dict[tuple[str, str], list[float]] = {name: [] for name in models}
     for turn in range(arguments.turns):
-        if turn and budget.left < 0:
+        if turn >= FEWEST and budget.left < 0:
             break
         for name, model in models.items():
             samples[name].append(seconds(model, ids[:, :1], arguments.tokens))
@@ -121,13 +123,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path, help="a file; default: in benchmarks/results")
-    parser.add_argument("--seconds", type=float, default=60, help="after which no turn begins")
+    parser.add_argument("--seconds", type=float, default=30, help="of turns, three at least")
     arguments = parser.parse_args()
-    budget = Budget(arguments.seconds)
     device = require_device(arguments.device)
     about = {"model": arguments.shape, "tokens": arguments.tokens}
     about |= machine(device)
-    rows = measure(arguments, device, budget)
+    rows = measure(arguments, device)
     show(rows, about)
     folder = _results.folder_of(about.get("gpu", about["cpu"]))
     path = arguments.out or folder / f"generate-{arguments.shape}.csv"
