@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import _attention_tables
 import _nm_goals
 import _results
 import _serve_tables
@@ -420,22 +421,6 @@ def gpu_pack(result: Result) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
-def attention(result: Result) -> str:
-    """Microseconds of a paged step, and FlashAttention 3's time / that time, by positions."""
-    positions = sorted({row["positions"] for row in result["rows"]})
-    cells = []
-    for heads, sequences in dict.fromkeys((r["heads"], r["sequences"]) for r in result["rows"]):
-        own = [r for r in result["rows"] if (r["heads"], r["sequences"]) == (heads, sequences)]
-        by_positions = {row["positions"]: row for row in own}
-        line = [heads, str(sequences)]
-        for count in positions:
-            row = by_positions[count]
-            line.append(f"{row['paged_us']:,.0f} µs ({row['fa3_us'] / row['paged_us']:.2f})")
-        cells.append(line)
-    header = ["heads", "sequences", *(f"{count:,} positions" for count in positions)]
-    return markdown(header, cells) + gpu_conditions(result["about"])
-
-
 def copies(result: Result) -> str:
     """Bandwidth of asynchronous copies by source and destination."""
     cells = [[row["pieces"], f"{row['gb_s']:,}"] for row in result["rows"]]
@@ -549,7 +534,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_cycles": tiled_csl.tables.cycles,
     "gpu_pack": gpu_pack,
     "host_cost": host_cost,
-    "attention": attention,
+    "attention": _attention_tables.paged,
     "copies": copies,
     "gemm": gemm,
     "inflections": inflections,

@@ -7,6 +7,7 @@ Random weights suffice for the speed, which depends on the shapes and the zeros.
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ SPARSITY = 0.8  # unless --sparsity says otherwise
 Shape = dict[str, Any]
 
 
-def _llama(hidden: int, inner: int, layers: int, heads: int, kv: int, words: int) -> Shape:
+def _llama(
+    hidden: int, inner: int, layers: int, heads: int, kv: int, words: int, tied: bool = False
+) -> Shape:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -30,7 +33,7 @@ def _llama(hidden: int, inner: int, layers: int, heads: int, kv: int, words: int
         "vocab_size": words,
         "max_position_embeddings": 8192,
         "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
     }
 
 
@@ -53,6 +56,7 @@ SHAPES = {
     "llama-3-70b": _llama(8192, 28672, 80, 64, 8, 128256),
     "opt-30b": _opt(7168, 48, 56),
     "opt-66b": _opt(9216, 64, 72),
+    "smollm2-135m": _llama(576, 1536, 30, 9, 3, 49152, tied=True),
     "tiny": _llama(256, 256, 2, 4, 2, 512),
 }
 
@@ -91,6 +95,18 @@ def make_config(shape: Shape, folder: Path) -> Any:
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end)
     made.save_pretrained(folder)
     return config
+
+
+def random_model(shape: Shape, device: torch.device) -> Any:
+    """A model of random weights in bfloat16, in evaluation mode."""
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(shape, Path(folder))
+    torch.manual_seed(0)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.eval()
 
 
 def make_checkpoint(shape: Shape, folder: Path, device: str, zeros: float | None) -> None:

@@ -8,9 +8,9 @@
 
 The op, without phi and with one that fits, is compared with torch's scaled_dot_product_attention
 and, over the same pages as our paged op, with FlashInfer and with vLLM's FlashAttention 3 and its
-Triton kernel, where these are installed. All read cold keys and values, from CUDA graphs. Results
-are saved after each point; when the --minutes are over, the rest is left out with a message. The
-card's clocks are never set.
+Triton kernel, where these are installed (--rivals picks some). All read cold keys and values, from
+CUDA graphs. Results are saved after each point; when the --minutes are over, the rest is left out
+with a message. The card's clocks are never set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +47,8 @@ from flashsparse_plugin.ops import attention_reference, ops
 
 CHECK_SECONDS = 120  # if both parts are requested
 PAGE = 16
+RIVALS = ("fa3", "flashinfer", "triton")  # over the same pages
+SAME = 0.02  # of the norm of a result, that rounding to bfloat16 may move
 
 
 @dataclass(frozen=True)
@@ -228,9 +230,15 @@ class Point:
     """Times one shape, over so many copies of its keys and values that they are cold."""
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        stopwatch: Stopwatch,
+        rivals: Sequence[str],
     ):
         self._shape, self._device, self._stopwatch = shape, device, stopwatch
+        self._rivals = rivals
         generator = torch.Generator(device).manual_seed(0)
         self._random = partial(torch.randn, generator=generator, device=device, dtype=dtype)
         heads, self._scale = shape.kv_heads * shape.group, shape.head_dim**-0.5
@@ -269,7 +277,7 @@ class Point:
             ops.unified_max_paged_decode, block_table=table, lengths=self._lengths, scale=scale
         )
         row = {"paged_us": self._time(lambda: online(query, *caches()), caches)}
-        fa3 = flash_attention() if self._device.type == "cuda" else None
+        fa3 = flash_attention() if "fa3" in self._rivals else None
         if fa3 is not None:
             fa3 = partial(
                 fa3,
@@ -284,7 +292,7 @@ class Point:
             )
             row["fa3_us"] = self._time(lambda: fa3(query, *caches()), caches)
         triton = None
-        if self._device.type == "cuda":
+        if "triton" in self._rivals:
             heads = query.shape[1]
             triton = triton_attention(
                 shape.sequences, heads, shape.kv_heads, shape.head_dim, self._device
@@ -299,18 +307,23 @@ class Point:
                 out=torch.empty_like(query),
             )
             row["triton_us"] = self._time(lambda: triton(query, *caches()), caches)
-        return row | (self._flashinfer(table, caches) if self._device.type == "cuda" else {})
+        if "flashinfer" in self._rivals:
+            row |= self._flashinfer(table, caches, lambda both: online(query, *both)[0])
+        return row
 
-    def _flashinfer(self, table: Tensor, caches: _measure.Rotation) -> Row:
+    def _flashinfer(
+        self, table: Tensor, caches: _measure.Rotation, ours: Callable[[Any], Tensor]
+    ) -> Row:
         """Its faster way; nothing without it, and why where it is there and does not run."""
         shape, query, found = self._shape, self._query, []
         sizes = (query.shape[1], shape.kv_heads, shape.head_dim)
-        out = torch.empty_like(query)
+        out, both = torch.empty_like(query), caches()
         try:
             for run in flashinfer_attention(*sizes, table, PAGE, query.dtype, self._scale):
                 call = partial(run, query, out=out)
+                _require_same(call(both), ours(both))
                 found.append(self._time(lambda call=call: call(caches()), caches))
-        except Exception as error:  # it compiles when it is called, which may fail in many ways
+        except Exception as error:  # it loads what it calls, or compiles it, and may fail anyhow
             if "CUDA error" in str(error):
                 raise
             print(f"{shape}: FlashInfer does not run: {str(error)[:200]}", flush=True)
@@ -321,6 +334,13 @@ class Point:
 
     def _time(self, call: Callable[[], object], caches: _measure.Rotation) -> float:
         return round(self._stopwatch(call, len(caches)).microseconds, 2)
+
+
+def _require_same(found: Tensor, expected: Tensor) -> None:
+    """Raises ValueError where a rival computes something else, so that its time means nothing."""
+    differ = float((found - expected).float().norm() / expected.float().norm())
+    if not differ <= SAME:
+        raise ValueError(f"its result differs from ours by {differ:.1%} of the norm")
 
 
 def _fits(shape: Shape, device: torch.device) -> bool:
@@ -334,15 +354,16 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     stopwatch = Stopwatch(device, arguments.replays)
     about, bandwidth = conditions(arguments, device, stopwatch)
     shapes = [shape for shape in SPEED if _fits(shape, device)]
+    rivals = arguments.rivals
     if device.type != "cuda":
-        shapes = [Shape(2, 2, 2, 64, 100)]
+        shapes, rivals = [Shape(2, 2, 2, 64, 100)], ()
     rows: list[Row] = []
 
     def measured() -> Iterator[Shape]:
         for shape in shapes:
             if budget.left < 0:
                 return
-            row = Point(shape, DTYPES[arguments.dtype], device, stopwatch).time()
+            row = Point(shape, DTYPES[arguments.dtype], device, stopwatch, rivals).time()
             rows.append(row | {"bound_us": round(shape.nbytes / bandwidth * 1e6, 2)})
             yield shape
 
@@ -379,6 +400,7 @@ def main() -> None:
     options = parser(__doc__, minutes=6.0, dtype="bfloat16")
     for name in ("check", "speed"):
         options.add_argument(f"--{name}", action="store_true")
+    options.add_argument("--rivals", nargs="*", choices=RIVALS, default=RIVALS)
     arguments = options.parse_args()
     device = device_of(arguments)
     both = arguments.check == arguments.speed

@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from _device import Budget, _measure, _results, machine, require_device
-from _models import SHAPES, make_config
+from _models import SHAPES, random_model
 from quality import HELD_OUT, Rule, kind_of, pattern, title_of, values_of
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,12 +78,7 @@ class Subject:
     def random(cls, arguments: argparse.Namespace, device: torch.device) -> Subject:
         shape = dict(SHAPES[arguments.shape])
         shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
-        with tempfile.TemporaryDirectory() as folder:
-            config = make_config(shape, Path(folder))
-        torch.manual_seed(0)
-        with device:
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        return cls(model.eval(), 128, {"method": "magnitude"})
+        return cls(random_model(shape, device), 128, {"method": "magnitude"})
 
 
 def lines(

@@ -3,6 +3,8 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <optional>
+
 #include "bindings/torch_stable.h"
 #include "cuda/gpu.h"
 
@@ -34,6 +36,19 @@ inline Tensor aligned_rows(const Tensor& x, int64_t multiple) {
   if (reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return torch::stable::clone(x);
   return x;
 }
+
+// Room for the partial sums of blocks that share rows; a launch that needs none takes none, as an
+// allocation of nothing takes the host as long as any other.
+class Partials {
+ public:
+  Partials(const Tensor& like, int64_t floats) {
+    if (floats > 0) room_ = allocate_like(like, {floats}, ScalarType::Float);
+  }
+  float* data() { return room_ ? room_->mutable_data_ptr<float>() : nullptr; }
+
+ private:
+  std::optional<Tensor> room_;
+};
 
 // Waits for the device.
 inline void read_back(const Tensor& tensor, void* to, size_t bytes) {

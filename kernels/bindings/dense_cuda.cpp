@@ -63,14 +63,12 @@ struct Problem {
 
 void launch_flat(const Problem& problem, const cuda::DenseCall& call, const FlatPlan& plan) {
   const cudaStream_t stream = current_stream(problem.weight);
-  std::optional<Tensor> partials;
+  Partials partials(problem.weight, plan.split > 1 ? plan.partial_floats(call.rows) : 0);
   uint32_t* counters = nullptr;
   if (plan.split > 1) {
-    partials = allocate_like(problem.weight, {plan.partial_floats(call.rows)}, ScalarType::Float);
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.row_blocks(call.rows), &counters));
   }
-  STD_CUDA_CHECK(cuda::flat_gemm(
-      call, plan, partials ? partials->mutable_data_ptr<float>() : nullptr, counters, stream));
+  STD_CUDA_CHECK(cuda::flat_gemm(call, plan, partials.data(), counters, stream));
 }
 
 Tensor flat_gemm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {

@@ -30,13 +30,13 @@ void stream_k_product(const LinearInputs& inputs, Tensor& y, int64_t most_tokens
   for (int64_t begin = 0; begin < inputs.tokens; begin += most_tokens) {
     const int64_t tokens = std::min(most_tokens, inputs.tokens - begin);
     const auto plan = plan_for(tokens);
-    Tensor partials = allocate_like(x, {plan.partial_floats()}, ScalarType::Float);
+    Partials partials(x, plan.partial_floats());
     linear::Arguments arguments;
     arguments.x_stride = static_cast<int>(stride);
     arguments.x = bits(x) + begin * stride;
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     arguments.y = mutable_bits(y) + begin * rows;
-    arguments.partials = partials.mutable_data_ptr<float>();
+    arguments.partials = partials.data();
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);

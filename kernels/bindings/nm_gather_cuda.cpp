@@ -64,14 +64,14 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const Plan plan = given ? *given : nm_gather::plan_linear(layout, rows, cols, tokens, gpu);
-    Tensor partials = allocate_like(x, {plan.partial_floats(layout, rows)}, ScalarType::Float);
+    Partials partials(x, plan.partial_floats(layout, rows));
     cuda::NmGatherProduct product{};
     product.weight = weight;
     product.x = bits(x) + begin * row_length(x);
     product.x_stride = static_cast<int>(row_length(x));
     product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     product.y = mutable_bits(y) + begin * rows;
-    product.partials = partials.mutable_data_ptr<float>();
+    product.partials = partials.data();
     product.rows = rows;
     product.cols = cols;
     product.tokens = static_cast<int>(tokens);
@@ -91,10 +91,9 @@ void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layou
   for_each_x_tiles(inputs, layout, [&](const Tensor& x_tiles, int64_t begin, int64_t tokens) {
     const cudaStream_t stream = current_stream(x_tiles);
     const TilesPlan plan = given ? *given : nm_gather::plan_tiles(layout, rows, cols, tokens, gpu);
-    Tensor partials =
-        allocate_like(x_tiles, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+    Partials partials(x_tiles, plan.partial_floats(rows, tokens));
     cuda::NmGatherTiles product = product_of(inputs, weight, x_tiles, begin, tokens, y);
-    product.partials = partials.mutable_data_ptr<float>();
+    product.partials = partials.data();
     if (plan.arrivals(rows, tokens) > 0) {
       STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &product.arrivals));
     }

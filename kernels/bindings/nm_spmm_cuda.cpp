@@ -78,7 +78,7 @@ Tensor nm_spmm_linear_planned(const Tensor& x, const Tensor& values, const Tenso
     FS_CHECK(complaint == nullptr, "no plan for a [", rows, ", ", cols, "] weight and ", tokens,
              " tokens: ", complaint ? complaint : "");
     Tensor xt = allocate_like(values, {plan.xt_floats(layout, cols, tokens)}, ScalarType::Float);
-    Tensor partials = allocate_like(values, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+    Partials partials(values, plan.partial_floats(rows, tokens));
     cuda::NmSpmmProduct product{};
     product.values = values.const_data_ptr();
     product.index = index.const_data_ptr();
@@ -88,7 +88,7 @@ Tensor nm_spmm_linear_planned(const Tensor& x, const Tensor& values, const Tenso
     product.bias = inputs.bias ? inputs.bias->const_data_ptr<float>() : nullptr;
     product.y = y.mutable_data_ptr<float>() + begin * rows;
     product.xt = xt.mutable_data_ptr<float>();
-    product.partials = partials.mutable_data_ptr<float>();
+    product.partials = partials.data();
     product.rows = rows;
     product.cols = cols;
     product.tokens = tokens;

@@ -22,14 +22,14 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gp
   const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
   FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
            ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
-  Tensor partials = allocate_like(inputs.x, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+  Partials partials(inputs.x, plan.partial_floats(rows, tokens));
   mma_units::WgmmaArguments arguments;
   arguments.units = words_of(packed.units);
   arguments.scales = packed.scale_data();
   arguments.x_scales = x_scales;
   arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
   arguments.y = mutable_bits(y);
-  arguments.partials = partials.mutable_data_ptr<float>();
+  arguments.partials = partials.data();
   arguments.arrivals = nullptr;
   arguments.rows = static_cast<int>(rows);
   arguments.cols = static_cast<int>(cols);
@@ -58,7 +58,7 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
              "] weight: ", rule,
              ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
-    Tensor partials = allocate_like(inputs.x, {plan.partial_floats(rows)}, ScalarType::Float);
+    Partials partials(inputs.x, plan.partial_floats(rows));
     mma_units::CodesArguments arguments;
     arguments.units = words_of(packed.units);
     arguments.scales = packed.scale_data();
@@ -67,7 +67,7 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
     arguments.x_stride = static_cast<int>(x.stride);
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     arguments.y = mutable_bits(y) + begin * rows;
-    arguments.partials = partials.mutable_data_ptr<float>();
+    arguments.partials = partials.data();
     arguments.arrivals = nullptr;
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);

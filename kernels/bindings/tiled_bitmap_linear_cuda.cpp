@@ -62,7 +62,7 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
     const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
              "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
-    Tensor partials = allocate_like(x, {plan.partial_floats(rows)}, ScalarType::Float);
+    Partials partials(x, plan.partial_floats(rows));
     tiled_bitmap::Arguments arguments{};
     arguments.units = words_of(units.lines);
     arguments.offsets = units.offsets.const_data_ptr<int32_t>();
@@ -75,7 +75,7 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
     }
     arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     arguments.y = mutable_bits(y) + begin * rows;
-    arguments.partials = partials.mutable_data_ptr<float>();
+    arguments.partials = partials.data();
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);

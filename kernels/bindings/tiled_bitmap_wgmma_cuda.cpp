@@ -21,13 +21,13 @@ void wgmma_product(const LinearInputs& inputs, const Tensor& lines, const Tensor
   const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
   FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols, "] weight: ", rule,
            ". Remedy: tiled_bitmap_linear with sparse_tokens=0, which unpacks it");
-  Tensor partials = allocate_like(x, {plan.partial_floats(rows, tokens)}, ScalarType::Float);
+  Partials partials(x, plan.partial_floats(rows, tokens));
   tiled_bitmap::WgmmaArguments arguments{};
   arguments.units = words_of(lines);
   arguments.offsets = offsets.const_data_ptr<int32_t>();
   arguments.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
   arguments.y = mutable_bits(y);
-  arguments.partials = partials.mutable_data_ptr<float>();
+  arguments.partials = partials.data();
   arguments.rows = static_cast<int>(rows);
   arguments.cols = static_cast<int>(cols);
   arguments.tokens = static_cast<int>(tokens);

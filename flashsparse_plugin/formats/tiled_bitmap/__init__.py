@@ -64,9 +64,9 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
     ) -> Tensor:
         lines, offsets = (tensors[name] for name in self.streams)
         told = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
-        scales = tensors.get(SCALE)
+        scales = (tensors[SCALE],) if SCALE in tensors else ()  # each argument takes time
         return ops.tiled_bitmap_linear(
-            x, lines, offsets, shape[0], scheme.dtype, bias, *told, scales
+            x, lines, offsets, shape[0], scheme.dtype, bias, *told, *scales
         )
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
