@@ -12,7 +12,7 @@ from _markdown import Result, gpu_conditions, markdown
 OWN = "own choice"
 BITMAP = ("tiled_bitmap", "50%")
 PAIRS = ((64, 65), (96, 97), (128, 129), (160, 161), (192, 193))
-NARROWER = {96, 144, 160, 224}  # tokens of tiles that came later
+NARROWER = {80, 96, 144, 160, 224}  # tokens of tiles that came later
 TILE = re.compile(r"rows x (\d+) tokens")
 
 Times = dict[int, tuple[float, float]]

@@ -23,7 +23,7 @@ LEAST_RING, MOST_RING = 72, 288  # lines
 # multiprocessor from memory and from the L2, its clock; clocks of 64 rows and 64 columns, of each
 # token of them, and the share that three warpgroups do not hide.
 MEMORY, L2, CLOCK = 33.3e3, 69.5e3, 1.755e3
-PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 287, 1.8, 0.92
+PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 262, 1.77, 0.92
 
 
 class WgmmaShape(NamedTuple):

@@ -11,6 +11,7 @@
 
 #define FS_WGMMA_WIDTHS(X, ...) \
   X(64, __VA_ARGS__)            \
+  X(80, __VA_ARGS__)            \
   X(96, __VA_ARGS__)            \
   X(128, __VA_ARGS__)           \
   X(144, __VA_ARGS__)           \
@@ -40,9 +41,12 @@ inline constexpr bool kIsWgmmaWidth = false FS_WGMMA_WIDTHS(FS_WGMMA_IS, tokens)
 #define FS_WGMMA_LIST_64 \
   FS_WGMMA_LIST_32       \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FS_WGMMA_LIST_96 \
+#define FS_WGMMA_LIST_80 \
   FS_WGMMA_LIST_64       \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+  ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define FS_WGMMA_LIST_96 \
+  FS_WGMMA_LIST_80       \
+  ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define FS_WGMMA_LIST_128 \
   FS_WGMMA_LIST_96        \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -72,6 +76,7 @@ inline constexpr bool kIsWgmmaWidth = false FS_WGMMA_WIDTHS(FS_WGMMA_IS, tokens)
 #define FS_WGMMA_SHARED_128 "{" FS_WGMMA_LIST_128 "}, %64, %65"
 
 #define FS_WGMMA_OPERANDS_64 "{" FS_WGMMA_LIST_64 "}, {%32, %33, %34, %35}, %36"
+#define FS_WGMMA_OPERANDS_80 "{" FS_WGMMA_LIST_80 "}, {%40, %41, %42, %43}, %44"
 #define FS_WGMMA_OPERANDS_96 "{" FS_WGMMA_LIST_96 "}, {%48, %49, %50, %51}, %52"
 #define FS_WGMMA_OPERANDS_128 "{" FS_WGMMA_LIST_128 "}, {%64, %65, %66, %67}, %68"
 #define FS_WGMMA_OPERANDS_144 "{" FS_WGMMA_LIST_144 "}, {%72, %73, %74, %75}, %76"
@@ -81,6 +86,7 @@ inline constexpr bool kIsWgmmaWidth = false FS_WGMMA_WIDTHS(FS_WGMMA_IS, tokens)
 #define FS_WGMMA_OPERANDS_256 "{" FS_WGMMA_LIST_256 "}, {%128, %129, %130, %131}, %132"
 
 #define FS_WGMMA_METADATA_64 "%37"
+#define FS_WGMMA_METADATA_80 "%45"
 #define FS_WGMMA_METADATA_96 "%53"
 #define FS_WGMMA_METADATA_128 "%69"
 #define FS_WGMMA_METADATA_144 "%77"
@@ -97,7 +103,8 @@ inline constexpr bool kIsWgmmaWidth = false FS_WGMMA_WIDTHS(FS_WGMMA_IS, tokens)
 #define FS_WGMMA_SUMS_16(kind) FS_WGMMA_D8(kind, 0)
 #define FS_WGMMA_SUMS_32(kind) FS_WGMMA_D16(kind, 0)
 #define FS_WGMMA_SUMS_64(kind) FS_WGMMA_SUMS_32(kind), FS_WGMMA_D16(kind, 16)
-#define FS_WGMMA_SUMS_96(kind) FS_WGMMA_SUMS_64(kind), FS_WGMMA_D16(kind, 32)
+#define FS_WGMMA_SUMS_80(kind) FS_WGMMA_SUMS_64(kind), FS_WGMMA_D8(kind, 32)
+#define FS_WGMMA_SUMS_96(kind) FS_WGMMA_SUMS_80(kind), FS_WGMMA_D8(kind, 40)
 #define FS_WGMMA_SUMS_128(kind) FS_WGMMA_SUMS_96(kind), FS_WGMMA_D16(kind, 48)
 #define FS_WGMMA_SUMS_144(kind) FS_WGMMA_SUMS_128(kind), FS_WGMMA_D8(kind, 64)
 #define FS_WGMMA_SUMS_160(kind) FS_WGMMA_SUMS_144(kind), FS_WGMMA_D8(kind, 72)

@@ -26,7 +26,8 @@ from emulation import (
 )
 
 DRIVER = "tiled_bitmap/wgmma_driver"
-SMALL = SHAPES.index((64, 2))
+SMALL = SHAPES.index((64, 2))  # its panels are one batch each,
+WIDE = SHAPES.index((128, 2))  # and those of this one four
 PARTS = [f"cuda/tiled_bitmap/wgmma{part}.cuh" for part in ("", "_units")]
 
 
@@ -150,8 +151,8 @@ def sanitized_cases() -> list[Case]:
 
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    waits = "__syncwarp|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z]*"
-    barrier = rf"(?:detail::)?(?:{waits})(?:<4>)?\([^;]*\);"
+    waits = "__syncwarp|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z_]*"
+    barrier = rf"(?:detail::)?(?:{waits})(?:<\d>)?\([^;]*\);"
     headers, places = with_switched_barriers(PARTS, barrier)
     return compile_driver(DRIVER, "thread", headers), places
 
@@ -161,6 +162,7 @@ def test_sanitizers_find_nothing(driver, sanitizer):
     thread = sanitizer == "thread"
     binary = switched_driver()[0] if thread else driver(DRIVER, sanitizer)
     cases = [*sanitized_cases(), random_case(17, 257, 70, 4)]
+    cases.append(random_case(17, 257, 70, 4, plan=Plan(WIDE, 1, 1, 2, 1)))
     require_all(binary, [replace(case, seed=7) for case in cases])
 
 
@@ -170,6 +172,7 @@ def test_no_barrier_can_be_spared():
     # Before them one of a single block: it catches most, with the fewest threads.
     cases = sanitized_cases()
     cases.insert(0, replace(cases[0], plan=Plan(SMALL, 1, 1, 2, 1)))
+    cases.append(random_case(70, 600, 9, 2, plan=Plan(WIDE, 1, 1, 2, 1), seed=7))
     spared = []
     for number, place in enumerate(places):
         ran = run(binary, cases, WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
@@ -188,12 +191,13 @@ def test_registers_of_a_product_that_are_overwritten_are_caught():
     """A is the tensor core's until the product is waited for: the next one is made beside it."""
     header = "cuda/tiled_bitmap/wgmma.cuh"
     text = (KERNELS / header).read_text()
-    early = text.replace("a_[panel % 2][columns]", "a_[0][columns]")
+    early = text.replace("a_[(panel + 1) % 2]", "a_[panel % 2]")
     assert early != text
     binary = compile_driver(DRIVER, "plain", {header: early})
-    ran = run(binary, [random_case(64, 600, 9, 1, plan=Plan(SMALL, 1, 1, 2, 1))])
-    assert ran.returncode == EMULATOR_EXIT_CODE
-    assert "registers of a wgmma" in ran.stderr.decode()
+    for shape in (SMALL, WIDE):
+        ran = run(binary, [random_case(64, 600, 9, 1, plan=Plan(shape, 1, 1, 2, 1))])
+        assert ran.returncode == EMULATOR_EXIT_CODE
+        assert "registers of a wgmma" in ran.stderr.decode()
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ class WgmmaX {
   __device__ __forceinline__ uint32_t end() const {  // of all stages
     return shared_ + kBarrierBytes + stages_ * Shape::kPanelBytes;
   }
+  __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ uint32_t parity() const { return parity_; }
   __device__ __forceinline__ void advance() {
     if (++stage_ < stages_) return;

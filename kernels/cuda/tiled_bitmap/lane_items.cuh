@@ -15,9 +15,6 @@ namespace flashsparse::tiled_bitmap {
 // Lines behind those of a unit that lanes may read, and make no use of.
 inline constexpr int kLinesReadBeyond = 3;
 
-// `keeps`: whether the first of the three words is kept from the four weights before, where it was
-// the last that was needed. That takes four instructions, and saves a turn of shared memory.
-template <bool keeps>
 class LaneItems {
  public:
   // Goes to the beginning of a run: `start` as the unit has it, `values` the shared address of the
@@ -26,7 +23,6 @@ class LaneItems {
     column_ = start % kLineWords * 4;
     place_ = values + start / kLineWords * kItem;
     half_ = start / kLineWords * 16;
-    if constexpr (keeps) word_ = load_shared<uint32_t>(address());
   }
 
   // A of 16 rows x 16 columns, the next ones of 64: `step` in 0..3, `mask` the lane's of the 64.
@@ -54,23 +50,19 @@ class LaneItems {
     constexpr uint32_t kSecond = static_cast<uint16_t>(-(0x3400 >> bit));
     constexpr uint32_t kSelect = kFirst | kSecond << 16;
     const uint32_t kept = mask & (0x01010101u << bit), from = address();
+    const uint32_t first = load_shared<uint32_t>(from);
     const uint32_t next = load_shared<uint32_t>(from + kLineBytes);
     const uint32_t last = load_shared<uint32_t>(from + 2 * kLineBytes);
-    const uint32_t first = keeps ? word_ : load_shared<uint32_t>(from);
     const uint32_t one = funnel_right(first, next, half_), two = funnel_right(next, last, half_);
     const uint32_t third = funnel_right_clamped(one, two, dp2a_lo(0x00100010u >> bit, kept, 0));
     upper = prmt(one, 0, dp2a_lo(kSelect, kept, kZeros));
     lower = prmt(third, 0, dp2a_hi(kSelect, kept, kZeros));
     place_ = dp4a(kept, (kItem >> bit) * 0x01010101u, place_);
     half_ = dp4a(kept, (16u >> bit) * 0x01010101u, half_);
-    if constexpr (!keeps) return;
-    const uint32_t lines = address() - from;
-    word_ = lines == 0 ? word_ : lines == kLineBytes ? next : last;
   }
 
   uint32_t column_, place_;
-  uint32_t half_;      // modulo 32, where in the word the item begins: bits
-  uint32_t word_ = 0;  // at place_, if it is kept
+  uint32_t half_;  // modulo 32, where in the word the item begins: bits
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -12,8 +12,8 @@
 // warp decodes the panel of 64 columns after the one that is being multiplied, into registers, and
 // shared memory, which binds beside the tensor cores, is spared the writing and reading of a dense
 // tile. A panel of 128 rows x 256 tokens takes 1024 clocks of tensor cores, and of shared memory
-// 512 for B, 256 for the copies of x, and for a weight with half zeros 79 for its copies and 142
-// for what its lanes read: 989.
+// 512 for B, 256 for the copies of x, and for a weight with half zeros 79 for its copies and 202
+// for what its lanes read: 1049.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/device.cuh"
@@ -39,7 +39,9 @@ struct WgmmaShape {
   // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
-  static constexpr bool kKeeps = kTokens > 128;  // else instructions bind, not shared memory
+  // Whether the four products of a panel are one batch: short ones are done before the decoding
+  // that would stand between them.
+  static constexpr bool kWholePanels = kTokens < 128;
   // 8 tokens of sums that a warp loads at once: its own are in the workspace by then.
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 8);
 };
@@ -63,7 +65,7 @@ class WgmmaMultiplier {
         tile_units_(arguments.down * Shape::kUnits),
         tiles_(arguments, Shape::kTokens, tile_units_ * kUnitRows),
         x_(x),
-        emptied_(x),
+        first_panel_(wgmma_operand(x.panel())),
         units_(arguments, tiles_, unit_, tile_units_,
                x.end() + warp * arguments.ring_lines * kLineBytes, barriers(shared, warp)),
         sums_buffer_(shared + uint32_t{mma_units::kWgmmaBarriers} + warp * kSumsBytes),
@@ -105,7 +107,7 @@ class WgmmaMultiplier {
         more = !tiles_.advance() && !tiles_.ended();
       }
       wgmma_wait(sums_);
-      release();
+      release(used_);
       end_products(arguments_);
       store.leave(sums_, tiles_, tile);
     }
@@ -126,36 +128,57 @@ class WgmmaMultiplier {
     multiply<3>(false, masks_.x);
   }
 
-  // Multiplies by a panel, and decodes the next one by its mask: 16 columns between two products,
-  // which the warp would wait for otherwise, since each is issued when the one before reads A.
+  // Multiplies by a panel, and decodes the next one by its mask. Waits for the products whose A is
+  // overwritten, and gives back the panel of x before this one when those are done that read it.
   template <int panel>
   __device__ __forceinline__ void multiply(bool first, const uint32_t& next) {
+    uint32_t (&a)[4][4] = a_[panel % 2];
+    uint32_t (&decoded)[4][4] = a_[(panel + 1) % 2];
     mbarrier_wait(x_.full(), x_.parity());
-    const uint64_t x = wgmma_operand(x_.panel());
+    const uint64_t x = first_panel_ + x_.stage() * (Shape::kPanelBytes / 16);
+    const uint32_t used = used_;
+    used_ = x_.empty();
     x_.advance();
-    multiply_columns<panel, 0>(x);
-    if constexpr (panel + 1 == kRunMasks) items_.begin(values_, starts_ >> 16);
-    if constexpr (panel + 1 == kPanels) open();
-    items_.template expand<0>(next, a_[(panel + 1) % 2][0]);
-    multiply_columns<panel, 1>(x);
-    if (!first) release();
-    items_.template expand<1>(next, a_[(panel + 1) % 2][1]);
-    multiply_columns<panel, 2>(x);
-    items_.template expand<2>(next, a_[(panel + 1) % 2][2]);
-    multiply_columns<panel, 3>(x);
-    items_.template expand<3>(next, a_[(panel + 1) % 2][3]);
+    if constexpr (Shape::kWholePanels) {
+      multiply_columns<0, 4>(a, x);
+      wgmma_wait_but<1>();
+      if (!first) release(used);
+      begin_panel<panel + 1>();
+      items_.template expand<0>(next, decoded[0]);
+      items_.template expand<1>(next, decoded[1]);
+      items_.template expand<2>(next, decoded[2]);
+      items_.template expand<3>(next, decoded[3]);
+    } else {
+      multiply_columns<0, 1>(a, x);
+      wgmma_wait_but<4>();
+      begin_panel<panel + 1>();
+      items_.template expand<0>(next, decoded[0]);
+      multiply_columns<1, 2>(a, x);
+      wgmma_wait_but<2>();
+      if (!first) release(used);
+      items_.template expand<1>(next, decoded[1]);
+      multiply_columns<2, 3>(a, x);
+      items_.template expand<2>(next, decoded[2]);
+      multiply_columns<3, 4>(a, x);
+      items_.template expand<3>(next, decoded[3]);
+    }
   }
 
-  // Multiplies by 16 columns of a panel, and waits for those of the panel before: for the same
-  // ones, and from the second on for all, whose x can be given back then.
-  template <int panel, int columns>
-  __device__ __forceinline__ void multiply_columns(uint64_t x) {
+  // A batch: products of 16 columns of a panel each, from `begin` to `end` of its four.
+  template <int begin, int end>
+  __device__ __forceinline__ void multiply_columns(const uint32_t (&a)[4][4], uint64_t x) {
     wgmma_begin();
-    wgmma_registers<Type, Shape::kTokens>(sums_, a_[panel % 2][columns],
-                                          wgmma_moved(x, columns * 32));
+    FS_UNROLL
+    for (int i = begin; i < end; ++i)
+      wgmma_registers<Type, Shape::kTokens>(sums_, a[i], wgmma_moved(x, i * 32));
     wgmma_commit();
-    if constexpr (columns == 0) wgmma_wait_but<4>();
-    if constexpr (columns == 1) wgmma_wait_but<2>();
+  }
+
+  // Goes to where the kept weights of a panel begin.
+  template <int panel>
+  __device__ __forceinline__ void begin_panel() {
+    if constexpr (panel == kRunMasks) items_.begin(values_, starts_ >> 16);
+    if constexpr (panel == kPanels) open();
   }
 
   // The next unit; behind the last one its panels once more, which nobody multiplies by.
@@ -169,25 +192,27 @@ class WgmmaMultiplier {
     items_.begin(values_, starts_ & 0xffff);
   }
 
-  // The warp has done with the oldest panel of x: it says so to every block that copies to it.
-  __device__ __forceinline__ void release() {
+  // The warp has done with the panel of x that has this barrier: it says so to every block that
+  // copies to it.
+  __device__ __forceinline__ void release(uint32_t used) {
     __syncwarp();
     const int lane = threadIdx.x % 32;
-    if (lane < arguments_.down) mbarrier_release_in(rank_, emptied_.empty());
-    emptied_.advance();
+    if (lane < arguments_.down) mbarrier_release_in(rank_, used);
   }
 
   const WgmmaArguments& arguments_;
   const int unit_, tile_units_;
   mma_units::WgmmaTiles tiles_;
-  mma_units::WgmmaX<Shape> x_, emptied_;
+  mma_units::WgmmaX<Shape> x_;
+  const uint64_t first_panel_;  // of the ring
+  uint32_t used_ = 0;           // barrier of the latest panel
   WgmmaUnits units_;
   const uint32_t sums_buffer_;
   const int warp_;
   const int rank_;    // of the block in the cluster that the lane tells
   uint4 masks_ = {};  // of the unit: the lane's
   uint32_t starts_ = 0, values_ = 0;
-  LaneItems<Shape::kKeeps> items_;
+  LaneItems items_;
   uint32_t a_[2][4][4];  // of this panel and the next
   float sums_[Shape::kTokens / 2];
 };

@@ -26,11 +26,12 @@ constexpr double kCluster = 0.01;  // share of time for each doubling of a clust
 constexpr double kLatency = 1.0;   // from a copy's start to its end, under load
 constexpr double kL2Bytes = 25e6;  // of x that stay in the L2, beside the weight that passes
 // Turns of shared memory for a warp's unit, beside the copy of its lines: counted.
-constexpr double kUnitTurns = 71, kNarrowUnitTurns = 101;
+constexpr double kUnitTurns = 101;
 // Fitted to 1,272 launches of this kernel for 32 to 257 tokens, with half zeros
-// (benchmarks/gpu/steps.py): those near the fastest are met within 5%. Clocks of a panel for each
-// warpgroup, which decodes it, and for each of its tokens; three warpgroups hide more of that.
-constexpr double kGroupClocks = 287, kTokenClocks = 1.8, kThreeGroups = 0.92;
+// (benchmarks/gpu/steps.py); the first two, since it decodes with fewer instructions, to 105 for 33
+// to 512 tokens with 50% and 80%. Clocks of a panel for each warpgroup, which decodes it, and for
+// each of its tokens; three warpgroups hide more of that.
+constexpr double kGroupClocks = 262, kTokenClocks = 1.77, kThreeGroups = 0.92;
 constexpr double kL2 = 69.5e3;     // bytes a microsecond and multiprocessor
 constexpr double kLaunch = 2.8;    // until the first x and weight are there
 constexpr double kTile = 0.6;      // to begin and end one
@@ -61,8 +62,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double block_units = static_cast<double>(plan.warps()) / kStepPanels;
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = block_units * unit_lines * kLineBytes, x = written * kPanelBytes;
-  const double shared = groups * width + width +
-                        block_units * (unit_lines + (width > 128 ? kUnitTurns : kNarrowUnitTurns));
+  const double shared = groups * width + width + block_units * (unit_lines + kUnitTurns);
   const double decoding =
       groups * (kGroupClocks + kTokenClocks * width) * (groups > 2 ? kThreeGroups : 1);
   const double clocks = std::max(kShared * shared, decoding) / kClock;

@@ -23,7 +23,9 @@ namespace flashsparse::tiled_bitmap {
   X(160, 2)                             \
   X(192, 2)                             \
   X(224, 2)                             \
-  X(256, 2)
+  X(256, 2)                             \
+  X(80, 2)                              \
+  X(80, 3)
 
 #define FS_TILED_BITMAP_WGMMA_INFO(tokens, groups) {tokens, groups},
 inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {

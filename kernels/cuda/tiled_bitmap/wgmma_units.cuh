@@ -40,18 +40,17 @@ class WgmmaUnits {
   // one before was copied: call it now and then.
   __device__ __forceinline__ void fill() {
     if (next_.ended() || count_ == kUnitsAhead) return;
-    const int lines = end_ - begin_, place = find_room(lines + kLinesReadBeyond);
+    const int begin = __shfl_sync(~0u, offset_, 0);
+    const int lines = __shfl_sync(~0u, offset_, 1) - begin;
+    const int place = find_room(lines + kLinesReadBeyond);
     if (place < 0) return;
     if (threadIdx.x % 32 == 0) {
       const uint32_t barrier = this->barrier(taken_ + count_), bytes = lines * kLineBytes;
       detail::mbarrier_arrive_expecting(barrier, bytes);
-      detail::copy_bulk(ring_ + place * kLineBytes, a_.units + int64_t{begin_} * kLineWords, bytes,
+      detail::copy_bulk(ring_ + place * kLineBytes, a_.units + int64_t{begin} * kLineWords, bytes,
                         barrier);
     }
-    FS_UNROLL
-    for (int i = 0; i < kUnitsAhead; ++i) {
-      if (i == count_) places_[i] = place;
-    }
+    if (threadIdx.x % 32 == (taken_ + count_) % kUnitsAhead) place_ = place;
     ++count_;
     free_ = place + lines + kLinesReadBeyond;
     from_ += a_.depth;
@@ -67,29 +66,31 @@ class WgmmaUnits {
   // The shared address of the oldest unit, when it is there.
   __device__ __forceinline__ uint32_t wait() const {
     mbarrier_wait(barrier(taken_), taken_ / kUnitsAhead % 2);
-    return ring_ + places_[0] * kLineBytes;
+    return ring_ + oldest() * kLineBytes;
   }
 
   // The warp has read all that it needs of the oldest unit.
   __device__ __forceinline__ void release() {
     finish_reads();
     __syncwarp();
-    FS_UNROLL
-    for (int i = 0; i + 1 < kUnitsAhead; ++i) places_[i] = places_[i + 1];
     --count_;
     ++taken_;
   }
 
  private:
-  __device__ __forceinline__ uint32_t barrier(int number) const {
+  __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
     return barriers_ + number % kUnitsAhead * kMbarrierBytes;
+  }
+
+  __device__ __forceinline__ int oldest() const {
+    return __shfl_sync(~0u, place_, taken_ % kUnitsAhead);
   }
 
   // The line at which so many are free, or -1. A unit is in one piece. Where no other one like it
   // would fit behind, it goes to the ring's end: what is free is before it, for the next one.
   __device__ __forceinline__ int find_room(int lines) const {
     if (count_ == 0) return 0;
-    const int oldest = places_[0], left = a_.ring_lines - free_ - lines;
+    const int oldest = this->oldest(), left = a_.ring_lines - free_ - lines;
     if (free_ <= oldest) return free_ + lines <= oldest ? free_ : -1;
     if (left >= 0) return left >= lines ? free_ : a_.ring_lines - lines;
     return lines <= oldest ? 0 : -1;
@@ -104,21 +105,21 @@ class WgmmaUnits {
     look();
   }
 
+  // Each lane loads one of the two: of a number that all lanes have alike the compiler makes a
+  // uniform register as soon as it is loaded, and the warp would wait for it here.
   __device__ __forceinline__ void look() {
-    if (next_.ended()) return;
-    begin_ = load_readonly(from_);
-    end_ = load_readonly(from_ + 1);
+    if (!next_.ended()) offset_ = load_readonly(from_ + threadIdx.x % 2);
   }
 
   const WgmmaArguments& a_;
   const int unit_, tile_units_;
   const uint32_t ring_, barriers_;
-  mma_units::WgmmaTiles next_;  // of the unit to be copied next
-  const int32_t* from_;         // its offset
-  int begin_, end_;             // the lines that it has
-  int count_ = 0, taken_ = 0;   // units in the ring, and those that were there before
-  int places_[kUnitsAhead] = {};
-  int free_ = 0;  // the line behind the latest unit
+  mma_units::WgmmaTiles next_;      // of the unit to be copied next
+  const int32_t* from_;             // its offset
+  int offset_;                      // in even lanes; where its lines end in odd ones
+  uint32_t count_ = 0, taken_ = 0;  // units in the ring, and those that were there before
+  int place_ = 0;                   // in lane i: of the unit whose number is i modulo kUnitsAhead
+  int free_ = 0;                    // the line behind the latest unit
 };
 
 }  // namespace flashsparse::tiled_bitmap
