@@ -26,11 +26,14 @@ LINEAR = "tiled_bitmap/linear_driver"
 GPUS = {"90": (4, 227 << 10), "80": (3, 163 << 10), "86": (3, 99 << 10)}
 WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))  # of a block, along rows and along columns
 HEADER = KERNELS / "cuda" / "tiled_bitmap" / "linear_plan.h"
-SHAPES, CODES_SHAPES = (  # tokens, units of rows of a warp, warps
-    [tuple(map(int, shape)) for shape in re.findall(r"^  X\((\d+), (\d+), (\d+)\)", part, re.M)]
+SHAPES, CODES_SHAPES = (  # tokens, units of rows of a warp, warps, whether it spreads them
+    [
+        tuple(map(int, shape))
+        for shape in re.findall(r"^  X\((\d+), (\d+), (\d+), (\d)\)", part, re.M)
+    ]
     for part in HEADER.read_text().split("CODES_SHAPES(X)")[:2]
 )
-FULL_LINES = 64 + 1 + 5  # of a ring that holds a unit without zeros
+FULL_LINES = 64 + 2 + 5  # of a ring that holds a unit without zeros
 FULL_CODE_LINES = 32 + 2 + 5  # the same, of codes
 NATIVE, CODES, ROUNDED = range(3)  # of Operands
 INT8 = VALUE_TYPES["int8"]
@@ -43,7 +46,7 @@ class Plan(NamedTuple):
     shape: int = -1
     row_warps: int = 1
     column_warps: int = 1
-    scratch_quarters: int = 16
+    scratch_quarters: int = 0
     x_stages: int = 2
     ring_lines: int = 2 * FULL_LINES
     blocks: int = 1

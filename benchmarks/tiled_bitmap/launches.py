@@ -30,7 +30,7 @@ from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap" / "linear_plan.h"
 SHAPES = re.compile(r"#define FS_TILED_BITMAP_(CODES_)?SHAPES\(X\)((?:.*\\\n)+.*)")
-SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
+SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d)\)", re.M)
 UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
 SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
 ORDERS, ORDER_BYTES, BATCHES = 16, 8, 4
@@ -51,28 +51,23 @@ class Operands(IntEnum):
         """Of an element of x."""
         return 1 if self is Operands.ROUNDED else 2
 
-    def place_lines(self, value_lines: float) -> int:
-        """Of a ring, for a unit."""
-        if self is Operands.NATIVE:
-            return math.ceil((value_lines + 0.5) / 4) * 4 + 1 + HEAD_LINES
-        return math.ceil(value_lines + 0.5) + 2 + HEAD_LINES
+    def fuller_lines(self, unit_lines: float) -> int:
+        """Of a unit a little fuller than the average; of codes, of any."""
+        most = (64 if self is Operands.NATIVE else 32) + HEAD_LINES
+        return min(math.ceil(unit_lines + 2), most) if self is Operands.NATIVE else most
 
-    @property
-    def least_lines(self) -> int:
-        """Of a ring and its scratch, for a unit without zeros."""
-        return 64 + HEAD_LINES if self is Operands.NATIVE else 32 + 2 + HEAD_LINES
-
-    def turns(self, value_lines: float, x_turns: float) -> float:
+    def turns(self, value_lines: float, x_turns: float, spreads: int) -> float:
         """Of shared memory, for a unit."""
-        if self is Operands.NATIVE:
-            return 72 + 3 * value_lines + x_turns
-        return 74 + value_lines + x_turns * self.x_bytes / 2
+        loads = 106 if self is Operands.NATIVE else 74
+        if spreads:
+            loads = 72 + 2 * value_lines
+        return loads + value_lines + x_turns * self.x_bytes / 2
 
-    def instructions(self, value_lines: float) -> float:
+    def instructions(self, value_lines: float, spreads: int) -> float:
         """Of a unit, but those for more than a few tokens."""
-        if self is Operands.NATIVE:
-            return 360 + 3 * value_lines
-        return 390 if self is Operands.ROUNDED else 500
+        if spreads:
+            return 330 + 3 * value_lines
+        return {Operands.NATIVE: 460, Operands.CODES: 500, Operands.ROUNDED: 390}[self]
 
 
 class Shape(NamedTuple):
@@ -82,6 +77,7 @@ class Shape(NamedTuple):
     tokens: int
     row_units: int
     warps: int
+    spreads: int
 
 
 class Launch(NamedTuple):
@@ -110,11 +106,9 @@ class Launch(NamedTuple):
         )
 
     def __str__(self) -> str:
-        own = compiled_shapes(Operands(self.scratch_quarters == 0))[self.shape]
         return (
-            f"{own.tokens} tokens, {own.row_units} units a warp, "
+            f"shape {self.shape}, "
             f"{self.row_warps}x{self.column_warps} warps, rings of {self.ring_lines} lines, "
-            f"{self.scratch_quarters} quarters of scratch, "
             f"{self.x_stages} stages of x, {self.blocks} blocks, "
             f"{'early ' if self.is_early else ''}{list(self)}"
         )
@@ -127,18 +121,14 @@ def compiled_shapes(operands: Operands = Operands.NATIVE) -> list[Shape]:
     return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
 
 
-def scratch_lines(shape: Shape, plan: Launch) -> int:
-    """Of a warp."""
-    return shape.row_units * (plan.scratch_quarters * 8 + 1) if plan.scratch_quarters else 0
-
-
 def shared_bytes(shape: Shape, plan: Launch, operands: Operands = Operands.NATIVE) -> int:
     """What kernels/cuda/tiled_bitmap/linear_shared.h lays out."""
     warps = plan.row_warps * plan.column_warps
     barriers = 8 * (2 * plan.x_stages + 1 + BATCHES + warps * ORDERS)
     orders = -(-barriers // 16) * 16 + warps * ORDERS * shape.row_units * ORDER_BYTES
     x = plan.x_stages * plan.column_warps * shape.tokens * UNIT_COLS * operands.x_bytes
-    weights = warps * (plan.ring_lines + scratch_lines(shape, plan)) * LINE_BYTES
+    scratch = shape.row_units * (8 * plan.scratch_quarters + 3) if shape.spreads else 0
+    weights = warps * (plan.ring_lines + scratch) * LINE_BYTES
     sums = warps * 2 * shape.row_units * 512 if plan.column_warps > 1 else 0
     return -(-orders // 1024) * 1024 + x + weights + sums
 
@@ -167,18 +157,12 @@ def _candidates(
             waste = sets * row_warps * own.row_units / down * steps * column_warps / across
             if waste > 1.2:
                 continue
-            # For units that are a tenth fuller, or else a little.
-            for fuller in (1.1 * value_lines + 0.5, value_lines + 2):
-                quarters = min(max(math.ceil(fuller / 4), 1), 16)
-                quarters = quarters if operands is Operands.NATIVE else 0
-                room = Launch(own.index, row_warps, column_warps, quarters, x_stages, 0, 1)
-                ring = (SHARED_BYTES - shared_bytes(own, room, operands)) // warps // LINE_BYTES
-                place = operands.place_lines(value_lines)
-                least = operands.least_lines * own.row_units - scratch_lines(own, room)
-                fits = ring >= max(place * own.row_units, least)
-                if fits:
-                    break
-            if not fits:
+            fuller = operands.fuller_lines(unit_lines)
+            quarters = math.ceil((fuller - HEAD_LINES) / 4) if own.spreads else 0
+            room = Launch(own.index, row_warps, column_warps, quarters, x_stages, 0, 1)
+            ring = (SHARED_BYTES - shared_bytes(own, room, operands)) // warps // LINE_BYTES
+            place = (fuller + (4 if own.spreads else 2)) * own.row_units
+            if ring < place:
                 continue
             parts = max(multiprocessors // sets, 1)
             whole = -(-sets // -(-sets // multiprocessors))  # a whole number of sets to each
@@ -193,14 +177,14 @@ def _candidates(
                 weight = units * unit_lines * LINE_BYTES
                 x = own_steps * column_warps * UNIT_COLS * operands.x_bytes * tokens
                 x_turns = 4 * own.tokens / own.row_units
-                turns = units * operands.turns(value_lines, x_turns)
-                instructions = operands.instructions(value_lines) + 2 * own.tokens
+                turns = units * operands.turns(value_lines, x_turns, own.spreads)
+                instructions = operands.instructions(value_lines, own.spreads) + 2 * own.tokens
                 issue = units * (instructions + 120 / own.row_units)
                 issued = ISSUE * min(1, (warps * own.row_units**0.5) / 16)
                 busy = max(weight / MEMORY, (weight + x) / L2, turns / TURNS, issue / issued)
                 busy += 0.2 * x / L2 + 0.5 * (x_stages == 2)
                 busy += 2.5 + 0.02 * tokens if sets % blocks else 0
-                held = ring // (place * own.row_units)
+                held = ring // place
                 ahead = held * own.row_units * warps * unit_lines * LINE_BYTES
                 busy += 2 * max(0, 1 - ahead / 48e3)
                 yield busy, own, room._replace(ring_lines=ring, blocks=blocks)
@@ -239,7 +223,8 @@ def plans(
         warps = plan.row_warps * plan.column_warps
         kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0, warps // 4
         seen[kind] += 1
-        if seen[kind] <= max(most // 4, 2) and len(taken) < most:
+        of_shape = sum(each.shape == own.index for each in taken)
+        if seen[kind] <= max(most // 6, 2) and of_shape < 0.45 * most and len(taken) < most:
             taken.append(plan._replace(is_early=int(hopper)))
     return taken
 

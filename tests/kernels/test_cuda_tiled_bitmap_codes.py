@@ -46,7 +46,7 @@ DENSITIES = (0.5, 1.0, 0.2, 0.0, 0.7)
 
 def planned(number: int, shape: int, warps: tuple[int, int], blocks: int, operands: int) -> Case:
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
-    tokens, row_units, _ = CODES_SHAPES[shape]
+    tokens, row_units, *_ = CODES_SHAPES[shape]
     if row_units * warps[0] * warps[1] * tokens > 64:
         warps = (1, 1)
     ring = (FULL_CODE_LINES, 60, 2 * FULL_CODE_LINES)[number % 3] * row_units
@@ -211,7 +211,7 @@ def test_no_barrier_can_be_spared():
 def test_a_plan_that_cannot_be_is_refused(driver):
     case = random_codes(40, 300, 6, 2, operands=CODES)
     for plan, told in (
-        (Plan(0, 1, 1, 1), "no scratch"),
+        (Plan(0, 1, 1, 1), "where units are spread"),
         (Plan(0, 1, 1, 0, ring_lines=FULL_CODE_LINES - 1), "would not fit"),
     ):
         ran = run(driver(LINEAR, "plain"), [case.replace(plan=plan)])

@@ -32,19 +32,20 @@ from emulation import (
 )
 
 DENSITIES = (0.5, 0.2, 1.0, 0.0, 0.08)
-# Quarters of a scratch, and lines of a ring: a unit without zeros takes both, a unit of half zeros
-# the ring; it lies in the ring, and is multiplied there; there is room for two.
-ROOMS = ((9, 42), (4, FULL_LINES), (16, 2 * FULL_LINES))
+# Lines of a ring: for one unit of half zeros, so that one without stays in memory, and is
+# multiplied there; for both; for two without.
+ROOMS = (45, 120, 2 * FULL_LINES)
 
 
 def planned(
-    number: int, shape: int, warps: tuple[int, int], blocks: int, room: tuple[int, int] = ROOMS[0]
+    number: int, shape: int, warps: tuple[int, int], blocks: int, room: int = ROOMS[0]
 ) -> Case:
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
-    tokens, row_units, _ = SHAPES[shape]
+    tokens, row_units, _, spreads = SHAPES[shape]
     if row_units * warps[0] * warps[1] * tokens > 64:
         warps = (1, 1)
-    plan = Plan(shape, *warps, room[0], 2 + number % 2, room[1] * row_units, blocks)
+    quarters = (9, 16, 4)[number % 3] * spreads  # what is fuller than that stays in memory, too
+    plan = Plan(shape, *warps, quarters, 2 + number % 2, room * row_units, blocks)
     rows, cols = 16 * row_units * warps[0] + 11, 256 * (warps[1] + 1) - 7
     return random_case(rows, cols, tokens - number % 3, number, DENSITIES[number % 5], plan=plan)
 
@@ -70,7 +71,11 @@ def skewed_cases() -> list[Case]:
     columns[:, 130:140] = columns[:, 3] = -0.75
     found = []
     for weight in (row, units, columns):
-        for plan in (Plan(0, 2, 1, 6, 2, 46), Plan(1, 1, 2, 9, 2, 2 * FULL_LINES)):
+        for plan in (
+            Plan(0, 2, 1, 0, 2, 46),
+            Plan(1, 1, 2, 0, 2, 2 * FULL_LINES),
+            Plan(2, 2, 1, 6, 2, 90),
+        ):
             found.append(case.replace(weight=weight, plan=plan))
     return found
 
@@ -118,7 +123,7 @@ def test_schedules_give_the_same_bits(driver):
 
 def test_plans_give_the_same_but_for_rounding(driver):
     case = random_case(70, 800, 5, 1, 0.4)
-    plans = (Plan(0, 1, 1), Plan(0, 2, 2, 8, 2, 90, 4), Plan(1, 1, 3, 4, 2, 140, 3))
+    plans = (Plan(0, 1, 1), Plan(1, 2, 2, 0, 2, 90, 4), Plan(2, 1, 3, 9, 2, 142, 3))
     require_all(driver(LINEAR, "plain"), [case.replace(plan=plan) for plan in plans])
 
 
@@ -129,11 +134,7 @@ def test_infinity_and_nan_go_where_the_dense_product_takes_them(driver):
     weight[9, 298], weight[20, 17], weight[30, 40] = torch.inf, torch.nan, 2.0**-24  # denormal
     x[1, 298], x[2, 298], x[3, 298] = torch.inf, torch.nan, 0
     wanted = x.double() @ weight.double().T + (0 if case.bias is None else case.bias.double())
-    for plan in (
-        Plan(0, 1, 1, 16, 2, 100, 1),
-        Plan(0, 2, 2, 8, 2, 30, 2),
-        Plan(3, 1, 2, 16, 2, 200),
-    ):
+    for plan in (Plan(0), Plan(0, 2, 2, 0, 2, 1, 2), Plan(2, 1, 2, 9, 2, 200)):
         ran = run(driver(LINEAR, "plain"), [case.replace(weight=weight, x=x, plan=plan)])
         (y,) = split(ran.stdout, [case])
         assert torch.equal(y.isnan(), wanted.isnan()) and torch.equal(y.isinf(), wanted.isinf())
@@ -165,9 +166,9 @@ def test_no_barrier_can_be_spared():
     """Without any one of them a race is found, a deadlock, or a wrong result."""
     binary, places = switched_driver()
     cases = [planned(1, 1, (2, 2), 3), planned(0, 0, (1, 2), 2)]  # with sums between blocks
-    cases.append(random_case(60, 5890, 8, 3, 0.3, plan=Plan(0, 2, 1, 8, 2, 60)))  # reuses orders
-    cases.append(random_case(16, 1790, 8, 4, 0.9, plan=Plan(0, 1, 1, 4, 2, 75)))  # slowly
-    cases.append(random_case(16, 1790, 8, 5, 0.9, plan=Plan(0, 1, 1, 10, 2, 50)))  # in the scratch
+    cases.append(random_case(60, 5890, 8, 3, 0.3, plan=Plan(0, 2, 1, 0, 2, 75)))  # reuses orders
+    cases.append(random_case(16, 1790, 8, 4, 0.9, plan=Plan(0, 1, 1, 0, 2, 65)))  # some in memory
+    cases.append(random_case(40, 1790, 8, 5, 0.3, plan=Plan(2, 1, 1, 7, 2, 70)))  # spread
     # First one whose blocks run one after the other: it catches most, with the fewest threads.
     cases = [cases[0], *(case.replace(seed=7) for case in cases)]
     spared = []
@@ -188,10 +189,10 @@ def test_a_plan_that_cannot_be_is_refused(driver):
     for plan, told in (
         (Plan(99), "no such shape"),
         (Plan(0, 6, 4), "fewer warps"),
-        (Plan(0, 1, 1, 0), "1 to 16 quarters"),
         (Plan(0, x_stages=13), "1 to 12 stages"),
-        (Plan(0, 1, 1, 6, ring_lines=19), "would not fit"),
-        (Plan(0, 15, 1, 2, 2, 200), "too little shared memory"),
+        (Plan(0, 15, 1, 0, 2, 200), "too little shared memory"),
+        (Plan(0, 1, 1, 1), "where units are spread"),
+        (Plan(2, 1, 1, 0), "where units are spread"),
         (Plan(0, blocks=7), "at least one step"),
     ):
         ran = run(driver(LINEAR, "plain"), [case.replace(plan=plan)])

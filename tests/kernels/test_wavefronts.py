@@ -167,9 +167,9 @@ def bitmap_linear_rows(driver, folder: Path) -> Rows:
     """Warps beside each other along rows and columns, and two units of rows to a warp."""
     rows: Rows = {}
     for density, tokens, plan in (
-        (0.5, 8, BitmapPlan(0, 2, 2, 9, 2, 84, 1)),
-        (0.2, 8, BitmapPlan(1, 2, 1, 4, 2, 88, 1)),
-        (0.2, 64, BitmapPlan(7, 1, 1, 4, 2, 88, 1)),
+        (0.5, 8, BitmapPlan(0, 2, 2, 0, 2, 84, 1)),
+        (0.2, 8, BitmapPlan(2, 2, 1, 5, 2, 88, 1)),
+        (0.2, 64, BitmapPlan(10, 1, 1, 0, 2, 142, 1)),
     ):
         case = random_bitmap(64, 1024, tokens, 1, density, plan=plan)
         counts = count(driver("tiled_bitmap/linear_driver", "plain"), case.encode(), folder)

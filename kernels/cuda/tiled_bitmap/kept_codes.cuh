@@ -30,7 +30,7 @@ class KeptCodes {
 
   // The A operands of two mma: of 32 columns for 16-bit x, bits 4 part to 4 part + 3 of a mask's
   // bytes; of 64 columns for codes of x, all of its bits.
-  template <int part>
+  template <int part, bool>
   __device__ __forceinline__ void next(uint32_t mask, uint32_t (&a)[2][4]) {
     uint32_t four[4];
     next_fours<part>(mask, four);

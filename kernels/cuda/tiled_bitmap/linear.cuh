@@ -25,26 +25,30 @@
 #include "cuda/tiled_bitmap/linear_compiled.h"
 #include "cuda/tiled_bitmap/linear_plan.h"
 #include "cuda/tiled_bitmap/linear_shared.h"
+#include "cuda/tiled_bitmap/spread_items.cuh"
 #include "cuda/tiled_bitmap/weight_orders.cuh"
 #include "cuda/tiled_bitmap/weight_ring.cuh"
 
 namespace flashsparse::tiled_bitmap {
 
 // The same as an entry of shapes_of(operands), for the kernel.
-template <Operands operands, int kTokens_, int kRowUnits_, int kWarps_>
+template <Operands operands, int kTokens_, int kRowUnits_, int kWarps_, bool spreads>
 struct Shape {
   using Sum = std::conditional_t<operands == Operands::kRounded, uint32_t, float>;
   static constexpr Operands kOperands = operands;
-  static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
+  static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_, spreads};
+  static constexpr bool kSpreads = spreads;
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
   static constexpr int kThreads = (kWarps_ + 1) * 32;
   static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns, or 128 of codes
   static constexpr uint32_t kXUnitBytes = kUnitCols * x_bytes(operands) / 128 * kPanelBytes;
 };
 
-template <class Type, Operands operands>
-using Kept = std::conditional_t<operands == Operands::kNative, KeptValues,
-                                KeptCodes<Type, operands == Operands::kRounded>>;
+template <class Type, class Shape>
+using Kept =
+    std::conditional_t<Shape::kOperands == Operands::kNative,
+                       KeptValues<std::conditional_t<Shape::kSpreads, SpreadItems, RingItems>>,
+                       KeptCodes<Type, Shape::kOperands == Operands::kRounded>>;
 
 template <class Type, class Shape>
 class Multiplier {
@@ -66,26 +70,18 @@ class Multiplier {
   template <class Weights>
   __device__ __forceinline__ void step(const Places& places, uint32_t x, Weights& weights) {
     // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
-    const bool inside = places[0].lines() > 0;
-    if constexpr (Shape::kOperands != Operands::kNative) {
-      if (inside) {
-        take(places);
-        multiply(x);
-      }
-      give_back(weights);
+    const bool is_there = places[0].lines() > 0;
+    if (is_there) {
+      take(places);
+    } else if constexpr (Shape::kOperands == Operands::kNative) {
+      if (places[0].is_nowhere()) multiply_slowly(weights, x);
+    }
+    if constexpr (Shape::kSpreads) give_back(weights);
+    if (is_there) multiply(x);
+    if constexpr (Shape::kSpreads) {
+      __syncwarp();  // before the scratch is written again
     } else {
-      const bool is_fast = inside && !places[0].is_slow();
-      if (is_fast) {
-        take(places);
-      } else if (inside) {
-        multiply_slowly(places, x);
-      }
       give_back(weights);
-      if (is_fast) multiply(x);
-      const bool fills_scratch = weights.waits_for_scratch();
-      if (fills_scratch) finish_reads();
-      __syncwarp();
-      if (fills_scratch) weights.fill_wide();
     }
   }
 
@@ -102,68 +98,75 @@ class Multiplier {
     weights.refill();
   }
 
-  // Goes to the beginning of units. Those of values are spread; a barrier of the warp follows.
+  // Goes to the beginning of units, and spreads them where that is due.
   __device__ __forceinline__ void take(const Places& places) {
     const int lane = threadIdx.x % 32;
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
-      const uint32_t head = places[m].address(), scratch = scratch_ + m * unit_bytes_;
+      const uint32_t head = places[m].address(), values = head + kHeadBytes;
+      const uint32_t items = Shape::kSpreads ? scratch_ + m * unit_bytes_ : values;
       masks_[m] = load_shared<uint4>(head + lane * 16);
       const uint32_t starts = load_shared<uint32_t>(head + kMaskLines * kLineBytes + lane * 4);
-      constexpr bool kSpreads = Shape::kOperands == Operands::kNative;
-      const uint32_t items = kSpreads ? scratch : head + kHeadBytes;
       runs_[0][m].begin(items, starts & 0xffff);
       runs_[1][m].begin(items, starts >> 16);
-      if constexpr (kSpreads) {
-        spread_items(head + kHeadBytes, places[m].lines() - kHeadLines, scratch);
-      }
+      if constexpr (Shape::kSpreads) spread_items(values, places[m].lines() - kHeadLines, items);
     }
   }
 
   // Adds the product of the units that it took.
   __device__ __forceinline__ void multiply(uint32_t x) {
     const uint32_t even = x + x_row_, odd = even ^ 64;  // halves of a panel
-    // Both runs side by side: each is one chain of instructions that wait for each other.
-    FS_UNROLL
-    for (int word = 0; word < kRunMasks; ++word) {
-      Masks masks;
+    if constexpr (Shape::kOperands == Operands::kNative) {
       FS_UNROLL
-      for (int m = 0; m < Shape::kRowUnits; ++m) {
-        masks[0][m] = word == 0 ? masks_[m].x : masks_[m].y;
-        masks[1][m] = word == 0 ? masks_[m].z : masks_[m].w;
+      for (auto& of_run : runs_) {
+        for (auto& run : of_run) run.load();
       }
-      if constexpr (Shape::kOperands == Operands::kRounded) {
-        multiply_part<0>(masks, word == 0 ? even : odd);
-      } else {
-        multiply_part<0>(masks, even + word * Shape::kPanelBytes);
-        multiply_part<1>(masks, odd + word * Shape::kPanelBytes);
-      }
+    }
+    // Both runs side by side: each is one chain of instructions that wait for each other.
+    multiply_word<0>(even, odd);
+    multiply_word<1>(even, odd);
+  }
+
+  template <int word>
+  __device__ __forceinline__ void multiply_word(uint32_t even, uint32_t odd) {
+    Masks masks;
+    FS_UNROLL
+    for (int m = 0; m < Shape::kRowUnits; ++m) {
+      masks[0][m] = word == 0 ? masks_[m].x : masks_[m].y;
+      masks[1][m] = word == 0 ? masks_[m].z : masks_[m].w;
+    }
+    if constexpr (Shape::kOperands == Operands::kRounded) {
+      multiply_part<0, word == 1>(masks, word == 0 ? even : odd);
+    } else {
+      multiply_part<0, false>(masks, even + word * Shape::kPanelBytes);
+      multiply_part<1, word == 1>(masks, odd + word * Shape::kPanelBytes);
     }
   }
 
-  // Adds the product of units in the ring.
-  __device__ __forceinline__ void multiply_slowly(const Places& places, uint32_t x) {
+  // Adds the product of units that were not copied.
+  template <class Weights>
+  __device__ __forceinline__ void multiply_slowly(const Weights& weights, uint32_t x) {
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
-      SlowOperands operands(places[m].address());
+      SlowValues values(weights.in_memory(m));
       FS_NO_UNROLL
       for (int columns = 0; columns < 2 * kMaskWords; ++columns) {
         uint32_t a[2][4];
-        operands.next(columns, a);
+        values.next(columns, a);
         const uint32_t at = ((x + x_row_) ^ columns % 2 * 64) + columns / 2 * Shape::kPanelBytes;
         FS_UNROLL
         for (int n = 0; n < Shape::kTokens / 8; ++n) {
           uint32_t b[4];
           ldmatrix_x4(b, at + n * 8 * 128);
-          mma_m16n8k16<Type>(sums[m][n], a[0], b[0], b[1]);
-          mma_m16n8k16<Type>(sums[m][n], a[1], b[2], b[3]);
+          add_product(sums[m][n], a[0], b[0], b[1]);
+          add_product(sums[m][n], a[1], b[2], b[3]);
         }
       }
     }
   }
 
   // Half a panel of either run: 32 columns, or 64 where x is codes.
-  template <int part>
+  template <int part, bool is_last>
   __device__ __forceinline__ void multiply_part(const Masks& masks, uint32_t x) {
     constexpr uint32_t kRunBytes = Shape::kXUnitBytes / kRuns;  // of x
     uint32_t a[kRuns][Shape::kRowUnits][2][4];
@@ -171,7 +174,7 @@ class Multiplier {
     for (int run = 0; run < kRuns; ++run) {
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
-        runs_[run][m].template next<part>(masks[run][m], a[run][m]);
+        runs_[run][m].template next<part, is_last>(masks[run][m], a[run][m]);
       }
     }
     FS_UNROLL
@@ -201,7 +204,7 @@ class Multiplier {
   const uint32_t scratch_, unit_bytes_;  // where the first unit's is, and how far the next
   uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of the half of a panel
   uint4 masks_[Shape::kRowUnits];
-  Kept<Type, Shape::kOperands> runs_[kRuns][Shape::kRowUnits];
+  Kept<Type, Shape> runs_[kRuns][Shape::kRowUnits];
 };
 
 template <class Type, class Shape>
@@ -290,8 +293,8 @@ constexpr Compiled compiled_in() {
 
 template <Operands operands, int least, int most>
 const Compiled* compiled_linear() {
-#define FS_COMPILED(tokens, row_units, warps) \
-  compiled_in<Shape<operands, tokens, row_units, warps>, least, most>(),
+#define FS_COMPILED(tokens, row_units, warps, spreads) \
+  compiled_in<Shape<operands, tokens, row_units, warps, spreads != 0>, least, most>(),
   if constexpr (operands == Operands::kNative) {
     static const Compiled compiled[] = {FS_TILED_BITMAP_SHAPES(FS_COMPILED)};
     return compiled;

@@ -16,48 +16,65 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
-// on an H200 (benchmarks/tiled_bitmap/sweep.py): 11 700 of native values, 2 000 of codes, 3 500 of
-// codes by codes; docs/kernels-bitmap.md says how well the choices meet the fastest of these.
+// on an H200 (benchmarks/tiled_bitmap/sweep.py): 3 000 of native values in the ring, 11 700 of
+// spread ones, 2 000 of codes, 3 500 of codes by codes; docs/kernels-bitmap.md says how well the
+// choices meet the fastest of these.
 struct Costs {
   // Of a step of a block,
-  double issue, issue_token;  // for each warp of the fullest scheduler
-  double chain;               // for each unit of a warp: instructions that wait
-  double tight;               // where a ring has room for one step
-  double x_token;             // of a column of warps, where x has no stage left.
+  double issue, issue_token, issue_unit;  // for each warp of the fullest scheduler, and its units
+  double chain;                           // for each unit of a warp: instructions that wait
+  double tight, tight_line;               // where a ring has room for one step, and for its lines
+  double x_token;                         // of a column of warps, where x has no stage left.
   // Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
   // unit of rows and token.
   double sharing, ragged, part, shared_token;
   // Where every multiprocessor has a block, so that the launch that rounds the next x finds none.
   double full;
 };
-constexpr Costs kNativeCosts{0.193, 0.00515, 0.594, 0.657, 0.0411, 0.624, 0.967, 0.174, 0.00412, 0};
-constexpr Costs kCodesCosts{0.15, 0.00728, 0.57, 0.01, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
-constexpr Costs kRoundedCosts{0.117, 0.00033, 0.286, 0.347, 0.0334, 1.62, 0, 0.213, 0.00514, 1.84};
+constexpr Costs kRingCosts{0.1,   0.00201, 0.0916, 0.0788, 0,       0.0182,
+                           0.033, 0.212,   0.712,  0.293,  0.00213, 0};
+constexpr Costs kSpreadCosts{0.193,  0.00515, 0,     0.594, 0.657,   0,
+                             0.0411, 0.624,   0.967, 0.174, 0.00412, 0};
+constexpr Costs kCodesCosts{0.15, 0.00728, 0, 0.57, 0.01, 0, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
+constexpr Costs kRoundedCosts{0.117,  0.00033, 0, 0.286, 0.347,   0,
+                              0.0334, 1.62,    0, 0.213, 0.00514, 1.84};
 
-constexpr const Costs& costs_of(Operands operands) {
-  return operands == Operands::kNative  ? kNativeCosts
-         : operands == Operands::kCodes ? kCodesCosts
-                                        : kRoundedCosts;
+const Costs& costs_of(const LinearPlan& plan) {
+  return plan.operands == Operands::kCodes     ? kCodesCosts
+         : plan.operands == Operands::kRounded ? kRoundedCosts
+         : plan.info().spreads                 ? kSpreadCosts
+                                               : kRingCosts;
 }
+
+// Units of fewer value lines are spread, where a weight has so many of them.
+constexpr double kFewLines = 18;
+constexpr int64_t kManyUnits = 25000;
+// Steps of a warp that its ring holds at least, where it keeps them until they are multiplied.
+constexpr double kLeastHeld = 1.3;
 
 // Of a warp: what the one that copies takes of its scheduler.
 constexpr double kCopies = 0.6;
 
-// Value lines that room is made for: units differ.
-constexpr double kFuller = 1.1, kLittleFuller = 2;
+// Value lines more than the average that room is made for: units differ.
+constexpr double kLittleFuller = 2;
 
-// Lines of a ring for a step of a warp whose units are a little fuller than the average.
+// A unit that is a little fuller than the average.
+int fuller_lines(const LinearPlan& plan, double value_lines) {
+  const int fuller = static_cast<int>(std::ceil(kHeadLines + value_lines + kLittleFuller));
+  return std::min(fuller, most_lines(item_bytes(plan.operands)));
+}
+
+// Lines of a ring for a step of such units.
 double stage_lines(const LinearPlan& plan, double value_lines) {
-  const int most = most_lines(item_bytes(plan.operands)) - kHeadLines;
-  const int fuller = std::min(static_cast<int>(std::ceil(value_lines + kLittleFuller)), most);
-  return plan.info().row_units * (place_bytes(plan.operands, fuller) / kLineBytes);
+  const ShapeInfo& info = plan.info();
+  return info.row_units * (fuller_lines(plan, value_lines) + lines_behind(info.spreads));
 }
 
 // To compare plans by, not an estimate of time.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines,
             const Gpu& gpu) {
   constexpr int kSchedulers = 4;
-  const Costs& of = costs_of(plan.operands);
+  const Costs& of = costs_of(plan);
   const ShapeInfo& info = plan.info();
   const int64_t sets = plan.sets(rows);
   const double steps = static_cast<double>(ceil_div(sets * plan.set_steps(cols), plan.blocks));
@@ -65,8 +82,10 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
       std::max<double>(ceil_div(plan.warps(), kSchedulers), plan.warps() / kSchedulers + kCopies);
   const double held = plan.ring_lines / stage_lines(plan, value_lines);
   double total =
-      steps * (fullest * (of.issue + of.issue_token * info.tokens) + of.chain * info.row_units +
-               of.tight / held) +
+      steps *
+          (fullest * (of.issue + of.issue_token * info.tokens + of.issue_unit * info.row_units) +
+           of.chain * info.row_units +
+           (of.tight + of.tight_line * info.row_units * (kHeadLines + value_lines)) / held) +
       std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens +
       (plan.blocks == gpu.multiprocessors ? of.full : 0);
   if (plan.shares_sets(rows)) {
@@ -77,34 +96,25 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
   return total;
 }
 
+// For a step of codes without zeros. What there is no room for of values is multiplied slowly.
 bool has_room(const LinearPlan& plan) {
-  return plan.warp_bytes() >= plan.info().row_units * int64_t{least_bytes(plan.operands)};
+  const int least = plan.operands == Operands::kNative ? 0 : most_lines(1) + lines_behind(false);
+  return plan.ring_lines >= plan.info().row_units * least;
 }
 
-// Of the rest of shared memory, a scratch for units that are a tenth fuller than the average, or
-// else a little, and rings. False where there is too little for a step of a warp, or for a unit
-// without zeros.
+// A scratch for units that are a little fuller than the average, and rings of the rest of shared
+// memory. False where there is too little for a step.
 bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
-  const bool has_scratch = plan.operands == Operands::kNative;
-  for (const double fuller : {value_lines * kFuller + 0.5, value_lines + kLittleFuller}) {
-    plan.scratch_quarters =
-        has_scratch ? std::clamp(static_cast<int>(std::ceil(fuller / 4)), 1, kMostValueLines / 4)
-                    : 0;
-    plan.ring_lines = 0;
-    const int64_t left = gpu.shared_bytes - plan.shared_bytes();
-    plan.ring_lines = static_cast<int>(std::max<int64_t>(left, 0) / plan.warps() / kLineBytes);
-    if (plan.ring_lines >= stage_lines(plan, value_lines) && has_room(plan)) return true;
-  }
-  return false;
+  plan.scratch_quarters =
+      plan.info().spreads ? (fuller_lines(plan, value_lines) - kHeadLines + 3) / 4 : 0;
+  plan.ring_lines = 0;
+  const int64_t left = gpu.shared_bytes - plan.shared_bytes();
+  plan.ring_lines = static_cast<int>(std::max<int64_t>(left, 0) / plan.warps() / kLineBytes);
+  const bool keeps = plan.operands == Operands::kNative && !plan.info().spreads;
+  return plan.ring_lines >= (keeps ? kLeastHeld : 1) * stage_lines(plan, value_lines);
 }
 
 }  // namespace
-
-int64_t LinearPlan::warp_bytes() const {
-  return Shared(info().tokens, info().row_units, row_warps, column_warps, scratch_quarters,
-                x_stages, ring_lines * kLineBytes, operands)
-      .warp_weights;
-}
 
 int64_t LinearPlan::shared_bytes() const {
   return Shared(info().tokens, info().row_units, row_warps, column_warps, scratch_quarters,
@@ -121,12 +131,11 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
       column_warps > info().warps || warps() > info().warps)
     return "the shape has fewer warps";
   if (x_stages < 1 || x_stages > kMostXStages) return "x has 1 to 12 stages";
-  if (operands != Operands::kNative && scratch_quarters != 0) return "codes have no scratch";
-  if (operands == Operands::kNative &&
-      (scratch_quarters < 1 || scratch_quarters > kMostValueLines / 4))
-    return "a scratch has 1 to 16 quarters";
+  if (info().spreads ? scratch_quarters < 1 || scratch_quarters > kMostValueLines / 4
+                     : scratch_quarters != 0)
+    return "a scratch has 1 to 16 quarters, where units are spread";
   if (ring_lines < 0 || ring_lines > kMostRingLines || !has_room(*this))
-    return "a unit without zeros would not fit in ring and scratch";
+    return "codes without zeros would not fit in a ring";
   if (operands == Operands::kRounded && cols > kMostRoundedCols)
     return "int32 sums have room for 131072 columns";
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
@@ -152,6 +161,8 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
   for (const ShapeInfo& info : shapes) {
     if (info.tokens >= tokens) shape_tokens = std::min(shape_tokens, info.tokens);
   }
+  const bool spreads = operands == Operands::kNative && shape_tokens <= 32 &&
+                       value_lines < kFewLines && units(rows, cols) >= kManyUnits;
   const int64_t slots = gpu.multiprocessors;
   const auto compare = [&](LinearPlan plan) {
     if (!give_room(plan, value_lines, gpu)) return;
@@ -170,11 +181,11 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
   };
   for (int shape = 0; shape < shapes.count; ++shape) {
     const ShapeInfo& info = shapes.all[shape];
-    if (info.tokens != shape_tokens) continue;
+    if (info.tokens != shape_tokens || info.spreads != spreads) continue;
     for (int row_warps = 1; row_warps <= info.warps; ++row_warps) {
       for (int column_warps = 1; row_warps * column_warps <= info.warps; ++column_warps) {
         for (const int x_stages : {3, 2}) {
-          compare({shape, row_warps, column_warps, 1, x_stages, 0, 1, gpu.hopper, operands});
+          compare({shape, row_warps, column_warps, 0, x_stages, 0, 1, gpu.hopper, operands});
         }
       }
     }

@@ -15,30 +15,35 @@
 namespace flashsparse::tiled_bitmap {
 
 // The compiled shapes: X(tokens of y at most, units of 16 rows that a warp multiplies at once,
-// warps of a block at most beside the one that copies x, which bounds the registers).
+// warps of a block at most beside the one that copies x, which bounds the registers, whether units
+// are spread before they are multiplied).
 #define FS_TILED_BITMAP_SHAPES(X) \
-  X(8, 1, 23)                     \
-  X(8, 2, 15)                     \
-  X(16, 1, 19)                    \
-  X(16, 2, 15)                    \
-  X(32, 1, 17)                    \
-  X(32, 2, 11)                    \
-  X(64, 1, 13)                    \
-  X(64, 2, 7)
+  X(8, 1, 23, 0)                  \
+  X(8, 2, 15, 0)                  \
+  X(8, 2, 15, 1)                  \
+  X(16, 1, 19, 0)                 \
+  X(16, 2, 15, 0)                 \
+  X(16, 2, 15, 1)                 \
+  X(32, 1, 17, 0)                 \
+  X(32, 2, 11, 0)                 \
+  X(32, 2, 11, 1)                 \
+  X(64, 1, 11, 0)                 \
+  X(64, 2, 7, 0)
 
 // The same of codes, which leave room for more warps.
 #define FS_TILED_BITMAP_CODES_SHAPES(X) \
-  X(8, 1, 23)                           \
-  X(8, 2, 19)                           \
-  X(16, 1, 19)                          \
-  X(16, 2, 15)                          \
-  X(32, 1, 16)                          \
-  X(32, 2, 11)                          \
-  X(64, 1, 13)                          \
-  X(64, 2, 7)
+  X(8, 1, 23, 0)                        \
+  X(8, 2, 19, 0)                        \
+  X(16, 1, 19, 0)                       \
+  X(16, 2, 15, 0)                       \
+  X(32, 1, 16, 0)                       \
+  X(32, 2, 11, 0)                       \
+  X(64, 1, 13, 0)                       \
+  X(64, 2, 7, 0)
 
 struct ShapeInfo {
   int tokens, row_units, warps;
+  bool spreads;
 };
 
 struct Shapes {
@@ -49,7 +54,8 @@ struct Shapes {
   constexpr const ShapeInfo* end() const { return all + count; }
 };
 
-#define FS_TILED_BITMAP_SHAPE_INFO(tokens, row_units, warps) {tokens, row_units, warps},
+#define FS_TILED_BITMAP_SHAPE_INFO(tokens, row_units, warps, spreads) \
+  {tokens, row_units, warps, spreads != 0},
 inline constexpr ShapeInfo kShapes[] = {FS_TILED_BITMAP_SHAPES(FS_TILED_BITMAP_SHAPE_INFO)};
 inline constexpr ShapeInfo kCodesShapes[] = {
     FS_TILED_BITMAP_CODES_SHAPES(FS_TILED_BITMAP_SHAPE_INFO)};
@@ -77,10 +83,9 @@ constexpr int64_t max_sparse_tokens(const Gpu& gpu, Operands operands) {
 struct LinearPlan {
   int shape;                    // number of shapes_of(operands)
   int row_warps, column_warps;  // of a block
-  int scratch_quarters;  // of a unit, four value lines each: fuller ones are multiplied slowly; of
-                         // codes 0, which need none
-  int x_stages;          // of its ring in shared memory
-  int ring_lines;        // of a warp's weights, 128 bytes each
+  int scratch_quarters;         // of a unit, four value lines each; 0 where none is spread
+  int x_stages;                 // of its ring in shared memory
+  int ring_lines;               // of a warp's weights, 128 bytes each
   int blocks;
   int is_early;  // 1: begins before the kernel before it in the stream has ended, on Hopper
   Operands operands = Operands::kNative;
@@ -106,7 +111,6 @@ struct LinearPlan {
     return shares_sets(rows) ? 2 * blocks * slot : 0;
   }
   int64_t shared_bytes() const;
-  int64_t warp_bytes() const;  // of these, a warp's ring and scratch
 
   // The rule that the plan breaks for a product of this size, or null. A launch needs null.
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;

@@ -4,15 +4,14 @@
 //              orders; one for each order of each warp, where its units arrive
 //   orders     of each warp (weight_orders.cuh)
 //   x          as in cuda/mma_units/linear_shared.h
-//   weights    for each warp a ring of bytes, in which units lie as in memory, and behind it a
-//              scratch, in which the unit that is multiplied now is spread
+//   weights    for each warp a ring of bytes, in which units lie as in memory, and, where units are
+//              spread, behind it a scratch for those that are multiplied now
 //   sums       where warps along the columns add up theirs, of 8 tokens at a time, in turns of two
 //
-// A unit in the scratch has rows of 256 bytes: a value line, and its odd items (kept_values.cuh). A
-// lane reads one word beyond the last item of its column: the scratch is a line longer than its
-// rows. A unit that the scratch has too few rows for is multiplied slowly, out of the ring. One
-// that the ring is too small for takes the scratch too. Units of codes are multiplied out of the
-// ring, and have no scratch.
+// A unit in the scratch has rows of 256 bytes: a value line, and its odd items (spread_values.cuh).
+// A lane reads up to two words before the first item of its column and one beyond the last: the
+// scratch is so many lines longer than its rows. Units of a step that ring or scratch have no room
+// for are multiplied as they lie in memory. A ring of codes has room for units without zeros.
 #pragma once
 #include <cstdint>
 
@@ -24,6 +23,7 @@ namespace flashsparse::tiled_bitmap {
 
 inline constexpr uint32_t kRowBytes = 2 * kLineBytes;  // of a value line and its odd items
 inline constexpr uint32_t kQuarterBytes = 4 * kRowBytes;
+inline constexpr uint32_t kScratchHead = 2 * kLineBytes;  // before the first row
 inline constexpr uint32_t kHeadBytes = kHeadLines * kLineBytes;
 
 // Orders of a warp at any time; how many are given at once; how many may be on their way.
@@ -31,24 +31,12 @@ inline constexpr int kOrders = 16, kBatch = 4, kBatches = kOrders / kBatch, kMos
 inline constexpr uint32_t kOrderBytes = 8;  // of a unit
 inline constexpr int kMostXStages = kOrders - kBatch;
 
-// What a unit takes of the ring, which is read up to a line behind whole quarters of value lines;
-// of codes, up to two lines behind the last.
-FS_HOST_DEVICE constexpr uint32_t place_bytes(Operands operands, uint32_t value_lines) {
-  const uint32_t read =
-      operands == Operands::kNative ? (value_lines + 3) / 4 * 4 + 1 : value_lines + 2;
-  return (kHeadLines + read) * kLineBytes;
-}
+// Behind a unit in a ring, which lanes read: spreading goes to the end of a quarter.
+FS_HOST_DEVICE constexpr int lines_behind(bool spreads) { return spreads ? 4 : 2; }
 
-// Of a warp, for each unit of a stage.
+// Of a warp, for each unit of a step.
 FS_HOST_DEVICE constexpr uint32_t scratch_bytes(uint32_t quarters) {
-  return quarters == 0 ? 0 : quarters * kQuarterBytes + kLineBytes;
-}
-
-// Least of a ring and its scratch together, for a unit without zeros.
-FS_HOST_DEVICE constexpr uint32_t least_bytes(Operands operands) {
-  return operands == Operands::kNative
-             ? kMostLines * kLineBytes
-             : place_bytes(operands, most_lines(item_bytes(operands)) - kHeadLines);
+  return quarters == 0 ? 0 : kScratchHead + quarters * kQuarterBytes + kLineBytes;
 }
 
 struct Shared {

@@ -5,8 +5,9 @@
 // so.
 //
 // An order is one step's units of a warp: for each the line where it begins in memory, and a Place.
-// The first comes alone, all others in batches. A batch takes the place of orders that all warps
-// have done.
+// Where there is no room for a step, its units are not copied; they are multiplied slowly, as
+// they lie in memory. The first order comes alone, all others in batches. A batch takes the place
+// of orders that all warps have done.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
@@ -21,19 +22,20 @@ namespace flashsparse::tiled_bitmap {
 struct Place {
   uint32_t word;
 
-  // `ahead`: the step so many before this one must have been read before the copy may begin; 0 if
-  // there is no such step. `is_slow`: multiplied out of the ring. `is_wide`: lies in the scratch,
-  // too. The last three are those of the whole order.
-  static __device__ __forceinline__ Place of(uint32_t address, uint32_t lines, uint32_t ahead,
-                                             bool is_slow, bool is_wide) {
-    return {address | lines | ahead << 18 | static_cast<uint32_t>(is_slow) << 22 |
-            static_cast<uint32_t>(is_wide) << 23};
+  // `ahead`, of the whole order: the step so many before this one must have been read before the
+  // copy may begin; 0 if there is no such step.
+  static __device__ __forceinline__ Place of(uint32_t address, uint32_t lines, uint32_t ahead) {
+    return {address | lines | ahead << 18};
+  }
+  // Of units that there is no room for: they are not copied, and take no room at `address`.
+  static __device__ __forceinline__ Place nowhere(uint32_t address, uint32_t ahead) {
+    return {of(address, 0, ahead).word | 1 << 22};
   }
   __device__ __forceinline__ uint32_t address() const { return word & 0x3ff80; }
-  __device__ __forceinline__ uint32_t lines() const { return word & 0x7f; }  // 0 beyond the columns
+  // That are copied: none of what lies beyond the columns.
+  __device__ __forceinline__ uint32_t lines() const { return word & 0x7f; }
   __device__ __forceinline__ int ahead() const { return static_cast<int>(word >> 18 & 0xf); }
-  __device__ __forceinline__ bool is_slow() const { return word >> 22 & 1; }
-  __device__ __forceinline__ bool is_wide() const { return word >> 23 & 1; }
+  __device__ __forceinline__ bool is_nowhere() const { return word >> 22 & 1; }
 };
 
 template <class Shape>
@@ -73,7 +75,6 @@ class WeightOrders {
 
  private:
   using OfUnits = int[Shape::kRowUnits];
-  static constexpr bool kHasScratch = Shape::kOperands == Operands::kNative;
 
   // Loads the offsets of the next steps.
   template <int count>
@@ -112,32 +113,25 @@ class WeightOrders {
   __device__ __forceinline__ void give_one(const OfUnits& begin, const OfUnits& end) {
     const bool is_there = end[0] >= 0;
     uint32_t bytes = 0, at[Shape::kRowUnits], lines[Shape::kRowUnits];
-    bool is_slow = false;
+    bool is_full = false;  // for the scratch
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       lines[m] = is_there ? end[m] - begin[m] : 0;
       at[m] = bytes;
-      if (lines[m] > 0) bytes += place_bytes(Shape::kOperands, lines[m] - kHeadLines);
-      is_slow |= kHasScratch && lines[m] > cut_.scratch_quarters * 4 + kHeadLines;
+      if (lines[m] > 0) bytes += (lines[m] + lines_behind(Shape::kSpreads)) * kLineBytes;
+      is_full |= Shape::kSpreads && lines[m] > cut_.scratch_quarters * 4 + kHeadLines;
     }
-    const bool is_wide = kHasScratch && bytes > cut_.ring_bytes;
+    const bool has_room = bytes <= cut_.ring_bytes && !is_full;
+    if (!has_room) bytes = 0;
     if (order_ - read_ >= kMostAhead) pass();
-    uint32_t from = 0;
-    if (is_wide) {
-      read_ = order_;
-      filled_to_ = cut_.ring_bytes;
-      FS_UNROLL
-      for (int m = 1; m < Shape::kRowUnits; ++m) at[m] = at[m - 1] + lines[m - 1] * kLineBytes;
-    } else {
-      FS_NO_UNROLL
-      while (!find_room(bytes)) pass();
-      from = filled_to_ - bytes;
-    }
+    FS_NO_UNROLL
+    while (!find_room(bytes)) pass();
+    const uint32_t from = filled_to_ - bytes;
     const uint32_t ahead = is_there ? order_ + 1 - read_ : 0;
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
-      const Place place =
-          Place::of(ring_ + from + at[m], lines[m], ahead, is_slow || is_wide, is_wide);
+      const Place place = has_room ? Place::of(ring_ + from + at[m], lines[m], ahead)
+                                   : Place::nowhere(ring_ + from, ahead);
       store_shared(order(order_) + m * kOrderBytes,
                    make_uint2(static_cast<uint32_t>(begin[m]), place.word));
     }

@@ -44,20 +44,13 @@ class WeightRing {
     refill();
   }
 
-  // Starts all copies for which there is room, but wide ones. After a barrier of the warp.
+  // Starts all copies for which there is room. After a barrier of the warp.
   __device__ __forceinline__ void refill() {
     FS_NO_UNROLL
-    while (after_ < step_ && !units_[0].place.is_wide()) {
+    while (after_ < step_) {
       copy();
       to_next();
     }
-  }
-  // Whether the next units take the scratch, too, and that has been read when this step has.
-  __device__ __forceinline__ bool waits_for_scratch() const { return after_ < step_; }
-  // Starts their copies. After finish_reads and a barrier of the warp.
-  __device__ __forceinline__ void fill_wide() {
-    copy();
-    to_next();
   }
 
   // Waits for the step that comes now.
@@ -67,6 +60,11 @@ class WeightRing {
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       places[m] = {load_shared<uint32_t>(order(step_) + m * kOrderBytes + 4)};
     }
+  }
+  // Where unit m of that step lies in memory.
+  __device__ __forceinline__ const unsigned char* in_memory(int m) const {
+    const auto line = load_shared<uint32_t>(order(step_) + m * kOrderBytes);
+    return packed_ + uint64_t{line} * kLineBytes;
   }
   // After finish_reads and a barrier of the warp: it has read what it waited for.
   __device__ __forceinline__ void release() { ++step_; }
