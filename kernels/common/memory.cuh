@@ -275,9 +275,9 @@ __device__ __forceinline__ void wait_for_last_kernel() {
 
 #else
 
-// A launch begins when the one before has ended.
+// A launch begins when the one before has ended, but must not rely on it (emulator/last_kernel.h).
 inline void allow_next_kernel() {}
-inline void wait_for_last_kernel() {}
+inline void wait_for_last_kernel() { simt::end_last_kernel(); }
 
 namespace detail {
 

@@ -6,9 +6,10 @@
 
 namespace flashsparse::cuda {
 
-// `early`: whether it may. The kernel waits for the one before by wait_for_last_kernel.
+// `early`: whether it may. The kernel waits for the one before by wait_for_last_kernel. What it
+// reads earlier, its weight, the one before must not write.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_early(void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes,
+cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared_bytes,
                          bool early, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "emulator/fiber.h"
+#include "emulator/last_kernel.h"
 #include "emulator/memory.h"
 #include "emulator/place.h"
 #include "emulator/products.h"
@@ -146,7 +147,8 @@ struct Block {
   Barrier cluster_barrier;                 // of the first of them
   dim3 index;
   bool running = false;
-  unsigned alive = 0;  // threads that have not ended
+  bool last_kernel_ended = false;  // as far as the block knows
+  unsigned alive = 0;              // threads that have not ended
 
   Block(unsigned count, const std::unique_ptr<Fiber>* fibers)
       : threads(count),
@@ -167,6 +169,7 @@ struct Block {
   void begin(dim3 block_index, size_t dynamic_bytes) {
     index = block_index;
     running = true;
+    last_kernel_ended = false;
     alive = threads.size();
     shared.begin(dynamic_bytes);
     for (Thread& thread : threads) {
@@ -195,9 +198,19 @@ inline void note_store(uint32_t address, size_t bytes, Place place) {
                                      place);
 }
 
-// Counts an access of the running thread, where statistics are on.
+// wait_for_last_kernel.
+inline void end_last_kernel() {
+  const sanitizers::Unwatched unwatched;
+  current->block->last_kernel_ended = true;
+}
+
+// Counts an access of the running thread, where statistics are on. One to global memory must not
+// come too early.
 inline void count(const char* operation, Place place, unsigned bytes,
                   std::optional<uint32_t> shared_address, const void* global) {
+  if (global && !current->block->last_kernel_ended && UsedByLastKernel::any(global, bytes))
+    fail("%s of what the kernel before may still use, without a wait (%s:%d)", operation,
+         place.file_name(), place.line);
   if (statistics.on)
     statistics.add(current->counters, current->block, current->warp, place, operation,
                    {current->lane, bytes, shared_address, reinterpret_cast<uintptr_t>(global)});

@@ -196,6 +196,12 @@ __global__ void no_wait(const uint32_t* in, uint32_t* out, bool with_wait) {
   copy_async_wait<0>();
 }
 
+// Reads what the kernel before may be writing.
+__global__ void early_load(const uint32_t* in, bool with_wait) {
+  if (with_wait) wait_for_last_kernel();
+  load_readonly(in + thread_index());
+}
+
 __global__ void copy_in_flight(const uint32_t* in) {
   FS_DYNAMIC_SHARED(shared);
   copy_async<4>(shared_address(shared) + 4 * thread_index(), in + thread_index(), true);
@@ -299,6 +305,12 @@ void run_case(const char* name, unsigned seed) {
   if (is("wrong_barrier")) run([&] { wrong_barrier(); });
   if (is("wait")) run([&] { no_wait(in.data(), out.data(), true); });
   if (is("no_wait")) run([&] { no_wait(in.data(), out.data(), false); });
+  const auto load_early = [&](bool with_wait) {
+    const simt::UsedByLastKernel used(in.data(), in.size());
+    run([&] { early_load(in.data(), with_wait); });
+  };
+  if (is("waited_load")) load_early(true);
+  if (is("early_load")) load_early(false);
   if (is("copy_in_flight")) run([&] { copy_in_flight(in.data()); });
   if (is("no_blocks")) simt::launch(dim3(3, 0), 32, seed, [] {});
   if (is("too_many_threads")) simt::launch(1, 1025, seed, [] {});

@@ -13,6 +13,7 @@
 //   memory.h       shared memory and asynchronous copies
 //   products.h     what wgmma has in flight, and which stores it does not see
 //   statistics.h   bank conflicts and sectors, by source line
+//   last_kernel.h  what a launch that begins early has to wait for
 //   sanitizers.h   what the sanitizers must be told about fibers
 //
 // It is stricter than CUDA where a kernel has no need of the freedom: no lane named in a mask may

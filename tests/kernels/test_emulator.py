@@ -80,6 +80,7 @@ RIGHT = {
     "ldmatrix": [*(32 + np.arange(32) // 4), *(np.arange(32) // 4)] * 12,
     "copy_early": (np.arange(64) ^ 1).tolist() * 12,
     "wait": np.arange(64).tolist() * 12,
+    "waited_load": [7] * 12 * 64,
 }
 
 
@@ -165,6 +166,7 @@ def test_misaligned_vector_load(self_test):
         ("shared_misaligned", r"store_shared of 4 bytes at shared address 0x2.*misaligned"),
         ("misaligned_load", r"load_global of 16 bytes at the misaligned address"),
         ("address_of_global", r"is not in the block's shared memory"),
+        ("early_load", r"load_global of what the kernel before may still use, without a wait"),
         ("copy_in_flight", r"a thread ends with asynchronous copies in flight"),
         ("no_blocks", r"a grid of no blocks"),
         ("too_many_threads", r"1025 threads a block"),

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch_early.h"
 #include "cuda/nm_gather/linear.cuh"
 #include "cuda/nm_gather/nm_gather.h"
 
@@ -11,7 +12,8 @@ template Compiled compiled<ValueType::kNative>(int shape);
 namespace flashsparse::cuda {
 
 cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProduct& product,
-                             const nm_gather::Plan& plan, bool bfloat16, cudaStream_t stream) {
+                             const nm_gather::Plan& plan, bool bfloat16, bool early,
+                             cudaStream_t stream) {
   const nm_gather::Weight weight = nm_gather::weight_of(layout, product.cols, product.weight);
   nm_gather::Arguments arguments{};
   arguments.x = product.x;
@@ -30,8 +32,7 @@ cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProd
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
   const dim3 blocks(static_cast<uint32_t>(plan.row_blocks(layout, product.rows)), plan.splits);
-  kernel<<<blocks, plan.threads(), shared, stream>>>(weight, arguments);
-  return cudaGetLastError();
+  return launch_early(kernel, blocks, plan.threads(), shared, early, stream, weight, arguments);
 }
 
 }  // namespace flashsparse::cuda

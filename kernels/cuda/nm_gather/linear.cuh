@@ -116,9 +116,15 @@ class Block {
     const int pairs_end = unit < a_.units ? end_ * weight_.section_pairs : 0;
     WeightRing<Shape> ring(weight_, unit, pair, a_.depth_warps,
                            shared_ + a_.rings + warp * Shape::kRingBytes, lane);
-    // Weights do not depend on x: they set off first.
-    if (warp < multiplying) ring.fill((pairs_end - pair + a_.depth_warps - 1) / a_.depth_warps);
+    const int own = (pairs_end - pair + a_.depth_warps - 1) / a_.depth_warps;
+    // Weights do not depend on the kernel before, which may make x: they set off first. All else
+    // waits for its end: x, y, and the workspace, which it may use as well. Half of a ring is
+    // enough to go on with: behind all of it x would be late.
+    allow_next_kernel();
+    if (warp < multiplying) ring.template fill<0, Shape::kStages / 2>(own);
+    wait_for_last_kernel();
     stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
+    if (warp < multiplying) ring.template fill<Shape::kStages / 2, Shape::kStages>(own);
     wait_chunk();
     if (warp < multiplying) {
       multiply(ring, pair, pairs_end, warp, lane);

@@ -25,8 +25,11 @@ struct NmGatherProduct {
   int tokens;
 };
 
+// `early`: it may begin before the kernel before it in the stream has ended, which may make x; on
+// Hopper.
 cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProduct& product,
-                             const nm_gather::Plan& plan, bool bfloat16, cudaStream_t stream);
+                             const nm_gather::Plan& plan, bool bfloat16, bool early,
+                             cudaStream_t stream);
 
 // Writes x_tiles [ceil(tokens / 64), columns, 64] of x [tokens, x_stride] (transpose_x.cuh);
 // `columns` are x_tile_columns(), x is as nm_gather_linear takes it, x_tiles on 16 bytes.

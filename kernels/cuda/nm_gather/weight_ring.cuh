@@ -22,10 +22,11 @@ class WeightRing {
     policy_ = once_policy();
   }
 
-  // `pairs` are left.
+  // Copies to stages [begin, end) for the first time; the unit has `pairs` for this ring.
+  template <int begin, int end>
   __device__ __forceinline__ void fill(int pairs) {
     FS_UNROLL
-    for (int i = 0; i < Shape::kStages; ++i) refill(i < pairs);
+    for (int i = begin; i < end; ++i) refill(i < pairs);
   }
 
   // Waits for the next pair.

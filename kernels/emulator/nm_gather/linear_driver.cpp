@@ -66,6 +66,10 @@ int main(int argc, char** argv) {
     arguments.tokens = static_cast<int>(tokens);
     fill(packed.layout, rows, cols, plan, arguments);
     const Compiled kernels = compiled(plan.shape, packed.layout.value_type);
+    const simt::UsedByLastKernel used[] = {
+        {x.get(), static_cast<size_t>(tokens * x_stride)},
+        {y.get(), static_cast<size_t>(tokens * rows)},
+        {partials.get(), static_cast<size_t>(plan.partial_floats(packed.layout, rows))}};
     const auto kernel = bfloat16 ? kernels.bfloat16 : kernels.float16;
     simt::launch({static_cast<unsigned>(row_blocks), static_cast<unsigned>(plan.splits)},
                  plan.threads(), plan.shared_bytes(packed.layout, cols), seed,

@@ -96,6 +96,12 @@ int main(int argc, char** argv) {
         (operands == Operands::kNative  ? compiled_linear<Operands::kNative, 0, 64>()
          : operands == Operands::kCodes ? compiled_linear<Operands::kCodes, 0, 64>()
                                         : compiled_linear<Operands::kRounded, 0, 64>())[plan.shape];
+    const simt::UsedByLastKernel used[] = {
+        {x.get(), static_cast<size_t>(tokens * stride)},
+        {codes.get(), static_cast<size_t>(is_rounded ? tokens * codes_stride : 0)},
+        {x_scales.get(), static_cast<size_t>(is_rounded ? tokens : 0)},
+        {y.get(), static_cast<size_t>(tokens * rows)},
+        {partials.get(), static_cast<size_t>(plan.partial_floats(rows))}};
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     simt::launch(plan.blocks, plan.threads(), plan.shared_bytes(), header[6],
                  [&] { kernel(arguments, cut); });
