@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import _attention_tables
+import _counters
+import _cusparselt
 import _nm_goals
 import _results
 import _serve_tables
@@ -529,6 +531,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_shapes": nm_shapes,
     "nm_goals": _nm_goals.goals,
     "nm_fixed": _nm_goals.fixed,
+    "counters": _counters.counters,
+    "cusparselt": _cusparselt.gains,
     "spmm_shares": tiled_csl.tables.shares,
     "spmm_goals": tiled_csl.tables.missed,
     "spmm_cycles": tiled_csl.tables.cycles,

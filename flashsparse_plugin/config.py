@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
@@ -70,8 +70,8 @@ class FlashSparseConfig(BaseModel):
             bfloat16 where the format does not take that.
         sparsity: Share of zeros: to reach, where `pruning` is given, else for information.
         pruning: What to do with a dense checkpoint before packing it: "none" where its zeros are
-            already there, "magnitude" to drop the smallest weights of every layer (to try things
-            out; see `flashsparse prune` for better).
+            already there, "magnitude" to drop the smallest weights of every layer, by the pattern
+            where the format has one (to try things out; see `flashsparse prune` for better).
         ignore: Layers to leave dense: names, full or shortened from the left at a dot, or patterns
             after "re:" (see `matching.matches`). While a dense checkpoint is packed, the output
             head stays dense beside whatever is listed here; `ignore=[]`, or naming it in `layers`,
@@ -81,6 +81,9 @@ class FlashSparseConfig(BaseModel):
         options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
         dequantize: Unpack while loading and run dense. Not written to disk.
         batch: Sequences decoded at once, for which "auto" chooses. Not written to disk.
+        prompts: What multiplies prompts by 2:4 weights of bfloat16 on a GPU: "own" kernels, or
+            "cusparselt", which is faster and needs a second copy of the weight, 18 bits a weight
+            instead of 9. A choice of the machine, for packed checkpoints too: not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
     that a format does not know, are refused, for a layer too.
@@ -102,6 +105,7 @@ class FlashSparseConfig(BaseModel):
     options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
     batch: int = Field(default=8, ge=1, le=1 << 16, exclude=True)
+    prompts: Literal["own", "cusparselt"] = Field(default="own", exclude=True)
 
     if not TYPE_CHECKING:  # where the fields are the arguments
 
@@ -150,13 +154,15 @@ class FlashSparseConfig(BaseModel):
         matches("", self.ignore)  # compiles the patterns
         if self.is_open and self.options:
             raise ValueError(f'format="{AUTO}" chooses the options, too: leave them out')
-        self._scheme(LayerConfig(format=self.format), ())
+        self._check_prompts()
+        scheme = self._scheme(LayerConfig(format=self.format), ())
         for name, layer in self.layers.items():
             try:
                 self._scheme(layer, ())
             except FormatError as error:
                 raise ValueError(f"layer {name!r}: {error}") from None
-        if self.pruning != "none" and self.sparsity is None:
+        has_pattern = scheme is not None and scheme.format.pattern(scheme) is not None
+        if self.pruning != "none" and self.sparsity is None and not has_pattern:
             raise ValueError(f'pruning="{self.pruning}" needs sparsity=, for example sparsity=0.5')
         if self.__pydantic_extra__:
             logger.warning(
@@ -164,6 +170,20 @@ class FlashSparseConfig(BaseModel):
                 printable(", ".join(sorted(self.__pydantic_extra__))),
             )
         return self
+
+    def _check_prompts(self) -> None:
+        """Refuses a choice of the machine among what is stored, and beside formats to be chosen."""
+        if any("prompts" in (options or {}) for options in self._all_options()):
+            raise ValueError(
+                'the option "prompts" is chosen where a model is loaded, and not stored with it. '
+                'Remedy: FlashSparseConfig(prompts="cusparselt"), or "prompts" beside "options"'
+            )
+        if self.is_open and self.prompts != "own":
+            raise ValueError(f'format="{AUTO}" chooses what multiplies prompts: leave prompts out')
+
+    def _all_options(self) -> Iterator[dict[str, Any] | None]:
+        yield self.options
+        yield from (layer.options for layer in self.layers.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what belongs in config.json: unknown keys included, empty ones left out."""
@@ -221,8 +241,14 @@ class FlashSparseConfig(BaseModel):
                 being packed leaves it open.
 
         Raises:
-            FormatError: Where neither the configuration nor `dtypes` names a dtype.
+            FormatError: Where neither the configuration nor `dtypes` names a dtype, and where
+                `prompts` is asked for and no format of the configuration has a choice.
         """
+        if self.prompts != "own" and not any(map(_chooses_prompts, self.formats)):
+            raise FormatError(
+                f"prompts={self.prompts} is for nm_vector with n=2 and m=4, and this model is "
+                f"packed as {' and '.join(self.formats)}. Remedy: leave prompts out"
+            )
         default = LayerConfig(format=self.format)
         layer = next((self.layers[name] for name in names if name in self.layers), default)
         if layer.format != DENSE and not dtypes and (layer.dtype or self.dtype) is None:
@@ -249,6 +275,8 @@ class FlashSparseConfig(BaseModel):
         version = layer.format_version
         if version is None and alike and not self.is_open:
             version = self.format_version
+        if self.prompts != "own" and _chooses_prompts(format.name):
+            options = {**(options or {}), "prompts": self.prompts}
         return format.scheme(dtype, options, version)
 
     # transformers calls the rest by these names; see integrations/hf/__init__.py.
@@ -266,7 +294,11 @@ class FlashSparseConfig(BaseModel):
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a user may change when loading a checkpoint that is packed already."""
-        return {"dequantize": self.dequantize}
+        return {"dequantize": self.dequantize, "prompts": self.prompts}
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def _chooses_prompts(format: str) -> bool:
+    return "prompts" in get_format(format).Options.model_fields

@@ -255,6 +255,8 @@ class Format(ABC):
     Options: ClassVar[type[Options]] = Options
     tensor_names: ClassVar[tuple[str, ...]]
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
+    copies: ClassVar[int] = 1
+    """How often a form holds the weight: more than once only where a user asked for it."""
     checks_as_it_reads: ClassVar[bool] = False
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
     reference: ClassVar[Reference]
@@ -323,6 +325,10 @@ class Format(ABC):
         """
         return weight
 
+    def pattern(self, scheme: Scheme) -> tuple[int, int, int] | None:
+        """N, M and the vector length of the pattern that a scheme keeps; None: any zeros."""
+        return None
+
     def is_exact(self, scheme: Scheme) -> bool:
         """Whether packing keeps every value bit for bit; else it rounds finite values to codes."""
         return True
@@ -359,6 +365,16 @@ class Format(ABC):
     @abstractmethod
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         """The packed tensors of a weight, in the order in which ops take them."""
+
+    def nbytes(self, scheme: Scheme, shape: tuple[int, int]) -> int | None:
+        """Bytes of a packed weight, where scheme and shape alone tell; None for streams."""
+        total = 0
+        for spec in self.tensors(scheme, shape).values():
+            sizes = [size for size in spec.shape if size is not None]
+            if len(sizes) < len(spec.shape):
+                return None
+            total += math.prod(sizes) * spec.dtype.itemsize
+        return total
 
     # ---- one weight -----------------------------------------------------------------------------
 

@@ -51,6 +51,9 @@ def test_reads_the_ignore_lists_of_other_methods(name):
         ({"pruning": "magnitude"}, "sparsity=0.5"),
         ({"format": "auto", "options": {"n": 2}}, "chooses the options, too"),
         ({"format": "auto", "batch": 0}, "greater than or equal to 1"),
+        ({"format": "auto", "prompts": "cusparselt"}, "chooses what multiplies prompts"),
+        ({"options": {"prompts": "cusparselt"}}, "not stored with it.*prompts=.cusparselt"),
+        ({"layers": {"a": {"format": "nm_vector", "options": {"prompts": "own"}}}}, "not stored"),
         ({"pruning": "wanda"}, r"""pruning: .*"magnitude" alone, not 'wanda'.*flashsparse prune"""),
         ({"format": "nm_vector", "options": {"n": 5, "m": 4}}, "nm_vector: .*5"),
         ({"sparsity": 1.5}, "less than or equal to 1"),
@@ -68,3 +71,30 @@ def test_what_is_assigned_is_checked_as_what_is_given():
     config = fs.FlashSparseConfig()
     with pytest.raises(fs.FormatError, match=r"^sparsity: .*less than or equal to 1$"):
         config.sparsity = 50
+
+
+def test_a_pattern_says_how_many_zeros_pruning_makes():
+    pattern = {"format": "nm_vector", "options": {"n": 2, "m": 4}}
+    assert fs.FlashSparseConfig(**pattern, pruning="magnitude").sparsity is None
+    with pytest.raises(fs.FormatError, match="needs sparsity="):
+        fs.FlashSparseConfig(pruning="magnitude")
+
+
+def test_what_multiplies_prompts_is_of_the_machine_and_in_no_file():
+    pattern = {"format": "nm_vector", "dtype": "bfloat16", "options": {"n": 2, "m": 4}}
+    config = fs.FlashSparseConfig(**pattern, prompts="cusparselt")
+    assert config.to_dict() == fs.FlashSparseConfig(**pattern).to_dict()
+    assert config.scheme_of("any").options.prompts == "cusparselt"
+    loading = fs.FlashSparseConfig(prompts="cusparselt").get_loading_attributes()
+    assert loading == {"dequantize": False, "prompts": "cusparselt"}
+    config.layers = {"other": {"format": "tiled_bitmap"}, "dense": {"format": "dense"}}
+    assert config.scheme_of("other").format.name == "tiled_bitmap"
+    assert config.scheme_of("dense") is None
+    with pytest.raises(fs.FormatError, match="option prompts: .* this is 8:32. Remedy"):
+        config.options = {"n": 8, "m": 32}
+
+
+def test_what_multiplies_prompts_needs_a_format_that_has_the_choice():
+    config = fs.FlashSparseConfig(dtype="bfloat16", prompts="cusparselt")
+    with pytest.raises(fs.FormatError, match="for nm_vector .* packed as tiled_bitmap. Remedy"):
+        config.scheme_of("any")

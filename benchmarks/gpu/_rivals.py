@@ -46,14 +46,28 @@ def rivals(weight: Tensor) -> Iterator[Rival]:
             print(f"{make.__name__.strip('_')} is left out: {str(error).splitlines()[0][:150]}")
 
 
+def by_library(
+    compressed: Tensor, dense: Tensor, dtype: torch.dtype | None = None
+) -> Callable[[Tensor], Tensor]:
+    """What multiplies a weight that cuSPARSELt compressed, by the algorithm that its search finds.
+
+    Args:
+        compressed: The weight that the search is done with.
+        dense: [columns, tokens].
+        dtype: Of the product [rows, tokens]; None: that of the weight.
+    """
+    rest = None, None, dtype, False  # bias, alpha, and whether the product is to be transposed
+    *best, _ = torch._C._cusparselt.mm_search(compressed, dense, *rest)
+    return lambda weight: torch._cslt_sparse_mm(weight, dense, *rest, *best)
+
+
 def _cusparselt(name: str, weight: Tensor, quantise: Callable[[Tensor], Tensor]) -> Rival:
     """By the algorithm that its search finds; x is quantised outside of the timing."""
     compressed = torch._cslt_compress(weight)
 
     def product(x: Tensor) -> Callable[[Tensor], Tensor]:
         codes = F.pad(quantise(x), (0, 0, 0, -len(x) % 16)).T
-        best = int(torch._cslt_sparse_mm_search(compressed, codes, out_dtype=torch.bfloat16))
-        return lambda own: torch._cslt_sparse_mm(own, codes, alg_id=best, out_dtype=torch.bfloat16)
+        return by_library(compressed, codes, torch.bfloat16)
 
     return Rival(name, compressed, product)
 

@@ -39,7 +39,8 @@ SECTIONS = (
 
 # The metrics of ncu that tell which resource binds the kernel.
 METRICS = re.compile(
-    r"""gpu__time_duration\.sum | sm__cycles_elapsed\.max | launch__.*
+    r"""gpu__time_duration\.sum | sm__cycles_elapsed\.max
+    | launch__(grid_size|block_size|cluster_size|registers_per_thread|shared_mem_per_block)
     | dram__bytes(_read|_write)?\.sum | dram__throughput\..*pct.*
     | lts__throughput\..*pct.* | lts__t_(bytes|sectors_op_read)\.sum
     | lts__t_sector_hit_rate\.pct | l1tex__data_pipe_lsu_wavefronts(_mem_shared.*)?\..*
@@ -52,7 +53,10 @@ METRICS = re.compile(
     | smsp__average_warp_latency_issue_stalled_.*\.ratio""",
     re.X,
 )
-REPEATED = re.compile(r"\.(min|max)(\.|$)|\.sum\.pct")  # what the average or the sum says
+# What the average or the sum says, and of pipes the share of all cycles.
+REPEATED = re.compile(
+    r"\.(min|max)(\.|$)|\.sum\.pct|^sm__(inst_executed_)?pipe_.*_sustained_active$"
+)
 ADDED = (
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "l1tex__data_pipe_lsu_wavefronts.sum",

@@ -47,7 +47,7 @@ from _program import (
     save_each,
     signature,
 )
-from _rivals import rivals
+from _rivals import by_library, rivals
 from _speed import WARM_UPS
 from _tools import profile, profile_summary, profiled
 from rich import box
@@ -431,9 +431,10 @@ class Speed:
             x = activations(row["tokens"], each, self._dtype, self._device)
             padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 8)).T
             try:
-                best = torch._cslt_sparse_mm_search(compressed, padded)
-                call = partial(torch._cslt_sparse_mm, dense_B=padded, alg_id=best)
-                us = self._stopwatch(lambda call=call: call(copies()), len(copies)).microseconds
+                product = by_library(compressed, padded)
+                us = self._stopwatch(
+                    lambda product=product: product(copies()), len(copies)
+                ).microseconds
             except RuntimeError as error:
                 row["cusparselt_refused"] = str(error).splitlines()[0][:100]
                 continue

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from ..formats import get_format
 from ..formats.values import packable_dtype
-from ..packed import Scheme
 from .decision import NEGLIGIBLE
 from .explanations import about_experts
 from .linears import StoredModel
@@ -91,23 +89,15 @@ def _better_formats(report: ConversionReport) -> Iterator[str]:
             continue
         format = get_format(name)
         scheme = format.scheme(packable_dtype(format, report.dtype), options)
-        nbytes = sum(_nbytes(scheme, layer.shape) for layer in layers)
-        if nbytes < sum(x.known_bytes_packed for x in layers):
+        sizes = [format.nbytes(scheme, layer.shape) for layer in layers]
+        nbytes = sum(size or 0 for size in sizes)
+        if None not in sizes and nbytes < sum(x.known_bytes_packed for x in layers):
             how = " ".join(f"--option {key}={value}" for key, value in options.items())
             yield (
                 f"All {len(layers)} layers that can be packed follow {scheme.title}: they take "
                 f"{human(nbytes)} with --format {name} {how} (format=, options=), and "
                 f"{human(sum(x.known_bytes_packed for x in layers))} packed to {report.format}."
             )
-
-
-def _nbytes(scheme: Scheme, shape: tuple[int, int]) -> float:
-    """Bytes of a packed weight, where its scheme and shape alone tell; else infinite."""
-    nbytes = 0.0
-    for spec in scheme.format.tensors(scheme, shape).values():
-        sizes = [math.inf if size is None else size for size in spec.shape]
-        nbytes += math.prod(sizes) * spec.dtype.itemsize
-    return nbytes
 
 
 def _sizes(layers: Sequence[LayerReport]) -> str:

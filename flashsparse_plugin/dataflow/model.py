@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
 from ..packed import PackedWeight, Scheme
-from ..plan import LIBRARY, MANY, SPARSE, Implementation
+from ..plan import MANY, SPARSE, Implementation
 
 DENSE: Mapping[str, Implementation] = {
     "gemv": Implementation(8, "gemv: CUDA cores"),
@@ -104,7 +104,8 @@ def implementations_of(
         either = Implementation(
             None, f"the sparse kernels of {scheme.format.name}, by its own rule"
         )
-        return {SPARSE: either, LIBRARY: known[LIBRARY]}
+        last = list(known)[-1]
+        return {SPARSE: either, last: known[last]}
     return known
 
 

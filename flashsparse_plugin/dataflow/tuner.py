@@ -109,9 +109,9 @@ def packed_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> Wei
     """
     random = random_weight((512, 512), density, scheme.dtype)
     sample = scheme.format.conform(random, scheme)
-    packed = scheme.format.pack(sample, scheme)
-    nbytes = packed.nbytes * shape[0] * shape[1] // sample.numel()
-    return Weight(shape, scheme, density if sample is random else packed.density, nbytes)
+    kept = density if sample is random else int(sample.count_nonzero()) / sample.numel()
+    nbytes = scheme.format.nbytes(scheme, (512, 512)) or scheme.format.pack(sample, scheme).nbytes
+    return Weight(shape, scheme, kept, nbytes * shape[0] * shape[1] // sample.numel())
 
 
 def random_weight(

@@ -29,6 +29,9 @@ class PatternFormat(CodedFormat):
     def conform(self, weight: Tensor, scheme: Scheme) -> Tensor:
         return conform_to(options_of(scheme), weight)
 
+    def pattern(self, scheme: Scheme) -> tuple[int, int, int]:
+        return options_of(scheme).numbers
+
     def grain(self, scheme: Scheme) -> tuple[int | None, int | None]:
         return options_of(scheme).grain
 

@@ -114,9 +114,14 @@ def _arguments(op: str) -> dict[str, Any]:
 
 def linear_result(x: Tensor, out_features: int, bias: Tensor | None = None) -> Tensor:
     """The shape of y for torch.compile, and the checks that need shapes alone."""
+    check_bias(bias, out_features)
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
+def check_bias(bias: Tensor | None, out_features: int) -> None:
+    """Raises RuntimeError unless there is no bias or one of the right size."""
     if bias is not None:
         torch._check(
             bias.dim() == 1 and bias.shape[0] == out_features,
             lambda: f"bias must be [{out_features}], not {list(bias.shape)}",
         )
-    return x.new_empty(*x.shape[:-1], out_features)

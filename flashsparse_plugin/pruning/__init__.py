@@ -6,7 +6,7 @@ from .calibration import calibration_windows
 from .layers import LayerReport, PruneReport, Retained, prunable_linears
 from .least_squares import LeastSquares
 from .lora import LoRA
-from .magnitude import magnitude_scores, prune_weight
+from .magnitude import magnitude_scores, prune_for, prune_weight
 from .maskllm import apply_masks
 from .masks import keep_mask
 from .methods import method_names, register_method
@@ -37,6 +37,7 @@ __all__ = [
     "nm_keep_mask",
     "prunable_linears",
     "prune",
+    "prune_for",
     "prune_weight",
     "recover_",
     "register_method",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from ..packed import Scheme
 from .layers import apply_mask_, check_weight
 from .rule import PruningRule
 
@@ -12,6 +13,26 @@ from .rule import PruningRule
 def magnitude_scores(weight: torch.Tensor) -> torch.Tensor:
     """Return |weight| as float32, of the weight's shape."""
     return weight.detach().contiguous().abs().float()
+
+
+def prune_for(
+    weight: torch.Tensor, scheme: Scheme, sparsity: float | None, name: str
+) -> torch.Tensor:
+    """Return a copy of one weight pruned to what a scheme keeps: its pattern, or any zeros.
+
+    Args:
+        weight: [out_features, in_features], float16, bfloat16 or float32.
+        scheme: How it will be packed.
+        sparsity: The share of zeros; None where the pattern says it.
+        name: What errors call the weight.
+
+    Raises:
+        ValueError: As `prune_weight` does.
+    """
+    pattern = scheme.format.pattern(scheme)
+    if pattern is None:
+        return prune_weight(weight, sparsity, name=name)
+    return prune_weight(weight, sparsity, None, pattern[:2], pattern[2], name)
 
 
 def prune_weight(

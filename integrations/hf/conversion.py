@@ -24,7 +24,7 @@ from flashsparse_plugin.formats.values import cast, count_changed
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.modules import is_transposed
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
-from flashsparse_plugin.pruning import prune_weight
+from flashsparse_plugin.pruning import prune_for
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -82,7 +82,7 @@ class Conversion:
         if is_transposed(linear):
             weight = weight.T.contiguous()
         if self.config.pruning == "magnitude":
-            weight = prune_weight(weight, self.config.sparsity, name=name)
+            weight = prune_for(weight, self.targets[name], self.config.sparsity, name)
         if not self.config.is_open_for(name):
             return self._pack(model, name, weight, self.targets[name])
         self.waiting[name] = weight

@@ -281,9 +281,13 @@ class FlashSparseQuantizer(HfQuantizer):
             return
         try:
             layer.prepare()
-        except (RuntimeError, FormatError):
+        except RuntimeError:
             packed.validate(name)  # says what is wrong with which layer
             raise
+        except FormatError as error:
+            packed.validate(name)
+            where = f"layer {name!r} {list(packed.shape)}"
+            raise FormatError(f"{where} cannot be held as {packed.scheme} asks: {error}") from None
 
     def _dequantize(
         self, model: PreTrainedModel, dtype: torch.dtype | None = None
@@ -322,15 +326,18 @@ class FlashSparseQuantizer(HfQuantizer):
             )
             return
         packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
+        copied = sum(weight.format.copies > 1 for weight in weights)
+        larger = sum(weight.nbytes // weight.format.copies for weight in weights) > dense
         logger.log(
-            logging.WARNING if packed > dense else logging.INFO,
-            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
+            logging.WARNING if larger else logging.INFO,
+            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s%s",
             len(weights),
             " and ".join(config.formats),
             dense / 1e6,
             packed / 1e6,
             100 * packed / dense,
-            ". Packing made them larger: is this checkpoint pruned?" if packed > dense else "",
+            f"; {copied} of them in two copies, for prompts" if copied else "",
+            ". Packing made them larger: is this checkpoint pruned?" if larger else "",
         )
 
     # Saving.

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -170,7 +172,8 @@ class SparseLinearMethod(LinearMethodBase):
             self.summary.left_dense(self.name, "unpacked, as --sparse-method none asks")
             return None
         if isinstance(weight, PackedWeight):
-            return weight.prepare(device)
+            with self._named(weight, f"held as {weight.scheme} asks"):
+                return weight.prepare(device)
         scheme, weight = self.loader.scheme, weight.to(device)
         if self.config.is_open_for(*self.names):
             target = Target.of(device, weight.dtype, self.config.batch)
@@ -189,12 +192,17 @@ class SparseLinearMethod(LinearMethodBase):
 
     def _pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         """Packs a dense weight where it is, straight into the form that kernels there read."""
-        try:
+        with self._named(weight, f"packed as {scheme}"):
             return scheme.format.pack_prepared(weight, scheme)
+
+    @contextmanager
+    def _named(self, weight: Tensor | PackedWeight, what: str) -> Iterator[None]:
+        """Has a FormatError name the layer."""
+        try:
+            yield
         except FormatError as error:
-            raise FormatError(
-                f"layer {self.name!r} {list(weight.shape)} cannot be packed as {scheme}: {error}"
-            ) from None
+            where = f"layer {self.name!r} {list(weight.shape)}"
+            raise FormatError(f"{where} cannot be {what}: {error}") from None
 
 
 class _DenseAfterAll(DenseLinearMethod):

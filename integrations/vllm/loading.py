@@ -143,9 +143,9 @@ class LayerLoader:
                 f"{list(loaded.shape)}, the model of {list(expected)}. Is it another model's?"
             )
         if self.config.pruning == "magnitude":
-            from flashsparse_plugin.pruning import prune_weight
+            from flashsparse_plugin.pruning import prune_for
 
-            loaded = prune_weight(loaded, self.config.sparsity, name=self.name)
+            loaded = prune_for(loaded, self.scheme, self.config.sparsity, self.name)
         self._require_missing(shard_id)
         if self.weight is None:
             self.scheme = self.scheme_of(self.dtype, loaded.dtype)

@@ -27,7 +27,7 @@ NONE = "none"
 DUMMY = "dummy"  # vLLM's load format that makes weights up
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
-_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options")
+_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "prompts")
 
 
 class SettingsError(PrintableMessage, RuntimeError):

@@ -76,6 +76,7 @@ def test_unpack_gives_the_weight_back(scheme, shape):
     weight = weight_of(scheme, shape)
     packed = scheme.format.pack(weight, scheme).validate("name")
     assert packed.scheme == scheme and packed.shape == shape
+    assert scheme.format.nbytes(scheme, shape) in (None, packed.nbytes)
     assert same(packed.unpack(), weight)
     assert packed.density == pytest.approx(weight.count_nonzero().item() / weight.numel())
     specs = scheme.format.tensors(scheme, shape)

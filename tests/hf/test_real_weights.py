@@ -9,33 +9,42 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import flashsparse_plugin as fs
 from flashsparse_plugin.pruning import prune_weight
 
-SPARSITY = 0.6
+# What is pruned, and how it is packed.
+ANYWHERE = {"sparsity": 0.6}, {"sparsity": 0.6}
+PATTERNS = [
+    (
+        {"pattern": (n, m), "vector_length": length},
+        {"format": "nm_vector", "options": {"n": n, "m": m, "vector_length": length}},
+    )
+    for n, m, length in ((2, 4, 1), (4, 8, 1), (2, 4, 4), (16, 32, 32), (8, 32, 32))
+]
 PROMPTS = ("Once upon a time, in a small village by the sea, there lived", "The capital of France")
 
 
 def continued(model, tokenizer, prompt):
-    """24 greedy tokens after a prompt, and the logits that the prompt ends in."""
+    """12 greedy tokens after a prompt, and the logits that the prompt ends in."""
     given = tokenizer(prompt, return_tensors="pt")
     with torch.no_grad():
         logits = model(**given).logits[0, -1]
-    tokens = model.generate(**given, max_new_tokens=24, do_sample=False)
+    tokens = model.generate(**given, max_new_tokens=12, do_sample=False)
     return tokens[0].tolist(), logits
 
 
 @pytest.mark.slow
-def test_packed_is_masked_dense(real_dir, tmp_path):
+@pytest.mark.parametrize(("rule", "packed"), [ANYWHERE, *PATTERNS], ids=str)
+def test_packed_is_masked_dense(rule, packed, real_dir, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(real_dir)
     masked = AutoModelForCausalLM.from_pretrained(real_dir, dtype=torch.float32)
     weights = {}
     with torch.no_grad():
         for name, linear in linears(masked).items():
-            linear.weight.copy_(prune_weight(linear.weight, SPARSITY))
+            linear.weight.copy_(prune_weight(linear.weight, **rule))
             weights[name] = linear.weight.to(torch.bfloat16)
             assert torch.equal(weights[name].float(), linear.weight), "the file holds bfloat16"
     expected = [continued(masked, tokenizer, prompt) for prompt in PROMPTS]
     del masked
 
-    config = fs.FlashSparseConfig(pruning="magnitude", sparsity=SPARSITY)
+    config = fs.FlashSparseConfig(pruning="magnitude", **packed)
     packing = AutoModelForCausalLM.from_pretrained(
         real_dir, dtype=torch.float32, quantization_config=config
     )

@@ -11,7 +11,13 @@ from documents import DOCUMENTS, commands, inline
 from vllm_processes import run_code
 
 from flashsparse_plugin.formats import format_names
-from flashsparse_plugin.integrations.vllm.settings import SettingsError, fold, merge, methods
+from flashsparse_plugin.integrations.vllm.settings import (
+    SettingsError,
+    fold,
+    merge,
+    methods,
+    settings_of,
+)
 
 # Parses `lines` as `vllm` does.
 PARSE = """
@@ -188,6 +194,7 @@ def test_a_packed_checkpoint_is_not_served_as_another_format():
         merge(None, {"method": "tiled_csl", "batch": 16})
     assert merge(stored, {"method": "none"}).dequantize
     assert merge(stored, {}).ignore == []
+    assert merge(stored, settings_of({"flashsparse": {"prompts": "own"}})).prompts == "own"
     with pytest.raises(SettingsError, match="packed as tiled_csl.*asks for other"):
         merge(stored, {"method": "other"})
 

@@ -183,7 +183,7 @@ def as_packed(
         for layer, weight in weights.items()
     }
     config = _config(schemes, tensors, codes)
-    config.dequantize = asked.dequantize
+    config.dequantize, config.prompts = asked.dequantize, asked.prompts
     return as_dense(show_packed(tensors, codes, schemes), path), config, stated
 
 

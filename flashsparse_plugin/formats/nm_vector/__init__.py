@@ -17,6 +17,7 @@ from ...names import DEFAULT_FORMAT
 from ...ops import where_kernels_are
 from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
+from ..cusparselt_24 import CUSPARSELT, CuSparselt24
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
@@ -136,6 +137,8 @@ class NMVector(PatternStorage):
         """The first form of the device that fits the pattern, else one for any zeros."""
         if device.type not in _FORMS:
             return scheme
+        if options_of(scheme).prompts == CUSPARSELT:
+            return CuSparselt24().of(scheme, device)
         for form in _FORMS[device.type]:
             if scheme.dtype in form.dtypes and form.fits(options_of(scheme)):
                 return form.scheme(scheme.dtype, scheme.values)
@@ -155,7 +158,7 @@ class NMVector(PatternStorage):
             return super().transcode(packed, target, device)
         stored = self._restored(packed, self.scheme(target.dtype, target.values), device)
         if not isinstance(target.format, PatternForm):
-            return stored
+            return PackedWeight(target, stored.shape, stored.tensors)
         target.format.tell_of_activations(target, device)
         return target.format.arrange(stored.tensors, target, stored.shape)
 

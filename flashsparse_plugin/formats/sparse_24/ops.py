@@ -33,7 +33,7 @@ def _layout(values: str, group: int) -> UnitLayout:
     return layout
 
 
-def _check_units(
+def check_units(
     units: Tensor,
     out_features: int,
     in_features: int,
@@ -69,7 +69,7 @@ def _(units, out_features, in_features, dtype, weight_scale=None, values="native
     weight_scale, float32 [out_features, 1], is there for codes where group is 0; else units hold
     the scales of `group` columns, 32, 64 or 128.
     """
-    _check_units(units, out_features, in_features, weight_scale, values, group)
+    check_units(units, out_features, in_features, weight_scale, values, group)
     return units.new_empty(out_features, in_features, dtype=dtype)
 
 
@@ -104,7 +104,7 @@ def _(
 
     Source: sparse tensor cores (Mishra et al., 2021), for the 2:4 case of NM-SpMM's pattern.
     """
-    _check_units(units, out_features, x.shape[-1], weight_scale, values, group)
+    check_units(units, out_features, x.shape[-1], weight_scale, values, group)
     return linear_result(x, out_features, bias)
 
 
@@ -124,7 +124,7 @@ def _(
 
     plan is the numbers of LinearPlan in kernels/cuda/sparse_24/linear_plan.h, in their order.
     """
-    _check_units(units, out_features, x.shape[-1], weight_scale, values, group)
+    check_units(units, out_features, x.shape[-1], weight_scale, values, group)
     return linear_result(x, out_features, bias)
 
 
@@ -144,7 +144,7 @@ def _(
 
     plan is the numbers of WgmmaPlan in kernels/cuda/sparse_24/wgmma_plan.h, in their order.
     """
-    _check_units(units, out_features, x.shape[-1], weight_scale, values, group)
+    check_units(units, out_features, x.shape[-1], weight_scale, values, group)
     return linear_result(x, out_features, bias)
 
 
@@ -205,7 +205,7 @@ def _check_rounded(
         values in ("fp8_e4m3", "int8"),
         lambda: f"activations are rounded to fp8_e4m3 or int8, not {values}",
     )
-    _check_units(units, out_features, x.shape[-1], weight_scale, values, 0)
+    check_units(units, out_features, x.shape[-1], weight_scale, values, 0)
     torch._check(x.dtype == weight_dtype, lambda: "x must have the dtype of the weight")
 
 
@@ -237,7 +237,7 @@ def _unpack(
     values: str = "native",
     group: int = 0,
 ) -> Tensor:
-    _check_units(units, out_features, in_features, weight_scale, values, group)
+    check_units(units, out_features, in_features, weight_scale, values, group)
     shape = (out_features, in_features)
     return spread(units, shape, dtype, _layout(values, group), weight_scale)
 
