@@ -5,9 +5,8 @@
 
 First a check: the kernel for few tokens and the library between our kernels give the same bits, and
 both are right by float64. Then both, for numbers of tokens, beside cuBLAS, dense fp8 and the part
-of it that is the library's product of int8 with int8; by several panels of rows, too, whose sums
-would rather stay in the L2. Cold weights, CUDA graphs, medians; rounding x is in the timing of
-ours, and not in that of the others. Ends with status 1 if anything was wrong.
+of it that is the library's product of int8 with int8. Cold weights, CUDA graphs, medians; rounding
+x is in the timing of ours, and not in that of the others. Ends with status 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from flashsparse_plugin.formats.value_types import VALUE_TYPES
 from flashsparse_plugin.plan import LIBRARY, SPARSE, Plan
 
 LAYERS = ("28672x7168", "4096x14336", "4096x4096")
-ZEROS, TOKENS = (50, 80), (32, 64, 65, 96, 128, 192, 256, 512, 2048)
+ZEROS, TOKENS = (50, 80), (32, 64, 96, 128, 192, 256, 512, 2048)
 MOST_SPARSE = 512  # tokens by the kernel for few: beyond, time is in proportion
-PANELS = (2, 4)
 CHECKED = (  # rows, columns, tokens
     (1, 1, 1), (16, 256, 17), (100, 1300, 64), (1000, 5001, 65), (4096, 4096, 200),
     (28672, 7168, 4096),
@@ -81,29 +79,17 @@ def check() -> int:
     return wrong
 
 
-def in_panels(count: int, packed: PackedWeight) -> list[PackedWeight]:
-    """The weight as `count` weights of some rows each, packed again."""
-    codes, scales = fs.get_format("tiled_bitmap").codes(packed), packed.tensors["weight_scale"]
-    own = fs.get_format("tiled_bitmap")
-    parts = zip(codes.chunk(count), scales.chunk(count), strict=True)
-    return [own.pack_codes(*part, packed.scheme).prepare(codes.device) for part in parts]
-
-
 class Timer:
     """Times calls over copies of weights that take turns."""
 
     def __init__(self, stopwatch: Stopwatch):
         self._stopwatch = stopwatch
 
-    def packed(self, weights: list[PackedWeight], multiply: Callable[[PackedWeight], Any]) -> float:
-        """Of one product by all weights."""
-
-        def copy() -> list[PackedWeight]:
-            return [_formats.copy_of(each) for each in weights]
-
-        nbytes = sum(each.nbytes for each in weights)
-        copies = _measure.Rotation(copy, nbytes, cold_bytes(torch.device("cuda")))
-        return self._time(lambda: [multiply(each) for each in copies()], len(copies))
+    def packed(self, weight: PackedWeight, multiply: Callable[[PackedWeight], Any]) -> float:
+        copies = _measure.Rotation(
+            partial(_formats.copy_of, weight), weight.nbytes, cold_bytes(torch.device("cuda"))
+        )
+        return self._time(lambda: multiply(copies()), len(copies))
 
     def int8(self, weight: Tensor, tokens: int) -> float:
         """Of the library's product alone."""
@@ -119,17 +105,12 @@ def times(own: Layer, zeros: int, timer: Timer) -> Iterator[dict[str, Any]]:
     """A row a way and number of tokens."""
     packed = pack(random_weight(own.shape, 1 - zeros / 100, torch.float16, "cuda"))
     weight = fs.get_format("tiled_bitmap").codes(packed)
-    panels = {count: in_panels(count, packed) for count in PANELS}
     for count in TOKENS:
         x = activations(count, own, packed.dtype, weight.device)
-        found = {"unpacked": timer.packed([packed], partial(by, LIBRARY, x=x))}
+        found = {"unpacked": timer.packed(packed, partial(by, LIBRARY, x=x))}
         if count <= MOST_SPARSE:
-            found["few tokens"] = timer.packed([packed], partial(by, SPARSE, x=x))
+            found["few tokens"] = timer.packed(packed, partial(by, SPARSE, x=x))
         found["int8 alone"] = timer.int8(weight, count)
-        if count >= MOST_SPARSE:
-            for parts, weights in panels.items():
-                multiply = partial(by, LIBRARY, x=x)
-                found[f"unpacked, {parts} panels"] = timer.packed(weights, multiply)
         for way, us in found.items():
             yield {"layer": str(own), "zeros": zeros, "tokens": count, "way": way, "us": us}
 

@@ -216,11 +216,10 @@ Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const T
   const BitmapUnits units{lines, offsets, scales};
   return product(x, units, rows, weight_dtype, bias,
                  [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
-                   constexpr auto kOperands = Operands::kRounded;
-                   const int64_t most =
-                       sparse_tokens.value_or(tiled_bitmap::max_sparse_tokens(gpu, kOperands));
+                   const int64_t most = sparse_tokens.value_or(
+                       tiled_bitmap::max_rounded_tokens(rows, inputs.in_features));
                    if (inputs.tokens <= most) {
-                     sparse_product(inputs, units, kOperands, gpu, std::nullopt, y);
+                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
                    } else {
                      unpacked_rounded_product(inputs, units, gpu, y);
                    }

@@ -34,14 +34,15 @@ inline Tensor library_int8_sums(const Tensor& x, const Tensor& weight) {
 
 }  // namespace detail
 
-// Calls take(first_row, rows) for panels of a weight's rows, each from a multiple of row_step on,
-// so that no layer needs more than a bounded workspace: row_bytes for a row.
+// Calls take(first_row, rows) for panels of a weight's rows, about equal, each from a multiple of
+// row_step on, so that no layer needs more than a bounded workspace: row_bytes for a row.
 template <class Take>
 void by_panels(int64_t rows, int64_t row_step, int64_t row_bytes, const Take& take) {
   constexpr int64_t kWorkspaceBytes = 256 << 20;
   const int64_t steps = (rows + row_step - 1) / row_step;
-  const int64_t panel_rows =
-      row_step * std::clamp<int64_t>(kWorkspaceBytes / (row_bytes * row_step), 1, steps);
+  const int64_t most = std::clamp<int64_t>(kWorkspaceBytes / (row_bytes * row_step), 1, steps);
+  const int64_t panels = (steps + most - 1) / most;
+  const int64_t panel_rows = (steps + panels - 1) / panels * row_step;
   for (int64_t first = 0; first < rows; first += panel_rows) {
     take(first, std::min(panel_rows, rows - first));
   }

@@ -25,28 +25,31 @@ __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToS
     bias[i] = inside && a.bias ? to_float<Type>(a.bias[row + i]) : 0.0f;
   }
   const int64_t first = int64_t{blockIdx.x / across} * kScaledTokens;
+  const int tokens = static_cast<int>(min(int64_t{kScaledTokens}, a.tokens - first));
+  uint4 sums[kScaledTokens];  // all of them on their way before the first is needed
+  FS_UNROLL
+  for (int t = 0; t < kScaledTokens; ++t) {
+    const int64_t token = first + min(t, tokens - 1);
+    sums[t] = load_streaming(reinterpret_cast<const uint4*>(a.sums + token * a.sums_stride + row));
+  }
   const bool in_words = a.y_stride % kScaledRows == 0 && row + kScaledRows <= a.rows;
   FS_UNROLL
   for (int t = 0; t < kScaledTokens; ++t) {
-    const int64_t token = first + t;
-    if (token >= a.tokens) return;
-    const auto* const from = reinterpret_cast<const uint4*>(a.sums + token * a.sums_stride + row);
-    const uint4 sums = load_streaming(from);
-    const uint32_t own[kScaledRows] = {sums.x, sums.y, sums.z, sums.w};
-    const float x_scale = a.x_scales[token];
+    if (t >= tokens) return;
+    const uint32_t own[kScaledRows] = {sums[t].x, sums[t].y, sums[t].z, sums[t].w};
+    const float x_scale = a.x_scales[first + t];
     float y[kScaledRows];
     FS_UNROLL
     for (int i = 0; i < kScaledRows; ++i) {
       y[i] = fmaf(static_cast<float>(static_cast<int32_t>(own[i])) * x_scale, scale[i], bias[i]);
     }
-    uint16_t* const to = a.y + token * a.y_stride + row;
-    const uint2 two = make_uint2(from_floats<Type>(y[0], y[1]), from_floats<Type>(y[2], y[3]));
+    const uint32_t two[2] = {from_floats<Type>(y[0], y[1]), from_floats<Type>(y[2], y[3])};
+    uint16_t* const to = a.y + (first + t) * a.y_stride + row;
     if (in_words) {
-      store_global(reinterpret_cast<uint2*>(to), two);
+      store_global(reinterpret_cast<uint2*>(to), make_uint2(two[0], two[1]));
     } else {
-      const uint32_t words[2] = {two.x, two.y};
       for (int i = 0; i < kScaledRows && row + i < a.rows; ++i) {
-        store_global(to + i, static_cast<uint16_t>(words[i / 2] >> i % 2 * 16));
+        store_global(to + i, static_cast<uint16_t>(two[i / 2] >> i % 2 * 16));
       }
     }
   }
