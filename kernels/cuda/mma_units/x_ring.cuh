@@ -44,7 +44,7 @@ class XRing {
   // x of the first steps, by all `warps`.
   __device__ __forceinline__ void fill_first(Steps steps, int warp, int warps) const {
     for (int i = 0; i < cut_.x_stages && !steps.ended(); ++i) {
-      copy(i, steps, warp, warps);
+      warps == 1 ? copy_alone(i, steps) : copy(i, steps, warp, warps);
       steps.advance();
     }
     mbarrier_arrive_after_copies(first_);
