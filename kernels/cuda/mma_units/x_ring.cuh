@@ -41,10 +41,15 @@ class XRing {
     mbarrier_init(first_, first_warps * 32);
   }
 
-  // x of the first steps, by all `warps`.
+  // x of the first steps, by all `warps`, or by one alone.
+  template <bool alone = false>
   __device__ __forceinline__ void fill_first(Steps steps, int warp, int warps) const {
     for (int i = 0; i < cut_.x_stages && !steps.ended(); ++i) {
-      warps == 1 ? copy_alone(i, steps) : copy(i, steps, warp, warps);
+      if constexpr (alone) {
+        copy_alone(i, steps);
+      } else {
+        copy(i, steps, warp, warps);
+      }
       steps.advance();
     }
     mbarrier_arrive_after_copies(first_);

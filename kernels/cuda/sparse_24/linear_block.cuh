@@ -76,7 +76,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const mma_units::C
   allow_next_kernel();
   if (copies_x) {
     wait_for_last_kernel();
-    x.fill_first(steps, kNarrowX ? 0 : warp, kNarrowX ? 1 : warps + 1);
+    x.template fill_first<kNarrowX>(steps, warp, warps + 1);
     x.fill_later(steps, [] {});
     return;
   }
