@@ -21,7 +21,7 @@ from flashsparse_plugin.formats.activations import rounded_tokens
 from flashsparse_plugin.formats.tiled_bitmap import TiledBitmap, reference
 from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
-LINEAR = "tiled_bitmap/linear_driver"
+LINEAR, PROMPT = "tiled_bitmap/linear_driver", "tiled_bitmap/prompt_driver"
 # By compute capability, multiprocessors and bytes of shared memory.
 GPUS = {"90": (4, 227 << 10), "80": (3, 163 << 10), "86": (3, 99 << 10)}
 WARPS = ((1, 1), (2, 1), (1, 2), (2, 2))  # of a block, along rows and along columns

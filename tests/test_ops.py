@@ -104,7 +104,7 @@ SAMPLES = {
     ],
     "tiled_bitmap_linear_rounded": [
         (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8"),
-        (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8", bias()),
+        (x(torch.bfloat16), *BYTES, ROW_SCALES, OUT, torch.bfloat16, "int8", bias(), 1),
     ],
     "interleaved_bitmap_linear": [
         (x(), *RUNNING, OUT, torch.bfloat16),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents' tables of tiled_bitmap with codes of 8 bits.
 
-Codes are of tiled_bitmap_sweep_codes.csv, float16, by the planned launch, or by the fastest where
-that was not measured; cuBLAS, dense fp8 and values of 16 bits of spmm.csv, another run.
+Few tokens are of tiled_bitmap_sweep_codes.csv, float16, by the planned launch, or by the fastest
+where that was not measured; cuBLAS, dense fp8 and values of 16 bits of spmm.csv, another run.
 """
 
 from __future__ import annotations
@@ -87,4 +87,27 @@ def times(result: Result) -> str:
                     [layer, str(tokens), NAMES[values], f"{dense:.1f}", f"{fp8:.1f}", *found]
                 )
     header = ["layer", "tokens", "values", "cuBLAS", "fp8", *(f"{zeros}%" for zeros in ZEROS)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def prompts(result: Result) -> str:
+    """Microseconds: layers and zeros down with kernels, tokens across."""
+    rows = result["rows"]
+    tokens = sorted({row["tokens"] for row in rows})
+    cells = []
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        own = [row for row in rows if row["layer"] == layer]
+        found = {(row["zeros"], row["way"], row["tokens"]): row["us"] for row in own}
+        beside = {row["tokens"]: row for row in own}
+        for name, column in (("cuBLAS", "dense_us"), ("fp8, dense", "fp8_us")):
+            cells.append([f"{layer}, {name}", *(f"{beside[n][column]:.0f}" for n in tokens)])
+        least = min(row["zeros"] for row in own)
+        alone = [f"{found[least, 'int8 alone', n]:.0f}" for n in tokens]
+        cells.append([f"{layer}, int8 by int8, dense", *alone])
+        for zeros in sorted({row["zeros"] for row in own}):
+            for name, way in (("launches of 64", "few tokens"), ("unpacked", "unpacked")):
+                times = [found.get((zeros, way, n)) for n in tokens]
+                told = ["" if us is None else f"{us:.0f}" for us in times]
+                cells.append([f"{layer}, {zeros}% zeros, {name}", *told])
+    header = ["µs, tokens:", *map(str, tokens)]
     return markdown(header, cells) + gpu_conditions(result["about"])

@@ -77,10 +77,9 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
     }
     const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
     if (x.bytes == 1) {
-      // Codes of x are made by the launch before: the first weights are copied meanwhile.
       STD_CUDA_CHECK(cuda::sparse_24_linear_codes(arguments, plan, bfloat16, gpu.hopper, stream));
     } else {
-      STD_CUDA_CHECK(cuda::sparse_24_linear(arguments, plan, bfloat16, stream));
+      STD_CUDA_CHECK(cuda::sparse_24_linear(arguments, plan, bfloat16, gpu.hopper, stream));
     }
   }
 }

@@ -27,7 +27,7 @@ Units codes_of(const Tensor& units, const std::optional<Tensor>& scales,
 struct RoundedX {
   Tensor codes, scales;
 
-  RoundedX(const LinearInputs& inputs, ValueType type)
+  RoundedX(const LinearInputs& inputs, ValueType type, const Gpu& gpu)
       : codes(allocate_like(inputs.x,
                             {inputs.tokens, mma_units::quantised_stride(inputs.in_features) / 2},
                             ScalarType::Short)),
@@ -35,7 +35,7 @@ struct RoundedX {
     const Tensor x = aligned_rows(inputs.x, 8);
     STD_CUDA_CHECK(cuda::sparse_24_quantise_x(
         bits(x), row_length(x), inputs.tokens, type, x.scalar_type() == ScalarType::BFloat16,
-        mutable_bits(codes), scales.mutable_data_ptr<float>(), current_stream(x)));
+        gpu.hopper, mutable_bits(codes), scales.mutable_data_ptr<float>(), current_stream(x)));
   }
 };
 
@@ -50,7 +50,7 @@ void wgmma_rounded_product(const LinearInputs& inputs, const Units& packed, cons
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const WgmmaPlan plan =
       given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout, 1);
-  const RoundedX x(inputs, packed.layout.type);
+  const RoundedX x(inputs, packed.layout.type, gpu);
   const int64_t width = row_length(x.codes);
   const TiledMatrix map{bits(x.codes), tokens, width, width, plan.copied_tokens()};
   launch_wgmma(inputs, packed, gpu, plan, map, x.scales.const_data_ptr<float>(), y);
@@ -58,7 +58,7 @@ void wgmma_rounded_product(const LinearInputs& inputs, const Units& packed, cons
 
 void mma_rounded_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                          const std::optional<LinearPlan>& given, Tensor& y) {
-  const RoundedX x(inputs, packed.layout.type);
+  const RoundedX x(inputs, packed.layout.type, gpu);
   const float* const scales = x.scales.const_data_ptr<float>();
   launch_mma(inputs, packed, gpu, given, {bits(x.codes), row_length(x.codes), scales, 1}, y);
 }

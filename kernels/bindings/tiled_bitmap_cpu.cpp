@@ -181,7 +181,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "tiled_bitmap_linear_rounded(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, "
-      "Tensor? bias=None) -> Tensor");
+      "Tensor? bias=None, int? sparse_tokens=None) -> Tensor");
   m.def(
       "tiled_bitmap_linear_rounded_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, Tensor? bias, "

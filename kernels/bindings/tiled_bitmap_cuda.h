@@ -38,8 +38,7 @@ struct BitmapUnits {
   Tensor unpack_rows(int64_t first, int64_t rows, int64_t in, ScalarType dtype) const {
     const bool as_codes = dtype == ScalarType::Char;
     Tensor weight = allocate_like(lines, {rows, in}, as_codes ? ScalarType::Half : dtype);
-    const int64_t first_unit = first / tiled_bitmap::kUnitRows * tiled_bitmap::unit_cols(in);
-    const int32_t* const offset = offsets.const_data_ptr<int32_t>() + first_unit;
+    const int32_t* const offset = first_offset(first, in);
     const cudaStream_t stream = current_stream(lines);
     if (!as_codes && !scales) {
       STD_CUDA_CHECK(cuda::tiled_bitmap_unpack(words_of(lines), lines.size(0), offset, rows, in,
@@ -50,6 +49,24 @@ struct BitmapUnits {
         words_of(lines), lines.size(0), offset, scales ? scale_data() + first : nullptr, rows, in,
         dtype == ScalarType::BFloat16, mutable_bits(weight), stream));
     return in_dtype(weight, dtype);
+  }
+
+  // The codes of such rows, and zeros up to a multiple of kUnitRows, in the order of columns that
+  // codes of x have: int8 [..., stride], stride being theirs.
+  Tensor unpack_beside_x(int64_t first, int64_t rows, int64_t in, int64_t stride) const {
+    const int64_t padded = tiled_bitmap::unit_rows(rows) * tiled_bitmap::kUnitRows;
+    Tensor codes = allocate_like(lines, {padded, stride}, ScalarType::Char);
+    STD_CUDA_CHECK(cuda::tiled_bitmap_unpack_beside_x(
+        words_of(lines), lines.size(0), first_offset(first, in), rows, in, stride,
+        codes.mutable_data_ptr(), current_stream(lines)));
+    return codes;
+  }
+
+ private:
+  // Of the units of rows from `first` on.
+  const int32_t* first_offset(int64_t first, int64_t in) const {
+    return offsets.const_data_ptr<int32_t>() +
+           first / tiled_bitmap::kUnitRows * tiled_bitmap::unit_cols(in);
   }
 };
 

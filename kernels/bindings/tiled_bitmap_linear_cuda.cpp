@@ -30,10 +30,10 @@ Operands operands_of(const BitmapUnits& units) {
 struct RoundedX {
   Tensor codes, scales, sums;
 
-  // `x` has rows that kernels can read.
-  RoundedX(const Tensor& x, int64_t tokens, const Gpu& gpu)
-      : codes(allocate_like(x, {tokens, mma_units::quantised_stride(row_length(x)) / 2},
-                            ScalarType::Short)),
+  // `x` has rows that kernels can read. Codes have room for `most` tokens, if that is more.
+  RoundedX(const Tensor& x, int64_t tokens, const Gpu& gpu, int64_t most = 0)
+      : codes(allocate_like(x, {std::max(tokens, most), mma_units::quantised_stride(row_length(x))},
+                            ScalarType::Char)),
         scales(allocate_like(x, {tokens}, ScalarType::Float)),
         sums(allocate_like(x, {tokens}, ScalarType::Int)) {
     STD_CUDA_CHECK(cuda::tiled_bitmap_quantise_x(
@@ -52,7 +52,7 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
   std::optional<RoundedX> rounded;
   if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, gpu);
   const Tensor& read = rounded ? rounded->codes : x;
-  const int64_t stride = row_length(read);
+  const int64_t stride = row_length(read) * read.element_size() / sizeof(uint16_t);
   const int64_t most = given ? given->info().tokens : tiled_bitmap::max_tokens(gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
@@ -85,6 +85,35 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
     const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
     STD_CUDA_CHECK(cuda::tiled_bitmap_linear(arguments, plan, bfloat16, stream));
   }
+}
+
+// Fills y by unpacking codes for torch's own product of int8 with int8: the same bits as those of
+// sparse_product, since sums are exact.
+void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& units, const Gpu& gpu,
+                              Tensor& y) {
+  constexpr int64_t kLeastTokens = 32;  // torch takes no product of 16 or fewer
+  const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
+  const Tensor x = aligned_rows(inputs.x, 8);
+  const cudaStream_t stream = current_stream(x);
+  const RoundedX rounded(x, tokens, gpu, kLeastTokens);
+  const int64_t summed = rounded.codes.size(0), stride = row_length(rounded.codes);
+  const int64_t sum_bytes = summed * static_cast<int64_t>(sizeof(int32_t));
+  by_panels(rows, tiled_bitmap::kUnitRows, stride + sum_bytes, [&](int64_t first, int64_t count) {
+    const Tensor weight = units.unpack_beside_x(first, count, cols, stride);
+    const Tensor sums = detail::library_int8_sums(rounded.codes, weight);
+    mma_units::SumsToScale panel{};
+    panel.sums = sums.const_data_ptr<int32_t>();
+    panel.sums_stride = row_length(sums);
+    panel.scales = units.scale_data() + first;
+    panel.x_scales = rounded.scales.const_data_ptr<float>();
+    panel.bias = inputs.bias ? bits(*inputs.bias) + first : nullptr;
+    panel.y = mutable_bits(y) + first;
+    panel.y_stride = rows;
+    panel.rows = static_cast<int>(count);
+    panel.tokens = tokens;
+    STD_CUDA_CHECK(
+        cuda::tiled_bitmap_scale_sums(panel, x.scalar_type() == ScalarType::BFloat16, stream));
+  });
 }
 
 // The kernel for few tokens, the one for many, or unpacking and the library's dense product. For
@@ -132,36 +161,40 @@ void check_rounded(const std::string& values, int64_t cols) {
            tiled_bitmap::kMostRoundedCols, ". Remedy: activations=native");
 }
 
-// The sparse kernel alone, by a plan of the caller's choice (numbers; for benchmarks) or of its
-// own.
-Tensor by_sparse_kernel(const Tensor& x, const BitmapUnits& units, Operands operands, int64_t rows,
-                        ScalarType weight_dtype, const std::optional<Tensor>& bias,
-                        const std::optional<std::vector<int64_t>>& numbers) {
+// A product in the dtype of the weight: fill(inputs, gpu, y) fills y.
+template <class Fill>
+Tensor product(const Tensor& x, const BitmapUnits& units, int64_t rows, ScalarType weight_dtype,
+               const std::optional<Tensor>& bias, const Fill& fill) {
   check_weight_dtype(weight_dtype);
   check_on_cuda(units.lines, "weight_packed");
   const LinearInputs inputs(x, rows, bias, units.lines, "weight_packed");
-  const int64_t cols = inputs.in_features;
-  units.check(rows, cols);
+  units.check(rows, inputs.in_features);
   FS_CHECK(x.scalar_type() == weight_dtype, "x must have the dtype of the weight");
   const DeviceGuard guard(units.lines.get_device_index());
   Tensor y = inputs.new_y();
-  if (inputs.tokens == 0) return y;
-  const Gpu gpu = gpu_of(units.lines);
-  std::optional<LinearPlan> plan;
-  if (numbers) {
-    FS_CHECK(numbers->size() == 8, "a plan has 8 numbers, not ", numbers->size());
-    for (const int64_t number : *numbers) {
-      FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
-    }
-    const auto number = [&](int i) { return static_cast<int>((*numbers)[i]); };
-    plan = LinearPlan{number(0), number(1), number(2),      number(3), number(4),
-                      number(5), number(6), number(7) != 0, operands};
-    const char* const rule = plan->broken_rule(rows, cols, inputs.tokens, gpu);
-    FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ", cols,
-             "] weight: ", rule);
-  }
-  sparse_product(inputs, units, operands, gpu, plan, y);
+  if (inputs.tokens > 0) fill(inputs, gpu_of(units.lines), y);
   return y;
+}
+
+// The sparse kernel alone, by a plan of the caller's choice, as numbers; for benchmarks.
+Tensor by_plan(const Tensor& x, const BitmapUnits& units, Operands operands, int64_t rows,
+               ScalarType weight_dtype, const std::optional<Tensor>& bias,
+               const std::vector<int64_t>& numbers) {
+  FS_CHECK(numbers.size() == 8, "a plan has 8 numbers, not ", numbers.size());
+  for (const int64_t number : numbers) {
+    FS_CHECK(number >= 0 && number <= 1 << 20, "a plan has no number like ", number);
+  }
+  const auto number = [&](int i) { return static_cast<int>(numbers[i]); };
+  const LinearPlan plan{number(0), number(1), number(2),      number(3), number(4),
+                        number(5), number(6), number(7) != 0, operands};
+  return product(x, units, rows, weight_dtype, bias,
+                 [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
+                   const char* const rule =
+                       plan.broken_rule(rows, inputs.in_features, inputs.tokens, gpu);
+                   FS_CHECK(!rule, "no such plan for ", inputs.tokens, " tokens of a [", rows, ", ",
+                            inputs.in_features, "] weight: ", rule);
+                   sparse_product(inputs, units, operands, gpu, plan, y);
+                 });
 }
 
 Tensor tiled_bitmap_linear_planned(const Tensor& x, const Tensor& lines, const Tensor& offsets,
@@ -170,16 +203,27 @@ Tensor tiled_bitmap_linear_planned(const Tensor& x, const Tensor& lines, const T
                                    const std::vector<int64_t>& numbers,
                                    const std::optional<Tensor>& scales) {
   const BitmapUnits units{lines, offsets, scales};
-  return by_sparse_kernel(x, units, operands_of(units), rows, weight_dtype, bias, numbers);
+  return by_plan(x, units, operands_of(units), rows, weight_dtype, bias, numbers);
 }
 
 Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                                    const Tensor& scales_, int64_t rows, ScalarType weight_dtype,
-                                   const std::string& values, const std::optional<Tensor>& bias) {
+                                   const std::string& values, const std::optional<Tensor>& bias,
+                                   std::optional<int64_t> sparse_tokens) {
+  check_sparse_tokens(sparse_tokens);
   check_rounded(values, x.size(x.dim() - 1));
   const std::optional<Tensor> scales(scales_);
-  return by_sparse_kernel(x, {lines, offsets, scales}, Operands::kRounded, rows, weight_dtype, bias,
-                          std::nullopt);
+  const BitmapUnits units{lines, offsets, scales};
+  return product(x, units, rows, weight_dtype, bias,
+                 [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
+                   const int64_t most = sparse_tokens.value_or(
+                       tiled_bitmap::max_rounded_tokens(rows, inputs.in_features));
+                   if (inputs.tokens <= most) {
+                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
+                   } else {
+                     unpacked_rounded_product(inputs, units, gpu, y);
+                   }
+                 });
 }
 
 Tensor tiled_bitmap_linear_rounded_planned(const Tensor& x, const Tensor& lines,
@@ -190,8 +234,8 @@ Tensor tiled_bitmap_linear_rounded_planned(const Tensor& x, const Tensor& lines,
                                            const std::vector<int64_t>& numbers) {
   check_rounded(values, x.size(x.dim() - 1));
   const std::optional<Tensor> scales(scales_);
-  return by_sparse_kernel(x, {lines, offsets, scales}, Operands::kRounded, rows, weight_dtype, bias,
-                          numbers);
+  return by_plan(x, {lines, offsets, scales}, Operands::kRounded, rows, weight_dtype, bias,
+                 numbers);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CUDA, m) {

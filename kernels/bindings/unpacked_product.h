@@ -22,38 +22,56 @@ inline void library_linear(const Tensor& x, const Tensor& weight, const std::opt
   (void)torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+// Products of codes x [tokens, columns] with codes weight [rows, columns], both int8: their sums
+// [tokens, rows], int32. More than 16 tokens, multiples of 8 rows and columns.
+inline Tensor library_int8_sums(const Tensor& x, const Tensor& weight) {
+  using torch::stable::detail::from;
+  std::array<StableIValue, 2> stack{from(x), from(torch::stable::transpose(weight, 0, 1))};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::_int_mm", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 }  // namespace detail
 
+// Calls take(first_row, rows) for panels of a weight's rows, about equal, each from a multiple of
+// row_step on, so that no layer needs more than a bounded workspace: row_bytes for a row.
+template <class Take>
+void by_panels(int64_t rows, int64_t row_step, int64_t row_bytes, const Take& take) {
+  constexpr int64_t kWorkspaceBytes = 256 << 20;
+  const int64_t steps = (rows + row_step - 1) / row_step;
+  const int64_t most = std::clamp<int64_t>(kWorkspaceBytes / (row_bytes * row_step), 1, steps);
+  const int64_t panels = (steps + most - 1) / most;
+  const int64_t panel_rows = (steps + panels - 1) / panels * row_step;
+  for (int64_t first = 0; first < rows; first += panel_rows) {
+    take(first, std::min(panel_rows, rows - first));
+  }
+}
+
 // Fills y. unpack_rows(first_row, rows) returns those rows of W, dense, in weight_dtype; first_row
-// is a multiple of row_step. W goes by panels of rows, so that no layer needs more than a bounded
-// workspace. Where x and the weight differ in dtype both are widened to float32, and the result is
-// rounded once, so that neither loses a bit.
+// is a multiple of row_step. Where x and the weight differ in dtype both are widened to float32,
+// and the result is rounded once, so that neither loses a bit.
 template <class UnpackRows>
 void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64_t row_step,
                       Tensor& y, const UnpackRows& unpack_rows) {
-  constexpr int64_t kWorkspaceBytes = 256 << 20;
   const ScalarType dtype = inputs.x.scalar_type();
   const ScalarType compute = dtype == weight_dtype ? dtype : ScalarType::Float;
   const int64_t stored = is_16_bit(weight_dtype) ? sizeof(uint16_t) : sizeof(float);
   const int64_t value_bytes = stored + (weight_dtype == compute ? 0 : sizeof(float));
-  const int64_t steps = (inputs.out_features + row_step - 1) / row_step;
-  const int64_t panel_steps = std::clamp<int64_t>(
-      kWorkspaceBytes / (inputs.in_features * value_bytes * row_step), 1, steps);
   const Tensor x = in_dtype(inputs.by_token(inputs.x, inputs.in_features), compute);
   std::optional<Tensor> bias;
   if (inputs.bias) bias = in_dtype(*inputs.bias, compute);
 
   Tensor result = inputs.by_token(y, inputs.out_features);
   Tensor sums = dtype == compute ? result : allocate_like(x, {inputs.tokens, inputs.out_features});
-  for (int64_t step = 0; step < steps; step += panel_steps) {
-    const int64_t first = step * row_step;
-    const int64_t rows = std::min(panel_steps * row_step, inputs.out_features - first);
+  const auto multiply = [&](int64_t first, int64_t rows) {
     const Tensor weight = unpack_rows(first, rows);
     std::optional<Tensor> panel_bias;
     if (bias) panel_bias = torch::stable::narrow(*bias, 0, first, rows);
     Tensor panel_sums = torch::stable::narrow(sums, 1, first, rows);
     detail::library_linear(x, in_dtype(weight, compute), panel_bias, panel_sums);
-  }
+  };
+  by_panels(inputs.out_features, row_step, inputs.in_features * value_bytes, multiply);
   if (dtype != compute) torch::stable::copy_(result, sums);
 }
 

@@ -94,7 +94,7 @@ def test_it_agrees_with_what_was_measured():
 WIDE = {
     "tiled_bitmap, few": (0.6, 1.36),
     "nm_gather, few": (0.8, 1.8),
-    "sparse_24, codes, few": (0.75, 1.45),
+    "sparse_24, codes, few": (0.7, 1.45),
     "sparse_24, codes, steps, many": (0.64, 1.2),
 }
 

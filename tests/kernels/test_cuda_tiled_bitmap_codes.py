@@ -19,6 +19,7 @@ from emulated_tiled_bitmap import (
     GPUS,
     INT8,
     LINEAR,
+    PROMPT,
     ROUNDED,
     WARPS,
     Case,
@@ -32,6 +33,7 @@ from emulated_tiled_bitmap import (
 from emulation import (
     ROOT,
     SANITIZED,
+    SEEDS,
     UNTIL_A_RACE,
     compile_driver,
     is_caught,
@@ -184,6 +186,32 @@ def switched_driver() -> tuple[Path, list[str]]:
     return compile_driver(LINEAR, "thread", headers), places
 
 
+def prompts() -> list[Case]:
+    """More tokens than a thread scales; edges that fit nothing; empty and full units."""
+    sizes = ((1, 1, 1), (3, 40, 9), (33, 300, 17), (70, 700, 20), (516, 256, 3))
+    random = [
+        random_codes(*size, number, DENSITIES[number], operands=ROUNDED)
+        for number, size in enumerate(sizes)
+    ]
+    return random + [case for case in skewed_cases() if case.operands == ROUNDED]
+
+
+def test_a_prompt_has_the_bits_of_its_tokens(driver):
+    """Whether the sparse kernel sums, or a library does between our kernels."""
+    cases = [case.replace(seed=seed) for case in prompts() for seed in SEEDS]
+    x = cases[9].x.clone()
+    x[0, 7], x[2, 5] = torch.nan, -torch.inf
+    cases.append(cases[9].replace(x=x))
+    expected, found = (run(driver(name, "plain"), cases) for name in (LINEAR, PROMPT))
+    assert expected.returncode == found.returncode == 0, found.stderr.decode()
+    assert found.stdout == expected.stdout
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZED)
+def test_sanitizers_find_nothing_in_a_prompt(driver, sanitizer):
+    require_all(driver(PROMPT, sanitizer), [case.replace(seed=7) for case in prompts()[2:]])
+
+
 @pytest.mark.parametrize("sanitizer", SANITIZED)
 def test_sanitizers_find_nothing(driver, sanitizer):
     cases = [
@@ -206,6 +234,18 @@ def test_no_barrier_can_be_spared():
         ran = run(binary, [case], WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
         assert is_caught(ran, lambda written: judge(case, split(written, [case])[0])), place
     assert len(places) == 2
+
+
+@pytest.mark.slow
+def test_no_barrier_of_a_prompt_can_be_spared():
+    parts = ["cuda/tiled_bitmap/unpack_codes.cuh", "cuda/tiled_bitmap/unit_copy.cuh"]
+    headers, places = with_switched_barriers(parts, r"__syncwarp\(\);")
+    binary = compile_driver(PROMPT, "thread", headers)
+    case = random_codes(16, 600, 3, 1, operands=ROUNDED, seed=7)
+    for number, place in enumerate(places):
+        ran = run(binary, [case], WITHOUT=str(number), TSAN_OPTIONS=UNTIL_A_RACE)
+        assert is_caught(ran, lambda written: judge(case, split(written, [case])[0])), place
+    assert len(places) == 3
 
 
 def test_a_plan_that_cannot_be_is_refused(driver):

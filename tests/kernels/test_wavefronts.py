@@ -182,6 +182,10 @@ def bitmap_linear_rows(driver, folder: Path) -> Rows:
         counts = count(driver("tiled_bitmap/linear_driver", "plain"), case.encode(), folder)
         for access, row in accesses(counts).items():
             rows["tiled_bitmap::linear_kernel", f"64x1024 50% 8 tokens, {told}", access] = row
+    case = random_bitmap_codes(64, 1024, 8, 1, 0.5, operands=BITMAP_ROUNDED)
+    counts = count(driver("tiled_bitmap/prompt_driver", "plain"), case.encode(), folder)
+    for access, row in accesses(counts).items():
+        rows["tiled_bitmap: codes of a prompt", "64x1024 50% 8 tokens", access] = row
     return rows
 
 

@@ -81,11 +81,11 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """By one kernel for any number of tokens, so that results do not depend on the batch."""
         if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
             lines, offsets = (tensors[name] for name in self.streams)
+            told = None if plan is None else plan.sparse_tokens
             return ops.tiled_bitmap_linear_rounded(
-                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype, "int8", bias
+                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype, "int8", bias, told
             )
         return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 
@@ -94,11 +94,8 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         super().check(packed)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        """Of rounded activations one, so that a token's result does not depend on its batch."""
-        options = value_options(scheme)
-        if options.value_type is not None:
-            known = super().implementations(scheme)
-            return {SPARSE: known[SPARSE]} if options.activation_type else known
+        if value_options(scheme).value_type is not None:
+            return super().implementations(scheme)
         return {
             FEW: Implementation(None, "tiled_bitmap for few tokens: mma"),
             MANY: Implementation(None, "tiled_bitmap for many tokens: wgmma", (9, 0)),
@@ -118,6 +115,8 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         if implementation == SPARSE and options.value_type is not None:
             kernel = cost.ROUNDED if options.activation_type else cost.CODES
             return cost.few_seconds(shape, nbytes, tokens, gpu, kernel)
+        if implementation == LIBRARY and options.activation_type is not None:
+            return cost.rounded_library_seconds(shape, nbytes, tokens, gpu)
         own = {FEW: cost.few_seconds, MANY: cost.many_seconds}.get(implementation)
         if own is not None:
             return own(shape, nbytes, tokens, gpu)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ...gpu import Gpu
+from ...gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 
 UNIT_ROWS, UNIT_COLS, LINE_BYTES = 16, 256, 128
 
@@ -40,6 +40,11 @@ class Few(NamedTuple):
 NATIVE = Few(6.5e-6, 0.87, 151, 4.04, 0.0198)
 CODES = Few(5.7e-6, 0.78, 234, 0.59, 0.0199)
 ROUNDED = Few(6.4e-6, 0.76, 183, 0.5, 0.0247)  # by codes of x, which a launch before makes
+
+# Of many tokens by codes of x, fitted to tiled_bitmap_prompts.csv: the share of the bandwidth that
+# unpacking codes reaches, the speed of the library's products of int8 (beside reading the weight)
+# over that of 16 bits, the tokens of their tiles, and bytes that each sum moves until it is y.
+UNPACK_MEMORY, INT8_ARITHMETIC, INT8_TOKENS, SCALED_BYTES = 0.8, 1.25, 128, 10
 
 # Of the kernel for many tokens, on compute capability 9.0: seconds beside its loop, and clocks of a
 # multiprocessor for 64 rows and 64 columns, and for each token of a tile.
@@ -80,3 +85,14 @@ def many_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> 
     )
     product = clocks / (gpu.multiprocessors * gpu.clock)
     return MANY_FIXED + max(nbytes / (MANY_MEMORY * gpu.memory), product)
+
+
+def rounded_library_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """Rounding x, unpacking codes, the product of int8 with int8, and scaling its sums."""
+    elements = math.prod(shape)
+    padded = INT8_TOKENS * math.ceil(tokens / INT8_TOKENS)
+    unpack = (nbytes + elements) / (UNPACK_MEMORY * gpu.memory)
+    product = elements / (LIBRARY_MEMORY * gpu.memory)
+    product += 2.0 * padded * elements / (INT8_ARITHMETIC * gpu.arithmetic)
+    scaling = SCALED_BYTES * tokens * shape[0] / gpu.memory
+    return 3 * LAUNCH + LIBRARY_FIXED + unpack + product + scaling

@@ -163,7 +163,17 @@ def _(x, weight_packed, unit_offsets, out_features, weight_dtype, bias, plan, we
 
 
 @register_fake("flashsparse::tiled_bitmap_linear_rounded")
-def _(x, weight_packed, unit_offsets, weight_scale, out_features, weight_dtype, values, bias=None):
+def _(
+    x,
+    weight_packed,
+    unit_offsets,
+    weight_scale,
+    out_features,
+    weight_dtype,
+    values,
+    bias=None,
+    sparse_tokens=None,
+):
     """Computes x [..., in_features] times the transposed weight, with activations of 8 bits.
 
     values is "int8", the type of the items, with the scales float32 [out_features, 1]. x, of
@@ -172,9 +182,14 @@ def _(x, weight_packed, unit_offsets, weight_scale, out_features, weight_dtype, 
     multiplied by both scales before bias [out_features] is added. A token with NaN or an infinity
     gives NaN. The gradient is that of the product of x as it is (straight through).
 
+    On CUDA up to sparse_tokens tokens are multiplied by the sparse kernel; for more the codes are
+    unpacked, and torch's own product of int8 with int8 gives the sums. None: as many as that mostly
+    takes longer for. Both give the same bits, so a token's result does not depend on its batch. On
+    a CPU there is one implementation.
+
     Raises:
-        RuntimeError: For another dtype of x than weight_dtype, other values, and on CUDA for more
-            than 131,072 columns.
+        RuntimeError: For another dtype of x than weight_dtype, other values, a negative
+            sparse_tokens, and on CUDA for more than 131,072 columns.
     """
     _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
     return linear_result(x, out_features, bias)
@@ -214,6 +229,7 @@ def _linear_rounded(
     weight_dtype: torch.dtype,
     values: str,
     bias: Tensor | None = None,
+    sparse_tokens: int | None = None,
 ) -> Tensor:
     _check_rounded(x, unit_offsets, weight_scale, out_features, weight_dtype, values)
     codes = ops.tiled_bitmap_unpack(

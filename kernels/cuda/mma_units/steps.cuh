@@ -22,6 +22,7 @@ class Steps {
   }
 
   __device__ __forceinline__ bool ended() const { return left_ == 0; }
+  __device__ __forceinline__ int left() const { return left_; }
   __device__ __forceinline__ int set() const { return set_; }
   // The first column of units.
   __device__ __forceinline__ int column(const Cut& cut) const { return in_set_ * cut.column_warps; }

@@ -140,7 +140,7 @@ class Sums {
         const float one = number(s[0], n * 8 + pair);
         const float other = number(s[1], n * 8 + pair + 1);
         const uint32_t two =
-            transpose_8x8(from_floats<Type>(one * scale + bias, other * scale + bias));
+            transpose_8x8(from_floats<Type>(fmaf(one, scale, bias), fmaf(other, scale, bias)));
         if (n * 8 + group < a_.tokens) store_two(place, two, a_.rows - column);
         place = keep(place + int64_t{8} * a_.rows);
       }

@@ -41,10 +41,15 @@ class XRing {
     mbarrier_init(first_, first_warps * 32);
   }
 
-  // x of the first steps, by all `warps`.
+  // x of the first steps, by all `warps`, or by one alone.
+  template <bool alone = false>
   __device__ __forceinline__ void fill_first(Steps steps, int warp, int warps) const {
     for (int i = 0; i < cut_.x_stages && !steps.ended(); ++i) {
-      copy(i, steps, warp, warps);
+      if constexpr (alone) {
+        copy_alone(i, steps);
+      } else {
+        copy(i, steps, warp, warps);
+      }
       steps.advance();
     }
     mbarrier_arrive_after_copies(first_);
@@ -62,7 +67,7 @@ class XRing {
     }
     for (int stage = 0; !steps.ended(); steps.advance()) {
       mbarrier_wait(empty_ + stage * kMbarrierBytes, parity);
-      copy(stage, steps, 0, 1);
+      copy_alone(stage, steps);
       mbarrier_arrive_after_copies(full_ + stage * kMbarrierBytes);
       done();
       if (++stage < cut_.x_stages) continue;
@@ -95,31 +100,44 @@ class XRing {
   // warp copies all of them at once.
   static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
 
-  // Every `by`th part of a step's x from `first` on. A part is every eighth token of 256 columns,
-  // whose chunks lie in the same order, of codes two such sets. Blocks begin with different tokens,
-  // or all would ask for the same lines of the L2 at once.
+  static constexpr int kParts = 8 / kBeside;  // of a unit: every eighth token of 256 columns
+
+  // Every `by`th part of a step's x from `first` on.
   __device__ __forceinline__ void copy(int stage, const Steps& steps, int first, int by) const {
-    constexpr int kParts = 8 / kBeside;
+    FS_NO_UNROLL
+    for (int part = first; part < cut_.column_warps * kParts; part += by) {
+      copy_part(stage, steps, part / kParts, part);
+    }
+  }
+  // All of it. A warp alone waits for its own instructions: those of a unit do not depend on each
+  // other.
+  __device__ __forceinline__ void copy_alone(int stage, const Steps& steps) const {
+    FS_NO_UNROLL
+    for (int unit = 0; unit < cut_.column_warps; ++unit) {
+      FS_UNROLL
+      for (int part = 0; part < kParts; ++part) copy_part(stage, steps, unit, part);
+    }
+  }
+
+  // The chunks of a unit lie in the same order, of codes two such sets. Blocks begin with different
+  // tokens, or all would ask for the same lines of the L2 at once.
+  __device__ __forceinline__ void copy_part(int stage, const Steps& steps, int unit,
+                                            int part) const {
     const uint32_t lane = threadIdx.x % 32, stride = a_.x_stride, tokens = a_.tokens;
     const uint32_t chunk = lane % kChunks;
     const uint32_t place = x_ + stage * stage_bytes_ + chunk / 8 * Shape::kPanelBytes;
     // Codes are in an order of their own up to the end of their row, and zero there.
     const int end = kBeside == 1 ? a_.cols : a_.x_stride;
-    FS_NO_UNROLL
-    for (int part = first; part < cut_.column_warps * kParts; part += by) {
-      const uint32_t unit = part / kParts;
-      const uint32_t token = (part + blockIdx.x) % kParts * kBeside + lane / kChunks;
-      const int column = (steps.column(cut_) + unit) * (kChunks * 8), from = column + chunk * 8;
-      if (column >= end) return;
-      const bool there = from < end;
-      const uint16_t* const source = a_.x + (there ? from + size_t{token} * stride : 0);
-      const uint32_t to =
-          place + unit * Shape::kXUnitBytes + token * 128 + (chunk % 8 ^ token) * 16;
-      FS_UNROLL
-      for (int n = 0; n < Shape::kTokens / 8; ++n) {
-        if (token + n * 8 >= tokens) break;
-        copy_async<16>(to + n * 8 * 128, there ? source + n * 8 * size_t{stride} : source, there);
-      }
+    const uint32_t token = (part + blockIdx.x) % kParts * kBeside + lane / kChunks;
+    const int column = (steps.column(cut_) + unit) * (kChunks * 8), from = column + chunk * 8;
+    if (column >= end) return;
+    const bool there = from < end;
+    const uint16_t* const source = a_.x + (there ? from + size_t{token} * stride : 0);
+    const uint32_t to = place + unit * Shape::kXUnitBytes + token * 128 + (chunk % 8 ^ token) * 16;
+    FS_UNROLL
+    for (int n = 0; n < Shape::kTokens / 8; ++n) {
+      if (token + n * 8 >= tokens) break;
+      copy_async<16>(to + n * 8 * 128, there ? source + n * 8 * size_t{stride} : source, there);
     }
   }
 

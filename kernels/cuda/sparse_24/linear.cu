@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch_early.h"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/sparse_24.h"
@@ -7,7 +8,6 @@
 namespace flashsparse {
 namespace {
 
-// `early`: beside the end of the kernel before it in the stream.
 template <class Arguments>
 cudaError_t launch(const sparse_24::CompiledFor<Arguments>& compiled, const Arguments& arguments,
                    const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
@@ -19,17 +19,8 @@ cudaError_t launch(const sparse_24::CompiledFor<Arguments>& compiled, const Argu
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   const mma_units::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(plan.blocks);
-  config.blockDim = dim3(plan.threads());
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early;
-  return cudaLaunchKernelEx(&config, kernel, arguments, cut);
+  return cuda::launch_early(kernel, plan.blocks, plan.threads(), shared_bytes, early, stream,
+                            arguments, cut);
 }
 
 }  // namespace
@@ -37,12 +28,12 @@ cudaError_t launch(const sparse_24::CompiledFor<Arguments>& compiled, const Argu
 namespace cuda {
 
 cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
-                             const sparse_24::LinearPlan& plan, bool bfloat16,
+                             const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                              cudaStream_t stream) {
   using namespace sparse_24;
   const Compiled* const compiled =
       with_values(plan.unit, [](auto values) { return compiled_linear<decltype(values)>(); });
-  return launch(compiled[plan.shape], arguments, plan, bfloat16, false, stream);
+  return launch(compiled[plan.shape], arguments, plan, bfloat16, early, stream);
 }
 
 cudaError_t sparse_24_linear_codes(const mma_units::CodesArguments& arguments,

@@ -32,16 +32,17 @@ struct Rates {
   double sharing;        // microseconds that sums between blocks take, and how much more
   double ragged;         // where the blocks of a set begin and end anywhere
   double ring, idle;  // bytes in flight beyond which nothing is gained, microseconds lost without
-  double few;         // microseconds for each warp below 8
+  double few;         // microseconds for each warp below kManyWarps
 };
-constexpr Rates kNativeRates = {26e3, 29e3, 860, 6.2, 0, 0, 0.35, 1, 2.4, 15, 37e3, 3.3, 0.5};
-constexpr Rates kCodeRates = {32e3, 29e3, 1050, 11.6,  165, 0.19, 0.19,
-                              0.04, 0.6,  7,    400e3, 3.2, 0.08};
+constexpr Rates kNativeRates = {34e3, 48e3, 1230, 7.2, 0, 0, 0.02, 0.25, 0.9, 2.8, 43e3, 2.2, 0.17};
+constexpr Rates kCodeRates = {34e3, 50e3, 1050, 10.2,  134, 0.25, 0.11,
+                              0.01, 1.2,  2.3,  500e3, 0.8, 0.31};
 
 constexpr double kClock = 1.9e3;    // of a sub-core, a microsecond
 constexpr double kXTurns = 5.9;     // of shared memory, for x of a token, by the units a warp takes
 constexpr double kTwoStages = 1.1;  // how much longer it takes where x has two stages and not three
 constexpr double kSharedToken = 34e-3 * 16 / 128;  // of sums, for a unit of rows and token
+constexpr int kManyWarps = 14;
 constexpr double kBegin = 2.0;  // microseconds until a block that had to wait has begun
 
 // Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
@@ -75,7 +76,7 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
          mine * rates.widening_bare * widening / kClock +
          (rates.x_bare * x + rates.first_x_bare * first_x) / rates.l2 +
          rates.idle * std::max(0.0, 1 - ring / rates.ring) + shares + kBegin * (turns - 1) +
-         rates.few * std::max(0, 8 - plan.warps());
+         rates.few * std::max(0, kManyWarps - plan.warps());
 }
 
 // Gives x three stages where there is room, else two, and the weight the rest; false where there is

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch_early.h"
 #include "cuda/mma_units/quantise_x.cuh"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/sparse_24.h"
@@ -17,13 +18,13 @@ auto kernel_of(bool bfloat16) {
 namespace cuda {
 
 cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
-                                 ValueType type, bool bfloat16, uint16_t* codes, float* scales,
-                                 cudaStream_t stream) {
+                                 ValueType type, bool bfloat16, bool early, uint16_t* codes,
+                                 float* scales, cudaStream_t stream) {
   const auto kernel = type == ValueType::kFp8 ? kernel_of<sparse_24::Fp8Codes>(bfloat16)
                                               : kernel_of<sparse_24::Int8Codes>(bfloat16);
-  kernel<<<static_cast<unsigned>(tokens), mma_units::kQuantiseThreads, 0, stream>>>(
-      x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes), scales, nullptr);
-  return cudaGetLastError();
+  return launch_early(kernel, static_cast<int>(tokens), mma_units::kQuantiseThreads, 0, early,
+                      stream, x, static_cast<int>(x_stride), reinterpret_cast<uint4*>(codes),
+                      scales, nullptr);
 }
 
 }  // namespace cuda

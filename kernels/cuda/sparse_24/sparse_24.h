@@ -13,12 +13,13 @@
 
 namespace flashsparse::cuda {
 
-// By a plan that breaks no rule for this product.
+// By a plan that breaks no rule for this product. `early`: it may begin before the kernel before it
+// in the stream has ended, which may make x; on compute capability 9.0 and later.
 cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
-                             const sparse_24::LinearPlan& plan, bool bfloat16, cudaStream_t stream);
+                             const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
+                             cudaStream_t stream);
 
-// The same by codes of x. `early`: it may begin before the kernel before it in the stream has
-// ended, which made them; on compute capability 9.0 and later.
+// The same by codes of x.
 cudaError_t sparse_24_linear_codes(const mma_units::CodesArguments& arguments,
                                    const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                                    cudaStream_t stream);
@@ -30,10 +31,10 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
 
 // Writes codes of x, of e4m3 or int8, [tokens, quantised_stride(x_stride)] and scales of tokens
 // (cuda/mma_units/quantise_x.cuh). x is on 16 bytes, its stride a multiple of 8, zero beyond its
-// columns; tokens >= 1.
+// columns; tokens >= 1. `early` as above.
 cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
-                                 ValueType type, bool bfloat16, uint16_t* codes, float* scales,
-                                 cudaStream_t stream);
+                                 ValueType type, bool bfloat16, bool early, uint16_t* codes,
+                                 float* scales, cudaStream_t stream);
 
 // Unpacks units to weight[rows, cols] (16-bit values, zeros included) on `stream` of the current
 // device; rows, cols >= 1. Rows from a multiple of 16 on are a weight of their own, whose units

@@ -63,7 +63,7 @@ class WgmmaMultiplier {
     const mma_units::WgmmaSums<Type, Shape, Operand::kXBytes == 1, typename Operand::Sum> store(
         arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
     load(weights, units_);
-    if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
+    wait_for_last_kernel();
     operand_.make(a_[0], units_[0], 0);
     int turn = 0;  // of the units that were loaded at once
     FS_NO_UNROLL
@@ -151,13 +151,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   if (threadIdx.x == 0) ring.init(arguments);
   meet_cluster();
+  allow_next_kernel();
   if (warp < Shape::kUnits) {
     take_registers<Shape::kMultiplying>();
     WgmmaMultiplier<Type, Operand, Shape>(arguments, ring).run(warp);
   } else {
     release_registers<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
-      if constexpr (Operand::kXBytes == 1) wait_for_last_kernel();
+      wait_for_last_kernel();
       mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
     }
   }

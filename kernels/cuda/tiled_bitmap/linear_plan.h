@@ -79,6 +79,11 @@ inline constexpr int64_t kMostRoundedCols = 1 << 17;
 constexpr int64_t max_sparse_tokens(const Gpu& gpu, Operands operands) {
   return gpu.hopper && operands == Operands::kNative ? 1024 : 128;
 }
+// The same of codes by codes, of which the library's product takes nearly as long for 65 tokens as
+// for 128.
+constexpr int64_t max_rounded_tokens(int64_t rows, int64_t cols) {
+  return rows * cols > 96 << 20 ? 192 : 64;
+}
 
 struct LinearPlan {
   int shape;                    // number of shapes_of(operands)

@@ -30,6 +30,12 @@ cudaError_t tiled_bitmap_unpack_codes(const uint32_t* packed, int64_t num_lines,
                                       const int32_t* offsets, const float* scales, int64_t rows,
                                       int64_t cols, bool bfloat16, uint16_t* weight,
                                       cudaStream_t stream);
+// Codes as they are, a byte each, for a product with codes of x whose columns lie in the same order
+// (codes_of_x.cuh): codes[16 ceil(rows / 16)][stride], zeros at the edges, on 16 bytes. `stride` is
+// quantised_stride(cols) (cuda/mma_units/quantise_x.h).
+cudaError_t tiled_bitmap_unpack_beside_x(const uint32_t* packed, int64_t num_lines,
+                                         const int32_t* offsets, int64_t rows, int64_t cols,
+                                         int64_t stride, void* codes, cudaStream_t stream);
 
 // Validates packed[num_lines][32] and `offsets` of any content: verdicts[u] >= 0 is the number of
 // values of unit u, a negative one the rule that it breaks (verdict.h).

@@ -2,24 +2,21 @@
 // tiled_bitmap -> dense on the GPU, a warp a unit.
 #pragma once
 #include "cuda/tiled_bitmap/unit.cuh"
+#include "cuda/tiled_bitmap/unit_copy.cuh"
 
 namespace flashsparse::tiled_bitmap {
 
 inline constexpr int kUnpackWarps = 4;  // units of a block
 inline constexpr int kUnpackThreads = kUnpackWarps * kLanes;
 
-// A lane's weights from the columns of items in shared memory, zeros included. Only places of the
-// stage are read, whatever `starts` says. `scales` are of the lane's two rows.
+// A lane's weights from the columns of items in shared memory, zeros included. `scales` are of the
+// lane's two rows.
 template <class Items>
-__device__ __forceinline__ void load_items(const uint32_t (&masks)[kMaskWords], uint32_t starts,
-                                           uint32_t values, const float (&scales)[kHalves],
-                                           Pairs& pairs) {
-  constexpr uint32_t kMostItems = kLaneWeights;
+__device__ __forceinline__ void load_items(const UnitHead& head, uint32_t values,
+                                           const float (&scales)[kHalves], Pairs& pairs) {
   FS_UNROLL
   for (int run = 0; run < kRuns; ++run) {
-    const uint32_t start = starts >> 16 * run & 0xffff;
-    const uint32_t first = min(start / kLineWords, kMostItems - run_length(masks, run));
-    ItemPlace<kItemsOfWord<Items>> item(values, first * kLineWords | start % kLineWords);
+    ItemPlace<kItemsOfWord<Items>> item(values, head.start_of(run));
     FS_UNROLL
     for (int w = run * kRunMasks; w < (run + 1) * kRunMasks; ++w) {
       FS_UNROLL
@@ -30,7 +27,7 @@ __device__ __forceinline__ void load_items(const uint32_t (&masks)[kMaskWords], 
           FS_UNROLL
           for (int e = 0; e < 2; ++e) {
             pair[e] = 0;
-            if (masks[w] >> (j + 16 * half + 8 * e) & 1) {
+            if (head.masks[w] >> (j + 16 * half + 8 * e) & 1) {
               const auto found = load_shared<typename Items::Item>(item.address);
               pair[e] = Items::weight_of(found, scales[half]);
               item.next();
@@ -62,25 +59,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
   if (unit >= units(rows, cols)) return;
   const uint32_t stage = shared_address(stages + warp * kStageBytes);
 
-  const uint32_t begin = min(static_cast<uint32_t>(offsets[unit]), num_lines);
-  const uint32_t end = min(static_cast<uint32_t>(offsets[unit + 1]), num_lines);
-  uint32_t masks[kMaskWords] = {}, starts = 0;
-  if (begin + kHeadLines <= end) {
-    constexpr uint32_t kMost = kLaneWeights / kItemsOfWord<Items>;
-    const uint32_t lines = min(end - begin - kHeadLines, kMost);
-    const uint32_t* const head = packed + static_cast<int64_t>(begin) * kLineWords;
-    const uint4* const values = reinterpret_cast<const uint4*>(head + kHeadLines * kLineWords);
-    for (uint32_t i = lane; i < lines * (kLineBytes / sizeof(uint4)); i += kLanes) {
-      copy_async<16>(stage + i * sizeof(uint4), values + i, true);
-    }
-    const uint4 mask = load_streaming(reinterpret_cast<const uint4*>(head) + lane);
-    masks[0] = mask.x, masks[1] = mask.y, masks[2] = mask.z, masks[3] = mask.w;
-    starts = load_streaming(head + kMaskLines * kLineWords + lane);
-  }
-  copy_async_commit();
-  copy_async_wait<0>();
-  __syncwarp();
-
+  const UnitHead head = copy_unit<kItemsOfWord<Items>>(packed, num_lines, offsets, unit, stage);
   const Corner corner = corner_of(unit, cols);
   float own_scales[kHalves] = {1, 1};
   if (Items::kHasScales && scales) {
@@ -91,7 +70,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
     }
   }
   Pairs pairs;
-  load_items<Items>(masks, starts, stage, own_scales, pairs);
+  load_items<Items>(head, stage, own_scales, pairs);
   __syncwarp();  // the rows take the place of the items
   FS_UNROLL
   for (int w = 0; w < kMaskWords; ++w) {

@@ -35,7 +35,7 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = static_cast<unsigned>(plan.cluster());
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  // Codes of x are made by the launch before: weights are loaded meanwhile.
+  // Weights are loaded while the kernel before, which may make x, comes to its end.
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
@@ -44,7 +44,7 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = plan.x_bytes == 1 ? 2 : 1;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, arguments, map);
 }
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is asked for of sums that a library has left in memory, and the launch (scale_sums.cuh).
+#pragma once
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace flashsparse::mma_units {
+
+inline constexpr int kScaleThreads = 128;
+inline constexpr int kScaledRows = 4, kScaledTokens = 8;  // of a thread
+
+// All of it device memory. y = sums * x_scales * scales + bias, of a panel of the weight's rows.
+struct SumsToScale {
+  const int32_t* sums;    // [tokens, sums_stride], on 16 bytes
+  int64_t sums_stride;    // a multiple of 4, no less than `rows`
+  const float* scales;    // [rows]
+  const float* x_scales;  // [tokens]
+  const uint16_t* bias;   // [rows], or null
+  uint16_t* y;            // [tokens, y_stride], on 8 bytes
+  int64_t y_stride;
+  int rows;
+  int64_t tokens;
+};
+
+// Blocks beside each other for so many rows, and in all.
+FS_HOST_DEVICE constexpr int scale_row_blocks(int rows) {
+  constexpr int kBlockRows = kScaleThreads * kScaledRows;
+  return (rows + kBlockRows - 1) / kBlockRows;
+}
+FS_HOST_DEVICE constexpr int64_t scale_blocks(int rows, int64_t tokens) {
+  return (tokens + kScaledTokens - 1) / kScaledTokens * scale_row_blocks(rows);
+}
+
+}  // namespace flashsparse::mma_units

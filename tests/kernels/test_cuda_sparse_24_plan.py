@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the host cuts the work of sparse_24's kernel for few tokens, held to what was measured."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import _results
+import pytest
+from emulation import KERNELS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TYPES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
+# Multiprocessors, bytes of shared memory of a block, whether it is a Hopper.
+GPUS = {
+    "H200": (132, 227 << 10, 1),
+    "A100": (108, 163 << 10, 0),
+    "RTX 4090": (128, 99 << 10, 0),
+    "RTX 4060": (24, 99 << 10, 0),
+}
+NUMBERS = re.compile(r"\d( \d+){5}")
+Product = tuple[int, int, int, str, int, int]  # rows, cols, tokens, values, group, bytes of x
+Plans = Callable[[str, Iterable[Product]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> Plans:
+    """The numbers of the plan of each product, as text, or the rule that it breaks."""
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    sources = [
+        Path(__file__).with_name("sparse_24_plan_driver.cpp"),
+        KERNELS / "cuda" / "sparse_24" / "linear_plan.cpp",
+    ]
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
+    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+
+    def ask(gpu: str, products: Iterable[Product]) -> list[str]:
+        asked = "".join(
+            f"{rows} {cols} {tokens} {TYPES.index(values)} {group} {x_bytes} "
+            f"{' '.join(map(str, GPUS[gpu]))}\n"
+            for rows, cols, tokens, values, group, x_bytes in products
+        )
+        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
+        return ran.stdout.splitlines()
+
+    return ask
+
+
+def measured() -> dict[Product, dict[str, float]]:
+    """Microseconds of launches, by products."""
+    found: dict[Product, dict[str, float]] = defaultdict(dict)
+    rows = _results.read(_results.FOLDER / "nvidia-h200" / "sparse_24_sweep.csv")["rows"]
+    for row in rows:
+        group = 128 if row["values"] == "int4" else 0
+        product = (row["rows"], row["cols"], row["tokens"], row["values"], group, 2)
+        found[product][row["launch"]] = row["us"]
+    return found
+
+
+def test_plans_are_near_the_fastest_launches(plans):
+    """After a change of the plan, measure: benchmarks/sparse_24/sweep.py."""
+    times = measured()
+    slower: dict[str, list[float]] = defaultdict(list)
+    for product, plan in zip(times, plans("H200", times), strict=True):
+        if plan in times[product]:
+            slower[product[3]].append(times[product][plan] / min(times[product].values()))
+    for values, least in (("native", 20), ("int8", 25), ("int4", 22)):
+        assert len(slower[values]) >= least, values
+        assert statistics.geometric_mean(slower[values]) < 1.025, values
+        assert max(slower[values]) < 1.15, values
+
+
+def test_small_layers_have_whole_sets_of_rows(plans):
+    """Sums between blocks would take as long as the weight."""
+    (plan,) = plans("H200", [(4096, 4096, 8, "int8", 0, 2)])
+    _, row_warps, column_warps, *_, blocks = map(int, plan.split())
+    row_units = 2 if plan[0] == "1" else 1
+    assert 4096 / 16 / (row_warps * row_units) % blocks == 0 and column_warps > 1
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 40_000), cols=st.integers(1, 40_000), tokens=st.integers(1, 32),
+    values=st.sampled_from(TYPES), gpu=st.sampled_from(list(GPUS)), narrow=st.booleans(),
+)  # fmt: skip
+def test_every_product_has_a_plan(plans, rows, cols, tokens, values, gpu, narrow):
+    group = 128 if values == "int4" else 0
+    x_bytes = 1 if narrow and values == "int8" else 2
+    (plan,) = plans(gpu, [(rows, cols, tokens, values, group, x_bytes)])
+    assert NUMBERS.fullmatch(plan), plan
