@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 
@@ -12,8 +11,6 @@ from _markdown import Result, gpu_conditions, markdown
 OWN = "own choice"
 BITMAP = ("tiled_bitmap", "50%")
 PAIRS = ((64, 65), (96, 97), (128, 129), (160, 161), (192, 193))
-NARROWER = {80, 96, 144, 160, 224}  # tokens of tiles that came later
-TILE = re.compile(r"rows x (\d+) tokens")
 
 Times = dict[int, tuple[float, float]]
 
@@ -45,24 +42,16 @@ def steps_by_kind(result: Result) -> str:
 
 
 def steps_by_layer(result: Result) -> str:
-    """tiled_bitmap with half zeros: without the narrower tiles, and with them; layers down."""
+    """tiled_bitmap with half zeros: by its own choice, and by the fastest launch; layers down."""
     rows = [row for row in result["rows"] if (row["format"], row["zeros"]) == BITMAP]
-    before = [row for row in rows if _tile(row) not in NARROWER and row["launch"] != OWN]
     cells = []
-    for (*_, shape), now in times(rows).items():
-        old = times(before)[(*BITMAP, shape)]
-        values = [
-            f"{old[more][1] / old[one][1] - 1:+.0%}, **{now[more][1] / now[one][1] - 1:+.0%}**"
+    for (*_, shape), of in times(rows).items():
+        steps = [
+            [more / one - 1 for one, more in zip(of[one], of[more], strict=True)]
             for one, more in PAIRS
         ]
-        cells.append([shape, *values])
+        cells.append([shape, *(f"{own:+.0%}, **{best:+.0%}**" for own, best in steps)])
     return markdown(_header("one token more:"), cells) + gpu_conditions(result["about"])
-
-
-def _tile(row: Result) -> int:
-    """Tokens of a launch's tile, or 0."""
-    found = TILE.search(row["launch"])
-    return int(found[1]) if found else 0
 
 
 def _header(name: str) -> list[str]:
