@@ -138,13 +138,13 @@ def choices() -> list[list[str]]:
             "2:4",
             *pattern("2:4"),
             on_cpu("2:4, native"),
-            "GPU: fp8 is a little faster; fewer bits are the next row",
+            "GPU: about as fast as fp8; fewer bits are the next row",
         ],
         [
             "2:4, 8-bit values",
             *pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
             on_cpu("2:4, fp8_e4m3", "2:4, int8"),
-            "FlashSparse; fp8 where layers are 4096x4096 or smaller",
+            "FlashSparse up to 16 tokens",
         ],
         [
             "2:4, int4 values",
