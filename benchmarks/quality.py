@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help="measure everything again")
     parser.add_argument("--plot", action="store_true", help="draw the result, measure nothing")
     parser.add_argument(
-        "--tasks", type=lambda s: s.split(","), default=[], help="of lm-eval, names or files"
+        "--tasks", nargs="+", default=[], help="of lm-eval, names or files, into tasks.csv"
     )
     arguments = parser.parse_args()
     kind = "tasks" if arguments.tasks else "quality"
@@ -228,6 +228,8 @@ def main() -> None:
     names = ("method", "tokens", "context", "samples", "window", "group")
     about = {"model": arguments.model.name, "text": arguments.text.name, "held_out": HELD_OUT}
     about |= {name: getattr(arguments, name) for name in names} | {"torch": torch.__version__}
+    if arguments.tasks:
+        about["tasks"] = sorted(Path(task).stem for task in arguments.tasks)
     rows: list[Row] = []
     if target.exists() and not arguments.anew:
         found = _results.read(target)

@@ -159,7 +159,13 @@ def recovery_gpu(result: Result) -> str:
             whole = about["layers"] * row["seconds"]
         cells.append([name, *line, f"{whole:.0f}", f"{row['peak_bytes'] / 1e9:.1f}"])
     heads = ["", "tokens", "seconds a step or layer", "seconds in all", "GB at most"]
-    return markdown(heads, cells) + gpu_conditions(about)
+    measured = " and ".join(
+        f"{row['steps']} {'steps' if row['part'] == 'lora' else 'decoder layers'}"
+        for row in result["rows"]
+        if "seconds" in row
+    )
+    made = f"In all: the median of {measured}, times their number; loading and writing come on top."
+    return markdown(heads, cells) + f"\n{made}\n" + gpu_conditions(about)
 
 
 def perplexity(number: float) -> str:
