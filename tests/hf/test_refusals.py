@@ -273,12 +273,12 @@ def test_another_models_checkpoint(packed_copy):
 
 
 def test_what_fails_while_packing_surfaces(llama, monkeypatch):
-    def broken(weight, sparsity, name):
+    def broken(weight, target, sparsity, name):
         if name == TWIN:
             raise RuntimeError("out of luck")
         return weight
 
-    monkeypatch.setattr(conversion, "prune_weight", broken)
+    monkeypatch.setattr(conversion, "prune_for", broken)
     config = fs.FlashSparseConfig(pruning="magnitude", sparsity=0.5)
     with pytest.raises(RuntimeError, match="out of luck"):
         tiny.load(llama.dense, quantization_config=config)
