@@ -12,8 +12,8 @@ MANY_ROWS = 16
 # stream reaches; seconds for what neither overlaps it nor is the launch (the first x, the sums of
 # the warps, y), and for each token of a launch; bytes of x that a block transposes in a clock, and
 # the rows at which each block has to take all of its columns.
-STREAM, ENDS, ENDS_TOKEN = 0.96, 1.2e-6, 0.1e-6
-X_BYTES, X_ROWS = 11.0, 128 * 132
+STREAM, ENDS, ENDS_TOKEN = 0.96, 0.0, 0.13e-6
+X_BYTES, X_ROWS = 13.0, 128 * 132
 # Of the kernel for many tokens, fitted to launches with 32 rows an index on an H200, to 14%: rows
 # and tokens of a tile; of a multiprocessor and clock multiplications, and bytes of shared memory;
 # turns that bank conflicts make of one of a gather; the share of all that it reaches; seconds of

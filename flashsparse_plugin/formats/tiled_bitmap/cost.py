@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What multiplying a tiled_bitmap weight should cost.
 
-Fitted to benchmarks/results/nvidia-h200: the kernel for few tokens to tiled_bitmap_sweep.csv, and
-to tiled_bitmap_sweep_codes.csv for codes; the one for many tokens to spmm.csv.
-benchmarks/results/estimates.csv says how well the latter is met.
+Fitted to benchmarks/results/nvidia-h200: the kernels for 16 bits to spmm.csv, that for many tokens
+to steps.csv, too; the one for codes to tiled_bitmap_sweep_codes.csv.
+benchmarks/results/estimates.csv says how well spmm.csv is met.
 Estimates for other GPUs take their memory, clock and multiprocessors.
 """
 
@@ -37,7 +37,7 @@ class Few(NamedTuple):
     more_token: float
 
 
-NATIVE = Few(6.5e-6, 0.87, 151, 4.04, 0.0198)
+NATIVE = Few(6.5e-6, 0.87, 151, 3.2, 0.02)
 CODES = Few(5.7e-6, 0.78, 234, 0.59, 0.0199)
 ROUNDED = Few(6.4e-6, 0.76, 183, 0.5, 0.0247)  # by codes of x, which a launch before makes
 
@@ -48,9 +48,9 @@ UNPACK_MEMORY, INT8_ARITHMETIC, INT8_TOKENS, SCALED_BYTES = 0.8, 1.25, 128, 10
 
 # Of the kernel for many tokens, on compute capability 9.0: seconds beside its loop, and clocks of a
 # multiprocessor for 64 rows and 64 columns, and for each token of a tile.
-MANY_FIXED, MANY_MEMORY = 12e-6, 0.9
-PANEL, PANEL_CLOCKS, TOKEN_CLOCKS = 64, 284, 2.41
-TILE_TOKENS = (64, 96, 128, 144, 160, 192, 224, 256)
+MANY_FIXED, MANY_MEMORY = 10e-6, 0.9
+PANEL, PANEL_CLOCKS, TOKEN_CLOCKS = 64, 262, 2.41
+TILE_TOKENS = (64, 80, 96, 128, 144, 160, 192, 224, 256)
 SMALL = 32 << 20  # elements of a layer whose few tokens are 64 (wgmma_plan.h)
 
 
