@@ -158,3 +158,41 @@ def line_per_name(
     axis.yaxis.tick_right()
     axis.yaxis.set_major_formatter("{x:g}×")
     save(drawing, path)
+
+
+def scatter(
+    path: Path,
+    title: str,
+    subtitle: str,
+    named: Mapping[str, Sequence[tuple[float, float]]],
+    levels: Mapping[str, float],
+    unit: str,
+) -> None:
+    """Draws a point for each speedup, in ordered colours.
+
+    Args:
+        path: File to write.
+        title: The finding.
+        subtitle: What is compared.
+        named: Places on the horizontal axis, which is logarithmic, and speedups, for each label.
+        levels: The speedup that a label's line says, dashed and in its colour.
+        unit: Of the horizontal axis.
+    """
+    drawing, axis = figure(title, subtitle)
+    left = min(place for points in named.values() for place, _ in points)
+    top = max(speedup for points in named.values() for _, speedup in points)
+    begins = spread([levels[name] for name in named], top * 0.07)
+    for (name, points), colour, begin in zip(named.items(), ramp(len(named)), begins, strict=True):
+        axis.scatter(*zip(*points, strict=True), color=colour, s=12, linewidths=0)
+        axis.axhline(levels[name], color=colour, linewidth=1, linestyle="--")
+        axis.annotate(name, (left, begin), xytext=(-16, 0), textcoords="offset points",
+                      color=colour, ha="right", va="center", annotation_clip=False)  # fmt: skip
+    axis.axhline(1, color=GREY, linewidth=1)
+    axis.set_xscale("log")
+    axis.minorticks_off()
+    axis.set_xlabel(unit, color=GREY)
+    axis.set_ylim(0, top * 1.05)
+    axis.spines["left"].set_visible(False)
+    axis.yaxis.tick_right()
+    axis.yaxis.set_major_formatter("{x:g}×")
+    save(drawing, path)

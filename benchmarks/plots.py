@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import _results
-from _drawing import GREY, RAMP, figure, line_per_name, lines, save
+from _drawing import GREY, RAMP, figure, line_per_name, lines, save, scatter
 from _spmm_goals import BEST, LARGE, by_format, fastest, formats_of, weights_of
 from choices import codes_anywhere
 
@@ -180,6 +180,32 @@ def values(path: Path) -> None:
     )
 
 
+def float32(path: Path) -> None:
+    """Figure 9 of NM-SpMM: N:M with vectors of 32 rows in float32, a point a product."""
+    rows = [row for row in read("nvidia-h200", "nm_fp32") if row["part"] == "points"]
+    rows = [row for row in rows if row["tokens"] >= 256]
+    named: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        outputs, inputs = map(int, row["shape"].split("x"))
+        place = outputs * inputs * row["tokens"] / 1e9
+        named.setdefault(f"{row['zeros']:.1%} zeros".replace(".0%", "%"), []).append(
+            (place, row["ratio"])
+        )
+    levels = {
+        name: statistics.geometric_mean(speedup for _, speedup in points)
+        for name, points in named.items()
+    }
+    first, *_, last = levels.values()
+    scatter(
+        path,
+        f"float32: {first:.1f} to {last:.1f} times cuBLAS",
+        f"N:M, L = 32, {len(next(iter(named.values())))} products on an H200; dashed: their means",
+        named,
+        levels,
+        "billions of multiplications, dense",
+    )
+
+
 def attention(folder: str, path: Path) -> None:
     rows = [r for r in read(folder, "attention") if r["heads"] == "32/8 x 128"]
     found: dict[str, dict[int, float]] = {}
@@ -229,6 +255,7 @@ def draw(folder: Path) -> None:
         patterns(gpu, folder / f"nm-{short}.svg")
         attention(gpu, folder / f"attention-{short}.svg")
     values(folder / "values-h200.svg")
+    float32(folder / "nm-fp32-h200.svg")
     cpu(folder / "cpu-avx512.svg")
 
 
