@@ -3,6 +3,7 @@
 
     python benchmarks/cpu_values.py                     the whole table
     python benchmarks/cpu_values.py --shapes 4096x4096 --tokens 1 --repeats 31
+    python benchmarks/cpu_values.py --dtype float32     N:M weights of 32 bits, which are no codes
     FLASHSPARSE_CPU_CAPABILITY=avx2 python benchmarks/cpu_values.py
 
 Weights are cold (copies of half a gigabyte take turns), kernels are timed in turn, and a ratio is
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,26 +43,34 @@ VALUES: Sequence[Mapping[str, Any]] = (
     {"values": "int8"},
     {"values": "int4", "group": 128},
 )
-GOALS = {
+CODES_GOALS = {
     (f"{zeros}, int8", baseline): goal
     for zeros in ("2:4", "50% anywhere")
     for baseline, goal in (("dense", 0.28), ("dense int8", 0.7))
 }
 """The largest share of the time of a dense layer, for one token."""
+SINGLE_GOALS = {
+    (f"{name}, native", "dense"): packed / (0.8 * 32)
+    for name, packed in (("2:4", 17.0), ("8:32, L=32", 8.16))
+}
+"""The same for 32 bits: 0.8 of what the bits a weight would bring are to be reached."""
 
 
 def random_weight(
-    shape: tuple[int, int], options: Mapping[str, Any], zeros: float | None = None
+    shape: tuple[int, int],
+    options: Mapping[str, Any],
+    zeros: float | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> fs.PackedWeight:
     """Weights or codes that follow the pattern, or with zeros anywhere, prepared for kernels."""
     storage = get_format("nm_vector" if zeros is None else "tiled_bitmap")
-    scheme = storage.scheme(torch.bfloat16, options)
+    scheme = storage.scheme(dtype, options)
     if zeros is None:
         weight = scheme.options.keep_largest(torch.randn(shape))
     else:
         weight = torch.randn(shape).masked_fill_(torch.rand(shape) < zeros, 0)
     if options["values"] == "native":
-        return storage.pack(weight.bfloat16(), scheme).prepare("cpu")
+        return storage.pack(weight.to(dtype), scheme).prepare("cpu")
     kind = VALUE_TYPES[options["values"]]
     codes = kind.round(weight * kind.most / 4)
     scales = storage.tensors(scheme, shape)["weight_scale"]
@@ -70,7 +79,7 @@ def random_weight(
 
 
 def coded_kernels(shape: tuple[int, int]) -> dict[str, Call]:
-    """Our layers, by their zeros and type of values."""
+    """Our layers of 16 bits and of codes, by their zeros and type of values."""
     weights = {}
     for pattern, options in PATTERNS.items():
         for values in VALUES:
@@ -80,6 +89,23 @@ def coded_kernels(shape: tuple[int, int]) -> dict[str, Call]:
     for title, zeros in ZEROS.items():
         for kind in ("native", "int8"):
             weights[f"{title}, {kind}"] = partial(random_weight, shape, {"values": kind}, zeros)
+    return kernels_of(weights)
+
+
+def single_kernels(shape: tuple[int, int]) -> dict[str, Call]:
+    """Our layers of 32 bits, by pattern."""
+    native = {"values": "native"}
+    return kernels_of(
+        {
+            f"{pattern}, native": partial(
+                random_weight, shape, {**options, **native}, dtype=torch.float32
+            )
+            for pattern, options in PATTERNS.items()
+        }
+    )
+
+
+def kernels_of(weights: Mapping[str, Callable[[], fs.PackedWeight]]) -> dict[str, Call]:
     kernels: dict[str, Call] = {}
     for name, made in weights.items():
         packed = made()
@@ -88,16 +114,22 @@ def coded_kernels(shape: tuple[int, int]) -> dict[str, Call]:
     return kernels
 
 
-def measure(shape: tuple[int, int], tokens: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+def measure(
+    shape: tuple[int, int], tokens: Sequence[int], repeats: int, dtype: torch.dtype
+) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    kernels = dense_kernels(torch.randn(shape).bfloat16())
-    del kernels["dense fp32"]
-    kernels |= coded_kernels(shape)
+    dense = dense_kernels(torch.randn(shape).bfloat16())
+    single_precision = dense.pop("dense fp32")
+    if dtype == torch.float32:
+        kernels = {"dense": single_precision, **single_kernels(shape)}
+    else:
+        kernels = dense | coded_kernels(shape)
+    goals = SINGLE_GOALS if dtype == torch.float32 else CODES_GOALS
     rows = []
     for count in tokens:
         single = torch.randn(count, shape[1])
         calls = {
-            name: partial(kernel, single if name == "dense int8" else single.bfloat16())
+            name: partial(kernel, single if name == "dense int8" else single.to(dtype))
             for name, kernel in kernels.items()
         }
         samples = _measure.interleaved(calls, repeats)
@@ -115,7 +147,7 @@ def measure(shape: tuple[int, int], tokens: Sequence[int], repeats: int) -> list
                         "baseline": baseline,
                         "ratio": round(_measure.median_ratio(own, theirs), 3),
                         "fastest": round(min(own) / min(theirs), 3),
-                        "goal": GOALS.get((name, baseline)) if count == 1 else None,
+                        "goal": goals.get((name, baseline)) if count == 1 else None,
                     }
                 )
     return rows
@@ -156,6 +188,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=shapes_of, default="4096x4096,4096x14336")
     parser.add_argument("--tokens", type=numbers, default="1,2,4,8,16")
     parser.add_argument("--repeats", type=int, default=21, help="samples of each kernel")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--name", help="of the result file (default: by capability)")
     arguments = parser.parse_args()
@@ -166,9 +199,11 @@ def main() -> None:
     about = _measure.machine()
     rows: list[dict[str, Any]] = []
     for shape in arguments.shapes:
-        rows += measure(shape, arguments.tokens, arguments.repeats)
+        dtype = getattr(torch, arguments.dtype)
+        rows += measure(shape, arguments.tokens, arguments.repeats, dtype)
     show(rows, about)
-    name = arguments.name or f"cpu_values_{about['capability']}"
+    kind = "float32_" if arguments.dtype == "float32" else ""
+    name = arguments.name or f"cpu_values_{kind}{about['capability']}"
     path = _results.folder_of(about["cpu"]) / f"{name}.csv"
     _results.write(path, about, rows)
     print(f"written to {path}")
