@@ -325,6 +325,10 @@ class Format(ABC):
         """
         return weight
 
+    def sample(self, scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight] | None:
+        """A weight, and it packed on a device, for self-tests of what `reference` cannot make."""
+        return None
+
     def pattern(self, scheme: Scheme) -> tuple[int, int, int] | None:
         """N, M and the vector length of the pattern that a scheme keeps; None: any zeros."""
         return None

@@ -24,6 +24,8 @@ from .ops import ops
 CUSPARSELT = "cusparselt"
 """The implementation of the second copy, in plans and tables."""
 
+SAMPLE = 64  # a multiple of what the library asks of rows and columns
+
 
 class CuSparselt24(Sparse24):
     name = "cusparselt_24"
@@ -75,6 +77,18 @@ class CuSparselt24(Sparse24):
         packed = super().arrange(stored, scheme, shape)
         compressed = library.compress(self.unpack(packed))
         return PackedWeight(scheme, shape, {**packed.tensors, "compressed": compressed})
+
+    def sample(self, scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight]:
+        """With the library's copy where there is the library, else with one that is never read."""
+        weight = self.conform(torch.randn(2 * SAMPLE, 3 * SAMPLE).to(scheme.dtype), scheme)
+        tensors = {name: t.to(device) for name, t in self.reference.pack(weight, scheme).items()}
+        if device == "cuda" and torch.backends.cusparselt.is_available():
+            tensors["compressed"] = library.compress(weight.to(device))
+        else:
+            shape = library.compressed_shape(*weight.shape)
+            tensors["compressed"] = torch.zeros(shape, dtype=scheme.dtype, device=device)
+        rows, columns = weight.shape
+        return weight, PackedWeight(scheme, (rows, columns), tensors)
 
     def multiply(
         self,

@@ -8,18 +8,18 @@ import math
 from ...gpu import BEGIN, LAUNCH, Gpu
 
 # Fitted to benchmarks/results/nvidia-h200, nm.csv and nm_values.csv, in which it begins early
-# behind the same product: the share of the bandwidth that it reaches;
-# seconds beside the bytes (the first x, the last sums), and for each token of a launch; turns of
-# shared memory for each token of a unit of 16 rows x 256 columns, and a second.
+# behind the same product: the share of the bandwidth that it reaches; seconds beside the bytes (the
+# first x, the last sums), and for each token of a launch; turns of shared memory for each token of
+# a unit of 16 rows x 256 columns, and a second.
 MEMORY, FIXED, TOKEN = 0.98, 0.2e-6, 0.09e-6
 UNIT, TOKEN_TURNS, TURNS = 16 * 256, 3, 1.23e9
 TURN_BYTES = 64  # of a unit: 128 are written in a turn, and read in another
 WIDENING = 8.3e-9  # seconds to widen the codes of a unit that nothing hides
 
 
-# Of the wgmma kernel, fitted to nm.csv and steps.csv (before it began early) of an H200: the share of the bandwidth, and of
-# the clock under load, of codes less; bytes a clock from the L2; seconds beside. Tiles that it is
-# compiled for: tokens, and warpgroups of 64 rows each.
+# Of the wgmma kernel, fitted to nm.csv and steps.csv (before it began early) of an H200: the share
+# of the bandwidth, and of the clock under load, of codes less; bytes a clock from the L2; seconds
+# beside. Tiles that it is compiled for: tokens, and warpgroups of 64 rows each.
 WGMMA_MEMORY, WGMMA_CLOCK, CODES_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.91, 0.78, 28, 4.6e-6
 GROUP_ROWS = 64
 TILES = (
