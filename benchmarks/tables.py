@@ -81,11 +81,14 @@ def choice(result: Result) -> str:
     """What each kind of zeros gains, and what to do about it."""
     header = ["your zeros", "H200, 1 to 16 tokens", "H100", "CPU, 1 token", "what to do"]
     lines = [header, ["---", "---:", "---:", "---:", "---"], *choices.choices()]
-    about = result["about"]
+    dates = [
+        each["about"]["date"][:10]
+        for each in (result, _results.read(_results.FOLDER / choices.GPUS[1] / "nm.csv"))
+    ]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + (
-        f"\nTime of dense 16-bit weights / time, of linear layers. GPUs: {about['gpu']} and H100, "
-        f"layers of more than 100 million weights, {about['date'][:10]} and later. CPU: AMD EPYC "
-        "with AVX-512, two threads, 4096x4096.\n"
+        "\nTime of dense 16-bit weights / time, of linear layers. GPUs: "
+        f"{result['about']['gpu']} ({dates[0]}) and H100 ({dates[1]}), layers of more than 100 "
+        "million weights. CPU: AMD EPYC with AVX-512, two threads, 4096x4096.\n"
     )
 
 
