@@ -167,6 +167,7 @@ def profile(
     asked = json.dumps([[*point.values()] for point in points])
     call = [sys.executable, str(program), "--one", asked, *options]
     found: list[list[dict[str, Any]]] = []
+    code = None
     # A metric that this ncu or card lacks must not prevent all others.
     for added in (["--metrics", ",".join(ADDED)], []):
         if not found and budget.left > 0:

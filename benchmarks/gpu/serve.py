@@ -112,18 +112,17 @@ def server_options(
     if arguments.dummy:
         options += ["--load-format", "dummy"]
     if arguments.together:
-        options += ["--kv-cache-memory-bytes", str(cache_bytes(shape, traffics, arguments))]
+        options += ["--kv-cache-memory-bytes", str(cache_bytes(shape, length, most))]
         options += ["--gpu-memory-utilization", "0.1"]  # has to be free when a server starts
     return options + method.flags(arguments.sparsity if arguments.dummy else None)
 
 
-def cache_bytes(shape: Shape, traffics: list[Traffic], arguments: argparse.Namespace) -> int:
-    """Bytes of keys and values, in 16 bits, of all clients' longest requests."""
+def cache_bytes(shape: Shape, length: int, most: int) -> int:
+    """Bytes of keys and values, in 16 bits, of so many requests of so many tokens, and one more."""
     heads = shape["num_attention_heads"]
     token = 2 * 2 * shape["num_hidden_layers"] * shape["hidden_size"]
     token = token * shape.get("num_key_value_heads", heads) // heads
-    longest = max(PROMPT + 64, *(each.longest for each in traffics))
-    return token * (longest + 16) * (max(8, *arguments.clients) + 1)
+    return token * (length + 16) * (most + 1)
 
 
 @contextmanager

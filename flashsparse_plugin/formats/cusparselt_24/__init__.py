@@ -24,8 +24,6 @@ from .ops import ops
 CUSPARSELT = "cusparselt"
 """The implementation of the second copy, in plans and tables."""
 
-SAMPLE = 64  # a multiple of what the library asks of rows and columns
-
 
 class CuSparselt24(Sparse24):
     name = "cusparselt_24"
@@ -80,14 +78,14 @@ class CuSparselt24(Sparse24):
 
     def sample(self, scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight]:
         """With the library's copy where there is the library, else with one that is never read."""
-        weight = self.conform(torch.randn(2 * SAMPLE, 3 * SAMPLE).to(scheme.dtype), scheme)
+        rows, columns = 2 * library.MULTIPLE, 3 * library.MULTIPLE
+        weight = self.conform(torch.randn(rows, columns).to(scheme.dtype), scheme)
         tensors = {name: t.to(device) for name, t in self.reference.pack(weight, scheme).items()}
         if device == "cuda" and torch.backends.cusparselt.is_available():
             tensors["compressed"] = library.compress(weight.to(device))
         else:
-            shape = library.compressed_shape(*weight.shape)
+            shape = library.compressed_shape(rows, columns)
             tensors["compressed"] = torch.zeros(shape, dtype=scheme.dtype, device=device)
-        rows, columns = weight.shape
         return weight, PackedWeight(scheme, (rows, columns), tensors)
 
     def multiply(
