@@ -228,7 +228,7 @@ def _estimated(weights: Sequence[Weight], name: str) -> tuple[list[Entry], str, 
     from flashsparse_plugin.gpu import find_gpu
 
     gpu = find_gpu(name, (0, 0))
-    entries = [entry_of(weight, model.times(weight, gpu)) for weight in weights]
+    entries = [entry_of(weight, model.times(weight, gpu), model.DOUBT) for weight in weights]
     return entries, f"{gpu.name}, estimated and not measured", None
 
 

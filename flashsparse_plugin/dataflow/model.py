@@ -39,6 +39,11 @@ BUCKETS = (
 # was faster on an H200.
 MARGIN, DOUBT = 0.02, 0.12
 
+# Seconds that unpacking for the library must save. It is several calls for the host, some 60 us
+# more than a kernel of ours outside of CUDA graphs, by tokens a second of SmolLM2-135M on an H200
+# (benchmarks/gpu/generate.py): too much for what it saves of the GPU's time in a tiny layer.
+UNPACKING = 1e-6
+
 
 @dataclass(frozen=True)
 class Weight:

@@ -28,7 +28,7 @@ from ..gpu import Gpu, find_gpu
 from ..messages import PrintableMessage, complaint, printable
 from ..names import DENSE
 from ..packed import Scheme
-from ..plan import Implementation, Plan
+from ..plan import LIBRARY, Implementation, Plan
 from . import model
 from .model import Weight
 
@@ -325,7 +325,7 @@ def ranges_of(
     A dense layer is the library's wherever no kernel was seen to be faster by the margin: at each
     number of tokens that was looked at, and between two of them if it is at the second, as the
     time of a kernel rises in steps. A packed layer has no implementation that would be there
-    without us, and the faster one is taken.
+    without us, and the faster one is taken; but unpacking has to save `model.UNPACKING`.
 
     Args:
         found: Seconds of the implementations, by tokens.
@@ -333,9 +333,10 @@ def ranges_of(
         margin: What a kernel for dense layers must be faster by, as a share.
     """
     names, tokens = list(implementations), sorted(found)
+    unpacks = implementations[names[0]].most_tokens is None  # a packed weight, for the library
     safe = {
         count: {
-            name: seconds
+            name: seconds + (model.UNPACKING if unpacks and name == LIBRARY else 0.0)
             for name, seconds in times.items()
             if implementations[name].most_tokens is None
             or seconds * (1 + margin) <= times.get(names[-1], math.inf)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, resolve, table
 from flashsparse_plugin.dataflow.table import Entry, Table, read_table, table_path, write_table
+from flashsparse_plugin.dataflow.tuner import packed_weight
 from flashsparse_plugin.formats import find_form, get_format
 
 SCHEME = get_format("tiled_csl").scheme(torch.bfloat16)
@@ -138,6 +139,16 @@ def test_without_a_table_the_model_decides_and_says_so_once(h200, caplog):
     (told,) = [record.getMessage() for record in caplog.records]
     assert "estimated by the model of an H200" in told and "flashsparse tune" in told
     assert resolve(Weight((5, 5)), torch.bfloat16, "cuda").implementation(1) in ("gemv", "library")
+
+
+@pytest.mark.parametrize("name", ["tiled_csl", "tiled_bitmap"])
+@pytest.mark.parametrize("shape", [(192, 576), (576, 576), (1536, 576)])
+def test_a_tiny_layer_is_not_unpacked_for_what_that_would_save(h200, name, shape):
+    """SmolLM2-135M's layers: for the host it is several calls in place of one."""
+    weight = packed_weight(shape, get_format(name).scheme(torch.bfloat16), 0.2)
+    found = resolve(weight, torch.bfloat16, "cuda")
+    assert found.source == "model"
+    assert found.implementation(1) == found.implementation(8) != "library"
 
 
 def test_on_a_cpu_there_is_nothing_to_choose(h200):
