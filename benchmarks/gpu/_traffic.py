@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Traffic:
         output: Tokens out.
         rounds: Requests of each client.
         spread: Both numbers of tokens are random, up to this share below and above.
+        clients: How many at once, a measurement each.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Traffic:
     output: int
     rounds: int
     spread: float = 0.0
+    clients: tuple[int, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -41,8 +44,9 @@ class Traffic:
 
     def shortened(self, by: int) -> Traffic:
         """The same with fewer tokens, for a machine without a GPU."""
-        tokens = (max(4, self.prompt // by), max(4, self.output // by))
-        return Traffic(self.name, *tokens, rounds=min(self.rounds, 2), spread=self.spread)
+        prompt, output = max(4, self.prompt // by), max(4, self.output // by)
+        rounds = min(self.rounds, 2)
+        return dataclasses.replace(self, prompt=prompt, output=output, rounds=rounds)
 
 
 # The first as in Flash-LLM, section 6.3. In mixed traffic prompts arrive while others are answered:
@@ -55,6 +59,21 @@ TRAFFICS = {
         Traffic("mixed", prompt=896, output=128, rounds=4, spread=0.8),
     )
 }
+
+
+def traffic_of(text: str) -> Traffic:
+    """The traffic of a name, with its own numbers of clients after "=": "prompts=1,16".
+
+    Raises:
+        argparse.ArgumentTypeError: If there is none of this name, or a number is none.
+    """
+    name, _, numbers = text.partition("=")
+    try:
+        clients = tuple(int(each) for each in numbers.split(",") if each)
+        return dataclasses.replace(TRAFFICS[name], clients=clients)
+    except (KeyError, ValueError) as error:
+        known = ", ".join(TRAFFICS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}, =1,16") from error
 
 
 def measure(url: str, model: Path, traffic: Traffic, clients: int, gpus: int) -> Row:
