@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import dataclasses
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from _device import _server
 
 Row = dict[str, Any]
+WARM_CLIENTS, WARM_TOKENS = 8, 8  # of the requests before those that are measured: at most
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,9 @@ def measure(url: str, model: Path, traffic: Traffic, clients: int, gpus: int) ->
     Raises:
         RuntimeError: If a request fails.
     """
-    found = _bench(
-        ["--base-url", url, "--model", _server.NAME, "--tokenizer", str(model)],
-        ["--dataset-name", "random", "--random-input-len", str(traffic.prompt)],
-        ["--random-output-len", str(traffic.output), "--random-range-ratio", str(traffic.spread)],
-        ["--num-prompts", str(clients * traffic.rounds), "--max-concurrency", str(clients)],
-        ["--num-warmups", str(min(clients, 8)), "--temperature", "0", "--ignore-eos"],
-        ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"],
-    )
+    warm_up = dataclasses.replace(traffic, output=min(traffic.output, WARM_TOKENS), rounds=1)
+    _bench(url, model, warm_up, min(clients, WARM_CLIENTS))
+    found = _bench(url, model, traffic, clients)
     if found["completed"] < clients * traffic.rounds:
         errors = [error for error in found.get("errors", ()) if error]
         lost = clients * traffic.rounds - found["completed"]
@@ -113,11 +108,19 @@ def measure(url: str, model: Path, traffic: Traffic, clients: int, gpus: int) ->
     }
 
 
-def _bench(*options: Sequence[str]) -> Row:
+def _bench(url: str, model: Path, traffic: Traffic, clients: int) -> Row:
     """Runs vLLM's client in this process, which imports vLLM only once for all traffic."""
     from vllm.benchmarks.serve import add_cli_args, main
 
+    requests = clients * traffic.rounds
+    options = ["--base-url", url, "--model", _server.NAME, "--tokenizer", str(model)]
+    options += ["--dataset-name", "random", "--random-range-ratio", str(traffic.spread)]
+    options += ["--random-input-len", str(traffic.prompt)]
+    options += ["--random-output-len", str(traffic.output)]
+    options += ["--num-prompts", str(requests), "--max-concurrency", str(clients)]
+    options += ["--temperature", "0", "--ignore-eos", "--disable-tqdm"]
+    options += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99"]
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
     with contextlib.redirect_stdout(io.StringIO()):  # its report, which ours replaces
-        return main(parser.parse_args([each for part in options for each in part]))
+        return main(parser.parse_args(options))

@@ -45,7 +45,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -134,14 +134,20 @@ def cache_bytes(shape: Shape, length: int, most: int) -> int:
 def at_once(
     servers: Sequence[AbstractContextManager[_server.Server]],
 ) -> Iterator[list[Future[_server.Server]]]:
-    """Starts servers beside each other; they stop when the block ends."""
+    """Starts servers beside each other; they stop when the block ends.
+
+    A server that starts takes the GPU from one that is measured: all of them have started, or
+    failed to.
+    """
     with ExitStack() as stack, ThreadPoolExecutor(len(servers)) as pool:
-        yield [pool.submit(stack.enter_context, each) for each in servers]
+        futures = [pool.submit(stack.enter_context, each) for each in servers]
+        wait(futures)
+        yield futures
 
 
 @contextmanager
 def started(server: Future[_server.Server]) -> Iterator[_server.Server]:
-    """A server that is starting, as soon as it is there."""
+    """A server that has started; raises why one has not."""
     yield server.result()
 
 

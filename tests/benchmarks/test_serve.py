@@ -49,11 +49,9 @@ def ran(monkeypatch, tmp_path):
     return run
 
 
-def figures(*options):
+def figures(url, model, traffic, clients):
     """What vLLM's client returns."""
-    told = dict(zip(*[iter([each for part in options for each in part if each != "--disable-tqdm"
-                            and each != "--ignore-eos"])] * 2, strict=True))  # fmt: skip
-    found = {"completed": int(told["--num-prompts"]), "duration": 2.0, "median_ttft_ms": 10.0}
+    found = {"completed": clients * traffic.rounds, "duration": 2.0, "median_ttft_ms": 10.0}
     found |= {"p99_ttft_ms": 12.0, "median_tpot_ms": 3.0, "p99_itl_ms": 4.0}
     return found | {"output_throughput": 100.0, "total_token_throughput": 300.0}
 
@@ -88,9 +86,9 @@ def test_a_run_with_pretended_servers(ran, tmp_path, capsys):
 
 
 def test_a_traffic_that_fails_is_told_and_the_rest_is_kept(ran, tmp_path, capsys):
-    def losing(*options):
-        found = figures(*options)
-        few = ["--num-prompts", "2"] in [list(part[:2]) for part in options]
+    def losing(url, model, traffic, clients):
+        found = figures(url, model, traffic, clients)
+        few = traffic.name == "prompts" and clients == 1 and traffic.rounds > 1
         return found | ({"completed": 0, "errors": ["no such model"]} if few else {})
 
     code, _ = ran("--clients", "1", "8", bench=losing)
