@@ -116,9 +116,14 @@ def traffic(result: Result) -> str:
                 cells[at] += f" ({value / base if more else base / value:.2f})"
         return [title, *cells]
 
+    kinds = list(dict.fromkeys(row["traffic"] for row in rows))
+    asked = sorted(
+        {(row["traffic"], row["clients"]) for row in rows},
+        key=lambda each: (kinds.index(each[0]), each[1]),
+    )
     cells = []
     for figure, (title, decimals, more) in FIGURES.items():
-        for kind, clients in dict.fromkeys((row["traffic"], row["clients"]) for row in rows):
+        for kind, clients in asked:
             found = [points.get((kind, clients, name)) for name in names]
             values = [row and row[figure] for row in found]
             cells.append(line(f"{title}: {kind}, {clients}", values, decimals, more))
