@@ -333,6 +333,16 @@ def host_cost(result: Result) -> str:
     return markdown(["µs a call", *modes], cells) + conditions(about)
 
 
+def generate(result: Result) -> str:
+    """Tokens a second of transformers' generate, a way to hold the weights a row."""
+    cells = [
+        [row["method"], row.get("zeros", ""), f"{row['tokens_s']:.1f}", f"{row['ratio']:.2f}"]
+        for row in result["rows"]
+    ]
+    header = ["", "zeros", "tokens/s", "dense time / time"]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
 PAPER_TOKENS = 256  # the least of NM-SpMM's 100 points
 NM_SIZES = {
     "over 100 M weights": (100e6, math.inf),
@@ -549,6 +559,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_cycles": tiled_csl.tables.cycles,
     "gpu_pack": gpu_pack,
     "host_cost": host_cost,
+    "generate": generate,
     "attention": _attention_tables.paged,
     "copies": copies,
     "gemm": gemm,
