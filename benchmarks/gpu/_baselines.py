@@ -4,6 +4,8 @@
 dense    cuBLAS through torch, the fastest of F.linear, the same through cuBLASLt, and mm with
          the weight stored transposed. Its weight has 80% zeros, whatever the sparsity of the
          sparse one: where arithmetic binds, zeros make a dense product quicker.
+unpruned the same with a weight without zeros, as a dense model has it, from UNPRUNED tokens on:
+         fewer are bound by memory, which holds zeros and other values alike
 fp8      torch._scaled_mm, e4m3, one scale a tensor, without the work of quantizing x
 int4     Marlin of vLLM, groups of 128, where vLLM is installed
 """
@@ -11,7 +13,7 @@ int4     Marlin of vLLM, groups of 128, where vLLM is installed
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor
 from flashsparse_plugin.dataflow.tuner import random_weight
 
 DENSE_ZEROS = 0.8
+UNPRUNED = 96
 Row = dict[str, Any]
 
 
@@ -35,8 +38,23 @@ class Dense:
         self._layer, self._dtype, self._device = layer, dtype, device
 
     def time(self, tokens: Sequence[int], stopwatch: Stopwatch) -> dict[int, Row]:
-        weight = random_weight(self._layer.shape, 1 - DENSE_ZEROS, self._dtype, self._device)
-        found: dict[int, Row] = {count: {} for count in tokens}
+        weight = self._weight(1 - DENSE_ZEROS)
+        rows = {count: _best(times) for count, times in self._times(weight, tokens, stopwatch)}
+        if self._device.type == "cuda":
+            self._time_fp8(weight, rows, stopwatch)
+        return rows
+
+    def time_unpruned(self, tokens: Sequence[int], stopwatch: Stopwatch) -> dict[int, Row]:
+        """Microseconds as `unpruned_us` by tokens, of those that are enough."""
+        many = [count for count in tokens if count >= UNPRUNED]
+        found = self._times(self._weight(1.0), many, stopwatch) if many else ()
+        return {count: {"unpruned_us": _best(times)["dense_us"]} for count, times in found}
+
+    def _times(
+        self, weight: Tensor, tokens: Sequence[int], stopwatch: Stopwatch
+    ) -> Iterable[tuple[int, dict[str, Time]]]:
+        """Times of the library's product, by tokens and by the way to call it."""
+        found: dict[int, dict[str, Time]] = {count: {} for count in tokens}
         rotation = partial(_measure.Rotation, nbytes=weight.nbytes, cold_bytes=self._cold())
         plain = rotation(weight.clone)
         for count in tokens:
@@ -51,11 +69,10 @@ class Dense:
         for count in tokens:
             x = self._x(count)
             found[count]["transposed"] = stopwatch(partial(_mm, x, turned), len(turned))
-        del turned
-        rows = {count: _best(times) for count, times in found.items()}
-        if self._device.type == "cuda":
-            self._time_fp8(weight, rows, stopwatch)
-        return rows
+        return found.items()
+
+    def _weight(self, density: float) -> Tensor:
+        return random_weight(self._layer.shape, density, self._dtype, self._device)
 
     def _time_fp8(self, weight: Tensor, rows: dict[int, Row], stopwatch: Stopwatch) -> None:
         eighth = weight.to(torch.float8_e4m3fn)

@@ -126,10 +126,12 @@ class Speed:
     def _measure_dense(self, layer: Layer, tokens: Sequence[int]) -> None:
         if not tokens:
             return
-        found = Dense(layer, self._dtype, self._device).time(tokens, self._stopwatch)
+        dense = Dense(layer, self._dtype, self._device)
+        found = dense.time(tokens, self._stopwatch)
+        unpruned = dense.time_unpruned(tokens, self._stopwatch)
         int4 = self._int4.time(layer, tokens, self._dtype, self._device, self._stopwatch)
         for count, row in found.items():
-            self._dense[layer, count] = row | int4.get(count, {})
+            self._dense[layer, count] = row | unpruned.get(count, {}) | int4.get(count, {})
 
     def _measure_format(
         self, format: str, layer: Layer, sparsity: int, tokens: Sequence[int], weight: Tensor

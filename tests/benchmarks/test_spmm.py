@@ -17,6 +17,7 @@ import spmm
 import tables
 import torch
 import torch.nn.functional as F
+from _baselines import Dense
 from _device import Budget, Stopwatch, _results, _spmm_goals
 from _layers import LLAMA, OPT, Layer, layer
 from _sparse import Case, SparseChecker, small_cases
@@ -56,6 +57,7 @@ def test_a_toy_run_from_end_to_end(tmp_path):
         either = {"sparse_us", "unpacked_us"} & set(row)
         assert len(either) == (2 if row["tokens"] >= MANY[0] else 0)
         assert all(row[name] > 0 for name in either)
+    assert not any("unpruned_us" in row for row in rows)  # a toy's tokens are too few
     assert about["copy_gb_s"] > 0 and about["date"] and about["torch"]
 
 
@@ -342,6 +344,24 @@ def test_goals_are_held_against_each_format_and_the_fastest_of_a_layer(capsys):
     _spmm_report.show(rows, ABOUT)
     shown = capsys.readouterr().out
     assert "✓ 3.00" in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_prompts_are_compared_with_an_unpruned_dense_weight_too(capsys):
+    rows = [measured("a", 0.8, tokens=512), measured("a", 0.9, tokens=96)]
+    rows[0]["unpruned_us"] = 12  # dense 10, and 12.5 by format a
+    _spmm_report.show(rows, ABOUT)
+    first, second = capsys.readouterr().out.split("over an unpruned dense weight")
+    assert "0.80" in first and "✓ 0.90" in first
+    assert "✓ 0.96" in second and "96 to 128" not in second
+
+
+@pytest.mark.parametrize("tokens", [(1, 64), (64, 96, 512)])
+def test_few_tokens_are_not_timed_with_an_unpruned_weight(tokens):
+    times = Dense(Layer("", "", 64, 32), torch.float32, CPU).time_unpruned(
+        tokens, Stopwatch(CPU, 3)
+    )
+    assert list(times) == [count for count in tokens if count >= 96]
+    assert all(row["unpruned_us"] > 0 for row in times.values())
 
 
 def test_what_only_one_format_has_measured_is_not_compared():
