@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import _formats
+import _measure
 import _sparse
 import _spmm_report
 import pytest
@@ -17,7 +18,6 @@ import spmm
 import tables
 import torch
 import torch.nn.functional as F
-from _baselines import Dense
 from _device import Budget, Stopwatch, _results, _spmm_goals
 from _layers import LLAMA, OPT, Layer, layer
 from _sparse import Case, SparseChecker, small_cases
@@ -355,13 +355,35 @@ def test_prompts_are_compared_with_an_unpruned_dense_weight_too(capsys):
     assert "✓ 0.96" in second and "96 to 128" not in second
 
 
-@pytest.mark.parametrize("tokens", [(1, 64), (64, 96, 512)])
-def test_few_tokens_are_not_timed_with_an_unpruned_weight(tokens):
-    times = Dense(Layer("", "", 64, 32), torch.float32, CPU).time_unpruned(
-        tokens, Stopwatch(CPU, 3)
-    )
-    assert list(times) == [count for count in tokens if count >= 96]
-    assert all(row["unpruned_us"] > 0 for row in times.values())
+def test_many_tokens_are_timed_by_turns_with_dense_weights(monkeypatch):
+    asked = []
+    in_turns = Stopwatch.in_turns
+
+    def listening(self, calls):
+        asked.append(list(calls))
+        return in_turns(self, calls)
+
+    monkeypatch.setattr(Stopwatch, "in_turns", listening)
+    speed = Speed(["tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    list(speed.run([Stage([Layer("", "", 128, 64)], (50,), (1, 64, 128))], Budget(60)))
+    dense = [f"{name} {way}" for name in ("dense", "unpruned") for way in ("cublas", "transposed")]
+    assert asked == [["us", "sparse_us", "unpacked_us", *dense]]
+    few, some, many = speed.rows
+    assert not {"unpruned_us", "unpruned_by"} & (few.keys() | some.keys())
+    assert many["unpruned_us"] > 0 and many["unpruned_by"] in ("cublas", "transposed")
+    assert many["ratio"] == pytest.approx(many["dense_us"] / many["us"], abs=0.01)
+
+
+def test_turns_begin_with_another_one_each_round():
+    told = []
+
+    def clock(name):
+        return lambda: told.append(name) or float(len(told))
+
+    samples = _measure.in_turns({name: clock(name) for name in "abc"}, rounds=4)
+    rounds = ["".join(told[i : i + 3]) for i in range(0, 15, 3)]
+    assert rounds == ["cba", "abc", "acb", "bca", "bac"]
+    assert samples["a"] == [4.0, 7.0, 12.0, 14.0]  # without the first round
 
 
 def test_what_only_one_format_has_measured_is_not_compared():
