@@ -172,11 +172,11 @@ class Speed:
         tokens = point["tokens"]
         x = activations(tokens, layer, self._dtype, self._device)
         calls = {
-            OWN: partial(_multiplied, launch.linear if launch else _formats.multiply, copies, x)
+            OWN: partial(multiplied, launch.linear if launch else _formats.multiply, copies, x)
         }
         either: Row = {}
         for name, plan in {} if launch else self._plans(point["format"], tokens).items():
-            call = partial(_multiplied, partial(_formats.multiply, plan=plan), copies, x)
+            call = partial(multiplied, partial(_formats.multiply, plan=plan), copies, x)
             try:
                 call()
             except RuntimeError as error:  # it does not take so many tokens
@@ -240,5 +240,6 @@ class Speed:
                     row |= found
 
 
-def _multiplied(multiply: Callable[..., Tensor], copies: _measure.Rotation, x: Tensor) -> Tensor:
+def multiplied(multiply: Callable[..., Tensor], copies: _measure.Rotation, x: Tensor) -> Tensor:
+    """The product of x with the copy of a packed weight whose turn it is."""
     return multiply(copies(), x)
