@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _baselines import Dense, activations
+from _baselines import Dense, Rivals, activations
 from _check import DTYPES as CHECKED
 from _check import Checker, errors_of
 from _device import Budget, Stopwatch, _formats, _measure, _results, cold_bytes, machine
@@ -48,7 +48,7 @@ from _program import (
     signature,
 )
 from _rivals import by_library, rivals
-from _speed import WARM_UPS
+from _speed import WARM_UPS, multiplied
 from _tools import profile, profile_summary, profiled
 from rich import box
 from rich.table import Table
@@ -288,6 +288,7 @@ class Speed:
         bandwidth: float,
     ):
         self.rows: list[Row] = []
+        self._rivals: Rivals | None = None  # of a layer, where many tokens are measured
         self._arguments, self._device, self._stopwatch = arguments, device, stopwatch
         self._dtype, self._bandwidth = DTYPES[arguments.dtype], bandwidth
 
@@ -299,6 +300,7 @@ class Speed:
                 return
             dense = Dense(each, self._dtype, self._device)
             found = dense.time(arguments.tokens, self._stopwatch)
+            self._rivals = dense.rivals() if arguments.prompts else None
             for options in arguments.patterns:
                 if budget.left < 0:
                     return
@@ -322,11 +324,15 @@ class Speed:
                 return self._stopwatch(lambda: multiply(copies(), x), len(copies)).microseconds
 
             row = self._row(each, options, packed, tokens, dense[tokens])
-            if self._arguments.prompts:
-                unpacked = partial(_formats.multiply, plan=_formats.IMPLEMENTATIONS["unpacked"])
-                row["unpacked_us"] = round(timed(unpacked), 2)
-                sparse = partial(_formats.multiply, plan=_formats.IMPLEMENTATIONS["sparse"])
-                self.rows.append(row | self._compared(timed(sparse), row, x))
+            if self._rivals:
+                calls = self._rivals.calls(x)
+                for name, plan in _formats.IMPLEMENTATIONS.items():
+                    call = partial(multiplied, partial(_formats.multiply, plan=plan), copies, x)
+                    calls[name] = call, len(copies)
+                times = self._stopwatch.in_turns(calls)
+                row |= self._rivals.row(times)
+                row["unpacked_us"] = round(times["unpacked"].microseconds, 2)
+                self.rows.append(row | self._compared(times["sparse"].microseconds, row, x))
             else:
                 self.rows.append(row | self._compared(timed(_formats.multiply), row, x))
             if not self._arguments.launches:
