@@ -29,6 +29,7 @@ import _serve_tables
 import _spmm_goals
 import _spmm_tables
 import _steps
+import _values_goals
 import choices
 import sparse_24.tables
 import tiled_bitmap.tables
@@ -177,6 +178,8 @@ def perplexity(number: float) -> str:
 
 # The rules of the short table of quality.
 SHORT = ("dense", "50% zeros", "2:4", "50% zeros, LoRA", "2:4, LoRA")
+# Values, in the order of tables.
+KINDS = ("16 bits", "fp8", "fp8 x fp8", "int8", "int8 x int8", "int4")
 # How to make the models of the results, from packages.
 MADE = {
     "SmolLM2-135M-Instruct": " (`make demo` makes it, of weights in 4 bits)",
@@ -189,10 +192,14 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
 
     Args:
         result: The measurements.
-        rules: How the models of the table were pruned; None: in all ways there are.
+        rules: How the models of the table were pruned, activations as they are; None: all there is.
     """
     about, cells = result["about"], []
-    rows = [row for row in result["rows"] if rules is None or row["rule"] in rules]
+    rows = [
+        row
+        for row in result["rows"]
+        if rules is None or (row["rule"] in rules and " x " not in row["values"])
+    ]
     for row in rows:
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
         cells.append([named(row), f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
@@ -268,7 +275,8 @@ def rule_of(row: dict[str, Any]) -> str:
 def quality_values(result: Result) -> str:
     """Perplexity (bits a weight) of what is left, by the type of its values: rules down."""
     about, rows = result["about"], result["rows"]
-    kinds = list(dict.fromkeys(row["values"] for row in rows))
+    present = {row["values"] for row in rows if row["kind"] == "ours"}
+    kinds = [kind for kind in KINDS if kind in present]
     cells = []
     for rule in dict.fromkeys(row["rule"] for row in rows if row["kind"] == "ours"):
         own = {row["values"]: row for row in rows if row["rule"] == rule}
@@ -544,6 +552,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_steps": nm_steps,
     "codes_24": sparse_24.tables.codes,
     "begins_24": sparse_24.tables.begins,
+    "rings_24": sparse_24.tables.rings,
+    "beyond_24": sparse_24.tables.beyond,
     "steps_by_kind": _steps.steps_by_kind,
     "steps_by_layer": _steps.steps_by_layer,
     "bitmap_codes": tiled_bitmap.tables.speeds,
@@ -552,6 +562,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_shapes": nm_shapes,
     "nm_goals": _nm_goals.goals,
     "nm_fixed": _nm_goals.fixed,
+    "values_goals": _values_goals.goals,
     "counters": _counters.counters,
     "cusparselt": _cusparselt.gains,
     "spmm_shares": tiled_csl.tables.shares,

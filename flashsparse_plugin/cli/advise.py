@@ -52,7 +52,7 @@ def advise(
 
     Nothing is measured and no weight is read: bytes, latencies and arithmetic of each kernel are
     put together by models that were fitted to measurements (docs/evaluate.md has their errors).
-    int4 (Marlin) was not measured by us; its estimate is kind to it. Counted are the linear layers;
+    int4 is that of Marlin, which was measured on an H200 only. Counted are the linear layers;
     attention and all else come on top, so that a whole model gains less.
 
     \b
