@@ -20,6 +20,7 @@ import _measure as _measure  # which is what finds them
 import _results as _results
 import _server as _server
 import _spmm_goals as _spmm_goals
+import plots as plots
 
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, replayed
 from flashsparse_plugin.ops import STATUS
