@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
+import _edges as _edges
 import _formats as _formats  # the programs here take these from this module,
 import _measure as _measure  # which is what finds them
 import _results as _results

@@ -11,9 +11,6 @@ beside them. All are held against float64 first, and both ways against each othe
 
 from __future__ import annotations
 
-import ctypes
-import math
-import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from _baselines import activations
-from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
+from _device import Budget, Stopwatch, _edges, _formats, _measure, cold_bytes
 from _layers import Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
 from rich import box
@@ -30,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.dataflow.tuner import CALLS, SECONDS, elapsed, random_weight
+from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 Row = dict[str, Any]
@@ -44,74 +41,6 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 EARLY, AFTER = "early", "one after the other"
 TOLERANCE = 1e-2  # of the norm
-
-
-class Edges:
-    """The edges of a captured graph, through the driver that torch has loaded."""
-
-    class Data(ctypes.Structure):
-        """CUgraphEdgeData."""
-
-        _fields_ = (
-            ("from_port", ctypes.c_ubyte),
-            ("to_port", ctypes.c_ubyte),
-            ("type", ctypes.c_ubyte),
-            ("reserved", ctypes.c_ubyte * 5),
-        )
-
-    PROGRAMMATIC = 1
-
-    def __init__(self) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")
-
-    def fill(self, graph: torch.cuda.CUDAGraph) -> int:
-        """Makes programmatic edges full ones: each kernel waits for the end of the one before.
-
-        Returns:
-            How many there were.
-        """
-        handle, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
-        self._call("cuGraphGetEdges_v2", handle, None, None, None, ctypes.byref(count))
-        nodes = ctypes.c_void_p * count.value
-        begins, ends, kinds = nodes(), nodes(), (self.Data * count.value)()
-        self._call("cuGraphGetEdges_v2", handle, begins, ends, kinds, ctypes.byref(count))
-        changed = [i for i in range(count.value) if kinds[i].type == self.PROGRAMMATIC]
-        for i in changed:
-            edge = [ctypes.c_void_p(begins[i]), ctypes.c_void_p(ends[i])]
-            places = [ctypes.byref(each) for each in edge]
-            one = ctypes.c_size_t(1)
-            self._call("cuGraphRemoveDependencies_v2", handle, *places, ctypes.byref(kinds[i]), one)
-            self._call("cuGraphAddDependencies_v2", handle, *places, None, one)
-        return len(changed)
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        error = getattr(self._driver, name)(*arguments)
-        if error:
-            raise RuntimeError(f"{name} answers {error}")
-
-
-def replayed(
-    call: Callable[[], Tensor], copies: int, early: bool, replays: int
-) -> tuple[float, int, Tensor]:
-    """Microseconds of a call in a graph of many, the early begins in it, and its last result."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-        once = elapsed(call, stream)
-    calls = max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            y = call()
-    begins = 0 if early else Edges().fill(graph)
-    graph.instantiate()
-    with torch.cuda.stream(stream):
-        graph.replay()
-        times = [elapsed(graph.replay, stream) for _ in range(replays)]
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    return statistics.median(times) / calls * 1e6, begins, y.clone()
 
 
 class Behind:
@@ -178,7 +107,7 @@ class Behind:
         for before, make in {"its kind": lambda: x, "add_": add, "rms_norm": norm}.items():
             found = {}
             for way in (EARLY, AFTER):
-                us, begins, y = replayed(
+                us, begins, y = _edges.replayed(
                     lambda make=make: product(make()), copies, way == EARLY, self._arguments.replays
                 )
                 found[way] = y
