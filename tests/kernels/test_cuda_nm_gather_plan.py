@@ -75,8 +75,8 @@ def test_plans_are_near_the_fastest_launches(plans):
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 40_000), cols=st.integers(1, 40_000), tokens=st.integers(1, 16),
-    n=st.sampled_from((4, 8, 12, 16)), length=st.sampled_from((8, 16, 32, 128)), values=st.sampled_from(TYPES),
-    gpu=st.sampled_from(list(GPUS)),
+    n=st.sampled_from((4, 8, 12, 16)), length=st.sampled_from((8, 16, 32, 128)),
+    values=st.sampled_from(TYPES), gpu=st.sampled_from(list(GPUS)),
 )  # fmt: skip
 def test_every_product_has_a_plan(plans, rows, cols, tokens, n, length, values, gpu):
     group, m = (128, 32) if values == "int4" else (0, 32)
