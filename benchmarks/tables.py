@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import _attention_tables
+import _behind
 import _counters
 import _cusparselt
 import _nm_goals
@@ -548,6 +549,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_decoding": lambda result: _spmm_tables.goals(result, _spmm_goals.DECODING, "decoding"),
     "spmm_prompts": lambda result: _spmm_tables.goals(result, _spmm_goals.PROMPTS, "prompts"),
     "nm": nm,
+    "behind": _behind.behind,
+    "behind_gains": _behind.gains,
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
     "codes_24": sparse_24.tables.codes,

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
+import _edges as _edges
 import _formats as _formats  # the programs here take these from this module,
 import _measure as _measure  # which is what finds them
 import _results as _results
 import _server as _server
 import _spmm_goals as _spmm_goals
+import plots as plots
 
 from flashsparse_plugin.dataflow.tuner import Captured, cold_bytes_of, elapsed, replayed
 from flashsparse_plugin.ops import STATUS
