@@ -559,6 +559,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "beyond_24": sparse_24.tables.beyond,
     "steps_by_kind": _steps.steps_by_kind,
     "steps_by_layer": _steps.steps_by_layer,
+    "bitmap_launches": tiled_bitmap.tables.launch_times,
+    "bitmap_launch_speeds": tiled_bitmap.tables.launch_speeds,
     "bitmap_codes": tiled_bitmap.tables.speeds,
     "bitmap_codes_times": tiled_bitmap.tables.times,
     "bitmap_prompts": tiled_bitmap.tables.prompts,

@@ -36,6 +36,7 @@ NOT_RUN = {
     "flashsparse doctor": "takes long, and judges the machine: tests/cli/test_doctor.py",
     "flashsparse tune MODEL --sparsity 0.7": f"{GPU}: tests/cli/test_tune.py pretends one",
     "flashsparse tune 12288x4096,4096x4096,11008x4096,4096x11008 --plot times.png": GPU,
+    "flashsparse tune 28672x4096,4096x4096 --sparsity 0.5 --sparsity 0.8": GPU,
     "flashsparse eval tried-packed --tasks arc_easy,hellaswag --limit 200": "wants lm-eval and its "
     "data: tests/evaluation/test_tasks.py",
     "python demo/stories15m.py": "downloads a model; tests/test_stories15m.py converts a tiny one",

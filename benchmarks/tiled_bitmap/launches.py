@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import partial
-from itertools import product
+from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,15 +28,17 @@ from torch.nn import functional as F
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap" / "linear_plan.h"
+KERNEL = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap"
+HEADER, PLAN = KERNEL / "linear_plan.h", KERNEL / "linear_plan.cpp"
 SHAPES = re.compile(r"#define FS_TILED_BITMAP_(CODES_)?SHAPES\(X\)((?:.*\\\n)+.*)")
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d)\)", re.M)
+COSTS = re.compile(r"constexpr Costs k(\w+)Costs\{([^}]*)\};")
 UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
 SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
 ORDERS, ORDER_BYTES, BATCHES = 16, 8, 4
-# Of one multiprocessor of an H200: bytes a microsecond, of memory and of the L2; turns of shared
-# memory and instructions a microsecond.
-MEMORY, L2, TURNS, ISSUE = 33e3, 60e3, 1.7e3, 5.0e3
+SCHEDULERS, COPIES = 4, 0.6
+MOST_SPREAD = 24  # value lines of a unit on average, beyond which nobody would spread it
+LEAST_HELD = 1.3  # steps of a warp that a ring holds which keeps them until they are multiplied
 
 
 class Operands(IntEnum):
@@ -51,23 +53,14 @@ class Operands(IntEnum):
         """Of an element of x."""
         return 1 if self is Operands.ROUNDED else 2
 
+    @property
+    def most_lines(self) -> int:
+        """Of a unit."""
+        return (64 if self is Operands.NATIVE else 32) + HEAD_LINES
+
     def fuller_lines(self, unit_lines: float) -> int:
-        """Of a unit a little fuller than the average; of codes, of any."""
-        most = (64 if self is Operands.NATIVE else 32) + HEAD_LINES
-        return min(math.ceil(unit_lines + 2), most) if self is Operands.NATIVE else most
-
-    def turns(self, value_lines: float, x_turns: float, spreads: int) -> float:
-        """Of shared memory, for a unit."""
-        loads = 106 if self is Operands.NATIVE else 74
-        if spreads:
-            loads = 72 + 2 * value_lines
-        return loads + value_lines + x_turns * self.x_bytes / 2
-
-    def instructions(self, value_lines: float, spreads: int) -> float:
-        """Of a unit, but those for more than a few tokens."""
-        if spreads:
-            return 330 + 3 * value_lines
-        return {Operands.NATIVE: 460, Operands.CODES: 500, Operands.ROUNDED: 390}[self]
+        """Of a unit a little fuller than the average."""
+        return min(math.ceil(unit_lines + 2), self.most_lines)
 
 
 class Shape(NamedTuple):
@@ -78,6 +71,10 @@ class Shape(NamedTuple):
     row_units: int
     warps: int
     spreads: int
+
+    def stage_lines(self, operands: Operands, unit_lines: float) -> float:
+        """Of a ring, for a step of units that are a little fuller than the average."""
+        return self.row_units * (operands.fuller_lines(unit_lines) + (4 if self.spreads else 2))
 
 
 class Launch(NamedTuple):
@@ -133,6 +130,60 @@ def shared_bytes(shape: Shape, plan: Launch, operands: Operands = Operands.NATIV
     return -(-orders // 1024) * 1024 + x + weights + sums
 
 
+def costs() -> dict[str, list[float]]:
+    """The constants of linear_plan.cpp in the order of Costs, by what they are of."""
+    found = COSTS.findall(PLAN.read_text())
+    return {kind: [float(each) for each in numbers.split(",")] for kind, numbers in found}
+
+
+def kind_of(own: Shape, operands: Operands) -> str:
+    """Which of the costs hold."""
+    native = "Spread" if own.spreads else "Wide" if own.tokens > 32 else "Ring"
+    return (native, "Codes", "Rounded")[operands]
+
+
+def quantities(
+    own: Shape,
+    plan: Launch,
+    shape: tuple[int, int],
+    multiprocessors: int,
+    unit_lines: float,
+    operands: Operands,
+) -> tuple[float, ...]:
+    """What each constant of Costs is multiplied by: the same as cost() in linear_plan.cpp.
+
+    Args:
+        own: The compiled shape of the launch.
+        plan: The launch.
+        shape: (out_features, in_features).
+        multiprocessors: Of the GPU.
+        unit_lines: Lines that a unit of the weight has on average.
+        operands: What is multiplied.
+    """
+    warps = plan.row_warps * plan.column_warps
+    sets = math.ceil(math.ceil(shape[0] / UNIT_ROWS) / (plan.row_warps * own.row_units))
+    steps = math.ceil(
+        sets * math.ceil(math.ceil(shape[1] / UNIT_COLS) / plan.column_warps) / plan.blocks
+    )
+    fullest = steps * max(math.ceil(warps / SCHEDULERS), warps // SCHEDULERS + COPIES)
+    tight = steps * own.stage_lines(operands, unit_lines) / plan.ring_lines
+    shares = sets % plan.blocks != 0
+    return (
+        fullest,
+        fullest * own.tokens,
+        fullest * own.row_units,
+        steps * own.row_units,
+        tight,
+        tight * own.row_units * unit_lines,
+        max(0.0, steps / plan.x_stages - 1) * plan.column_warps * own.tokens,
+        shares,
+        shares and plan.blocks % sets != 0,
+        shares * -(-plan.blocks // sets),
+        shares * own.tokens * plan.row_warps * own.row_units,
+        plan.blocks == multiprocessors,
+    )
+
+
 def _candidates(
     shape: tuple[int, int],
     tokens: int,
@@ -140,54 +191,41 @@ def _candidates(
     unit_lines: float,
     operands: Operands,
 ) -> Iterator[tuple[float, Shape, Launch]]:
-    """Every launch of the narrowest shapes that take the tokens, and microseconds to compare by."""
+    """Every launch of the narrowest shapes that take the tokens, and what linear_plan.cpp says that
+    it costs."""
+    constants = costs()
     down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
-    value_lines = unit_lines - HEAD_LINES
     fitting = [each for each in compiled_shapes(operands) if each.tokens >= tokens]
     narrowest = min((each.tokens for each in fitting), default=0)
     for own in fitting:
-        if own.tokens != narrowest:
+        if own.tokens != narrowest or own.spreads and unit_lines - HEAD_LINES > MOST_SPREAD:
             continue
+        least = own.stage_lines(operands, unit_lines)
+        if operands is not Operands.NATIVE:  # of any unit
+            least = own.row_units * (operands.most_lines + 2)
+        elif not own.spreads:
+            least *= LEAST_HELD
         sides = range(1, own.warps + 1)
-        for row_warps, column_warps, x_stages in product(sides, sides, (2, 3)):
+        for row_warps, column_warps, x_stages in product(sides, sides, (3, 2)):
             warps = row_warps * column_warps
-            if not 3 <= warps <= own.warps:
+            if warps > own.warps:
                 continue
-            sets, steps = -(-down // (row_warps * own.row_units)), -(-across // column_warps)
-            waste = sets * row_warps * own.row_units / down * steps * column_warps / across
-            if waste > 1.2:
-                continue
-            fuller = operands.fuller_lines(unit_lines)
-            quarters = math.ceil((fuller - HEAD_LINES) / 4) if own.spreads else 0
+            values = operands.fuller_lines(unit_lines) - HEAD_LINES
+            quarters = math.ceil(values / 4) if own.spreads else 0
             room = Launch(own.index, row_warps, column_warps, quarters, x_stages, 0, 1)
             ring = (SHARED_BYTES - shared_bytes(own, room, operands)) // warps // LINE_BYTES
-            place = (fuller + (4 if own.spreads else 2)) * own.row_units
-            if ring < place:
+            if ring < least:
                 continue
+            sets, steps = -(-down // (row_warps * own.row_units)), -(-across // column_warps)
             parts = max(multiprocessors // sets, 1)
             whole = -(-sets // -(-sets // multiprocessors))  # a whole number of sets to each
             for blocks in {min(n, sets * steps) for n in (multiprocessors, whole, sets * parts)}:
-                least = min(0.7 * multiprocessors, sets * steps)
-                if not least <= blocks <= multiprocessors:
+                if blocks > multiprocessors or (sets % blocks and sets * row_warps > MOST_ARRIVALS):
                     continue
-                if sets % blocks and sets * row_warps > MOST_ARRIVALS:
-                    continue
-                own_steps = -(-sets * steps // blocks)
-                units = own_steps * warps * own.row_units
-                weight = units * unit_lines * LINE_BYTES
-                x = own_steps * column_warps * UNIT_COLS * operands.x_bytes * tokens
-                x_turns = 4 * own.tokens / own.row_units
-                turns = units * operands.turns(value_lines, x_turns, own.spreads)
-                instructions = operands.instructions(value_lines, own.spreads) + 2 * own.tokens
-                issue = units * (instructions + 120 / own.row_units)
-                issued = ISSUE * min(1, (warps * own.row_units**0.5) / 16)
-                busy = max(weight / MEMORY, (weight + x) / L2, turns / TURNS, issue / issued)
-                busy += 0.2 * x / L2 + 0.5 * (x_stages == 2)
-                busy += 2.5 + 0.02 * tokens if sets % blocks else 0
-                held = ring // place
-                ahead = held * own.row_units * warps * unit_lines * LINE_BYTES
-                busy += 2 * max(0, 1 - ahead / 48e3)
-                yield busy, own, room._replace(ring_lines=ring, blocks=blocks)
+                launch = room._replace(ring_lines=ring, blocks=blocks)
+                of = quantities(own, launch, shape, multiprocessors, unit_lines, operands)
+                paid = constants[kind_of(own, operands)]
+                yield sum(a * b for a, b in zip(paid, of, strict=True)), own, launch
 
 
 def plans(
@@ -199,7 +237,7 @@ def plans(
     hopper: bool = False,
     operands: Operands = Operands.NATIVE,
 ) -> list[Launch]:
-    """The launches that should be best: some of every shape, with whole and with shared sets.
+    """The launches that should be best: as many of every shape, and of each some of every kind.
 
     Args:
         shape: (out_features, in_features).
@@ -211,22 +249,22 @@ def plans(
         operands: What is multiplied.
 
     Returns:
-        The most promising first.
+        The most promising of each shape first.
     """
     found = sorted(
         _candidates(shape, tokens, multiprocessors, unit_lines, operands), key=lambda each: each[0]
     )
-    taken: list[Launch] = []
+    of_shape: dict[int, list[Launch]] = {own.index: [] for _, own, _ in found}
     seen: Counter[tuple[int, bool, bool, int]] = Counter()
     for _, own, plan in found:
         sets = -(-shape[0] // (UNIT_ROWS * plan.row_warps * own.row_units))
         warps = plan.row_warps * plan.column_warps
         kind = own.index, plan.column_warps > 1, sets % plan.blocks != 0, warps // 4
         seen[kind] += 1
-        of_shape = sum(each.shape == own.index for each in taken)
-        if seen[kind] <= max(most // 6, 2) and of_shape < 0.45 * most and len(taken) < most:
-            taken.append(plan._replace(is_early=int(hopper)))
-    return taken
+        if seen[kind] <= max(most // 6, 2):
+            of_shape[own.index].append(plan._replace(is_early=int(hopper)))
+    turns = chain.from_iterable(zip_longest(*of_shape.values()))
+    return [plan for plan in turns if plan is not None][:most]
 
 
 def launches(shape: tuple[int, int], tokens: int, device: torch.device) -> list[Launch]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents' tables of tiled_bitmap with codes of 8 bits.
+"""The documents' tables of tiled_bitmap's launches for few tokens, and of codes of 8 bits.
 
-Few tokens are of tiled_bitmap_sweep_codes.csv, float16, by the planned launch, or by the fastest
-where that was not measured; cuBLAS, dense fp8 and values of 16 bits of spmm.csv, another run.
+Few tokens are of tiled_bitmap_sweep.csv and tiled_bitmap_sweep_codes.csv, float16, by the planned
+launch, or by the fastest where that was not measured; cuBLAS, and dense fp8 and values of 16 bits
+beside codes, are of spmm.csv, another run.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import _results
 from _markdown import Result, gpu_conditions, markdown
 
 ZEROS, TOKENS = (50, 60, 70, 80), (8, 32)
+LARGE_ELEMENTS = 100_000_000
 LARGE = ("28672x4096", "12288x12288", "28672x7168", "36864x9216")
 LAYERS = ("4096x4096", "8192x8192", "4096x14336", *LARGE)
 NAMES = {"native": "16 bits", "codes": "int8", "rounded": "int8 x int8"}
+
+LAUNCHED = ("4096x4096", "8192x8192", "4096x14336", *LARGE[1:])  # µs of launches are shown
 
 Time = Callable[[str, int, int], float]  # of a layer, tokens, and zeros
 
@@ -24,6 +28,38 @@ Time = Callable[[str, int, int], float]  # of a layer, tokens, and zeros
 def planned_us(row: Result) -> float:
     """Microseconds of the planned launch, or of the fastest where that was not measured."""
     return row.get("us", row["best_us"])
+
+
+def launch_speeds(result: Result) -> str:
+    """Time of cuBLAS / time, geometric averages of large layers: tokens down, zeros across."""
+    spmm = _results.read(_results.FOLDER / "nvidia-h200" / "spmm.csv")["rows"]
+    dense = {(row["shape"], row["tokens"]): row["dense_us"] for row in spmm}
+    ratios: dict[tuple[int, int], list[float]] = {}
+    for row in result["rows"]:
+        if row["out"] * row["in"] > LARGE_ELEMENTS:
+            faster = dense[f"{row['out']}x{row['in']}", row["tokens"]] / planned_us(row)
+            ratios.setdefault((row["tokens"], row["zeros"]), []).append(faster)
+    tokens, zeros = (sorted({key[i] for key in ratios}) for i in (0, 1))
+    cells = [
+        [str(n), *(f"{statistics.geometric_mean(ratios[n, each]):.2f}" for each in zeros)]
+        for n in tokens
+    ]
+    header = ["tokens", *(f"{each}%" for each in zeros)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
+def launch_times(result: Result) -> str:
+    """Microseconds: layers and tokens down, zeros across."""
+    rows = {(f"{r['out']}x{r['in']}", r["tokens"], r["zeros"]): r for r in result["rows"]}
+    zeros = sorted({key[2] for key in rows})
+    cells = []
+    for layer in LAUNCHED:
+        for tokens in TOKENS:
+            own = [rows[layer, tokens, each] for each in zeros]
+            told = [f"{planned_us(row):.1f}{'' if 'us' in row else '*'}" for row in own]
+            cells.append([f"{layer}, {tokens} tokens", f"{own[0]['dense_us']:.1f}", *told])
+    header = ["µs", "`F.linear`", *(f"{each}%" for each in zeros)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
 
 
 def _times(result: Result) -> dict[str, Time]:

@@ -23,7 +23,7 @@ LEAST_RING, MOST_RING = 72, 288  # lines
 # multiprocessor from memory and from the L2, its clock; clocks of 64 rows and 64 columns, of each
 # token of them, and the share that three warpgroups do not hide.
 MEMORY, L2, CLOCK = 33.3e3, 69.5e3, 1.755e3
-PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 262, 1.77, 0.92
+PANEL_CLOCKS, TOKEN_CLOCKS, THREE_GROUPS = 272, 1.82, 0.94
 
 
 class WgmmaShape(NamedTuple):
@@ -140,7 +140,7 @@ def _microseconds(
     sums = own.groups * GROUP_ROWS * min(own.tokens, tokens) * 4 / L2
     busy = panels * busy + 0.6 * max(tiles / launch.clusters, 1) * rounds
     if launch.depth > 1:
-        busy += (3.8 + 1.2 * sums) * rounds
+        busy += (2.7 + 1.2 * sums) * rounds
     if tiles % launch.clusters:
         parts = 1 + max(launch.clusters / tiles, 1)
         busy += (5.1 + (3.0 if launch.clusters % tiles else 0)) * rounds

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/cuda.h"
+#include "bindings/early_begin.h"
 #include "bindings/linear.h"
 #include "bindings/tiled_bitmap_cuda.h"
 #include "bindings/tiled_bitmap_wgmma_cuda.h"
@@ -31,13 +32,14 @@ struct RoundedX {
   Tensor codes, scales, sums;
 
   // `x` has rows that kernels can read. Codes have room for `most` tokens, if that is more.
-  RoundedX(const Tensor& x, int64_t tokens, const Gpu& gpu, int64_t most = 0)
+  // `early`: it may be rounded beside the end of the kernel before.
+  RoundedX(const Tensor& x, int64_t tokens, bool early, int64_t most = 0)
       : codes(allocate_like(x, {std::max(tokens, most), mma_units::quantised_stride(row_length(x))},
                             ScalarType::Char)),
         scales(allocate_like(x, {tokens}, ScalarType::Float)),
         sums(allocate_like(x, {tokens}, ScalarType::Int)) {
     STD_CUDA_CHECK(cuda::tiled_bitmap_quantise_x(
-        bits(x), row_length(x), tokens, x.scalar_type() == ScalarType::BFloat16, gpu.hopper,
+        bits(x), row_length(x), tokens, x.scalar_type() == ScalarType::BFloat16, early,
         mutable_bits(codes), scales.mutable_data_ptr<float>(), mutable_words(sums),
         current_stream(x)));
   }
@@ -49,16 +51,19 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
+  const bool early = gpu.hopper && follows_product_of(inputs.x);
   std::optional<RoundedX> rounded;
-  if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, gpu);
+  if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, early);
   const Tensor& read = rounded ? rounded->codes : x;
   const int64_t stride = row_length(read) * read.element_size() / sizeof(uint16_t);
   const int64_t most = given ? given->info().tokens : tiled_bitmap::max_tokens(gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
-    const LinearPlan plan =
+    LinearPlan plan =
         given ? *given
               : tiled_bitmap::plan_linear(rows, cols, units.lines.size(0), tokens, gpu, operands);
+    // Behind a launch of this call a plan's own early begin pays.
+    if (!given && !rounded && begin == 0) plan.is_early &= early;
     const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
              "] weight: ", rule, ". Remedy: sparse_tokens=0, which unpacks it");
@@ -95,7 +100,7 @@ void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& uni
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
-  const RoundedX rounded(x, tokens, gpu, kLeastTokens);
+  const RoundedX rounded(x, tokens, gpu.hopper && follows_product_of(inputs.x), kLeastTokens);
   const int64_t summed = rounded.codes.size(0), stride = row_length(rounded.codes);
   const int64_t sum_bytes = summed * static_cast<int64_t>(sizeof(int32_t));
   by_panels(rows, tiled_bitmap::kUnitRows, stride + sum_bytes, [&](int64_t first, int64_t count) {

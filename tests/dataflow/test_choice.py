@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`auto`: dense where packing does not pay, measurements before estimates, and why."""
 
+import _results
 import pytest
 import torch
 
@@ -62,6 +63,23 @@ def test_never_slower_than_dense_by_its_own_estimate(shape, density):
     dense = best_seconds(Weight(shape), 8, GPUS[0])
     assert own * ESTIMATED <= dense
     assert "by its cost model of an H200" in chosen.why
+
+
+@pytest.mark.parametrize("gpu", ["H200", "H100"])
+def test_what_it_packs_is_measured_to_be_faster_than_dense(gpu):
+    """By the fastest way to call cuBLAS, of 32 tokens, where some layers are slower packed."""
+    ratios = {}
+    folder = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}[gpu]
+    for row in _results.read(_results.FOLDER / folder / "spmm.csv")["rows"]:
+        if row["tokens"] == 32 and row["sparsity"] in (50, 60, 80):
+            shape = tuple(map(int, row["shape"].split("x")))
+            ratios.setdefault((shape, row["sparsity"]), {})[row["format"]] = row["ratio"]
+    target, dense = Target.named(gpu, 32), 0
+    for (shape, zeros), found in ratios.items():
+        chosen = choose(Pattern(shape, 1 - zeros / 100, UNSTRUCTURED), BF16, target)
+        dense += chosen.scheme is None
+        assert chosen.scheme is None or found[chosen.scheme.format.name] >= 0.97
+    assert dense < len(ratios) / 5 and len(ratios) == 60
 
 
 def test_the_fastest_is_chosen():

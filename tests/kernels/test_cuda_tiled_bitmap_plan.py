@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable
@@ -82,13 +83,24 @@ def test_the_plans_are_those_that_were_judged(plans, operands):
     assert plans("H200", products) == [row["planned"] for row in judged]
 
 
+@pytest.mark.parametrize("operands", OPERANDS)
+def test_the_planned_launch_is_among_those_that_the_benchmark_measures(operands, monkeypatch):
+    """It ranks launches by the same costs, worked out again."""
+    monkeypatch.syspath_prepend(str(KERNELS.parent / "benchmarks"))
+    own = importlib.import_module("tiled_bitmap.launches")
+    of = own.Operands[operands.upper()]
+    for row in JUDGED[operands][::9]:
+        shape = row["out"], row["in"]
+        found = own.plans(shape, row["tokens"], 132, 6, row["lines"], hopper=True, operands=of)
+        assert row["planned"] in [" ".join(map(str, launch)) for launch in found]
+
+
 @pytest.mark.parametrize(
     ("operands", "average", "worst", "share"),
-    [("native", 1.02, 1.1, 0.58), ("codes", 1.02, 1.1, 0.9), ("rounded", 1.025, 1.2, 0.9)],
+    [("native", 1.015, 1.07, 0.98), ("codes", 1.02, 1.1, 0.9), ("rounded", 1.025, 1.2, 0.9)],
 )
 def test_planned_launches_are_nearly_the_fastest(operands, average, worst, share):
-    """`worst`: of large layers; `share`: of launches that were measured, which of native values
-    those are not that spread units."""
+    """`worst`: of large layers; `share`: of launches that were measured."""
     judged = JUDGED[operands]
     known = [row for row in judged if "us" in row]
     slower = [row["us"] / row["best_us"] for row in known]
@@ -99,17 +111,20 @@ def test_planned_launches_are_nearly_the_fastest(operands, average, worst, share
 
 
 @pytest.mark.parametrize(
-    ("operands", "within"), [("native", 1.035), ("codes", 1.025), ("rounded", 1.035)]
+    ("operands", "within"), [("native", 1.012), ("codes", 1.025), ("rounded", 1.035)]
 )
 def test_more_zeros_are_not_slower(operands, within):
     """But for a few percent, and hardly in large layers; codes take nearly the same time of all."""
     times = {
         (r["out"], r["in"], r["tokens"], r["zeros"]): r["us"] for r in JUDGED[operands] if "us" in r
     }
+    slower = []
     for (out, cols, tokens, zeros), us in times.items():
         more = times.get((out, cols, tokens, zeros + 10), 0)
         large = out * cols > 1.5 * LARGE
-        assert more <= us * (within if large else 1.06), (out, cols, tokens, zeros)
+        assert more <= us * (1.035 if large else 1.06), (out, cols, tokens, zeros)
+        slower += [(out, cols, tokens, zeros)] if large and more > us * within else []
+    assert len(slower) <= len(times) / 100, slower  # the same launch differs by 3% at such a point
 
 
 @settings(max_examples=20, deadline=None)

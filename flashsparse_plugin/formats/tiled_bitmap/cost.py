@@ -23,23 +23,25 @@ class Few(NamedTuple):
     """Constants of the kernel for few tokens.
 
     Attributes:
-        fixed: Seconds beside its loop.
+        fixed: Seconds beside its loop, up to 8 tokens.
+        fixed_token: What each further token of a launch adds to that.
         memory: The share of the bandwidth that it reaches.
         unit_clocks, line_clocks: Of a multiprocessor, for a unit and for each line of it, up to 8
             tokens.
-        more_token: The share that each further token of a launch adds.
+        more_token: The share of these that each further token adds.
     """
 
     fixed: float
+    fixed_token: float
     memory: float
     unit_clocks: float
     line_clocks: float
     more_token: float
 
 
-NATIVE = Few(6.5e-6, 0.87, 151, 3.2, 0.02)
-CODES = Few(5.7e-6, 0.78, 234, 0.59, 0.0199)
-ROUNDED = Few(6.4e-6, 0.76, 183, 0.5, 0.0247)  # by codes of x, which a launch before makes
+NATIVE = Few(5.1e-6, 0.12e-6, 0.9, 176, 2.9, 0.0122)
+CODES = Few(5.7e-6, 0, 0.78, 234, 0.59, 0.0199)
+ROUNDED = Few(6.4e-6, 0, 0.76, 183, 0.5, 0.0247)  # by codes of x, which a launch before makes
 
 # Of many tokens by codes of x, fitted to tiled_bitmap_prompts.csv: the share of the bandwidth that
 # unpacking codes reaches, the speed of the library's products of int8 (beside reading the weight)
@@ -72,8 +74,10 @@ def few_seconds(
     total = 0.0
     for begin in range(0, tokens, LAUNCH_TOKENS):
         taken = min(LAUNCH_TOKENS, tokens - begin)
-        busy = decode * (1 + own.more_token * max(0, taken - 8))
-        total += own.fixed + max(nbytes / (own.memory * gpu.memory), busy)
+        more = max(0, taken - 8)
+        busy = decode * (1 + own.more_token * more)
+        total += own.fixed + own.fixed_token * more
+        total += max(nbytes / (own.memory * gpu.memory), busy)
     return total
 
 

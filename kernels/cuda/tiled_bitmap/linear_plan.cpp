@@ -16,9 +16,10 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
-// on an H200 (benchmarks/tiled_bitmap/sweep.py): 3 000 of native values in the ring, 11 700 of
-// spread ones, 2 000 of codes, 3 500 of codes by codes; docs/kernels-bitmap.md says how well the
-// choices meet the fastest of these.
+// on an H200 (benchmarks/tiled_bitmap/sweep.py): 2 600 of native values in the ring, 450 of spread
+// ones, 2 000 of codes, 3 500 of codes by codes; docs/kernels-bitmap.md says how well the choices
+// meet the fastest of these. Those of more than 32 tokens are as fitted to 3 000 launches of fewer,
+// before: Hopper GPUs take them for small layers alone.
 struct Costs {
   // Of a step of a block,
   double issue, issue_token, issue_unit;  // for each warp of the fullest scheduler, and its units
@@ -31,10 +32,12 @@ struct Costs {
   // Where every multiprocessor has a block, so that the launch that rounds the next x finds none.
   double full;
 };
-constexpr Costs kRingCosts{0.1,   0.00201, 0.0916, 0.0788, 0,       0.0182,
+constexpr Costs kRingCosts{0.0897, 0.00058, 0.104, 0.0904, 0,        0.0161,
+                           0.0243, 0.731,   0.969, 0.302,  0.000638, 0};
+constexpr Costs kWideCosts{0.1,   0.00201, 0.0916, 0.0788, 0,       0.0182,
                            0.033, 0.212,   0.712,  0.293,  0.00213, 0};
-constexpr Costs kSpreadCosts{0.193,  0.00515, 0,     0.594, 0.657,   0,
-                             0.0411, 0.624,   0.967, 0.174, 0.00412, 0};
+constexpr Costs kSpreadCosts{0.345,  0.00345, 0.00411, 0.416, 0.401,   0,
+                             0.0507, 0.27,    1.45,    0.445, 0.00341, 0};
 constexpr Costs kCodesCosts{0.15, 0.00728, 0, 0.57, 0.01, 0, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
 constexpr Costs kRoundedCosts{0.117,  0.00033, 0, 0.286, 0.347,   0,
                               0.0334, 1.62,    0, 0.213, 0.00514, 1.84};
@@ -43,12 +46,13 @@ const Costs& costs_of(const LinearPlan& plan) {
   return plan.operands == Operands::kCodes     ? kCodesCosts
          : plan.operands == Operands::kRounded ? kRoundedCosts
          : plan.info().spreads                 ? kSpreadCosts
+         : plan.info().tokens > 32             ? kWideCosts
                                                : kRingCosts;
 }
 
 // Units of fewer value lines are spread, where a weight has so many of them.
 constexpr double kFewLines = 18;
-constexpr int64_t kManyUnits = 25000;
+constexpr int64_t kManyUnits = 10000;
 // Steps of a warp that its ring holds at least, where it keeps them until they are multiplied.
 constexpr double kLeastHeld = 1.3;
 

@@ -27,17 +27,16 @@ constexpr double kLatency = 1.0;   // from a copy's start to its end, under load
 constexpr double kL2Bytes = 25e6;  // of x that stay in the L2, beside the weight that passes
 // Turns of shared memory for a warp's unit, beside the copy of its lines: counted.
 constexpr double kUnitTurns = 101;
-// Fitted to 1,272 launches of this kernel for 32 to 257 tokens, with half zeros
-// (benchmarks/gpu/steps.py); the first two, since it decodes with fewer instructions, to 105 for 33
-// to 512 tokens with 50% and 80%. Clocks of a panel for each warpgroup, which decodes it, and for
-// each of its tokens; three warpgroups hide more of that.
-constexpr double kGroupClocks = 262, kTokenClocks = 1.77, kThreeGroups = 0.92;
+// Fitted to 2,340 launches of this kernel for 32 to 256 tokens, with 50% to 90% zeros
+// (benchmarks/gpu/steps.py). Clocks of a panel for each warpgroup, which decodes it, and for each
+// of its tokens; three warpgroups hide more of that.
+constexpr double kGroupClocks = 272, kTokenClocks = 1.82, kThreeGroups = 0.94;
 constexpr double kL2 = 69.5e3;     // bytes a microsecond and multiprocessor
-constexpr double kLaunch = 2.8;    // until the first x and weight are there
+constexpr double kLaunch = 2.4;    // until the first x and weight are there
 constexpr double kTile = 0.6;      // to begin and end one
 constexpr double kSharing = 5.1;   // of sums between clusters, and how much more where a tile's
 constexpr double kRagged = 3.0;    // parts begin and end anywhere
-constexpr double kGiving = 3.8;    // of sums between blocks of a cluster
+constexpr double kGiving = 2.7;    // of sums between blocks of a cluster
 constexpr double kSums = 0.6;      // share of the time of sums in the L2 that nothing hides
 constexpr double kJoining = 0.67;  // the same where the last cluster adds up those of all
 
