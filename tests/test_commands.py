@@ -76,6 +76,7 @@ NOT_RUN = {
     "python benchmarks/gpu/gemm.py --check": GPU,
     "python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8": GPU,
     "python benchmarks/gpu/recover.py --shape llama-3-8b": GPU,
+    "python benchmarks/gpu/recover.py --only command --command-layers 20 --command-steps 40": GPU,
     "python benchmarks/gpu/spmm.py": GPU,
     "python benchmarks/gpu/spmm.py --check": GPU,
     "python benchmarks/gpu/spmm.py --sanitize": GPU,
