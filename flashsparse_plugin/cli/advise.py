@@ -48,12 +48,12 @@ def advise(
     ] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimates as JSON.")] = False,
 ) -> None:
-    """Estimate what zeros and fewer bits bring on a GPU, and say where to leave it.
+    """Estimate what zeros and fewer bits bring on a GPU, and say where they do not pay.
 
     Nothing is measured and no weight is read: bytes, latencies and arithmetic of each kernel are
     put together by models that were fitted to measurements (docs/evaluate.md has their errors).
-    int4 (Marlin) was not measured by us; its estimate is kind to it. Counted are the linear layers;
-    attention and all else come on top, so that a whole model gains less.
+    Dense int4 is Marlin, measured on an H200 only. Only linear layers are counted; attention and
+    all else come on top, so that a whole model gains less.
 
     \b
     [bold]Examples[/bold]
