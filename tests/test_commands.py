@@ -55,7 +55,7 @@ NOT_RUN = {
         TREE,
     ),
     "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
-    "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048 --rules 2:4 "
+    "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048 --rules 50%,70%,2:4 "
     "--methods wanda --lora": "as above",
     "python benchmarks/recovery.py --model build/cache/stories15M --text build/cache/burgess.txt "
     "--context 256 --samples 64 --window 128 --methods wanda --lora": "as above",
