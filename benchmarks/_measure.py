@@ -96,6 +96,26 @@ def interleaved(
     return samples
 
 
+def in_turns(clocks: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Samples of several clocks, round by round, each round in another order.
+
+    What one leaves behind, such as a device at its power limit that lowers its clock, so meets all
+    others alike.
+
+    Args:
+        clocks: Each does its work once and tells the seconds that it took.
+        rounds: Samples of each; one more, the first, is forgotten.
+    """
+    names = list(clocks)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds + 1):
+        first = turn // 2 % len(names)
+        order = names[first:] + names[:first]
+        for name in order if turn % 2 else reversed(order):
+            samples[name].append(clocks[name]())
+    return {name: own[1:] for name, own in samples.items()}
+
+
 def median_ratio(samples: Sequence[float], baseline: Sequence[float]) -> float:
     """Median over the turns of sample / baseline of the same turn."""
     return statistics.median(a / b for a, b in zip(samples, baseline, strict=True))

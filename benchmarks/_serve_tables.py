@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from _markdown import Result, markdown
 
 # What serve.py calls its methods; any other is a format's name.
@@ -16,6 +18,13 @@ COMPARED = {
     "8of32-int8": "8:32 int8",
     "default": "vLLM's attention",
     "unified_max": "ours",
+}
+
+# Of streaming clients: the figure's title, its decimals, and whether more is better.
+FIGURES = {
+    "tokens_per_gpu_s": ("tokens/s a GPU", ",.0f", True),
+    "ms_per_token": ("ms a token", ",.1f", False),
+    "first_token_ms": ("first token, ms", ",.1f", False),
 }
 
 
@@ -84,48 +93,49 @@ def first_tokens(result: Result) -> str:
 
 
 def traffic(result: Result) -> str:
-    """Streaming clients of a real server: traffic and clients down; dense / it in brackets."""
+    """Streaming clients of a real server: what was compared across, a row a figure and traffic.
+
+    In brackets, above 1 better: the baseline's time / its own, its tokens / the baseline's; of
+    weights its share of the baseline's bytes.
+    """
     about, rows = result["about"], result["rows"]
-    several = any(run["gpus"] > 1 for run in about["runs"].values())
+    runs = about["runs"]
+    several = any(run["gpus"] > 1 for run in runs.values())
     names = {
         name: COMPARED.get(name, name.removesuffix("-on-1"))
         + (f" on {run['gpus']}" if several else "")
-        for name, run in about["runs"].items()
+        for name, run in runs.items()
     }
-    one, *others = names
-    figures = {"first_token_ms": "first token, ms", "ms_per_token": "ms a token"}
-    figures |= {"tokens_per_gpu_s": "tokens/s a GPU"}
     points = {(row["traffic"], row["clients"], row["weights"]): row for row in rows}
+
+    def line(title: str, values: Sequence[float | None], decimals: str, more: bool) -> list[str]:
+        base, *_ = values
+        cells = [format(value, decimals) if value else "" for value in values]
+        for at, value in enumerate(values):
+            if at and value and base:
+                cells[at] += f" ({value / base if more else base / value:.2f})"
+        return [title, *cells]
+
+    kinds = list(dict.fromkeys(row["traffic"] for row in rows))
+    asked = sorted(
+        {(row["traffic"], row["clients"]) for row in rows},
+        key=lambda each: (kinds.index(each[0]), each[1]),
+    )
     cells = []
-    for kind, clients in dict.fromkeys((row["traffic"], row["clients"]) for row in rows):
-        line, base = [f"{kind}, {clients}"], points.get((kind, clients, one))
-        for figure in figures:
-            decimals = ",.0f" if figure == "tokens_per_gpu_s" else ",.1f"
-            line.append(format(base[figure], decimals) if base else "")
-            for other in others:
-                row = points.get((kind, clients, other))
-                text = format(row[figure], decimals) if row else ""
-                if row and base:
-                    ratio = row[figure] / base[figure]
-                    text += f" ({ratio if figure == 'tokens_per_gpu_s' else 1 / ratio:.2f})"
-                line.append(text)
-        cells.append(line)
-    header = ["traffic, clients"]
-    for title in figures.values():
-        header += [f"{title}: {names[one]}", *(names[other] for other in others)]
-    machine = about.get("gpu", about["cpu"])
-    text = f"\n{machine}, vllm {about['vllm']}, torch {about['torch']}, {about['date'][:10]}.\n"
+    for figure, (title, decimals, more) in FIGURES.items():
+        for kind, clients in asked:
+            found = [points.get((kind, clients, name)) for name in names]
+            values = [row and row[figure] for row in found]
+            cells.append(line(f"{title}: {kind}, {clients}", values, decimals, more))
+    sizes = [run.get("gpu_bytes", 0) / 1e9 for run in runs.values()]
+    if any(sizes):
+        cells.append(line(f"GB of weights{' a GPU' * several}", sizes, ".1f", True))
     lengths = {row["traffic"]: (row["tokens_in"], row["tokens_out"]) for row in rows}
-    shown = ", ".join(f"{name} {into} in and {out} out" for name, (into, out) in lengths.items())
-    sizes = [
-        f"{names[name]} {run['gpu_bytes'] / 1e9:.1f} GB"
-        + (
-            f", {run['exchange_share']:.0%} of decoding exchanges sums"
-            if "exchange_share" in run
-            else ""
-        )
-        for name, run in about["runs"].items()
-        if several and "gpu_bytes" in run
-    ]
-    weights = f" Weights of each GPU: {'; '.join(sizes)}." if sizes else ""
-    return markdown(header, cells) + f"\nTokens: {shown}.{weights}{text}"
+    text = ", ".join(f"{name} {into} in and {out} out" for name, (into, out) in lengths.items())
+    text = f"\nTokens: {text}.\n"
+    for name, run in runs.items():
+        if "exchange_share" in run:
+            text += f"{names[name]}: {run['exchange_share']:.0%} of decoding exchanges sums.\n"
+    machine = about.get("gpu", about["cpu"])
+    text += f"{machine}, vllm {about['vllm']}, torch {about['torch']}, {about['date'][:10]}.\n"
+    return markdown(["traffic, clients", *names.values()], cells) + text

@@ -130,6 +130,11 @@ def reached(
     return found
 
 
+def over_unpruned(rows: Iterable[Row]) -> list[Row]:
+    """The rows that have the time of an unpruned dense weight, with gains over that."""
+    return [row | {"ratio": row["unpruned_us"] / row["us"]} for row in rows if "unpruned_us" in row]
+
+
 def worst(rows: Sequence[Row]) -> dict[str, Row]:
     """The slowest points of what auto chooses from, beside the dense layer, by LEAST's names."""
     best = fastest(rows)

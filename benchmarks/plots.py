@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import _results
-from _drawing import GREY, RAMP, figure, line_per_name, lines, save, scatter
+from _drawing import GREY, RAMP, figure, line_per_name, lines, ramp, save, scatter, spread
 from _spmm_goals import BEST, LARGE, by_format, fastest, formats_of, weights_of
 from choices import codes_anywhere
+
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.nm_spmm.analysis import ITEMSIZE, WIDE, used_share
+from flashsparse_plugin.gpu import find_gpu
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 SHORT = {"nvidia-h200": "h200", "nvidia-h100-80gb-hbm3": "h100"}
@@ -30,8 +34,15 @@ NAMES = {"h200": "H200", "h100": "H100"}
 Row = dict[str, Any]
 
 
-def read(folder: str, name: str) -> list[Row]:
+def read(folder: str | Path, name: str) -> list[Row]:
+    """The rows of a result: of a folder of benchmarks/results, or any by its whole path."""
     return _results.read(_results.FOLDER / folder / f"{name}.csv")["rows"]
+
+
+def gpu_of(folder: str | Path, name: str) -> str:
+    """The GPU of a result: "H200" of "NVIDIA H200"."""
+    about = _results.read(_results.FOLDER / folder / f"{name}.csv")["about"]
+    return str(about["gpu"]).split()[1]
 
 
 def mean(rows: Iterable[Row], figure: Callable[[Row], float]) -> dict[int, float]:
@@ -128,7 +139,7 @@ def formats(folder: str, path: Path) -> None:
     )
 
 
-def patterns(folder: str, path: Path) -> None:
+def patterns(folder: str | Path, path: Path) -> None:
     rows = [row for row in read(folder, "nm") if weights_of(row) > LARGE]
     names = ("2:4", "16:32, L=32", "12:32, L=32", "8:32, L=32", "4:32, L=32")
     zeros = {
@@ -149,7 +160,7 @@ def patterns(folder: str, path: Path) -> None:
     lines(
         path,
         f"N:M zeros run {half[8]:.1f} times as fast at 50%, {most[8]:.1f} times at 87.5%",
-        f"Speedup of large layers over cuBLAS, bf16, {NAMES[SHORT[folder]]}, N:32 in vectors of 32",
+        f"Speedup of large layers over cuBLAS, bf16, {gpu_of(folder, 'nm')}, N:32 in vectors of 32",
         found,
         {"dense fp8": fp8},
     )
@@ -180,9 +191,10 @@ def values(path: Path) -> None:
     )
 
 
-def float32(path: Path) -> None:
+def float32(folder: str | Path, path: Path) -> None:
     """Figure 9 of NM-SpMM: N:M with vectors of 32 rows in float32, a point a product."""
-    rows = [row for row in read("nvidia-h200", "nm_fp32") if row["part"] == "points"]
+    gpu = gpu_of(folder, "nm_fp32")
+    rows = [row for row in read(folder, "nm_fp32") if row["part"] == "points"]
     rows = [row for row in rows if row["tokens"] >= 256]
     named: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -199,11 +211,122 @@ def float32(path: Path) -> None:
     scatter(
         path,
         f"float32: {first:.1f} to {last:.1f} times cuBLAS",
-        f"N:M, L = 32, {len(next(iter(named.values())))} products on an H200; dashed: their means",
+        f"N:M, L = 32, {len(next(iter(named.values())))} products on an {gpu}; dashed: their means",
         named,
         levels,
         "billions of multiplications, dense",
     )
+
+
+def _of_4096(folder: str | Path) -> dict[float, list[Row]]:
+    """Launches of 4096 x 4096 x 4096 in float32, by the share of zeros."""
+    rows = [row for row in read(folder, "nm_fp32_steps") if row["part"] == "F"]
+    return {
+        zeros: [row for row in rows if row["zeros"] == zeros]
+        for zeros in sorted({row["zeros"] for row in rows})
+    }
+
+
+def steps(folder: str | Path, path: Path) -> None:
+    """Figure 7 of NM-SpMM: what each of its steps brings, and a wider tile."""
+    gpu = gpu_of(folder, "nm_fp32_steps")
+    by_zeros = _of_4096(folder)
+    dense = next(iter(by_zeros.values()))[0]["dense_tflops"]
+    named = {
+        "V1": ("64x128 by 8x8, V1,",),
+        "V2, packing": ("64x128 by 8x8, V2, packing,",),
+        "V3": ("64x128 by 8x8, V3,",),
+        "V3, wider tile": ("128x128 by 16x8, V3,",),
+    }
+    found = {
+        name: [max(r["tflops"] for r in rows if r["launch"].startswith(begins)) for rows in
+               by_zeros.values()]
+        for name, begins in named.items()
+    }  # fmt: skip
+    wide, paper = found["V3, wider tile"], found["V1"]
+    gain = max(a / b for a, b in zip(wide, paper, strict=True)) - 1
+    drawing, axis = figure(
+        f"The paper's steps gain little here; a wider tile up to {gain:.0%}",
+        f"TFLOP/s of kept products, 4096 x 4096 x 4096 in float32, an {gpu}",
+    )
+    begins = spread([*(rates[0] for rates in found.values()), dense], 3.4)
+    places = range(len(by_zeros))
+    for (name, rates), colour, begin in zip(found.items(), ramp(len(found)), begins, strict=False):
+        axis.plot(places, rates, color=colour, linewidth=2, marker="o", markersize=4)
+        axis.annotate(name, (0, begin), xytext=(-10, 0), textcoords="offset points", color=colour,
+                      ha="right", va="center", annotation_clip=False)  # fmt: skip
+    axis.hlines(dense, 0, len(places) - 1, color=GREY, linewidth=1.5, linestyle="--")
+    axis.annotate("cuBLAS, dense", (0, begins[-1]), xytext=(-10, 0), textcoords="offset points",
+                  color=GREY, ha="right", va="center", annotation_clip=False)  # fmt: skip
+    axis.set_xticks(places, [f"{zeros:.1%}".replace(".0%", "%") for zeros in by_zeros])
+    axis.set_xlabel("zeros", color=GREY)
+    axis.set_ylim(0, 1.08 * dense)
+    axis.spines["left"].set_visible(False)
+    axis.yaxis.tick_right()
+    save(drawing, path)
+
+
+def roofline(folder: str | Path, path: Path) -> None:
+    """Figure 10 of NM-SpMM: the fastest launch of each pattern below the roofs of the GPU."""
+    name = gpu_of(folder, "nm_fp32_steps")
+    gpu = find_gpu(name, (0, 0))
+    peak = gpu.float32_peak
+    found = {}
+    for zeros, rows in _of_4096(folder).items():
+        if zeros == 0:
+            continue
+        best, kept = max(rows, key=lambda row: row["tflops"]), round(32 * (1 - zeros))
+        options = PatternOptions(n=kept, m=32, vector_length=32)
+        used = used_share(options, WIDE.rows) if "packing" in best["launch"] else 1.0
+        intensity = WIDE.intensity(4096 * used, 4096 * kept / 32) / ITEMSIZE
+        found[f"{zeros:.1%} zeros".replace(".0%", "%")] = intensity, best["tflops"]
+    shares = [rate * 1e12 / peak for _, rate in found.values()]
+    drawing, axis = figure(
+        f"Bytes do not bind; {min(shares):.0%} to {max(shares):.0%} of the FMA units' peak",
+        f"The fastest launch of 4096 x 4096 x 4096 in float32, by Equation 3, an {name}",
+        left=-0.1,
+    )
+    low, high = 4.0, 40.0
+    for roof, bandwidth in (("memory", gpu.memory), ("L2", gpu.l2)):
+        ridge = peak / bandwidth
+        axis.plot([low, ridge], [low * bandwidth / 1e12, peak / 1e12], color=GREY, linewidth=1.2)
+        axis.annotate(f"{roof}, {bandwidth / 1e12:.1f} TB/s", (5, 5 * bandwidth / 1e12),
+                      xytext=(9, -9), textcoords="offset points", color=GREY)  # fmt: skip
+    axis.plot([peak / gpu.l2, high], [peak / 1e12] * 2, color=GREY, linewidth=1.2)
+    axis.annotate(f"FMA units, {peak / 1e12:.0f} TFLOP/s", (high, peak / 1e12), xytext=(0, 5),
+                  textcoords="offset points", ha="right", color=GREY)  # fmt: skip
+    # Points lie close together, so each has its label on a side of its own.
+    sides = (((9, 0), "left"), ((0, 12), "center"), ((-6, -9), "right"), ((0, -13), "center"))
+    for (name, point), colour, (offset, side) in zip(
+        found.items(), ramp(len(found)), sides, strict=True
+    ):
+        axis.plot(*point, "o", color=colour, markersize=7)
+        axis.annotate(name, point, xytext=offset, textcoords="offset points", color=colour,
+                      ha=side, va="center")  # fmt: skip
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+    axis.set_xlim(low, high)
+    axis.set_ylim(14, 90)
+    axis.set_xlabel("operations a byte that blocks read and write", color=GREY)
+    axis.set_ylabel("TFLOP/s of kept products", color=GREY)
+    save(drawing, path)
+
+
+def patterns_of(folder: str | Path, out: Path) -> list[Path]:
+    """Draws what benchmarks/gpu/nm.py has measured on a card."""
+    short = gpu_of(folder, "nm").lower()
+    drawn = {
+        patterns: out / f"nm-{short}.svg",
+        float32: out / f"nm-fp32-{short}.svg",
+        steps: out / f"nm-steps-{short}.svg",
+        roofline: out / f"nm-roofline-{short}.svg",
+    }
+    for picture, path in drawn.items():
+        picture(folder, path)
+    return list(drawn.values())
 
 
 def attention(folder: str, path: Path) -> None:
@@ -252,10 +375,10 @@ def draw(folder: Path) -> None:
             unstructured(gpu, format, folder / f"{format.replace('_', '-')}-{short}.svg")
         if len(measured) > 1:
             formats(gpu, folder / f"formats-{short}.svg")
-        patterns(gpu, folder / f"nm-{short}.svg")
         attention(gpu, folder / f"attention-{short}.svg")
+    patterns("nvidia-h100-80gb-hbm3", folder / "nm-h100.svg")
     values(folder / "values-h200.svg")
-    float32(folder / "nm-fp32-h200.svg")
+    patterns_of("nvidia-h200", folder)
     cpu(folder / "cpu-avx512.svg")
 
 

@@ -10,11 +10,11 @@
 
 Every linear layer but the output head is pruned, by Wanda on the beginning of the text unless told
 otherwise, then packed as `flashsparse eval --with` does, and the model predicts the end of the
-text. What people could take instead is beside it: int8 and int4 of the dense model, by torch and
-torchao (the extra `eval`). Results are saved after each line, and a run goes on with those that are
-missing, unless it is told to start --anew. Nothing is retrained but by the rules that end in
-"LoRA", which recover what was pruned as `flashsparse recover --method lora` does. Speed is not
-measured here.
+text. What people could take instead is beside it: fp8, int8 and int4 of the dense model, the last
+two by torch and torchao (the extra `eval`). Results are saved after each line, and a run goes on
+with those that are missing, unless it is told to start --anew. Nothing is retrained but by the
+rules that end in "LoRA", which recover what was pruned as `flashsparse recover --method lora` does.
+Speed is not measured here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from flashsparse_plugin.pruning import LoRA, calibration_windows, prune, recover
 
 HELD_OUT = 0.1  # of the text, from its end
 CACHE = Path(__file__).parents[1] / "build" / "cache"  # of `make demo`
-CODES = (":values=int8", ":values=int4:group={group}")
+CODES = (":values=fp8_e4m3", ":values=int8", ":values=int4:group={group}")
+BOTH_SIDES = tuple(f":values={each}:activations={each}" for each in ("fp8_e4m3", "int8"))
 
 Row = dict[str, Any]
 
@@ -77,6 +78,7 @@ def anywhere(sparsity: float) -> Rule:
 
 
 RIVALS = (
+    "fp8",
     "torch_int8",
     "torchao_int8",
     "torchao_int4:group={group}",
@@ -85,7 +87,7 @@ RIVALS = (
 )
 RULES = (
     Rule("dense", {}, ("", *RIVALS)),
-    pattern(2, 4, values=CODES),
+    pattern(2, 4, values=CODES + BOTH_SIDES),
     pattern(8, 32, 32, values=CODES),
     anywhere(0.5),
     pattern(16, 32, 32, values=CODES),
@@ -167,17 +169,18 @@ def kind_of(method: Method) -> str:
 
 
 def values_of(method: str) -> str:
-    """What a value is stored as: "16 bits", or the type of its codes."""
+    """What a value is stored as: "16 bits", or the type of its codes; and activations, if coded."""
     for name in ("fp8", "int8", "int4"):
         if name in method:
-            return name
+            return f"{name} x {name}" if "activations" in method else name
     return "16 bits"
 
 
 def draw(target: Path) -> None:
     """The lines of a result that are within five times of the best perplexity, as a picture."""
     found = _results.read(target)
-    about, rows = found["about"], found["rows"]
+    about = found["about"]
+    rows = [row for row in found["rows"] if " x " not in row["values"]]  # which take no other bytes
     best = min(row["perplexity"] for row in rows)
     near = [row for row in rows if row["perplexity"] <= 5 * best]
     points = [
@@ -236,14 +239,14 @@ def main() -> None:
         if found["about"] != about:
             raise SystemExit(f"{target} was measured under other conditions: use --anew")
         rows = found["rows"]
-    made = {
+    made = [
         (rule.title, title_of(m)) for rule in RULES for m, _ in methods_of(rule, arguments.group)
-    }
+    ]
     rows = [row for row in rows if (row["rule"], row["method"]) in made]
-    places = [rule.title for rule in RULES]
     where = {"cpu": _measure.cpu_name(), "date": str(datetime.datetime.now(datetime.UTC).date())}
     for row in lines(arguments, {(row["rule"], row["method"]) for row in rows}):
-        rows = sorted([*rows, row | where], key=lambda each: places.index(each["rule"]))
+        rows.append(row | where)
+        rows.sort(key=lambda each: made.index((each["rule"], each["method"])))
         _results.write(target, about, rows)
         print(f"{row['rule']:>12} {row['method']:<44} {row['bits']:6.2f} {row['perplexity']:10.3f}",
               flush=True)  # fmt: skip

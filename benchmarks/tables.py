@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import _attention_tables
+import _behind
 import _counters
 import _cusparselt
 import _nm_goals
@@ -29,6 +30,7 @@ import _serve_tables
 import _spmm_goals
 import _spmm_tables
 import _steps
+import _values_goals
 import choices
 import sparse_24.tables
 import tiled_bitmap.tables
@@ -177,6 +179,8 @@ def perplexity(number: float) -> str:
 
 # The rules of the short table of quality.
 SHORT = ("dense", "50% zeros", "2:4", "50% zeros, LoRA", "2:4, LoRA")
+# Values, in the order of tables.
+KINDS = ("16 bits", "fp8", "fp8 x fp8", "int8", "int8 x int8", "int4")
 # How to make the models of the results, from packages.
 MADE = {
     "SmolLM2-135M-Instruct": " (`make demo` makes it, of weights in 4 bits)",
@@ -189,10 +193,14 @@ def quality(result: Result, rules: Sequence[str] | None = None) -> str:
 
     Args:
         result: The measurements.
-        rules: How the models of the table were pruned; None: in all ways there are.
+        rules: How the models of the table were pruned, activations as they are; None: all there is.
     """
     about, cells = result["about"], []
-    rows = [row for row in result["rows"] if rules is None or row["rule"] in rules]
+    rows = [
+        row
+        for row in result["rows"]
+        if rules is None or (row["rule"] in rules and " x " not in row["values"])
+    ]
     for row in rows:
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
         cells.append([named(row), f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])
@@ -268,7 +276,8 @@ def rule_of(row: dict[str, Any]) -> str:
 def quality_values(result: Result) -> str:
     """Perplexity (bits a weight) of what is left, by the type of its values: rules down."""
     about, rows = result["about"], result["rows"]
-    kinds = list(dict.fromkeys(row["values"] for row in rows))
+    present = {row["values"] for row in rows if row["kind"] == "ours"}
+    kinds = [kind for kind in KINDS if kind in present]
     cells = []
     for rule in dict.fromkeys(row["rule"] for row in rows if row["kind"] == "ours"):
         own = {row["values"]: row for row in rows if row["rule"] == rule}
@@ -331,6 +340,16 @@ def host_cost(result: Result) -> str:
     if "gpu" in about:
         return markdown(["µs a call", *modes], cells) + gpu_conditions(about)
     return markdown(["µs a call", *modes], cells) + conditions(about)
+
+
+def generate(result: Result) -> str:
+    """Tokens a second of transformers' generate, a way to hold the weights a row."""
+    cells = [
+        [row["method"], row.get("zeros", ""), f"{row['tokens_s']:.1f}", f"{row['ratio']:.2f}"]
+        for row in result["rows"]
+    ]
+    header = ["", "zeros", "tokens/s", "dense time / time"]
+    return markdown(header, cells) + gpu_conditions(result["about"])
 
 
 PAPER_TOKENS = 256  # the least of NM-SpMM's 100 points
@@ -530,10 +549,14 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_decoding": lambda result: _spmm_tables.goals(result, _spmm_goals.DECODING, "decoding"),
     "spmm_prompts": lambda result: _spmm_tables.goals(result, _spmm_goals.PROMPTS, "prompts"),
     "nm": nm,
+    "behind": _behind.behind,
+    "behind_gains": _behind.gains,
     "nm_fp32": nm_fp32,
     "nm_steps": nm_steps,
     "codes_24": sparse_24.tables.codes,
     "begins_24": sparse_24.tables.begins,
+    "rings_24": sparse_24.tables.rings,
+    "beyond_24": sparse_24.tables.beyond,
     "steps_by_kind": _steps.steps_by_kind,
     "steps_by_layer": _steps.steps_by_layer,
     "bitmap_codes": tiled_bitmap.tables.speeds,
@@ -542,6 +565,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_shapes": nm_shapes,
     "nm_goals": _nm_goals.goals,
     "nm_fixed": _nm_goals.fixed,
+    "values_goals": _values_goals.goals,
     "counters": _counters.counters,
     "cusparselt": _cusparselt.gains,
     "spmm_shares": tiled_csl.tables.shares,
@@ -549,6 +573,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_cycles": tiled_csl.tables.cycles,
     "gpu_pack": gpu_pack,
     "host_cost": host_cost,
+    "generate": generate,
     "attention": _attention_tables.paged,
     "copies": copies,
     "gemm": gemm,

@@ -259,6 +259,8 @@ class Format(ABC):
     """How often a form holds the weight: more than once only where a user asked for it."""
     checks_as_it_reads: ClassVar[bool] = False
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
+    searches: ClassVar[bool] = False
+    """Whether a library multiplies the weight whose own search takes as long as many products."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 
@@ -462,6 +464,32 @@ class Format(ABC):
         may know a shorter way.
         """
         return target.format.pack(self.unpack(packed).to(device), target).to(device)
+
+    # ---- searches -------------------------------------------------------------------------------
+
+    def search(self, packed: PackedWeight, kept: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Has a library look for its fastest way to multiply weights like this, where it can.
+
+        For forms that say so (`searches`). Done when a layer is loaded, and for the table when it
+        is tuned.
+
+        Args:
+            packed: A weight of this form, on its device.
+            kept: What a table keeps of an earlier search; empty: nothing.
+
+        Returns:
+            What a table should keep, as JSON has it; empty: nothing.
+
+        Raises:
+            FormatError: As `require_search` does, and where the library refuses the weight.
+        """
+        self.require_search(kept)
+        return {}
+
+    def require_search(self, kept: Mapping[str, Any]) -> None:
+        """Raises FormatError for what no `search` of this format returns."""
+        if kept:
+            raise FormatError(f"{self.name} searches for nothing, and has {', '.join(kept)} found")
 
     # ---- parts ----------------------------------------------------------------------------------
 

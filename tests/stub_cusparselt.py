@@ -42,7 +42,7 @@ class CuSparselt:
     def mm_search(self, compressed: Tensor, dense: Tensor, *rest: object) -> tuple[int, ...]:
         assert rest == (None, None, None, True) and dense.stride() == (1, len(dense))
         self.searched.append((len(compressed), *dense.shape))
-        return dense.shape[1] + 1, 2, 3, 99
+        return dense.shape[1].bit_length(), 2, 3, 99
 
     def multiply(
         self,
@@ -82,6 +82,8 @@ def install(monkeypatch: pytest.MonkeyPatch, as_if_on_a_gpu: bool = False) -> Cu
     monkeypatch.setattr(torch._C, "_cusparselt", stub, raising=False)
     monkeypatch.setattr(library, "require", lambda device: None)
     monkeypatch.setattr(library, "_algorithms", {})
+    monkeypatch.setattr(library, "_told", set())
+    monkeypatch.setattr(torch.backends.cusparselt, "version", lambda: 801)
     if as_if_on_a_gpu:
         of, gpu = CuSparselt24.of, torch.device("cuda")
         monkeypatch.setattr(CuSparselt24, "of", lambda form, stored, device: of(form, stored, gpu))

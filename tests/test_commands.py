@@ -92,6 +92,8 @@ NOT_RUN = {
     "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,
     "python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy": GPU,
     "python benchmarks/gpu/serve.py --model llama-3-70b --gpus 2 --dummy --compare fewer": GPU,
+    "python benchmarks/gpu/serve.py --dummy --together --compare patterns --traffic "
+    "decoding=1,16 prompts=1": GPU,
     "python benchmarks/gpu/serve.py --compare attention --prompt 1024": GPU,
     "python benchmarks/gpu/serve.py --model tiny --eager": SERVER,
     "vllm serve MODEL --decode-attention unified_max": SERVER,

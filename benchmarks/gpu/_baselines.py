@@ -4,6 +4,8 @@
 dense    cuBLAS through torch, the fastest of F.linear, the same through cuBLASLt, and mm with
          the weight stored transposed. Its weight has 80% zeros, whatever the sparsity of the
          sparse one: where arithmetic binds, zeros make a dense product quicker.
+unpruned the same with a weight without zeros, as a dense model has it, for many tokens: few are
+         bound by memory, where zeros count as much as other values
 fp8      torch._scaled_mm, e4m3, one scale a tensor, without the work of quantizing x
 int4     Marlin of vLLM, groups of 128, where vLLM is installed
 """
@@ -11,7 +13,7 @@ int4     Marlin of vLLM, groups of 128, where vLLM is installed
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,27 +37,23 @@ class Dense:
         self._layer, self._dtype, self._device = layer, dtype, device
 
     def time(self, tokens: Sequence[int], stopwatch: Stopwatch) -> dict[int, Row]:
-        weight = random_weight(self._layer.shape, 1 - DENSE_ZEROS, self._dtype, self._device)
-        found: dict[int, Row] = {count: {} for count in tokens}
-        rotation = partial(_measure.Rotation, nbytes=weight.nbytes, cold_bytes=self._cold())
-        plain = rotation(weight.clone)
+        weight = self._weight(1 - DENSE_ZEROS)
+        ways = Ways(weight)
+        rows = {}
         for count in tokens:
-            x = self._x(count)
-            call = partial(_linear, x, plain)
-            found[count]["cublas"] = stopwatch(call, len(plain))
-            if self._device.type == "cuda":
-                with _blas_library("cublaslt"):
-                    found[count]["cublaslt"] = stopwatch(call, len(plain))
-        del plain
-        turned = rotation(lambda: weight.T.contiguous())
-        for count in tokens:
-            x = self._x(count)
-            found[count]["transposed"] = stopwatch(partial(_mm, x, turned), len(turned))
-        del turned
-        rows = {count: _best(times) for count, times in found.items()}
+            calls = ways.calls(self._x(count))
+            rows[count] = _best({name: stopwatch(*each) for name, each in calls.items()})
+        del ways
         if self._device.type == "cuda":
             self._time_fp8(weight, rows, stopwatch)
         return rows
+
+    def rivals(self) -> Rivals:
+        """What is timed by turns with a sparse product; it holds copies of two weights."""
+        return Rivals({"dense": self._weight(1 - DENSE_ZEROS), "unpruned": self._weight(1.0)})
+
+    def _weight(self, density: float) -> Tensor:
+        return random_weight(self._layer.shape, density, self._dtype, self._device)
 
     def _time_fp8(self, weight: Tensor, rows: dict[int, Row], stopwatch: Stopwatch) -> None:
         eighth = weight.to(torch.float8_e4m3fn)
@@ -78,6 +76,49 @@ class Dense:
         return cold_bytes(self._device)
 
 
+class Ways:
+    """The ways to call the library for one dense weight, over copies that no cache holds."""
+
+    def __init__(self, weight: Tensor):
+        cold = cold_bytes(weight.device)
+        self._plain = _measure.Rotation(weight.clone, weight.nbytes, cold)
+        self._turned = _measure.Rotation(lambda: weight.T.contiguous(), weight.nbytes, cold)
+
+    def calls(self, x: Tensor) -> dict[str, tuple[Callable[[], Tensor], int]]:
+        """Products of x by name, with the number of copies that each takes turns over."""
+        plain, turned = self._plain, self._turned
+        made: dict[str, tuple[Callable[[], Tensor], int]] = {
+            "cublas": (partial(_linear, x, plain), len(plain)),
+            "transposed": (partial(_mm, x, turned), len(turned)),
+        }
+        if x.is_cuda:
+            made["cublaslt"] = partial(_linear_by_lt, x, plain), len(plain)
+        return made
+
+
+class Rivals:
+    """Products of dense weights that are timed by turns with other products of the same x."""
+
+    def __init__(self, weights: Mapping[str, Tensor]):
+        self._ways = {name: Ways(weight) for name, weight in weights.items()}
+
+    def calls(self, x: Tensor) -> dict[str, tuple[Callable[[], Tensor], int]]:
+        return {
+            f"{name} {way}": call
+            for name, ways in self._ways.items()
+            for way, call in ways.calls(x).items()
+        }
+
+    def row(self, times: Mapping[str, Time]) -> Row:
+        """The fastest ways, of times by the names of `calls`: dense_us, unpruned_us and so on."""
+        found: Row = {}
+        for name in self._ways:
+            first = f"{name} "
+            own = {key: time for key, time in times.items() if key.startswith(first)}
+            found |= _best({key.removeprefix(first): own[key] for key in own}, name)
+        return found
+
+
 def activations(tokens: int, layer: Layer, dtype: torch.dtype, device: torch.device) -> Tensor:
     generator = torch.Generator(device).manual_seed(tokens)
     return torch.randn(tokens, layer.in_features, generator=generator, device=device).to(dtype)
@@ -85,6 +126,11 @@ def activations(tokens: int, layer: Layer, dtype: torch.dtype, device: torch.dev
 
 def _linear(x: Tensor, weights: _measure.Rotation) -> Tensor:
     return F.linear(x, weights())
+
+
+def _linear_by_lt(x: Tensor, weights: _measure.Rotation) -> Tensor:
+    with _blas_library("cublaslt"):
+        return _linear(x, weights)
 
 
 def _mm(x: Tensor, weights: _measure.Rotation) -> Tensor:
@@ -106,12 +152,12 @@ def _blas_library(name: str) -> Iterator[None]:
         torch.backends.cuda.preferred_blas_library(before)
 
 
-def _best(times: dict[str, Time]) -> Row:
+def _best(times: Mapping[str, Time], figure: str = "dense") -> Row:
     name = min(times, key=lambda each: times[each].microseconds)
     return {
-        "dense_us": round(times[name].microseconds, 2),
-        "dense_spread": round(times[name].spread, 3),
-        "dense_by": name,
+        f"{figure}_us": round(times[name].microseconds, 2),
+        f"{figure}_spread": round(times[name].spread, 3),
+        f"{figure}_by": name,
     }
 
 

@@ -8,20 +8,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
+import _edges as _edges
 import _formats as _formats  # the programs here take these from this module,
 import _measure as _measure  # which is what finds them
 import _results as _results
 import _server as _server
 import _spmm_goals as _spmm_goals
+import plots as plots
 
-from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, replayed
+from flashsparse_plugin.dataflow.tuner import Captured, cold_bytes_of, elapsed, replayed
 from flashsparse_plugin.ops import STATUS
 
 SMI_FIELDS = (
@@ -74,6 +77,12 @@ def _time(samples: list[float]) -> Time:
     return Time(median * 1e6, (ordered[-1 - edge] - ordered[edge]) / median)
 
 
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
 class Stopwatch:
     """Times a call by the median of replays of a CUDA graph of many such calls."""
 
@@ -87,6 +96,18 @@ class Stopwatch:
             samples = _measure.interleaved({"it": call}, self._replays, seconds=0.0)["it"]
             return _time(samples)
         return _time(replayed(call, copies, self._replays))
+
+    def in_turns(self, calls: Mapping[str, tuple[Callable[[], object], int]]) -> dict[str, Time]:
+        """Times calls, each with the number of its copies, by turns: a replay of each a round.
+
+        For products that reach the power limit: the first of them would have the cooler card.
+        """
+        clocks: dict[str, Callable[[], float]] = {
+            name: Captured(call, copies) if self._device.type == "cuda" else partial(_seconds, call)
+            for name, (call, copies) in calls.items()
+        }
+        samples = _measure.in_turns(clocks, self._replays)
+        return {name: _time(own) for name, own in samples.items()}
 
     def ungraphed(self, call: Callable[[], object]) -> Time:
         """Times calls that cannot be captured in a graph and take far longer than their launch."""

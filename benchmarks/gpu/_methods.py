@@ -12,17 +12,19 @@ from typing import Any
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 AUTO = "auto"  # in the place of a format: what should be fastest for each layer
-COMPARISONS = ("weights", "codes", "patterns", "values", "fewer", "attention")
-FOLLOWING = ("patterns", "values", "fewer")  # with weights that follow patterns
+COMPARISONS = ("weights", "codes", "patterns", "fewer", "attention")
+FOLLOWING = ("patterns", "fewer")  # with weights that follow patterns
 # Of tiled_bitmap: zeros anywhere.
 CODES = {
     "tiled_bitmap": {},
     "int8": {"values": "int8"},
     "int8-int8": {"values": "int8", "activations": "int8"},
 }
-PATTERNS = (PatternOptions(n=2, m=4), PatternOptions(n=8, m=32, vector_length=32))
-VALUES = (
-    PatternOptions(n=2, m=4, values="fp8_e4m3"),
+TWO_OF_FOUR_FP8 = PatternOptions(n=2, m=4, values="fp8_e4m3")
+PATTERNS = (
+    PatternOptions(n=2, m=4),
+    PatternOptions(n=8, m=32, vector_length=32),
+    TWO_OF_FOUR_FP8,
     PatternOptions(n=2, m=4, values="int4", group=128),
     PatternOptions(n=8, m=32, vector_length=32, values="int8"),
 )
@@ -95,7 +97,7 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
         ]
     if arguments.compare == "fewer":
         fp8 = dense | {"quantization": "fp8"}
-        settings = {"options": VALUES[0].model_dump()}
+        settings = {"options": TWO_OF_FOUR_FP8.model_dump()}
         packed = {"sparse_method": "nm_vector"}
         gpus = arguments.gpus
         return [
@@ -103,12 +105,12 @@ def methods_of(arguments: argparse.Namespace) -> list[Method]:
             Method("fp8", "fp8 on 1", fp8, exact=False),
             Method("2of4-fp8_e4m3", "2:4 fp8 on 1", packed, settings, exact=False),
         ]
-    if arguments.compare in FOLLOWING:
+    if arguments.compare == "patterns":
         methods = [
             Method("none", "dense", dense, gpus=arguments.gpus),
             Method("fp8", "fp8", dense | {"quantization": "fp8"}, {}, arguments.gpus, exact=False),
         ]
-        for options in PATTERNS if arguments.compare == "patterns" else VALUES:
+        for options in PATTERNS:
             name = f"{options.n}of{options.m}"
             name += f"-{options.values}" if options.value_type else ""
             settings = {"options": options.model_dump()}

@@ -2,7 +2,7 @@
 """How fast is the sparse linear layer of each format on this card, and how fast could it be?
 
 Measured over cold weights and from CUDA graphs: the op by its own choice, beside it what
-`_baselines` lists, and
+`_baselines` lists (from BY_TURNS tokens on by turns), and
 
     csr      cuSPARSE through torch.sparse, for a few layers only
     bound    the bytes of packed weight, x and y at the bandwidth that this card shows in this run
@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from _baselines import Dense, Int4, Row, activations
-from _device import Budget, Stopwatch, Time, _formats, _measure, cold_bytes
+from _baselines import Dense, Int4, Rivals, Row, activations
+from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
 from _layers import LLAMA, OPT, Layer
 from torch import Tensor
 
@@ -36,6 +36,8 @@ from flashsparse_plugin.plan import Plan
 WARM_UPS = 3  # timings of a layer that are discarded
 FEW = (1, 8, 16, 32)
 MANY = (64, 128, 256, 512, 2048)  # tokens at which either implementation is timed
+BY_TURNS = 96  # tokens from which on the power limit binds, so that all are timed by turns
+OWN = "us"  # the op's own choice
 CROSSING = (16, 32, 64, 128)  # tokens at which either kernel may be the faster one
 ZEROS = (50, 60, 70, 80, 90)  # percent
 
@@ -91,6 +93,7 @@ class Speed:
         self._bandwidth, self._shapes = bandwidth, shapes
         self._dense: dict[tuple[Layer, int], Row] = {}
         self._int4 = Int4()
+        self._rivals: Rivals | None = None  # of the layer that is being measured
 
     def run(self, stages: Sequence[Stage], budget: Budget) -> Iterator[Layer]:
         """Yields after each layer, so that the rows can be saved; ends when the time is over."""
@@ -105,6 +108,10 @@ class Speed:
 
     def _measure(self, layer: Layer, stage: Stage, budget: Budget) -> None:
         self._measure_dense(layer, [n for n in stage.tokens if (layer, n) not in self._dense])
+        by_turns = not (self._shapes or stage.csr) and max(stage.tokens) >= BY_TURNS
+        self._rivals = None  # before others take their place in memory
+        if by_turns:
+            self._rivals = Dense(layer, self._dtype, self._device).rivals()
         for sparsity in stage.sparsities:
             if budget.left < 0:
                 return
@@ -164,26 +171,31 @@ class Speed:
     def _add(self, point: Row, layer: Layer, launch: Any, copies: _measure.Rotation) -> None:
         tokens = point["tokens"]
         x = activations(tokens, layer, self._dtype, self._device)
-
-        def timed(multiply: Callable[..., Tensor]) -> Time:
-            return self._stopwatch(lambda: multiply(copies(), x), len(copies))
-
+        calls = {
+            OWN: partial(multiplied, launch.linear if launch else _formats.multiply, copies, x)
+        }
         either: Row = {}
-        if launch is not None:
-            time = timed(launch.linear)
+        for name, plan in {} if launch else self._plans(point["format"], tokens).items():
+            call = partial(multiplied, partial(_formats.multiply, plan=plan), copies, x)
+            try:
+                call()
+            except RuntimeError as error:  # it does not take so many tokens
+                if "CUDA error" in str(error):
+                    raise
+                either[f"{name}_refused"] = str(error).splitlines()[0][:100]
+            else:
+                calls[f"{name}_us"] = call
+        counted = {name: (call, len(copies)) for name, call in calls.items()}
+        dense = self._dense[layer, tokens]
+        if self._rivals and tokens >= BY_TURNS:
+            times = self._stopwatch.in_turns(counted | self._rivals.calls(x))
+            dense = dense | self._rivals.row(times)
         else:
-            time = timed(_formats.multiply)
-            for name, plan in self._plans(point["format"], tokens).items():
-                by_plan = partial(_formats.multiply, plan=plan)
-                try:
-                    either[f"{name}_us"] = round(timed(by_plan).microseconds, 2)
-                except RuntimeError as error:  # it does not take so many tokens
-                    if "CUDA error" in str(error):
-                        raise
-                    either[f"{name}_refused"] = str(error).splitlines()[0][:100]
+            times = {name: self._stopwatch(*each) for name, each in counted.items()}
+        time = times[OWN]
+        either |= {name: round(times[name].microseconds, 2) for name in calls if name != OWN}
         packed: fs.PackedWeight = copies()
         moved = packed.nbytes + x.nbytes + tokens * layer.out_features * x.element_size()
-        dense = self._dense[layer, tokens]
         fp8 = dense.get("fp8_us")
         self.rows.append(
             {
@@ -226,3 +238,8 @@ class Speed:
             for row in self.rows:
                 if (row["shape"], row["sparsity"], row["tokens"]) == (str(layer), sparsity, count):
                     row |= found
+
+
+def multiplied(multiply: Callable[..., Tensor], copies: _measure.Rotation, x: Tensor) -> Tensor:
+    """The product of x with the copy of a packed weight whose turn it is."""
+    return multiply(copies(), x)

@@ -26,11 +26,13 @@ def show(rows: Sequence[Row], about: Row) -> None:
         if own:
             console.print(_ratios(family, own))
     gpu = about.get("gpu", "")
-    for title, goals in (
-        ("Goals of decoding", _spmm_goals.DECODING),
-        ("Goals of prompts and batches", _spmm_goals.PROMPTS),
+    unpruned = _spmm_goals.over_unpruned(rows)
+    for title, goals, own in (
+        ("Goals of decoding", _spmm_goals.DECODING, rows),
+        ("Goals of prompts and batches", _spmm_goals.PROMPTS, rows),
+        ("The same over an unpruned dense weight", _spmm_goals.PROMPTS, unpruned),
     ):
-        found = _spmm_goals.reached(goals, rows, gpu)
+        found = _spmm_goals.reached(goals, own, gpu)
         if found:
             console.print(_goals(title, found))
     for part, row in _spmm_goals.worst(rows).items():

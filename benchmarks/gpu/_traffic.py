@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from _device import _server
 
 Row = dict[str, Any]
+WARM_CLIENTS, WARM_TOKENS = 8, 8  # of the requests before those that are measured: at most
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Traffic:
         output: Tokens out.
         rounds: Requests of each client.
         spread: Both numbers of tokens are random, up to this share below and above.
+        clients: How many at once, a measurement each.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Traffic:
     output: int
     rounds: int
     spread: float = 0.0
+    clients: tuple[int, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -41,8 +44,9 @@ class Traffic:
 
     def shortened(self, by: int) -> Traffic:
         """The same with fewer tokens, for a machine without a GPU."""
-        tokens = (max(4, self.prompt // by), max(4, self.output // by))
-        return Traffic(self.name, *tokens, rounds=min(self.rounds, 2), spread=self.spread)
+        prompt, output = max(4, self.prompt // by), max(4, self.output // by)
+        rounds = min(self.rounds, 2)
+        return dataclasses.replace(self, prompt=prompt, output=output, rounds=rounds)
 
 
 # The first as in Flash-LLM, section 6.3. In mixed traffic prompts arrive while others are answered:
@@ -55,6 +59,21 @@ TRAFFICS = {
         Traffic("mixed", prompt=896, output=128, rounds=4, spread=0.8),
     )
 }
+
+
+def traffic_of(text: str) -> Traffic:
+    """The traffic of a name, with its own numbers of clients after "=": "prompts=1,16".
+
+    Raises:
+        argparse.ArgumentTypeError: If there is none of this name, or a number is none.
+    """
+    name, _, numbers = text.partition("=")
+    try:
+        clients = tuple(int(each) for each in numbers.split(",") if each)
+        return dataclasses.replace(TRAFFICS[name], clients=clients)
+    except (KeyError, ValueError) as error:
+        known = ", ".join(TRAFFICS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}, =1,16") from error
 
 
 def measure(url: str, model: Path, traffic: Traffic, clients: int, gpus: int) -> Row:
@@ -70,14 +89,9 @@ def measure(url: str, model: Path, traffic: Traffic, clients: int, gpus: int) ->
     Raises:
         RuntimeError: If a request fails.
     """
-    found = _bench(
-        ["--base-url", url, "--model", _server.NAME, "--tokenizer", str(model)],
-        ["--dataset-name", "random", "--random-input-len", str(traffic.prompt)],
-        ["--random-output-len", str(traffic.output), "--random-range-ratio", str(traffic.spread)],
-        ["--num-prompts", str(clients * traffic.rounds), "--max-concurrency", str(clients)],
-        ["--num-warmups", str(min(clients, 8)), "--temperature", "0", "--ignore-eos"],
-        ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"],
-    )
+    warm_up = dataclasses.replace(traffic, output=min(traffic.output, WARM_TOKENS), rounds=1)
+    _bench(url, model, warm_up, min(clients, WARM_CLIENTS))
+    found = _bench(url, model, traffic, clients)
     if found["completed"] < clients * traffic.rounds:
         errors = [error for error in found.get("errors", ()) if error]
         lost = clients * traffic.rounds - found["completed"]
@@ -94,11 +108,19 @@ def measure(url: str, model: Path, traffic: Traffic, clients: int, gpus: int) ->
     }
 
 
-def _bench(*options: Sequence[str]) -> Row:
+def _bench(url: str, model: Path, traffic: Traffic, clients: int) -> Row:
     """Runs vLLM's client in this process, which imports vLLM only once for all traffic."""
     from vllm.benchmarks.serve import add_cli_args, main
 
+    requests = clients * traffic.rounds
+    options = ["--base-url", url, "--model", _server.NAME, "--tokenizer", str(model)]
+    options += ["--dataset-name", "random", "--random-range-ratio", str(traffic.spread)]
+    options += ["--random-input-len", str(traffic.prompt)]
+    options += ["--random-output-len", str(traffic.output)]
+    options += ["--num-prompts", str(requests), "--max-concurrency", str(clients)]
+    options += ["--temperature", "0", "--ignore-eos", "--disable-tqdm"]
+    options += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99"]
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
     with contextlib.redirect_stdout(io.StringIO()):  # its report, which ours replaces
-        return main(parser.parse_args([each for part in options for each in part]))
+        return main(parser.parse_args(options))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are N:M weights multiplied right on this GPU, how fast, and by which launch?
 
-    python benchmarks/gpu/nm.py              everything, in 9 minutes at most
+    python benchmarks/gpu/nm.py              in 9 minutes at most: --check, --speed, --prompts, what
+                                             nm_fp32.py measures of float32 (Figures 7, 8 and 9 of
+                                             NM-SpMM), and pictures of it all, Figure 10 among them
     python benchmarks/gpu/nm.py --check      every way to call it, against float64
     python benchmarks/gpu/nm.py --speed      layers x patterns x tokens, beside cuBLAS, fp8, and
                                              cuSPARSELt for 2:4
@@ -24,17 +26,19 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nm_fp32
 import torch
-from _baselines import Dense, activations
+from _baselines import Dense, Rivals, activations
 from _check import DTYPES as CHECKED
 from _check import Checker, errors_of
-from _device import Budget, Stopwatch, _formats, _measure, _results, cold_bytes, machine
+from _device import Budget, Stopwatch, _formats, _measure, _results, cold_bytes, machine, plots
 from _layers import Layer, layer, model_layers
 from _program import (
     DTYPES,
@@ -48,7 +52,7 @@ from _program import (
     signature,
 )
 from _rivals import by_library, rivals
-from _speed import WARM_UPS
+from _speed import WARM_UPS, multiplied
 from _tools import profile, profile_summary, profiled
 from rich import box
 from rich.table import Table
@@ -288,6 +292,7 @@ class Speed:
         bandwidth: float,
     ):
         self.rows: list[Row] = []
+        self._rivals: Rivals | None = None  # of a layer, where many tokens are measured
         self._arguments, self._device, self._stopwatch = arguments, device, stopwatch
         self._dtype, self._bandwidth = DTYPES[arguments.dtype], bandwidth
 
@@ -299,6 +304,7 @@ class Speed:
                 return
             dense = Dense(each, self._dtype, self._device)
             found = dense.time(arguments.tokens, self._stopwatch)
+            self._rivals = dense.rivals() if arguments.prompts else None
             for options in arguments.patterns:
                 if budget.left < 0:
                     return
@@ -322,11 +328,15 @@ class Speed:
                 return self._stopwatch(lambda: multiply(copies(), x), len(copies)).microseconds
 
             row = self._row(each, options, packed, tokens, dense[tokens])
-            if self._arguments.prompts:
-                unpacked = partial(_formats.multiply, plan=_formats.IMPLEMENTATIONS["unpacked"])
-                row["unpacked_us"] = round(timed(unpacked), 2)
-                sparse = partial(_formats.multiply, plan=_formats.IMPLEMENTATIONS["sparse"])
-                self.rows.append(row | self._compared(timed(sparse), row, x))
+            if self._rivals:
+                calls = self._rivals.calls(x)
+                for name, plan in _formats.IMPLEMENTATIONS.items():
+                    call = partial(multiplied, partial(_formats.multiply, plan=plan), copies, x)
+                    calls[name] = call, len(copies)
+                times = self._stopwatch.in_turns(calls)
+                row |= self._rivals.row(times)
+                row["unpacked_us"] = round(times["unpacked"].microseconds, 2)
+                self.rows.append(row | self._compared(times["sparse"].microseconds, row, x))
             else:
                 self.rows.append(row | self._compared(timed(_formats.multiply), row, x))
             if not self._arguments.launches:
@@ -561,7 +571,33 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     return bool(measured.rows)
 
 
-def main() -> None:
+# What everything is, and the most minutes of each: all but the first take less on an H200.
+EVERYTHING: tuple[tuple[Any, tuple[str, ...], float], ...] = (
+    (sys.modules[__name__], ("--check",), 3.0),
+    (sys.modules[__name__], ("--speed",), 1.2),
+    (sys.modules[__name__], ("--prompts",), 2.5),
+    (nm_fp32, ("--steps", "--zeros", "0,0.5,0.625,0.75,0.875"), 0.7),
+    (nm_fp32, ("--speed",), 1.5),
+)
+
+
+def everything(arguments: argparse.Namespace, budget: Budget) -> bool:
+    """Measures and draws all that the documents tell of N:M in 16 bits and in float32."""
+    good = True
+    for program, part, most in EVERYTHING:
+        about = ["--device", arguments.device, "--dtype", arguments.dtype]
+        about += ["--out", str(arguments.out)]
+        about += ["--minutes", str(round(min(most, max(budget.left / 60, 0)), 2))]
+        print(f"-- {Path(program.__file__).name} {' '.join(part)}", flush=True)
+        try:
+            program.main([*part, *about])
+        except SystemExit as end:
+            good &= not end.code
+    pictures = partial(plots.patterns_of, arguments.out.resolve(), arguments.out)
+    return good & run_parts([lambda: bool(pictures())])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__, minutes=9.0, dtype="bfloat16")
     for name in ("check", "speed", "prompts", "values", "launches", "small"):
         options.add_argument(f"--{name}", action="store_true")
@@ -573,12 +609,16 @@ def main() -> None:
     )
     options.add_argument("--profile", action="store_true")
     options.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    arguments = options.parse_args()
+    arguments = options.parse_args(argv)
     if arguments.one:
         one(arguments.one, Budget(60 * arguments.minutes))
         return
-    device = device_of(arguments)
+    device, budget = device_of(arguments), Budget(60 * arguments.minutes)
     arguments.speed |= arguments.launches or arguments.prompts
+    if not (arguments.check or arguments.speed or arguments.values or arguments.profile):
+        if arguments.layers or arguments.tokens or arguments.patterns:
+            options.error("--layers, --tokens and --patterns are for --speed and --prompts")
+        raise SystemExit(0 if everything(arguments, budget) else 1)
     arguments.tokens = arguments.tokens or (PROMPTS if arguments.prompts else TOKENS)
     if arguments.patterns is None:
         usual = (TWO_FOUR, *VECTORS, *LONG_VECTORS) if arguments.prompts else (TWO_FOUR, *VECTORS)
@@ -586,7 +626,6 @@ def main() -> None:
     asked = [arguments.check, arguments.speed, arguments.profile]
     if not any(asked):
         asked = [True, True, False]
-    budget = Budget(60 * arguments.minutes)
     parts = (
         lambda: check(arguments, device, budget.at_most(200) if asked[1] else budget),
         lambda: speed(arguments, device, budget),

@@ -353,7 +353,7 @@ def show_launches(rows: Sequence[Row], about: Row) -> None:
 # ---- the program --------------------------------------------------------------------------------
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     options = parser(__doc__, minutes=4.0)
     options.set_defaults(replays=5)
     for name in ("check", "steps", "speed", "launches", "small"):
@@ -366,7 +366,7 @@ def main() -> None:
         default=[zeros for zeros in ZEROS if zeros > 0],
         help="shares, of 0,0.5,0.625,0.75,0.875",
     )
-    arguments = options.parse_args()
+    arguments = options.parse_args(argv)
     arguments.dtype = "float32"
     device = device_of(arguments)
     torch.backends.cuda.matmul.allow_tf32 = False

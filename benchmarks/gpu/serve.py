@@ -4,7 +4,7 @@
     python benchmarks/gpu/serve.py [--model llama-3-8b] [--format NAME ...]
     python benchmarks/gpu/serve.py --model opt-66b --gpus 2 --dummy
     python benchmarks/gpu/serve.py --model llama-3-70b --gpus 2 --dummy --compare fewer
-    python benchmarks/gpu/serve.py --compare codes | patterns | values | attention
+    python benchmarks/gpu/serve.py --compare codes | patterns | attention
 
 Makes a checkpoint of random weights with 80% zeros (--sparsity), starts `vllm serve` on it, dense
 and packed while loading, with CUDA graphs, and sends each server three kinds of traffic
@@ -15,7 +15,8 @@ and packed while loading, with CUDA graphs, and sends each server three kinds of
     mixed      180 to 1610 in, 26 to 230 out: chunked prefill beside decoding
 
 The table holds the time to the first token, the time of each further token and the throughput, by
-the number of clients; tokens per GPU-second are tokens out. The exit code is 1 if a request fails,
+the number of clients (--clients; `--traffic decoding=1,64 prompts=8` gives each its own); tokens
+per GPU-second are tokens out. The exit code is 1 if a request fails,
 or if the greedy tokens of the two differ by more than rounding.
 
 --gpus 2 adds tensor parallelism: dense on two, packed on two, and packed on one, with the memory
@@ -24,9 +25,9 @@ profiler, after all else is measured). --dummy makes the weights up in memory, w
 and compares no tokens. --compare codes runs zeros anywhere in 16 bits, int8, and int8 on both
 sides, beside vLLM's fp8; fewer runs dense weights on --gpus beside vLLM's fp8 and 2:4 with
 fp8 values, on one GPU each; patterns runs weights that follow 2:4 and 8:32 with vectors of 32 rows
-(75% zeros) beside dense ones in 16 bits and in vLLM's fp8; values packs the same with 8 and 4 bits,
-whose tokens are not compared; attention runs dense weights with vLLM's attention and with ours
-(--prompt makes contexts longer).
+(75% zeros), in 16 bits and in 8 and 4, beside dense ones in 16 bits and in vLLM's fp8; tokens are
+compared for 16 bits. attention runs dense weights with vLLM's attention and with ours (--prompt
+makes contexts longer).
 
 Results are saved after each step; --limit ends the program after so many seconds, --only picks some
 of what is compared. --together starts all servers at once, which takes as long as one, and measures
@@ -38,27 +39,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _agreement import PROMPT, compare, texts_of
+from _agreement import COMPARED, PROMPT, compare, texts_of
 from _communication import profile, profiler_options
 from _device import _results, _server, machine
 from _methods import AUTO, COMPARISONS, FOLLOWING, Method, methods_of
 from _models import SHAPES, SPARSITY, Shape, make_checkpoint, make_config
 from _serve_report import line_of, show
-from _traffic import TRAFFICS, Traffic, measure
+from _traffic import TRAFFICS, Traffic, measure, traffic_of
 
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names
 
@@ -80,7 +80,10 @@ Result = dict[str, Any]
 
 def traffics_of(arguments: argparse.Namespace) -> list[Traffic]:
     """The traffic that was asked for."""
-    found = [TRAFFICS[name] for name in arguments.traffic]
+    found = [
+        dataclasses.replace(each, clients=each.clients or tuple(arguments.clients))
+        for each in arguments.traffic
+    ]
     if arguments.prompt:
         found = [dataclasses.replace(each, prompt=arguments.prompt) for each in found]
     return [each.shortened(TINY) for each in found] if arguments.model == "tiny" else found
@@ -96,8 +99,9 @@ def server_options(
 ) -> list[str]:
     """What `vllm serve` is told; what weights leave of the memory is cache, as by default."""
     traffics = traffics_of(arguments)
-    most = max(8, *arguments.clients)
-    length = max(PROMPT + 64, *(each.longest for each in traffics))
+    texts, tokens = COMPARED
+    asked = [(PROMPT + tokens, texts), *((each.longest, max(each.clients)) for each in traffics)]
+    length, most = map(max, zip(*asked, strict=True))
     options = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", str(most)]
     options += ["--no-enable-prefix-caching", "--logprobs-mode", "raw_logits"]
     if method.gpus > 1:
@@ -112,7 +116,8 @@ def server_options(
     if arguments.dummy:
         options += ["--load-format", "dummy"]
     if arguments.together:
-        options += ["--kv-cache-memory-bytes", str(cache_bytes(shape, length, most))]
+        cache = max(cache_bytes(shape, *each) for each in asked)
+        options += ["--kv-cache-memory-bytes", str(cache)]
         options += ["--gpu-memory-utilization", "0.1"]  # has to be free when a server starts
     return options + method.flags(arguments.sparsity if arguments.dummy else None)
 
@@ -129,14 +134,20 @@ def cache_bytes(shape: Shape, length: int, most: int) -> int:
 def at_once(
     servers: Sequence[AbstractContextManager[_server.Server]],
 ) -> Iterator[list[Future[_server.Server]]]:
-    """Starts servers beside each other; they stop when the block ends."""
+    """Starts servers beside each other; they stop when the block ends.
+
+    A server that starts takes the GPU from one that is measured: all of them have started, or
+    failed to.
+    """
     with ExitStack() as stack, ThreadPoolExecutor(len(servers)) as pool:
-        yield [pool.submit(stack.enter_context, each) for each in servers]
+        futures = [pool.submit(stack.enter_context, each) for each in servers]
+        wait(futures)
+        yield futures
 
 
 @contextmanager
 def started(server: Future[_server.Server]) -> Iterator[_server.Server]:
-    """A server that is starting, as soon as it is there."""
+    """A server that has started; raises why one has not."""
     yield server.result()
 
 
@@ -168,7 +179,7 @@ def run(
                 result["gpu_bytes"] = round(max(found) * 2**30)
             if not arguments.dummy:
                 result["texts"] = texts_of(it.url, SHAPES[arguments.model]["vocab_size"])
-            for traffic, clients in itertools.product(traffics, arguments.clients):
+            for traffic, clients in [(each, n) for each in traffics for n in each.clients]:
                 if seconds is not None and result["rows"] and time.monotonic() - begin > seconds:
                     raise TimeoutError("its share of the time is over")
                 row = {"traffic": traffic.name, "clients": clients}
@@ -239,7 +250,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--compare", choices=COMPARISONS, default="weights")
     formats = (AUTO, *format_names())
     parser.add_argument("--format", nargs="+", choices=formats, default=[DEFAULT_FORMAT])
-    parser.add_argument("--traffic", nargs="+", choices=TRAFFICS, default=list(TRAFFICS))
+    traffic = parser.add_argument("--traffic", nargs="+", type=traffic_of, metavar="NAME[=1,16]")
+    traffic.default, traffic.help = list(TRAFFICS.values()), f"of {', '.join(TRAFFICS)}"
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS), help="at once")
     parser.add_argument("--gpus", type=int, default=1, help="of the dense model")
     parser.add_argument("--prompt", type=int, help="tokens in, of all traffic")

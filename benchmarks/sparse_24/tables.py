@@ -63,3 +63,70 @@ def begins(result: Result) -> str:
     ]
     header = [f"{layer}, {values.split()[1]}" for layer, values in points]
     return markdown(["µs, 8 tokens", *header], cells) + gpu_conditions(result["about"])
+
+
+RINGS = {  # what a column shows: of the launches that fit, the fastest
+    "128 rows a block": {"rows": 128, "panels": 1, "down": 1},
+    "192 rows": {"rows": 192, "panels": 1, "down": 1},
+    "256 rows": {"rows": 256, "panels": 1, "down": 1},
+    "256 rows, two panels between waits": {"rows": 256, "panels": 2, "down": 1},
+    "clusters of two": {"panels": 1, "down": 2},
+    "mma.sp": {"kernel": "few"},
+}
+
+
+def rings(result: Result) -> str:
+    """Microseconds of wgmma by weights from a ring: values, tokens, layers down; launches across.
+
+    Tiles of all tokens at once.
+    """
+    rows = result["rows"]
+    points = [
+        (values, tokens, layer)
+        for values, tokens in (("fp8 x fp8", 32), ("fp8 x fp8", 64), ("fp8_e4m3", 32))
+        for layer in ("28672x4096", "28672x7168", "57344x8192", "8192x28672", "7168x28672")
+    ]
+    cells = []
+    for values, tokens, layer in points:
+        line = [f"{values}, {tokens} tokens, {layer}"]
+        for wanted in RINGS.values():
+            found = [
+                row["us"]
+                for row in rows
+                if (row["values"], row["tokens"], row["layer"]) == (values, tokens, layer)
+                and row.get("tile_tokens", tokens) == tokens
+                and all(row.get(key) == value for key, value in wanted.items())
+            ]
+            line.append(f"{min(found):.1f}" if found else "")
+        cells.append(line)
+    return markdown(["µs", *RINGS], cells) + gpu_conditions(result["about"])
+
+
+BEYOND = (  # values as nm.py calls them, tokens, and what multiplies them
+    ("2:4, fp8_e4m3", 8, "mma.sp"),
+    ("2:4, int8 x int8", 8, "mma.sp, x rounded in front"),
+    ("2:4, fp8_e4m3", 32, "mma.sp"),
+    ("2:4, fp8 x fp8", 32, "wgmma"),
+    ("2:4, fp8 x fp8", 64, "wgmma"),
+)
+
+
+def beyond(result: Result) -> str:
+    """Microseconds that products take more than their bytes: values and tokens down, layers across.
+
+    The bytes are those of the weight, x and y, at the bandwidth that was measured.
+    """
+    times = {
+        (row["pattern"], row["tokens"], row["shape"]): row["us"] * (1 - row["of_bound"])
+        for row in result["rows"]
+        if "of_bound" in row
+    }
+    layers = ("28672x4096", "28672x7168", "57344x8192", "8192x28672", "7168x28672")
+    cells = [
+        [
+            f"{values.removeprefix('2:4, ')}, {tokens} tokens, {kernel}",
+            *(f"{times[values, tokens, layer]:.1f}" for layer in layers),
+        ]
+        for values, tokens, kernel in BEYOND
+    ]
+    return markdown(["µs beyond the bytes", *layers], cells) + gpu_conditions(result["about"])

@@ -11,7 +11,7 @@ from ..ops import STATUS, ops
 from ..packed import PackedWeight
 from ..plan import Plan
 from .model import Weight
-from .table import resolve
+from .table import resolve, searched
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,22 @@ def dense_linear(weight: Tensor) -> DenseLinear | None:
 def plan_of(packed: PackedWeight) -> Plan | None:
     """Which implementation multiplies a packed weight, once it is where it will stay.
 
-    Counts the nonzeros, and so waits for the device.
+    Counts the nonzeros, and so waits for the device. Where a library multiplies the weight, its
+    fastest way to do so is what the user's table keeps, or is searched for.
 
     Returns:
         None where there is nothing to choose, as on every CPU: the format is left to itself.
 
     Raises:
         TableError: Where there is a table for this GPU that cannot be read.
-        FormatError: Where no table knows the weight, and its format has no cost model.
+        FormatError: Where no table knows the weight, and its format has no cost model; and where a
+            library refuses the weight.
     """
     if packed.device.type != "cuda" or not STATUS["_C_cuda"].loaded:
         return None
     if len(packed.format.implementations(packed.scheme)) < 2:
         return None
-    return resolve(Weight.of(packed), packed.dtype, packed.device)
+    weight = Weight.of(packed)
+    if packed.format.searches:
+        packed.format.search(packed, searched(weight, packed.dtype, packed.device))
+    return resolve(weight, packed.dtype, packed.device)

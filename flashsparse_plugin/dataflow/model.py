@@ -30,7 +30,7 @@ DENSE: Mapping[str, Implementation] = {
 
 BUCKETS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 65, 96, 128, 129),
-    *(192, 256, 384, 512, 1024),
+    *(192, 256, 384, 512, 1024, 2048),
 )
 """Numbers of tokens that are looked at; behind 64 and 128 kernels begin another tile."""
 

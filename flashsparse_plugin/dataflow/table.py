@@ -99,6 +99,7 @@ class Entry(_Strict):
         density: Share of the elements that are kept.
         ranges: Rising; the last has no end.
         measurements: What the ranges follow from.
+        searched: What a library's own search found (`Format.search`), for formats that have one.
     """
 
     shape: tuple[Size, Size]
@@ -107,6 +108,7 @@ class Entry(_Strict):
     density: Annotated[float, Field(ge=0, le=1)] = 1.0
     ranges: Annotated[list[Range], Field(min_length=1, max_length=16)]
     measurements: Annotated[list[Measurement], Field(max_length=100)] = []
+    searched: Annotated[dict[Name, Any], Field(max_length=20)] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Entry:
@@ -128,6 +130,11 @@ class Entry(_Strict):
         order = [list(known).index(each.implementation) for each in self.ranges]
         if any(a >= b for a, b in zip(order, order[1:], strict=False)):
             raise ValueError(f"{where}: each but once, in the order {', '.join(known)}")
+        scheme = self.scheme()
+        if scheme is not None:
+            scheme.format.require_search(self.searched)
+        elif self.searched:
+            raise ValueError(f"{where}: nothing is searched for")
         return self
 
     def scheme(self, dtype: torch.dtype | None = None) -> Scheme | None:
@@ -355,6 +362,22 @@ def ranges_of(
     else:
         last = names[-1]
     return [*ranges, Range(max_tokens=None, implementation=last)]
+
+
+def searched(weight: Weight, dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
+    """What `flashsparse tune` keeps of a library's own search for a weight; empty: nothing.
+
+    Args:
+        weight: The layer's weight.
+        dtype: Dtype of weight and activations.
+        device: The GPU where the layer is.
+
+    Raises:
+        TableError: Where there is a table for this GPU that cannot be read.
+    """
+    own = read_own(DeviceKey.of(device), str(dtype).removeprefix("torch."))
+    entry = own.find(weight) if own else None
+    return entry.searched if entry else {}
 
 
 _told: set[str] = set()

@@ -43,30 +43,37 @@ def graph_timer(call: Call, copies: int) -> float:
 CALLS, SECONDS, REPLAYS = 40, 0.003, 11
 
 
-def replayed(call: Call, copies: int, replays: int) -> list[float]:
-    """Seconds of a call, a sample for each replay of a CUDA graph of many calls.
+class Captured:
+    """A CUDA graph of many calls; `Captured()()` replays it: seconds of one of them.
 
     Args:
         call: Takes turns over so many copies of its weight, each at least once in the graph.
         copies: How many copies of the weight there are.
-        replays: Samples.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()  # workspaces and modules are made outside of the graph
-        once = elapsed(call, stream)
-    torch.cuda.current_stream().wait_stream(stream)
-    calls = max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            call()
-    with torch.cuda.stream(stream):
-        graph.replay()
-        samples = [elapsed(graph.replay, stream) / calls for _ in range(replays)]
-    torch.cuda.current_stream().wait_stream(stream)
-    return samples
+
+    def __init__(self, call: Call, copies: int):
+        self._stream = stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # workspaces and modules are made outside of the graph
+            once = elapsed(call, stream)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._calls = max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            for _ in range(self._calls):
+                call()
+
+    def __call__(self) -> float:
+        with torch.cuda.stream(self._stream):
+            return elapsed(self._graph.replay, self._stream) / self._calls
+
+
+def replayed(call: Call, copies: int, replays: int) -> list[float]:
+    """Seconds of a call, a sample for each replay of a CUDA graph; see `Captured`."""
+    captured = Captured(call, copies)
+    captured()
+    return [captured() for _ in range(replays)]
 
 
 def elapsed(call: Call, stream: torch.cuda.Stream) -> float:
@@ -145,6 +152,11 @@ class _Layer:
             nbytes = made.nbytes
         count = max(2, cold_bytes // nbytes + 1)
         self.copies = [made, *(_copy(made) for _ in range(count - 1))]
+
+    def searched(self) -> Mapping[str, Any]:
+        """What a library's own search finds for the weight."""
+        made = self.copies[0]
+        return {} if isinstance(made, Tensor) else made.format.search(made, {})
 
     def calls(self, tokens: int) -> Iterator[tuple[str, Call, int]]:
         generator = torch.Generator(self._device).manual_seed(tokens)
@@ -229,11 +241,14 @@ def measure(
     for tokens in sorted(buckets):
         found[tokens] = {name: timer(call, copies) for name, call, copies in layer.calls(tokens)}
         on_measured(tokens)
-    return entry_of(weight, found)
+    return entry_of(weight, found, searched=layer.searched())
 
 
 def entry_of(
-    weight: Weight, found: Mapping[int, Mapping[str, float]], margin: float = MARGIN
+    weight: Weight,
+    found: Mapping[int, Mapping[str, float]],
+    margin: float = MARGIN,
+    searched: Mapping[str, Any] | None = None,
 ) -> Entry:
     """The entry that follows from the seconds of implementations, by tokens; see `ranges_of`."""
     named = {name for times in found.values() for name in times}
@@ -254,6 +269,7 @@ def entry_of(
             )
             for tokens, named in found.items()
         ],
+        searched=dict(searched or {}),
     )
 
 

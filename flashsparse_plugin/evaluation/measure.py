@@ -13,7 +13,7 @@ from ..linear import SparseLinear
 from ..packed import dtype_name
 from ..text import token_stream
 from .quality import perplexity
-from .rivals import Coded
+from .rivals import Coded, Fp8Linear
 from .sizes import Sizes
 from .speed import rates
 from .tasks import task_scores
@@ -119,7 +119,7 @@ def what_runs(model: PreTrainedModel) -> str:
     for module in model.modules():
         if isinstance(module, SparseLinear):
             kinds[f"{module.held.format.name}_linear{_path(module)}"] = None
-        elif isinstance(module, Coded):
+        elif isinstance(module, Coded | Fp8Linear):
             kinds["torch's linear of what the codes stand for, not timed,"] = None
         elif isinstance(module, nn.Linear) and module is not head:
             kind = type(module.weight.data)

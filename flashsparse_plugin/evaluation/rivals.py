@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..formats.activations import multiply_rounded, quantise_tokens
+from ..formats.value_types import VALUE_TYPES
 from ..modules import bias_of, weight_of
 from ..packed import FormatError
 
@@ -210,11 +212,60 @@ class Coded(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
+class Fp8:
+    """fp8 on both sides as servers round it: e4m3, a scale for each row and for each token.
+
+    Torch multiplies the codes as floats, on any device: quality and bytes are those of a server's
+    fp8, and the speed is not.
+    """
+
+    title = "fp8"
+    dtype: ClassVar[torch.dtype | None] = None
+    is_timed: ClassVar[bool] = False
+
+    def __init__(self, **options: Any):
+        no_options("fp8", options)
+
+    def require(self, device: str) -> None:
+        pass
+
+    def apply(self, model: nn.Module, names: Iterable[str]) -> None:
+        for name in names:
+            old = model.get_submodule(name)
+            model.set_submodule(name, Fp8Linear(weight_of(old).detach(), bias_of(old)))
+
+
+class Fp8Linear(nn.Module):
+    """A linear layer of fp8 on both sides: codes of a row have the scale of its largest magnitude.
+
+    Args:
+        weight: [out_features, in_features], finite.
+        bias: [out_features].
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        codes, scales = quantise_tokens(weight, VALUE_TYPES["fp8_e4m3"])  # rows, as tokens are
+        self.register_buffer("codes", codes.to(torch.float8_e4m3fn))
+        self.register_buffer("scales", scales[:, 0])
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        def product(codes: Tensor) -> Tensor:
+            return linear(codes, self.codes.to(codes.dtype)).float() * self.scales
+
+        return multiply_rounded(x, VALUE_TYPES["fp8_e4m3"], self.bias, product)
+
+
 RIVALS: dict[str, Callable[..., Any]] = {
     "torch_int8": TorchInt8,
     "torchao_int8": _torchao_int8,
     "torchao_int4": _torchao_int4,
     "torchao_fp8": _torchao_fp8,
+    "fp8": Fp8,
     "gguf": GGUF,
 }
 """By name, what makes each method of its options."""

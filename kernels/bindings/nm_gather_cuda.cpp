@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "bindings/cuda.h"
+#include "bindings/early_begin.h"
 #include "bindings/linear_cuda.h"
 #include "bindings/nm_gather.h"
 #include "bindings/unpacked_product.h"
@@ -52,15 +52,6 @@ Tensor nm_gather_unpack(const Tensor& values, const Tensor& index, int64_t out, 
   check_readable(weight, out, in, layout);
   const DeviceGuard guard(values.get_device_index());
   return unpack_rows(weight, layout, 0, out, in, dtype);
-}
-
-// Whether the last product of this thread read the same x, as those of q, k and v do: then nothing
-// is likely to lie between them, and a launch that begins early gains a microsecond or two.
-// Another's kernel allows none to begin, and behind it that costs 0.2 us (measured on an H200).
-bool follows_product_of(const Tensor& x) {
-  static thread_local const void* last = nullptr;
-  const void* const now = x.const_data_ptr();
-  return std::exchange(last, now) == now;
 }
 
 // A launch for each slab of tokens, by `given` or by the slab's own plan.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/cuda.h"
+#include "bindings/early_begin.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/arrivals.h"
 #include "cuda/sparse_24/sparse_24.h"
@@ -50,6 +51,8 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
   const cudaStream_t stream = current_stream(inputs.x);
   const int64_t most =
       given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout, x.bytes);
+  // Codes of x were made by a kernel that lets the next one begin.
+  const bool follows = follows_product_of(inputs.x) || x.bytes == 1, early = follows && gpu.hopper;
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const sparse_24::LinearPlan plan =
@@ -77,9 +80,9 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
     }
     const bool bfloat16 = y.scalar_type() == ScalarType::BFloat16;
     if (x.bytes == 1) {
-      STD_CUDA_CHECK(cuda::sparse_24_linear_codes(arguments, plan, bfloat16, gpu.hopper, stream));
+      STD_CUDA_CHECK(cuda::sparse_24_linear_codes(arguments, plan, bfloat16, early, stream));
     } else {
-      STD_CUDA_CHECK(cuda::sparse_24_linear(arguments, plan, bfloat16, gpu.hopper, stream));
+      STD_CUDA_CHECK(cuda::sparse_24_linear(arguments, plan, bfloat16, early, stream));
     }
   }
 }

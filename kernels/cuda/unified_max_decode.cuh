@@ -154,24 +154,18 @@ class DecodeBlock {
       }
     }
     loader_.begin(begin_, end_, warps_);
-    FS_NO_UNROLL
-    for (int i = 0; i < kStages - 1; ++i) load_next(i * kTileBytes);
     uint32_t slot = 0;
     FS_NO_UNROLL
-    for (int tile = begin_; tile < end_; tile += warps_) {
+    for (int tile = begin_ - (kStages - 1) * warps_; tile < end_; tile += warps_) {
       copy_async_wait<kStages - 2>();
       __syncwarp();  // this tile is there, and the one before it has been read
-      load_next(slot == 0 ? (kStages - 1) * kTileBytes : slot - kTileBytes);
-      const uint32_t here = loader_.looked_at(kStages - 1);
-      if (here != 0) multiply(slot, here, online);
+      loader_.load_next(slot);
+      copy_async_commit();
       slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
+      const uint32_t here = loader_.looked_at(kStages - 1);  // none while the ring fills
+      if (here != 0) multiply(slot, here, online);
     }
     __syncwarp();  // the last one has been read, too; every copy has landed
-  }
-
-  __device__ __forceinline__ void load_next(uint32_t slot) {
-    loader_.load_next(slot);
-    copy_async_commit();
   }
 
   __device__ __forceinline__ void multiply(uint32_t slot, uint32_t here, bool online) {

@@ -54,8 +54,8 @@ class TileLoader {
     next_ = begin;
     end_ = end;
     step_ = step;
-    page_ = sequence_;
-    page_number_ = next_ / a_.page_tiles;
+    pages_ = sequence_;
+    turn_ = 0;
     tile_in_page_ = next_ % a_.page_tiles;
     looked_at_ = 0;
     look_up();
@@ -66,10 +66,11 @@ class TileLoader {
   __device__ __forceinline__ void load_next(uint32_t slot) {
     const uint32_t here = next_ < end_ ? positions_of_next() : 0;
     looked_at_ = looked_at_ << kTile | here;
+    const uint32_t page = __shfl_sync(~0u, pages_, turn_);
     const int row = lane_ / kChunks;
     if (here != 0 && row < kRows) {
-      const unsigned char* key = key_ + tile_offset(a_.key_strides);
-      const unsigned char* value = value_ + tile_offset(a_.value_strides);
+      const unsigned char* key = key_ + tile_offset(a_.key_strides, page);
+      const unsigned char* value = value_ + tile_offset(a_.value_strides, page);
       const uint32_t key_step = kRows * 16 * a_.key_strides.position;
       const uint32_t value_step = kRows * 16 * a_.value_strides.position;
       if (here == kAllPositions) {
@@ -96,10 +97,8 @@ class TileLoader {
     }
     next_ += step_;
     tile_in_page_ += step_;
-    while (tile_in_page_ >= a_.page_tiles) {
-      tile_in_page_ -= a_.page_tiles;
-      ++page_number_;
-    }
+    while (tile_in_page_ >= a_.page_tiles) tile_in_page_ -= a_.page_tiles;
+    turn_ = (turn_ + 1) % 32;
     look_up();
   }
 
@@ -130,12 +129,16 @@ class TileLoader {
     return bits;
   }
 
-  // Looks up what loading the tile `next_` will need: well before, as it is a load itself.
+  // Looks up what loading the tile `next_` will need: well before, as it is a load itself. Of the
+  // table, what the next 32 tiles will need, a lane each: a ring filled by one lookup after the
+  // other would wait for each.
   __device__ __forceinline__ void look_up() {
     if (next_ >= end_) return;
-    if (a_.table) {
-      const int64_t entry = static_cast<int64_t>(sequence_) * a_.table_stride + page_number_;
-      page_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)), a_.pages - 1);
+    if (a_.table && turn_ == 0) {
+      const int tile = min(next_ + lane_ * step_, end_ - 1);
+      const int64_t entry =
+          static_cast<int64_t>(sequence_) * a_.table_stride + tile / a_.page_tiles;
+      pages_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)), a_.pages - 1);
     }
     if (a_.mask) {
       const int position = next_ * kTile + lane_ % kTile;
@@ -152,8 +155,8 @@ class TileLoader {
                            uint64_t{strides.position} * (lane_ / kChunks) + lane_ % kChunks;
     return reinterpret_cast<const unsigned char*>(cache) + chunk * 16;
   }
-  __device__ __forceinline__ uint64_t tile_offset(const Strides& strides) const {
-    return (uint64_t{strides.page} * page_ + uint64_t{kTile * strides.position} * tile_in_page_) *
+  __device__ __forceinline__ uint64_t tile_offset(const Strides& strides, uint32_t page) const {
+    return (uint64_t{strides.page} * page + uint64_t{kTile * strides.position} * tile_in_page_) *
            16;
   }
 
@@ -166,10 +169,10 @@ class TileLoader {
   int start_, length_;
   int end_, step_;
   // The tile whose loading starts next, and what is known about it.
-  int next_, page_number_;
-  uint32_t page_, tile_in_page_;
-  bool allowed_ = false;  // position next_ * 16 + lane % 16
-  uint64_t looked_at_;    // of the last four tiles, 16 bits each, the latest lowest
+  int next_, turn_;                // of 32 tiles
+  uint32_t pages_, tile_in_page_;  // the page of this lane's turn
+  bool allowed_ = false;           // position next_ * 16 + lane % 16
+  uint64_t looked_at_;             // of the last four tiles, 16 bits each, the latest lowest
 };
 
 }  // namespace flashsparse::unified_max

@@ -49,11 +49,9 @@ def ran(monkeypatch, tmp_path):
     return run
 
 
-def figures(*options):
+def figures(url, model, traffic, clients):
     """What vLLM's client returns."""
-    told = dict(zip(*[iter([each for part in options for each in part if each != "--disable-tqdm"
-                            and each != "--ignore-eos"])] * 2, strict=True))  # fmt: skip
-    found = {"completed": int(told["--num-prompts"]), "duration": 2.0, "median_ttft_ms": 10.0}
+    found = {"completed": clients * traffic.rounds, "duration": 2.0, "median_ttft_ms": 10.0}
     found |= {"p99_ttft_ms": 12.0, "median_tpot_ms": 3.0, "p99_itl_ms": 4.0}
     return found | {"output_throughput": 100.0, "total_token_throughput": 300.0}
 
@@ -79,13 +77,18 @@ def test_a_run_with_pretended_servers(ran, tmp_path, capsys):
     assert "decoding of 8: first token 10.0 ms, then 3.00 ms, 100 tokens/s" in shown
     assert max(len(line) for line in shown.splitlines() if "written" not in line) <= 80
     table = tables.TABLES["serve_traffic"](result)
-    assert "| prompts, 8 | 10.0 | 10.0 (1.00) | 3.0 | 3.0 (1.00) | 100 | 100 (1.00) |" in table
+    for line in (
+        "| tokens/s a GPU: prompts, 8 | 100 | 100 (1.00) |",
+        "| first token, ms: mixed, 1 | 10.0 | 10.0 (1.00) |",
+        "| GB of weights | 1.6 | 1.6 (1.00) |",
+    ):
+        assert line in table
 
 
 def test_a_traffic_that_fails_is_told_and_the_rest_is_kept(ran, tmp_path, capsys):
-    def losing(*options):
-        found = figures(*options)
-        few = ["--num-prompts", "2"] in [list(part[:2]) for part in options]
+    def losing(url, model, traffic, clients):
+        found = figures(url, model, traffic, clients)
+        few = traffic.name == "prompts" and clients == 1 and traffic.rounds > 1
         return found | ({"completed": 0, "errors": ["no such model"]} if few else {})
 
     code, _ = ran("--clients", "1", "8", bench=losing)
@@ -158,11 +161,27 @@ def test_several_formats_and_what_chooses_among_them():
 
 
 def test_what_is_compared():
-    arguments = serve.options().parse_args(["--compare", "values"])
-    names = [each.name for each in methods_of(arguments)]
-    assert names == ["none", "fp8", "2of4-fp8_e4m3", "2of4-int4", "8of32-int8"]
-    assert not any(each.exact for each in methods_of(arguments)[1:])
-    assert '"n": 2' in methods_of(arguments)[2].flags(None)[-1]
+    methods = methods_of(serve.options().parse_args(["--compare", "patterns"]))
+    names = ["none", "fp8", "2of4", "8of32", "2of4-fp8_e4m3", "2of4-int4", "8of32-int8"]
+    assert [each.name for each in methods] == names
+    assert [each.name for each in methods if each.exact] == ["none", "2of4", "8of32"]
+    assert '"n": 2' in methods[2].flags(None)[-1]
+
+
+def test_traffic_with_clients_of_its_own(ran, tmp_path):
+    _, started = ran("--traffic", "decoding=1,64", "prompts=8", "mixed", "--clients", "2",
+                     "--together", "--dummy", "--compare", "attention")  # fmt: skip
+    rows = _results.read(tmp_path / "traffic-tiny-attention.csv")["rows"]
+    asked = [(r["traffic"], r["clients"]) for r in rows if r["weights"] == "default"]
+    assert asked == [("decoding", 1), ("decoding", 64), ("prompts", 8), ("mixed", 2)]
+    flags = started["default"]  # room for each kind of traffic, not for the longest of the most
+    room = int(flags[flags.index("--kv-cache-memory-bytes") + 1])
+    longest = max(each.shortened(serve.TINY).longest for each in _traffic.TRAFFICS.values())
+    assert room < serve.cache_bytes(SHAPES["tiny"], longest, 64)
+    assert flags[flags.index("--max-num-seqs") + 1] == "64"
+    for wrong in ("poems", "decoding=many"):
+        with pytest.raises(SystemExit):
+            serve.options().parse_args(["--traffic", wrong])
 
 
 def test_tokens_may_part_where_rounding_explains_it():

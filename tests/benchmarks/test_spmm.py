@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import _formats
+import _measure
 import _sparse
 import _spmm_report
 import pytest
@@ -56,6 +57,7 @@ def test_a_toy_run_from_end_to_end(tmp_path):
         either = {"sparse_us", "unpacked_us"} & set(row)
         assert len(either) == (2 if row["tokens"] >= MANY[0] else 0)
         assert all(row[name] > 0 for name in either)
+    assert not any("unpruned_us" in row for row in rows)  # a toy's tokens are too few
     assert about["copy_gb_s"] > 0 and about["date"] and about["torch"]
 
 
@@ -342,6 +344,46 @@ def test_goals_are_held_against_each_format_and_the_fastest_of_a_layer(capsys):
     _spmm_report.show(rows, ABOUT)
     shown = capsys.readouterr().out
     assert "✓ 3.00" in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_prompts_are_compared_with_an_unpruned_dense_weight_too(capsys):
+    rows = [measured("a", 0.8, tokens=512), measured("a", 0.9, tokens=96)]
+    rows[0]["unpruned_us"] = 12  # dense 10, and 12.5 by format a
+    _spmm_report.show(rows, ABOUT)
+    first, second = capsys.readouterr().out.split("over an unpruned dense weight")
+    assert "0.80" in first and "✓ 0.90" in first
+    assert "✓ 0.96" in second and "96 to 128" not in second
+
+
+def test_many_tokens_are_timed_by_turns_with_dense_weights(monkeypatch):
+    asked = []
+    in_turns = Stopwatch.in_turns
+
+    def listening(self, calls):
+        asked.append(list(calls))
+        return in_turns(self, calls)
+
+    monkeypatch.setattr(Stopwatch, "in_turns", listening)
+    speed = Speed(["tiled_csl"], CPU, torch.bfloat16, Stopwatch(CPU, 3), 1e10)
+    list(speed.run([Stage([Layer("", "", 128, 64)], (50,), (1, 64, 128))], Budget(60)))
+    dense = [f"{name} {way}" for name in ("dense", "unpruned") for way in ("cublas", "transposed")]
+    assert asked == [["us", "sparse_us", "unpacked_us", *dense]]
+    few, some, many = speed.rows
+    assert not {"unpruned_us", "unpruned_by"} & (few.keys() | some.keys())
+    assert many["unpruned_us"] > 0 and many["unpruned_by"] in ("cublas", "transposed")
+    assert many["ratio"] == pytest.approx(many["dense_us"] / many["us"], abs=0.01)
+
+
+def test_turns_begin_with_another_one_each_round():
+    told = []
+
+    def clock(name):
+        return lambda: told.append(name) or float(len(told))
+
+    samples = _measure.in_turns({name: clock(name) for name in "abc"}, rounds=4)
+    rounds = ["".join(told[i : i + 3]) for i in range(0, 15, 3)]
+    assert rounds == ["cba", "abc", "acb", "bca", "bac"]
+    assert samples["a"] == [4.0, 7.0, 12.0, 14.0]  # without the first round
 
 
 def test_what_only_one_format_has_measured_is_not_compared():

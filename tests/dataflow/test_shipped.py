@@ -77,6 +77,23 @@ def test_what_they_choose_was_never_slower_than_the_library(name, folder):
             assert row["us"] * 1.02 <= row["dense_us"]
 
 
+@pytest.mark.parametrize(("name", "folder"), MEASURED.items())
+def test_prompts_take_what_was_faster_for_most_tokens(name, folder):
+    """The library, for nearly all layers of an H200: tables without 2048 tokens never chose it."""
+    found, scheme = read_table(SHIPPED / name), get_format("tiled_bitmap").scheme(torch.float16)
+    rows = _results.read(_results.FOLDER / folder / "spmm.csv")["rows"]
+    chosen = []
+    for row in rows:
+        if (row["tokens"], row["format"]) != (2048, "tiled_bitmap"):
+            continue
+        shape = tuple(map(int, row["shape"].split("x")))
+        entry = found.find(Weight(shape, scheme, 1 - row["sparsity"] / 100, 1))
+        chosen.append(entry.plan().implementation(8192))
+        figure = {"library": "unpacked_us", "many": "sparse_us"}[chosen[-1]]
+        assert row[figure] <= 1.01 * min(row["unpacked_us"], row["sparse_us"])
+    assert len(chosen) == 100 and set(chosen) == {"library", "many"}
+
+
 def test_a_gpu_finds_the_table_of_its_class(gpu):
     gpu()
     for dtype in (torch.bfloat16, torch.float16):

@@ -6,6 +6,7 @@ import torch
 from tiny_causal_lms import tiny_model
 
 from flashsparse_plugin.evaluation import method_names, parse_method, sizes
+from flashsparse_plugin.evaluation.measure import what_runs
 from flashsparse_plugin.packed import FormatError
 from flashsparse_plugin.pruning import prune
 
@@ -78,6 +79,29 @@ def test_gguf_has_the_bytes_and_the_values_of_its_codes(type, bits, worst):
     assert 0 < (made - weight).abs().max() < worst * weight.abs().max()
     with pytest.raises(FormatError, match=r"'1': its 48 columns are no multiple of 32"):
         parse_method("gguf").apply(model, ["1"])
+
+
+def test_what_runs_is_told_of_fp8():
+    model, before, _ = made("fp8")
+    assert what_runs(model).startswith("torch's linear of what the codes stand for, not timed")
+    assert 0 < (logits(model) - before).abs().max() < 0.1
+
+
+def test_fp8_rounds_both_sides_as_servers_do():
+    """Of both sides the largest magnitude of a row is exact, and what is far below it is zero."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 48)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    model = torch.nn.Sequential(layer)
+    parse_method("fp8").apply(model, ["0"])
+    assert sizes.sizes_of(model, ["0"], weight.numel()).bits == 8 + 32 / 64
+    made = (model(torch.eye(64)) - bias).T
+    largest = weight.abs().amax(1, keepdim=True)
+    assert torch.allclose(made.abs().amax(1, keepdim=True), largest)
+    off = ((made - weight) / largest).abs()
+    assert 0 < off.max() <= 2**-4
+    x = torch.eye(64) + 2.0**-20  # too small beside the one
+    assert torch.allclose((model(x) - bias).T, made)
 
 
 def test_a_weight_that_does_not_fit_is_named():

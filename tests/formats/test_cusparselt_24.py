@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from kernel_weights import bits_without_negative_zero, every_bit_pattern
+from pydantic import ValidationError
 from stub_cusparselt import install
 from torch.library import opcheck
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.dataflow import Weight, model
-from flashsparse_plugin.dataflow.table import Entry
-from flashsparse_plugin.dataflow.tuner import packed_weight
+from flashsparse_plugin.dataflow import DeviceKey, Table, Weight, linear, model, plan_of
+from flashsparse_plugin.dataflow.table import Entry, read_table, write_table
+from flashsparse_plugin.dataflow.tuner import measure, packed_weight
 from flashsparse_plugin.formats import find_form
 from flashsparse_plugin.formats.cusparselt_24 import CUSPARSELT, CuSparselt24, library
 from flashsparse_plugin.formats.cusparselt_24.ops import OWN_TOKENS
@@ -113,15 +116,100 @@ def test_outside_of_cuda_graphs_small_products_are_left_to_us(cusparselt, monkey
 
 def test_an_algorithm_is_searched_for_once_for_each_shape_and_number_of_tokens(cusparselt):
     packed = held(finite_weight())
-    assert cusparselt.searched == [(64, 128, tokens) for tokens in library.BUCKETS]
-    held(finite_weight())
+    assert not cusparselt.searched
+    for each in (packed, held(finite_weight())):
+        FORM.search(each, {})
+        assert cusparselt.searched == [(64, 128, tokens) for tokens in library.BUCKETS]
     for tokens in (1, 256, 257, 1024, 5000):
         packed.linear(torch.zeros(tokens, 128).bfloat16(), plan=Plan.only(CUSPARSELT))
     assert len(cusparselt.searched) == len(library.BUCKETS)
     found = [algorithm for _, algorithm in cusparselt.products]
-    assert found == [257, 257, 513, 1025, 4097]  # the stand-in's numbers: of 256, 512, ... tokens
-    held(finite_weight((128, 128)))
+    assert found == [9, 9, 10, 11, 13]  # the stand-in's numbers: of 256, 512, ... tokens
+    FORM.search(held(finite_weight((128, 128))), {})
     assert len(cusparselt.searched) == 2 * len(library.BUCKETS)
+
+
+KEPT = {"library": 801, "algorithms": {str(each): [3, 2, 3] for each in library.BUCKETS}}
+
+
+def test_tune_keeps_what_the_search_found_and_loading_takes_it(cusparselt, tmp_path):
+    weight = packed_weight((64, 128), FORM.examples()[0], 1.0)
+    entry = measure(weight, torch.bfloat16, torch.device("cpu"), lambda *of: 1.0, 0, (8, 300))
+    assert list(entry.searched["algorithms"].values()) == [[n, 2, 3] for n in range(9, 14)]
+    gpu = DeviceKey(name="NVIDIA H200", capability=(9, 0), multiprocessors=132)
+    write_table(Table(device=gpu, dtype="bfloat16", entries=[entry]), tmp_path / "table.json")
+    (read,) = read_table(tmp_path / "table.json").entries
+    assert read == entry
+    library._algorithms.clear()  # as another process begins
+    cusparselt.searched.clear()
+    assert FORM.search(held(finite_weight()), read.searched) == entry.searched
+    assert not cusparselt.searched
+
+
+def test_a_layer_takes_what_the_table_of_its_gpu_keeps(cusparselt, monkeypatch):
+    packed = held(finite_weight())
+    monkeypatch.setattr(type(packed), "device", GPU)
+    monkeypatch.setitem(linear.STATUS, "_C_cuda", SimpleNamespace(loaded=True))
+    monkeypatch.setattr(linear, "searched", lambda weight, dtype, device: KEPT)
+    monkeypatch.setattr(linear, "resolve", lambda *about: Plan.only(CUSPARSELT))
+    plan = plan_of(packed)
+    cusparselt.products.clear()
+    packed.linear(torch.zeros(300, 128).bfloat16(), plan=plan)
+    assert cusparselt.products == [(304, 3)] and not cusparselt.searched
+
+
+@pytest.mark.parametrize("why", ["another version", "refused"])
+def test_what_does_not_hold_any_more_is_searched_for_and_told_once(
+    cusparselt, monkeypatch, caplog, why
+):
+    kept = dict(KEPT)
+    if why == "refused":
+        multiply = cusparselt.multiply
+
+        def refuse(*of):
+            if of[6] == 3:
+                raise RuntimeError("CUDA_SPARSE: not supported\nstack")
+            return multiply(*of)
+
+        monkeypatch.setattr(torch, "_cslt_sparse_mm", refuse)
+        kept["algorithms"] = {"512": [3, 2, 3], "256": [4, 2, 3], "7": [1, 2, 3]}
+        told, searched = "refuses the table's algorithm for 512 tokens .* not supported", 4
+    else:
+        kept["library"] = 700
+        told, searched = "are those of cuSPARSELt 700, and this is 801", len(library.BUCKETS)
+    for _ in range(2):
+        found = FORM.search(held(finite_weight()), kept)
+    assert len(cusparselt.searched) == searched and found["library"] == 801
+    assert found["algorithms"]["512"] == [10, 2, 3]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert re.search(told, message)
+
+
+@pytest.mark.parametrize(
+    ("searched", "told"),
+    [
+        ({**KEPT, "algorithms": {"256": [4096, 1, 0]}}, "algorithms.256.0: .* less than 1024"),
+        ({**KEPT, "algorithms": {"256": [1, -2, 0]}}, "algorithms.256.1: .* or equal to -1"),
+        ({**KEPT, "algorithms": {"256": [1, 1]}}, "algorithms.256.2: Field required"),
+        ({**KEPT, "algorithms": {"x": [1, 1, 0]}}, "algorithms.x"),
+        ({**KEPT, "algorithms": {"256": ["1", 1, 0]}}, "valid integer"),
+        ({**KEPT, "library": "801"}, "library: .* valid integer"),
+        ({**KEPT, "run": "this"}, "run: Extra inputs are not permitted"),
+        ({"algorithms": {}}, "library: Field required"),
+    ],
+    ids=str,
+)
+def test_a_table_from_outside_is_not_believed(searched, told):
+    about = {"shape": (64, 128), "density": 0.5, "options": PATTERNS[0]}
+    ranges = [{"max_tokens": None, "implementation": "cusparselt"}]
+    with pytest.raises(ValidationError, match=told):
+        Entry(**about, format=FORM.name, ranges=ranges, searched=searched)
+    few = [{"max_tokens": None, "implementation": "few"}]
+    with pytest.raises(ValidationError, match="sparse_24 searches for nothing"):
+        Entry(**about, format="sparse_24", ranges=few, searched=searched)
+    dense = [{"max_tokens": None, "implementation": "library"}]
+    with pytest.raises(ValidationError, match="nothing is searched for"):
+        Entry(shape=(64, 128), ranges=dense, searched=searched)
 
 
 def test_the_op_keeps_its_promises(cusparselt):
@@ -207,7 +295,7 @@ def test_a_refusal_of_the_library_is_told_with_its_words(cusparselt, monkeypatch
     with pytest.raises(
         FormatError, match=r"refuses a bfloat16 weight of shape \[64, 128\]: CUDA_SPARSE: archi.*Re"
     ):
-        held(finite_weight())
+        FORM.search(held(finite_weight()), {})
 
 
 # ---- what it costs ------------------------------------------------------------------------------

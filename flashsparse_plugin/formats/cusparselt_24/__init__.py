@@ -9,6 +9,7 @@ are there, in 18 bits a weight instead of 9. Made at load from the storage form,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ CUSPARSELT = "cusparselt"
 class CuSparselt24(Sparse24):
     name = "cusparselt_24"
     copies = 2
+    searches = True
     # The library's search in float16 ended in an illegal instruction (H200, torch 2.11): after that
     # nothing runs on the GPU any more.
     dtypes = (torch.bfloat16,)
@@ -75,6 +77,12 @@ class CuSparselt24(Sparse24):
         packed = super().arrange(stored, scheme, shape)
         compressed = library.compress(self.unpack(packed))
         return PackedWeight(scheme, shape, {**packed.tensors, "compressed": compressed})
+
+    def search(self, packed: PackedWeight, kept: Mapping[str, Any]) -> Mapping[str, Any]:
+        return library.search(packed.tensors["compressed"], packed.shape, kept)
+
+    def require_search(self, kept: Mapping[str, Any]) -> None:
+        library.require_found(kept)
 
     def sample(self, scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight]:
         """With the library's copy where there is the library, else with one that is never read."""

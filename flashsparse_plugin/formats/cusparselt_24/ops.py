@@ -72,9 +72,9 @@ def _(
     outside of CUDA graphs, a product that the library is done with before the host (see
     `library.pays`).
 
-    The library's algorithm is the one that its search finds once in a process for a shape, dtype
-    and number of tokens (rounded up to a power of two, 256 to 4096). Another process may find
-    another, whose sums end in other last bits.
+    The library's algorithm is the one that its search finds for a shape, dtype and number of tokens
+    (rounded up to a power of two, 256 to 4096): once in a process, or once for all where
+    `flashsparse tune` keeps it. Another search may find another, whose sums end in other last bits.
 
     Source: sparse tensor cores (Mishra et al., 2021).
 

@@ -21,21 +21,26 @@ int choose_shape(int64_t tokens, const Layout& layout) {
   return -1;
 }
 
-// What a plan costs, in clocks. Fitted to 2,000 launches with units of 32 rows on an H200
-// (benchmarks/gpu/nm.py --launches): its choices are on average 1.5% slower than the fastest of
-// those. A block takes the longest of its weights, of x, which is transposed on its way, and of the
+// What a plan costs, in clocks. Fitted to 4,570 launches with units of 32 rows on an H200 that
+// began beside the end of the one before (benchmarks/nm_gather/sweep.py): its choices are on
+// average 2.6% slower than the fastest of those. And to a model of launches one after the other,
+// whose blocks meet later (2,000 of them, whose fastest it met by 1.5%): by it the choices are 1.6%
+// slower than the best. One plan serves both, so that sums are always added up in one order. A
+// block takes the longest of its weights, of x, which is transposed on its way, and of the
 // instructions; the first chunk of x and the sums at the end nothing hides.
 double clocks(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan, const Gpu& gpu) {
-  constexpr double kMemory = 24, kL2 = 47;      // bytes of weights a clock and multiprocessor
-  constexpr double kX = 11.9, kFirstX = 74;     // bytes of x a clock
-  constexpr double kEach = 10.5, kToken = 0.6;  // clocks of a warp for a pair of steps
-  constexpr double kMixed = 0.18;               // of the shorter of weights and x, not hidden
-  constexpr double kRound = 1400, kChunk = 470, kMeeting = 7100;
+  constexpr double kL2 = 29.9;                // bytes of weights a clock and multiprocessor
+  constexpr double kX = 12.1, kFirstX = 242;  // bytes of x a clock
+  // Clocks of a warp for a pair of steps, in which it also waits.
+  constexpr double kEach = 144, kToken = 0.19;
+  // Of the shorter of weights and x, of what warps do, and of a block, that nothing hides.
+  constexpr double kMixed = 0.142, kWork = 0.0128, kEnd = 0.0991;
+  constexpr double kChunk = 260, kMeeting = 3890, kWarp = 0.7;
   // Clocks for 1024 codes, of a multiprocessor that issues 2.5 instructions of 110: by it choices
   // for values of 8 bits are 1.4% slower than the fastest of 1,300 launches.
   constexpr double kCodes = 44;
-  constexpr double kSum = 0.056, kLast = 0.29;  // clocks for each float that blocks or warps add
-  constexpr double kWarps = 7, kIdle = 0.135;   // warps that it takes to keep the weights coming
+  constexpr double kSum = 0.195;               // clocks for each float that blocks add
+  constexpr double kWarps = 8, kIdle = 0.138;  // warps that it takes to keep the weights coming
   const ShapeInfo& info = plan.info();
   const int64_t own = ceil_div(layout.sections(cols), plan.splits);
   const double unit = static_cast<double>(layout.pairs(cols)) * layout.pair_bytes();
@@ -47,16 +52,15 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan
   const double instructions = std::max(pairs * each / plan.warps(), pairs * kCodes * of_codes);
   const double chunks = static_cast<double>(ceil_div(own, plan.chunk_sections));
   const double block = std::max({weights, x / kX, instructions}) +
-                       kMixed * std::min(weights, x / kX) + x / chunks / kFirstX +
-                       kLast * plan.warps() * info.tokens;
-  const double all = layout.units(rows) * unit / gpu.multiprocessors / kMemory;
+                       kMixed * std::min(weights, x / kX) + x / chunks / kFirstX;
   const int64_t blocks = plan.row_blocks(layout, rows) * plan.splits;
   const double rounds = static_cast<double>(ceil_div(blocks, gpu.multiprocessors));
   const double floats = static_cast<double>(plan.partial_floats(layout, rows)) /
                         static_cast<double>(plan.row_blocks(layout, rows));
   const double meeting = plan.splits > 1 ? kMeeting + kSum * floats : 0;
-  return std::max(rounds * block, all) + 0.02 * block + rounds * kRound + meeting +
-         kIdle * weights * std::max(0.0, 1 - plan.warps() / kWarps) + chunks * kChunk;
+  return (rounds + kEnd) * block + meeting +
+         kIdle * weights * std::max(0.0, 1 - plan.warps() / kWarps) + kWork * instructions +
+         chunks * kChunk + plan.warps() * kWarp;
 }
 
 }  // namespace
@@ -114,10 +118,10 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
       const int64_t blocks = ceil_div(layout.units(rows), row_warps) * splits;
       if (splits > 1 && blocks > gpu.multiprocessors) continue;
       const int most = info.warps / row_warps;
-      for (const int depth : {most, std::max(most / 2, 1)}) {
+      for (const int depth : {most, std::max(most / 2, 1), std::clamp(6 / row_warps, 1, most)}) {
         // Chunks of x by their bytes, and all of it at once.
-        for (const int64_t bytes :
-             {int64_t{16} << 10, int64_t{32} << 10, int64_t{64} << 10, own * section_bytes}) {
+        for (const int64_t bytes : {int64_t{8} << 10, int64_t{16} << 10, int64_t{32} << 10,
+                                    int64_t{64} << 10, own * section_bytes}) {
           const int64_t chunk = std::clamp<int64_t>(bytes / section_bytes, 1, own);
           const Plan plan{shape, row_warps, depth, splits, static_cast<int>(chunk)};
           if (!plan.complaint(layout, rows, cols, tokens, gpu)) body(plan);

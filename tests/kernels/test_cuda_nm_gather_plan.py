@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the host cuts the work of nm_gather's kernel for few tokens, held to what was measured."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import _results
+import pytest
+from emulation import KERNELS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TYPES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
+# Multiprocessors, and bytes of shared memory of a block.
+GPUS = {"H200": (132, 227 << 10), "A100": (108, 163 << 10), "RTX 4060": (24, 99 << 10)}
+NUMBERS = re.compile(r"\d+( \d+){4}")
+Product = tuple[int, int, int, int, int, int, str, int]
+"""Rows, columns, tokens, n, m, vector length, values, columns of a group."""
+Plans = Callable[[str, Iterable[Product]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> Plans:
+    """The numbers of the plan of each product, as text, or what is wrong with it."""
+    program = tmp_path_factory.mktemp("plan") / "plan"
+    sources = [
+        Path(__file__).with_name("nm_gather_plan_driver.cpp"),
+        KERNELS / "cuda" / "nm_gather" / "linear_plan.cpp",
+    ]
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
+    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+
+    def ask(gpu: str, products: Iterable[Product]) -> list[str]:
+        asked = "".join(
+            f"{' '.join(map(str, sizes))} {TYPES.index(values)} {group} "
+            f"{' '.join(map(str, GPUS[gpu]))}\n"
+            for *sizes, values, group in products
+        )
+        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
+        return ran.stdout.splitlines()
+
+    return ask
+
+
+def measured(name: str) -> dict[Product, dict[str, float]]:
+    """Microseconds of launches, by products."""
+    found: dict[Product, dict[str, float]] = defaultdict(dict)
+    for row in _results.read(_results.FOLDER / "nvidia-h200" / f"{name}.csv")["rows"]:
+        if row["launch"] != "its own choice":
+            size = row["rows"], row["cols"], row["tokens"], row["kept"]
+            found[*size, 32, 32, "native", 0][row["launch"]] = row["us"]
+    return found
+
+
+def test_plans_are_near_the_fastest_launches(plans):
+    """After a change of the plan, measure: benchmarks/nm_gather/sweep.py."""
+    times = measured("nm_gather_sweep")
+    slower = [
+        times[product][plan] / min(times[product].values())
+        for product, plan in zip(times, plans("H200", times), strict=True)
+        if plan in times[product]
+    ]
+    assert len(slower) >= 0.8 * len(times)
+    assert statistics.geometric_mean(slower) < 1.03
+    assert max(slower) < 1.2
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 40_000), cols=st.integers(1, 40_000), tokens=st.integers(1, 16),
+    n=st.sampled_from((4, 8, 12, 16)), length=st.sampled_from((8, 16, 32, 128)),
+    values=st.sampled_from(TYPES), gpu=st.sampled_from(list(GPUS)),
+)  # fmt: skip
+def test_every_product_has_a_plan(plans, rows, cols, tokens, n, length, values, gpu):
+    group, m = (128, 32) if values == "int4" else (0, 32)
+    (plan,) = plans(gpu, [(rows, cols, tokens, n, m, length, values, group)])
+    narrow = length * (16 if values == "native" else 4 if values == "int4" else 8) < 128
+    assert plan == "not for this kernel" if narrow else NUMBERS.fullmatch(plan)
