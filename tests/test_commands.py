@@ -87,6 +87,7 @@ NOT_RUN = {
     "--sparsity 70,80,90": GPU,
     "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
     "python benchmarks/gpu/spmm.py --profile": GPU,
+    "python benchmarks/gpu/spmm.py --speed --format tiled_bitmap": GPU,
     "python benchmarks/gpu/eval.py --shape llama-3-8b": GPU,
     "python benchmarks/gpu/serve.py": GPU,
     "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,
