@@ -185,7 +185,8 @@ $(DOCS_ENV)/.installed: requirements/docs.txt
 
 docs: $(DOCS_ENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(DOCS_ENV)/bin:$$PATH" mkdocs build --quiet
-	@echo "Built: open build/site/index.html"
+	@# Opened as files the pages have no search: browsers let it work from a server alone.
+	@echo "Built. Read it:  $(PYTHON) -m http.server --directory build/site --bind 127.0.0.1 8001"
 
 check: lint test
 

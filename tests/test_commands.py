@@ -56,7 +56,7 @@ NOT_RUN = {
         TREE,
     ),
     "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048": "measures for minutes",
-    "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048 --rules 2:4 "
+    "python benchmarks/recovery.py --samples 16 --window 128 --tokens 2048 --rules 50%,70%,2:4 "
     "--methods wanda --lora": "as above",
     "python benchmarks/recovery.py --model build/cache/stories15M --text build/cache/burgess.txt "
     "--context 256 --samples 64 --window 128 --methods wanda --lora": "as above",
@@ -77,6 +77,7 @@ NOT_RUN = {
     "python benchmarks/gpu/gemm.py --check": GPU,
     "python benchmarks/gpu/gemm.py --shapes --layers 4096x4096 --tokens 8": GPU,
     "python benchmarks/gpu/recover.py --shape llama-3-8b": GPU,
+    "python benchmarks/gpu/recover.py --only command --command-layers 20 --command-steps 40": GPU,
     "python benchmarks/gpu/spmm.py": GPU,
     "python benchmarks/gpu/spmm.py --check": GPU,
     "python benchmarks/gpu/spmm.py --sanitize": GPU,
@@ -87,6 +88,7 @@ NOT_RUN = {
     "--sparsity 70,80,90": GPU,
     "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
     "python benchmarks/gpu/spmm.py --profile": GPU,
+    "python benchmarks/gpu/spmm.py --speed --format tiled_bitmap": GPU,
     "python benchmarks/gpu/eval.py --shape llama-3-8b": GPU,
     "python benchmarks/gpu/serve.py": GPU,
     "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,

@@ -2,11 +2,12 @@
 """What does it take to recover a model of 8B parameters on one GPU? Seconds and memory.
 
     python benchmarks/gpu/recover.py --shape llama-3-8b
+    python benchmarks/gpu/recover.py --only command --command-layers 32
 
 Random weights, half of them zeros, which cost what real ones cost and gain nothing. First both
 models are in memory: LoRA with windows of several lengths, as many steps as there is time for, and
-some decoder layers by least squares. Then the command itself recovers checkpoints of fewer layers:
-it loads, trains a few steps, and writes.
+some decoder layers by least squares. Then the command itself recovers checkpoints, unless told
+otherwise of fewer layers: it loads, trains some steps, and writes. Alone it has a file of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from flashsparse_plugin.pruning.recovery import pruned_layers, recover_layers
 SAMPLES, LENGTH, BATCH = 128, 512, 2  # what the command takes unless told otherwise
 OTHER_WINDOWS = ((1, 512), (8, 512), (2, 2048))  # windows a step, and their length
 FEW = 4  # steps of these, the first of which is left out
-COMMAND_STEPS = 20
+PARTS = ("lora", "least-squares", "command")
 
 Row = dict[str, Any]
 
@@ -181,7 +182,7 @@ def by_command(shape: Row, arguments: argparse.Namespace, clock: Clock) -> Row:
         ids = windows_of(shape["vocab_size"], 1, 16 * arguments.length)[0].tolist()
         (folder / "text.txt").write_text(" ".join(f"w{number}" for number in ids))
         size = sum(path.stat().st_size for path in (folder / "pruned").glob("*.safetensors"))
-        steps = min(COMMAND_STEPS, arguments.steps)
+        steps = arguments.command_steps
         given = ["recover", *(folder / each for each in ("pruned", "dense", "out"))]
         given += ["--calibration", folder / "text.txt", "--samples", 16]
         given += ["--length", arguments.length, "--method", "lora", "--steps", steps, "--json"]
@@ -226,6 +227,8 @@ def main() -> None:
     parser.add_argument("--others", type=pairs, default=OTHER_WINDOWS, help="as 1x512,2x2048")
     parser.add_argument("--fitted", type=int, default=3, help="decoder layers by least squares")
     parser.add_argument("--command-layers", type=int, default=8, help="of the checkpoints")
+    parser.add_argument("--command-steps", type=int, default=20)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--disk", type=Path, help="where these are put")
     parser.add_argument("--seconds", type=float, default=60, help="for steps of LoRA")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -236,9 +239,11 @@ def main() -> None:
     check(device)
     shape = dict(SHAPES[arguments.shape])
     shape["num_hidden_layers"] = arguments.layers or shape["num_hidden_layers"]
+    alone = "-command" if set(arguments.only) == {"command"} else ""
     about: Row = {"model": arguments.shape, "layers": shape["num_hidden_layers"]}
-    about |= {"pattern": "2:4", "rank": LoRA().rank, "dtype": "bfloat16"} | machine(device)
-    target = arguments.out / f"recover-{arguments.shape}.csv"
+    about |= {"pattern": "50%" if alone else "2:4", "rank": LoRA().rank, "dtype": "bfloat16"}
+    about |= machine(device)
+    target = arguments.out / f"recover-{arguments.shape}{alone}.csv"
     rows: list[Row] = []
 
     def keep(row: Row) -> None:
@@ -246,14 +251,17 @@ def main() -> None:
         _results.write(target, about, rows)
         print(rows[-1], flush=True)
 
-    clock.begin()
-    pruned, dense = models(shape, device)
-    print(f"two models made in {clock.lap():.1f} s", flush=True)
-    for row in by_lora(pruned, dense, arguments, clock):
-        keep(row)
-    keep(by_least_squares(pruned, dense, arguments, clock))
-    del pruned, dense
-    if arguments.command_layers:
+    if not alone:
+        clock.begin()
+        pruned, dense = models(shape, device)
+        print(f"two models made in {clock.lap():.1f} s", flush=True)
+        if "lora" in arguments.only:
+            for row in by_lora(pruned, dense, arguments, clock):
+                keep(row)
+        if "least-squares" in arguments.only:
+            keep(by_least_squares(pruned, dense, arguments, clock))
+        del pruned, dense
+    if "command" in arguments.only:
         keep(by_command(shape | {"num_hidden_layers": arguments.command_layers}, arguments, clock))
     show(about, rows)
     print(f"written to {target}")

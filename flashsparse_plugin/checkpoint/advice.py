@@ -61,7 +61,8 @@ def nothing_packed(report: ConversionReport) -> str:
     if report.choices:
         return (
             f"packing pays for no layer of {report.source}: {'; '.join(report.choices)}. Remedy: "
-            "prune it further (`flashsparse prune`), or name a format with --format (format=)"
+            "keep it dense there, prune it to a share from which on packing pays (`flashsparse "
+            "prune`), or name a format, which packs all the same, with --format (format=)"
         )
     larger = [x for x in report.layers if x.bytes_packed is not None]
     if not larger:

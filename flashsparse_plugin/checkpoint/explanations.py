@@ -13,13 +13,14 @@ from typing import Any
 
 def about_nothing(path: str) -> str:
     """Where no directory is."""
-    known = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path)
-    name, folder = (path, path.partition("/")[2]) if known else ("ORG/NAME", "DIRECTORY")
-    return (
-        f"{path} is not a directory. A model is a local directory as transformers saves it; "
-        "commands also take ORG/NAME, the name of one on the Hugging Face Hub, which is fetched by "
-        f"hand with: hf download {name} --local-dir {folder}"
+    told = (
+        f"{path} is not a directory. A model is a local directory as transformers saves it, or the "
+        "name of one on the Hugging Face Hub, ORG/NAME"
     )
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):
+        return told
+    folder = path.partition("/")[2]
+    return f"{told}. By hand one is fetched with: hf download {path} --local-dir {folder}"
 
 
 def about_gguf(home: str, file: str, out: str) -> str:

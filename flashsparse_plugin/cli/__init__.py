@@ -11,7 +11,7 @@ import logging
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import flashsparse_plugin
 
@@ -27,7 +27,33 @@ from .prune import prune
 from .recover import recover
 from .tune import tune
 
+
+class _PlainFlags:
+    """Flags show no type in the help, where typer prints `<bool>` beside them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Group(_PlainFlags, TyperGroup):
+    """All commands together."""
+
+
+class _Command(_PlainFlags, TyperCommand):
+    """A command whose help flows at any width: typer keeps the lines of the source."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        paragraphs = (settings.get("help") or "").split("\n\n")
+        flowing = [text if "\b" in text else " ".join(text.split()) for text in paragraphs]
+        super().__init__(*args, **settings | {"help": "\n\n".join(flowing)})
+
+
 app = typer.Typer(
+    cls=_Group,
     name="flashsparse",
     help="Prune, pack, inspect and run language models with sparse weights.",
     epilog="Each command has examples: [bold]flashsparse COMMAND --help[/bold]. "
@@ -54,25 +80,6 @@ def _flashsparse(
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-class _Command(TyperCommand):
-    """A command whose flags show no type, and whose help flows at any width.
-
-    Typer prints the lines of a docstring as they stand in the source, and `<bool>` beside a flag.
-    """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        paragraphs = (settings.get("help") or "").split("\n\n")
-        flowing = [text if "\b" in text else " ".join(text.split()) for text in paragraphs]
-        super().__init__(*args, **settings | {"help": "\n\n".join(flowing)})
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
 
 
 _COMMANDS = (prune, recover, convert, inspect, generate, eval, advise, calibrate, tune, doctor)

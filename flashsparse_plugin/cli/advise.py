@@ -48,12 +48,12 @@ def advise(
     ] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimates as JSON.")] = False,
 ) -> None:
-    """Estimate what zeros and fewer bits bring on a GPU, and say where to leave it.
+    """Estimate what zeros and fewer bits bring on a GPU, and say where they do not pay.
 
     Nothing is measured and no weight is read: bytes, latencies and arithmetic of each kernel are
     put together by models that were fitted to measurements (docs/evaluate.md has their errors).
-    int4 is that of Marlin, which was measured on an H200 only. Counted are the linear layers;
-    attention and all else come on top, so that a whole model gains less.
+    Dense int4 is Marlin, measured on an H200 only. Only linear layers are counted; attention and
+    all else come on top, so that a whole model gains less.
 
     \b
     [bold]Examples[/bold]
@@ -76,7 +76,15 @@ def advise(
     if as_json:
         print_json(_plain(device, choices, shapes, batches, found, ladders))
         return
-    _show_choices(device, choices, shapes, batches, zeros)
+    out.print(Text(f"Linear layers on an {device.name}, at {zeros:.0%} zeros", style="bold"))
+    out.print(Text("Tokens a second, and the ratio to dense; estimated", style="dim"))
+    out.print()
+    most = 3 if len(batches) < 4 else 2  # columns that 80 characters have room for, evenly
+    for first in range(0, len(batches), most):
+        _show_choices(choices, shapes, batches[first : first + most])
+    if not all(choice.is_checked for choice in choices):
+        out.print(Text("* not compared with any measurement of ours", style="dim"))
+        out.print()
     _show_ladders(ladders, batches, choices)
     for n in batches:
         for verdict in found[n]:
@@ -156,27 +164,19 @@ def _nbytes(choice: Choice, shapes: ModelShapes) -> tuple[float, float]:
 # ---- showing ------------------------------------------------------------------------------------
 
 
-def _show_choices(
-    gpu: Gpu, choices: Sequence[Choice], shapes: ModelShapes, batches: Sequence[int], zeros: float
-) -> None:
-    out.print(Text(f"Linear layers on an {gpu.name}, at {zeros:.0%} zeros", style="bold"))
-    out.print(Text("Tokens a second, and in brackets times dense; estimated", style="dim"))
-    out.print()
+def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Sequence[int]) -> None:
     made = table("", "bits", "memory", *(f"batch {n}" for n in batches))
     dense = choices[0]
     for choice in choices:
         cells = []
         for n in batches:
             rate, base = (_rate(each, dense, shapes, n) for each in (choice, dense))
-            cells.append(f"{_short(rate)} ({rate / base:.2f})")
+            cells.append(f"{_short(rate)} {rate / base:.2f}×")
         name = Text(f"{choice.title}{'' if choice.is_checked else ' *'}")
         style = "bold" if choice.kind == "ours" else ""
         memory = size(_nbytes(choice, shapes)[1])
         made.add_row(name, f"{choice.bits:.2f}", memory, *cells, style=style)
     _print(made)
-    if not all(choice.is_checked for choice in choices):
-        out.print(Text("* not compared with any measurement of ours", style="dim"))
-        out.print()
 
 
 def _show_ladders(ladders: Any, batches: Sequence[int], choices: Sequence[Choice]) -> None:
@@ -229,9 +229,9 @@ def _sentence(batch: int, verdict: Verdict) -> Text:
 
 def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
     own = (
-        "Patterns are for models that were pruned to them (`flashsparse prune --pattern`); a model "
-        "with zeros anywhere is in the lines named by a format, and `flashsparse inspect MODEL "
-        f"--for {gpu.name}` tells by its own zeros which layers gain."
+        "Patterns are for models that were pruned to them (`flashsparse prune --pattern`). "
+        "Unstructured zeros have the lines named by a format, and `flashsparse inspect MODEL "
+        f"--for {gpu.name}` says which layers of a pruned model gain."
     )
     notes = [own]
     if shapes.head is not None:
@@ -244,7 +244,7 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
             "counted."
         )
     notes.append("Memory of the key-value cache comes on top, and time of attention.")
-    notes.append("Zeros and fewer bits cost quality: `flashsparse eval` measures it.")
+    notes.append("Zeros and fewer bits cost quality: `flashsparse eval` measures how much.")
     out.print()
     out.print(Text(" ".join(notes), style="dim"))
 

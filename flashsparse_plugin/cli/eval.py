@@ -101,12 +101,12 @@ def eval(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the lines as JSON.")] = False,
 ) -> None:
-    """Compare models by quality, speed and bytes: as they are, and as what can be made of them.
+    """Compare models by quality, speed and bytes: as they are, and made smaller in several ways.
 
     Perplexity is that of a causal language model on windows of the text that do not overlap; lower
     is better. Bytes are those of the linear layers but for the output head, which stays dense.
-    Methods of [bold]--with[/bold] are our formats and what people could take instead, with options
-    after colons; they are made in memory, and one that does not fit a model is told of.
+    Methods of [bold]--with[/bold] are our formats and the alternatives to them, with options after
+    colons; they are made in memory, and a note names those that do not fit a model.
 
     \b
     [bold]Examples[/bold]

@@ -285,7 +285,7 @@ def prune(
         paths = {"model": str(source), "out": str(destination), "seconds": seconds}
         print_json(paths | {"pushed": pushed} | report.to_dict() | {"warnings": notes})
     else:
-        _show(report, destination, seconds)
+        _show(report, destination, seconds, rule is not None)
         show_pushed(pushed)
 
 
@@ -313,7 +313,7 @@ def _kept(retained: Retained | None) -> list[str]:
     return [f"{share:.1%}" for share in shares if share is not None]
 
 
-def _show(report: PruneReport, destination: Path, seconds: float) -> None:
+def _show(report: PruneReport, destination: Path, seconds: float, patterned: bool) -> None:
     from flashsparse_plugin.pruning.layers import mean_retained
 
     kinds: dict[str, list[Any]] = {}
@@ -343,4 +343,5 @@ def _show(report: PruneReport, destination: Path, seconds: float) -> None:
     out.print(made)
     out.print()
     out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
-    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)
+    how = " --format auto" if patterned else ""  # the default is for unstructured zeros
+    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED{how}"), soft_wrap=True)

@@ -103,7 +103,7 @@ def recover(
     push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Make up for pruning: change the kept weights towards the dense model.
+    """Recover from pruning: update the kept weights towards the dense model.
 
     Layer by layer, pruned weights are fitted by least squares so that their outputs on a text come
     as close to those of the dense weights as the zeros allow. Or low-rank updates of all layers are

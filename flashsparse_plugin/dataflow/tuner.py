@@ -95,8 +95,8 @@ def require_gpu() -> torch.device:
     if not torch.cuda.is_available():
         raise RuntimeError(
             "tuning measures kernels on an NVIDIA GPU, and torch sees none here. Run it on the "
-            "machine that will serve the model; `--estimate H200` shows what bytes and latencies "
-            "let expect without one"
+            "machine that will serve the model; `--estimate H200` shows what the cost model "
+            "expects without one"
         )
     if not STATUS["_C_cuda"].loaded:
         raise RuntimeError(

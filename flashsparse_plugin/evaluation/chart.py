@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ _COLOURS: dict[Kind, str] = {"dense": "black", "ours": "tab:blue", "rival": "tab
 _NAMES: dict[Kind, str] = {"dense": "dense", "ours": "FlashSparse", "rival": "others"}
 _DOT = 6  # points across
 _CLOSE = 1.05  # a perplexity so many times the best one counts as good
+_TITLE = 86  # characters that a line of the title has room for
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,11 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 def finding(points: Sequence[Point]) -> str:
     """One sentence: the fewest bits whose perplexity is close to the best one."""
-    best = min(point.perplexity for point in points)
-    close = [point for point in points if point.perplexity <= _CLOSE * best]
+    best = min(points, key=lambda point: point.perplexity)
+    close = [point for point in points if point.perplexity <= _CLOSE * best.perplexity]
     least = min(close, key=lambda point: point.bits)
+    if least is best:
+        return f"{best.label} is the best, and nothing smaller comes within {_CLOSE - 1:.0%} of it"
     return (
         f"{least.bits:.1f} bits a weight suffice: {least.label} is within "
         f"{_CLOSE - 1:.0%} of the best perplexity"
@@ -102,7 +106,8 @@ def draw(points: Sequence[Point], about: str, path: Path) -> None:
     axis.set_ylabel("perplexity (lower is better)")
     axis.grid(alpha=0.25, which="both")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(finding(points), loc="left", fontsize=11, fontweight="bold")
+    title = textwrap.fill(finding(points), _TITLE)
+    axis.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axis.legend(loc="upper right", frameon=False, fontsize=9)
     figure.text(0.01, 0.01, about, fontsize=7, color="0.4")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
@@ -117,7 +122,7 @@ def _label(figure: Any, axis: Any, points: Sequence[Point]) -> None:
     renderer = figure.canvas.get_renderer()
     dots = [tuple(axis.transData.transform((each.bits, each.perplexity))) for each in points]
     room = figure.dpi / 72 * _DOT / 2  # around the middle of a dot
-    taken: list[Any] = []
+    taken: list[Any] = [axis.get_legend().get_window_extent(renderer)]
     places = [(7, 0), (7, 9), (7, -9), (-7, 0), (-7, 9), (-7, -9), (7, 18), (7, -18), (-7, 18)]
     places += [(-7, -18), (7, 27), (7, -27), (-7, 27), (-7, -27)]
     for point in sorted(points, key=lambda each: -each.perplexity):

@@ -131,10 +131,6 @@ class PatternOptions(ValueOptions):
         rows_kept = kept.view(groups, 1, -1).expand(-1, length, -1).reshape(groups * length, -1)
         return weight.where(rows_kept[:rows, :columns], torch.zeros_like(weight))
 
-    def is_followed_by(self, weight: Tensor) -> bool:
-        """Whether a weight [out_features, in_features] has no value that it cannot keep."""
-        return columns_used(weight, self.m, self.vector_length, self.n) <= self.n
-
     @property
     def title(self) -> str:
         """ "2:4", "8:32, L=32, int4 by 128", or "2:4, int8 x int8" of rounded activations."""

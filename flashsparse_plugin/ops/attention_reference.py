@@ -147,13 +147,3 @@ def _weighted(weights: Tensor, value: Tensor) -> Tensor:
 def _softmax(inputs: Tensor) -> Tensor:
     nothing = (inputs == -torch.inf).all(-1, keepdim=True)
     return torch.softmax(inputs.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
-
-
-def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
-    """Gathers a paged cache into [sequences, kv_heads, positions, head_dim].
-
-    Args:
-        cache: [blocks, block_size, kv_heads, head_dim].
-        block_table: [sequences, blocks of one sequence].
-    """
-    return cache[block_table.long()].flatten(1, 2).transpose(1, 2)

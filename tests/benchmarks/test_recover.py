@@ -9,7 +9,7 @@ import recover as program
 
 def test_a_toy_run_recovers_by_both_methods_and_by_the_command(tmp_path, monkeypatch):
     given = "--shape tiny --device cpu --samples 8 --length 32 --steps 4 --others 1x32 --fitted 2"
-    more = f"--command-layers 1 --out {tmp_path} --disk {tmp_path}"
+    more = f"--command-layers 1 --command-steps 4 --out {tmp_path} --disk {tmp_path}"
     monkeypatch.setattr(sys, "argv", ["recover.py", *given.split(), *more.split()])
     program.main()
     rows = _results.read(tmp_path / "recover-tiny.csv")["rows"]

@@ -73,7 +73,7 @@ def test_layers_come_in_natural_order(tmp_path):
 
 
 def test_no_directory(tmp_path):
-    refused(tmp_path / "organisation/model", "not a directory", "hf download")
+    refused(tmp_path / "organisation/model", "not a directory", "ORG/NAME")
     refused(tmp_path, "config.json")
 
 

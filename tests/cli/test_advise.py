@@ -57,6 +57,16 @@ def test_it_says_where_to_leave_us():
     assert all(verdict["use"] for verdict in found["verdicts"])
 
 
+@pytest.mark.parametrize(("batches", "tables"), [("1,8,64", 1), ("1,8,64,512", 2)])
+def test_nothing_is_cut_off_at_80_columns(llama, batches, tables):
+    (llama / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 4}))
+    text = advise(llama, "--gpu", "H200", "--batch", batches, "--zeros", "0.625").stdout
+    lines = [line for line in text.splitlines() if line.startswith("tiled_bitmap, 62%, int8")]
+    assert len(lines) == tables and max(map(len, lines)) <= 80
+    ratios = [ratio for line in lines for ratio in line.split() if ratio.endswith("×")]
+    assert len(ratios) == batches.count(",") + 1
+
+
 def test_prompts_have_a_choice_that_costs_memory():
     def choices(batch):
         found = json.loads(advise("28672x7168", "--batch", batch, "--json").stdout)

@@ -46,6 +46,10 @@ def test_each_command_has_examples(command):
     assert f"flashsparse {command}" in result.stdout.partition("Examples")[2]
 
 
+def test_help_of_all_shows_no_types_of_flags():
+    assert "<bool>" not in CliRunner().invoke(app, ["--help"]).stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_no_types_of_flags_and_flows(command):
     """At 80 columns a paragraph has no short line but its last."""

@@ -112,7 +112,7 @@ def test_convert_wrong_usage(dense, tmp_path, options, message):
 def test_no_such_model(command):
     result = flashsparse(*command)
     assert result.exit_code == 2
-    assert "hf download" in result.stderr
+    assert "the name of one on the Hugging Face Hub" in " ".join(result.stderr.split())
 
 
 def test_inspect_dense_and_packed(dense, tmp_path):

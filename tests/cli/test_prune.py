@@ -94,6 +94,7 @@ def test_a_pattern_holds(model_dir, text_file, tmp_path):
     options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]
     result = prune(model_dir, out, *options)
     assert result.exit_code == 0 and "without pattern" in result.stdout
+    assert f"flashsparse convert {out} PACKED --format auto" in result.stdout
     for weight in linears(out).values():
         kept = weight != 0
         assert kept.view(-1, 4).sum(1).eq(1).all()
