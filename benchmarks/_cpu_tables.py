@@ -10,6 +10,8 @@ from _markdown import Result, conditions, gpu_conditions, markdown
 NAMES = {
     "dense prepacked": "oneDNN, bf16 weights reordered beforehand",
     "dense int8": "int8, dynamically quantized",
+    "torchao int8": "torchao, int8 weights",
+    "torchao int4 by 128": "torchao, int4 weights by 128",
 }
 
 

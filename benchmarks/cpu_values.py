@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do fewer bits a value gain on this CPU, against the dense layers of torch?
+"""What do fewer bits a value gain on this CPU, against the dense layers of torch and torchao?
 
     python benchmarks/cpu_values.py                     the whole table
     python benchmarks/cpu_values.py --shapes 4096x4096 --tokens 1 --repeats 31
@@ -27,6 +27,7 @@ import torch
 from cpu_linear import Call, dense_kernels, numbers, shapes_of
 from rich import box
 from rich.table import Table
+from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import get_format
@@ -114,16 +115,34 @@ def kernels_of(weights: Mapping[str, Callable[[], fs.PackedWeight]]) -> dict[str
     return kernels
 
 
+def torchao_kernels(weight: Tensor, group: int = 128) -> dict[str, Call]:
+    """The ops by which torch.compile multiplies torchao's int8 and int4 weights on a CPU."""
+    out_features, in_features = weight.shape
+    codes = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
+    scales = torch.rand(out_features, dtype=weight.dtype)
+    eights = _measure.Rotation(codes.clone, codes.nbytes)
+    nibbles = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int() & 15, 1)
+    zeros = torch.rand(in_features // group, out_features, 2, dtype=weight.dtype)
+    fours = _measure.Rotation(nibbles.clone, nibbles.nbytes)
+    return {
+        "torchao int8": lambda x: torch.ops.aten._weight_int8pack_mm(x, eights(), scales),
+        f"torchao int4 by {group}": lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x, fours(), group, zeros
+        ),
+    }
+
+
 def measure(
     shape: tuple[int, int], tokens: Sequence[int], repeats: int, dtype: torch.dtype
 ) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    dense = dense_kernels(torch.randn(shape).bfloat16())
+    weight = torch.randn(shape).bfloat16()
+    dense = dense_kernels(weight)
     single_precision = dense.pop("dense fp32")
     if dtype == torch.float32:
         kernels = {"dense": single_precision, **single_kernels(shape)}
     else:
-        kernels = dense | coded_kernels(shape)
+        kernels = dense | torchao_kernels(weight) | coded_kernels(shape)
     goals = SINGLE_GOALS if dtype == torch.float32 else CODES_GOALS
     rows = []
     for count in tokens:

@@ -11,8 +11,8 @@ transparent, and all colours can be read on white and on dark pages.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -383,4 +383,8 @@ def draw(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("folder", nargs="?", type=Path, default=PICTURES)
+    draw(options.parse_args().folder)
