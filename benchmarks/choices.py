@@ -105,7 +105,7 @@ def choices() -> list[list[str]]:
         [
             "none",
             *(f"fp8: {each}" for each in pattern("2:4", figure="fp8_us")),
-            f"dynamic int8: {on_cpu('dense int8')}",
+            f"dynamic int8: {on_cpu('dense int8')}; int4: {on_cpu('torchao int4 by 128')}",
             "**not FlashSparse**: fp8 or int4 in vLLM",
         ],
         [
