@@ -30,8 +30,8 @@ from _baselines import Dense, activations
 from _check import Checker, errors_of
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
 from _layers import Layer, layer
+from _nm import pattern_weight
 from _program import DTYPES, conditions, device_of, numbers, parser, reported, run_parts, save_each
-from nm import pattern_weight
 from rich import box
 from rich.table import Table
 from torch import Tensor
