@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import _results
 import pytest
-from emulation import KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_drivers import plan_driver
 
 TYPES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
 # Multiprocessors, and bytes of shared memory of a block.
@@ -28,23 +26,12 @@ Plans = Callable[[str, Iterable[Product]], list[str]]
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> Plans:
     """The numbers of the plan of each product, as text, or what is wrong with it."""
-    program = tmp_path_factory.mktemp("plan") / "plan"
-    sources = [
-        Path(__file__).with_name("nm_gather_plan_driver.cpp"),
-        KERNELS / "cuda" / "nm_gather" / "linear_plan.cpp",
-    ]
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
-    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    driver = plan_driver(tmp_path_factory.mktemp("plan"), "nm_gather", "nm_gather/linear_plan.cpp")
 
     def ask(gpu: str, products: Iterable[Product]) -> list[str]:
-        asked = "".join(
-            f"{' '.join(map(str, sizes))} {TYPES.index(values)} {group} "
-            f"{' '.join(map(str, GPUS[gpu]))}\n"
-            for *sizes, values, group in products
+        return driver(
+            (*sizes, TYPES.index(values), group, *GPUS[gpu]) for *sizes, values, group in products
         )
-        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
-        return ran.stdout.splitlines()
 
     return ask
 

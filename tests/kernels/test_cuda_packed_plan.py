@@ -6,11 +6,11 @@ from __future__ import annotations
 import csv
 import re
 import statistics
-import subprocess
 from typing import NamedTuple
 
 import pytest
-from emulation import KERNELS, ROOT
+from emulation import ROOT
+from plan_drivers import plan_driver
 
 MEASURED = ROOT / "benchmarks" / "results" / "nvidia-h200" / "nm_prompts.csv"
 CLOCK = 1755  # MHz, of the estimates
@@ -39,21 +39,10 @@ class Plan(NamedTuple):
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """plan(products) is what packed_plan_driver.cpp tells of each."""
-    folder = tmp_path_factory.mktemp("packed_plan")
-    sources = [
-        str(KERNELS.parent / "tests" / "kernels" / "packed_plan_driver.cpp"),
-        str(KERNELS / "cuda" / "nm_gather" / "packed_plan.cpp"),
-    ]
-    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
-    command += ["-fno-sanitize-recover=all", f"-I{KERNELS}", *sources, "-o", str(folder / "driver")]
-    subprocess.run(command, check=True)
+    driver = plan_driver(tmp_path_factory.mktemp("plan"), "packed", "nm_gather/packed_plan.cpp")
 
     def ask(products: list[Product]) -> list[Plan]:
-        asked = "\n".join(" ".join(map(str, each)) for each in products)
-        ran = subprocess.run(
-            [str(folder / "driver")], input=asked, capture_output=True, text=True, check=True
-        )
-        return [Plan(*map(int, line.split())) for line in ran.stdout.splitlines()]
+        return [Plan(*map(int, line.split())) for line in driver(products)]
 
     return ask
 

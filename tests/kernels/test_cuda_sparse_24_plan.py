@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import _results
 import pytest
-from emulation import KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_drivers import plan_driver
 
 TYPES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
 # Multiprocessors, bytes of shared memory of a block, whether it is a Hopper.
@@ -32,23 +30,13 @@ Plans = Callable[[str, Iterable[Product]], list[str]]
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> Plans:
     """The numbers of the plan of each product, as text, or the rule that it breaks."""
-    program = tmp_path_factory.mktemp("plan") / "plan"
-    sources = [
-        Path(__file__).with_name("sparse_24_plan_driver.cpp"),
-        KERNELS / "cuda" / "sparse_24" / "linear_plan.cpp",
-    ]
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
-    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    driver = plan_driver(tmp_path_factory.mktemp("plan"), "sparse_24", "sparse_24/linear_plan.cpp")
 
     def ask(gpu: str, products: Iterable[Product]) -> list[str]:
-        asked = "".join(
-            f"{rows} {cols} {tokens} {TYPES.index(values)} {group} {x_bytes} "
-            f"{' '.join(map(str, GPUS[gpu]))}\n"
-            for rows, cols, tokens, values, group, x_bytes in products
+        return driver(
+            (*sizes, TYPES.index(values), group, x_bytes, *GPUS[gpu])
+            for *sizes, values, group, x_bytes in products
         )
-        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
-        return ran.stdout.splitlines()
 
     return ask
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import importlib
 import statistics
-import subprocess
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import _results
 import pytest
 from emulation import KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_drivers import plan_driver
 
 UNIT_ROWS, UNIT_COLS, HEAD_LINES = 16, 256, 5
 OPERANDS = {"native": 69, "codes": 37, "rounded": 37}  # in the order of operands.h: lines at most
@@ -32,20 +31,14 @@ Plans = Callable[[str, Iterable[Product]], list[str]]
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> Plans:
     """The numbers of the plan of each product, as text, or the rule that it breaks."""
-    program = tmp_path_factory.mktemp("plan") / "plan"
-    sources = [
-        Path(__file__).with_name("tiled_bitmap_plan_driver.cpp"),
-        KERNELS / "cuda" / "tiled_bitmap" / "linear_plan.cpp",
-    ]
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
-    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    driver = plan_driver(
+        tmp_path_factory.mktemp("plan"), "tiled_bitmap", "tiled_bitmap/linear_plan.cpp"
+    )
 
     def ask(gpu: str, products: Iterable[Product]) -> list[str]:
-        numbers = [(*each, [*OPERANDS].index(operands), *GPUS[gpu]) for *each, operands in products]
-        asked = "".join(" ".join(map(str, each)) + "\n" for each in numbers)
-        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
-        return ran.stdout.splitlines()
+        return driver(
+            (*each, [*OPERANDS].index(operands), *GPUS[gpu]) for *each, operands in products
+        )
 
     return ask
 

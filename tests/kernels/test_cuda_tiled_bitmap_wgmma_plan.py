@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import _results
 import pytest
-from emulation import KERNELS
+from plan_drivers import plan_driver
 
 Product = tuple[int, int, int, int]  # rows, cols, lines of the weight, tokens
 Plans = Callable[[Iterable[Product]], list[tuple[float, str]]]
@@ -21,19 +19,12 @@ LARGE = 40_000_000  # elements of a layer
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> Plans:
     """Microseconds that the plan of each product should take, and its numbers as text."""
-    program = tmp_path_factory.mktemp("plan") / "plan"
-    sources = [
-        Path(__file__).with_name("tiled_bitmap_wgmma_plan_driver.cpp"),
-        KERNELS / "cuda" / "tiled_bitmap" / "wgmma_plan.cpp",
-    ]
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
-    command += ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    driver = plan_driver(
+        tmp_path_factory.mktemp("plan"), "tiled_bitmap_wgmma", "tiled_bitmap/wgmma_plan.cpp"
+    )
 
     def ask(products: Iterable[Product]) -> list[tuple[float, str]]:
-        asked = "".join(" ".join(map(str, each)) + "\n" for each in products)
-        ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
-        found = [line.split(maxsplit=1) for line in ran.stdout.splitlines()]
+        found = [line.split(maxsplit=1) for line in driver(products)]
         return [(float(cost), plan) for cost, plan in found]
 
     return ask
