@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashsparse_plugin.dataflow.tuner import CALLS, SECONDS, elapsed
+from flashsparse_plugin.dataflow.tuner import elapsed, warmed_up
 
 
 class Edges:
@@ -63,12 +62,7 @@ def replayed(
     call: Callable[[], Tensor], copies: int, early: bool, replays: int
 ) -> tuple[float, int, Tensor]:
     """Microseconds of a call in a graph of many, the early begins in it, and its last result."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-        once = elapsed(call, stream)
-    calls = max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
+    stream, calls = warmed_up(call, copies)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):

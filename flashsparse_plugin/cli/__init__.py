@@ -28,28 +28,31 @@ from .recover import recover
 from .tune import tune
 
 
-class _PlainFlags:
+def _plain_flags(params: list[Any]) -> list[Any]:
     """Flags show no type in the help, where typer prints `<bool>` beside them."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
-class _Group(_PlainFlags, TyperGroup):
+class _Group(TyperGroup):
     """All commands together."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain_flags(super().get_params(ctx))
 
-class _Command(_PlainFlags, TyperCommand):
+
+class _Command(TyperCommand):
     """A command whose help flows at any width: typer keeps the lines of the source."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         paragraphs = (settings.get("help") or "").split("\n\n")
         flowing = [text if "\b" in text else " ".join(text.split()) for text in paragraphs]
         super().__init__(*args, **settings | {"help": "\n\n".join(flowing)})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain_flags(super().get_params(ctx))
 
 
 app = typer.Typer(

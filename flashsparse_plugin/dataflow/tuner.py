@@ -43,6 +43,17 @@ def graph_timer(call: Call, copies: int) -> float:
 CALLS, SECONDS, REPLAYS = 40, 0.003, 11
 
 
+def warmed_up(call: Call, copies: int) -> tuple[torch.cuda.Stream, int]:
+    """A stream on which a call has run, and how many of them make a graph that can be timed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # workspaces and modules are made outside of the graph
+        once = elapsed(call, stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    return stream, max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
+
+
 class Captured:
     """A CUDA graph of many calls; `Captured()()` replays it: seconds of one of them.
 
@@ -52,15 +63,9 @@ class Captured:
     """
 
     def __init__(self, call: Call, copies: int):
-        self._stream = stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()  # workspaces and modules are made outside of the graph
-            once = elapsed(call, stream)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._calls = max(copies, 3, min(CALLS, math.ceil(SECONDS / once)))
+        self._stream, self._calls = warmed_up(call, copies)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
+        with torch.cuda.graph(self._graph, stream=self._stream):
             for _ in range(self._calls):
                 call()
 

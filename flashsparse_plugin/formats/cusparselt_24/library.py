@@ -236,7 +236,7 @@ def _algorithm(compressed: Tensor, columns: int, tokens: int) -> _Algorithm:
                 f"graph is captured. Remedy: multiply {bucket} tokens once before"
             )
         x = torch.randn(bucket, columns, device=compressed.device).to(compressed.dtype)
-        search = torch._C._cusparselt.mm_search  # type: ignore[attr-defined]
+        search = torch._C._cusparselt.mm_search  # type: ignore[attr-defined]  # not in its stubs
         algorithm, split, mode, _ = search(compressed, x.t(), None, None, None, True)
         _algorithms[key] = algorithm, split, mode
     return _algorithms[key]
