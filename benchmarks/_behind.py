@@ -8,9 +8,9 @@ import statistics
 from _markdown import Result, gpu_conditions, markdown
 
 TOKENS = 8
-EARLY, LATE = "early", "one after the other"
+EARLY, LATE = "early", "one after the other"  # the ways to launch a product
 WAYS = {EARLY: "early", LATE: "late"}
-KIND, DENSE = "its kind", "cuBLAS"
+KIND, DENSE = "its kind", "cuBLAS"  # what lies before, and what stands beside
 
 
 def behind(result: Result) -> str:

@@ -112,11 +112,16 @@ def lines(
     axis.minorticks_off()
     axis.set_xlabel(unit, color=GREY)
     lowest = min(min(points.values()) for _, points, _, _ in styles)
-    axis.set_ylim(0.8 if lowest > 0.9 else 0, top * 1.05)
+    _speedups(axis, 0.8 if lowest > 0.9 else 0, top)
+    save(drawing, path)
+
+
+def _speedups(axis: Any, lowest: float, top: float) -> None:
+    """Makes the vertical axis one of speedups, on the right, as labels stand on the left."""
+    axis.set_ylim(lowest, top * 1.05)
     axis.spines["left"].set_visible(False)
     axis.yaxis.tick_right()
     axis.yaxis.set_major_formatter("{x:g}×")
-    save(drawing, path)
 
 
 def line_per_name(
@@ -153,10 +158,7 @@ def line_per_name(
     axis.plot((places[0], places[-1]), (1, 1), color=GREY, linewidth=1)
     axis.set_xticks(places)
     axis.set_xlabel(unit, color=GREY)
-    axis.set_ylim(0, top * 1.05)
-    axis.spines["left"].set_visible(False)
-    axis.yaxis.tick_right()
-    axis.yaxis.set_major_formatter("{x:g}×")
+    _speedups(axis, 0, top)
     save(drawing, path)
 
 
@@ -191,8 +193,5 @@ def scatter(
     axis.set_xscale("log")
     axis.minorticks_off()
     axis.set_xlabel(unit, color=GREY)
-    axis.set_ylim(0, top * 1.05)
-    axis.spines["left"].set_visible(False)
-    axis.yaxis.tick_right()
-    axis.yaxis.set_major_formatter("{x:g}×")
+    _speedups(axis, 0, top)
     save(drawing, path)

@@ -71,10 +71,13 @@ def _cell(rows: Sequence[Row], tokens: int) -> str:
 def show_launches(rows: Sequence[Row], about: Row) -> None:
     """The best launches of each point beside the kernel's own choice."""
     console = _measure.console(width=120)
-    for key in dict.fromkeys((row["shape"], row["pattern"], row["tokens"]) for row in rows):
-        here = [row for row in rows if (row["shape"], row["pattern"], row["tokens"]) == key]
+    points: dict[str, list[Row]] = {}
+    for row in rows:
+        pattern = row["pattern"] if "pattern" in row else f"{row['zeros']:.1%}"
+        points.setdefault(f"{row['shape']} {pattern} {row['tokens']}", []).append(row)
+    for point, here in points.items():
         own = next(row for row in here if row["launch"] == "its own choice")
         best = sorted((row for row in here if row is not own), key=lambda row: row["us"])[:3]
         listed = "; ".join(f"{row['launch']} {row['us']:.1f}" for row in best)
-        console.print(f"{key[0]} {key[1]} {key[2]}: own {own['us']:.1f} µs; {listed}")
+        console.print(f"{point}: own {own['us']:.1f} µs; {listed}")
     console.print(signature(about))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from _baselines import activations
+from _behind import DENSE, EARLY, KIND, LATE
 from _device import Budget, Stopwatch, _edges, _formats, _measure, cold_bytes
 from _layers import Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
@@ -39,7 +40,6 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "8:32, L=32": ("nm_vector", {"n": 8, "m": 32, "vector_length": 32}),
     "50% zeros": ("tiled_bitmap", {}),
 }
-EARLY, AFTER = "early", "one after the other"
 TOLERANCE = 1e-2  # of the norm
 
 
@@ -60,7 +60,7 @@ class Behind:
                 if budget.left < 0:
                     return
                 product = partial(_dense_product, dense)
-                self._point(each, "cuBLAS", tokens, product, len(dense))
+                self._point(each, DENSE, tokens, product, len(dense))
             for name in self._arguments.formats:
                 if budget.left < 0:
                     return
@@ -104,9 +104,9 @@ class Behind:
         def norm() -> Tensor:
             return F.rms_norm(x, x.shape[1:], scale)
 
-        for before, make in {"its kind": lambda: x, "add_": add, "rms_norm": norm}.items():
+        for before, make in {KIND: lambda: x, "add_": add, "rms_norm": norm}.items():
             found = {}
-            for way in (EARLY, AFTER):
+            for way in (EARLY, LATE):
                 us, begins, y = _edges.replayed(
                     lambda make=make: product(make()), copies, way == EARLY, self._arguments.replays
                 )
@@ -136,7 +136,7 @@ def show(rows: list[Row], about: Row) -> None:
                 for row in rows
                 if (row["shape"], row["pattern"], row["tokens"], row["before"]) == (*key, before)
             }
-            cells.append(f"{here[EARLY]:.2f} ({here[AFTER]:.2f})" if len(here) == 2 else "")
+            cells.append(f"{here[EARLY]:.2f} ({here[LATE]:.2f})" if len(here) == 2 else "")
         table.add_row(*map(str, key), *cells)
     console = _measure.console(width=120)
     console.print(table)

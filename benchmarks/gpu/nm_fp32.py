@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from _check import Checker, errors_of
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
 from _layers import Layer, layer
+from _nm_report import show_launches
 from _program import (
     check_layers,
     conditions,
@@ -275,8 +276,8 @@ class Speed:
             (lambda: weight.T.contiguous(), lambda w: torch.mm(x, w)),
         ):
             copies = self._copies(make, weight.nbytes, tokens)
-            timed: Callable[[], Tensor] = lambda call=call, copies=copies: call(copies())  # noqa: E731
-            found.append(self._stopwatch(timed, len(copies)).microseconds)
+            time = self._stopwatch(lambda call=call, copies=copies: call(copies()), len(copies))
+            found.append(time.microseconds)
         return min(found)
 
     def _copies(self, make: Any, nbytes: int, tokens: int) -> _measure.Rotation:
@@ -335,18 +336,6 @@ def show_steps(rows: Sequence[Row], about: Row) -> None:
             here = {row["zeros"]: row for row in own if row["launch"].rpartition(",")[0] == name}
             table.add_row(name, *(f"{here[z]['tflops']:.1f}" if z in here else "" for z in zeros))
         console.print(table)
-    console.print(signature(about))
-
-
-def show_launches(rows: Sequence[Row], about: Row) -> None:
-    """The best launches of each point beside the kernel's own choice."""
-    console = _measure.console(width=120)
-    for key in dict.fromkeys((row["shape"], row["zeros"], row["tokens"]) for row in rows):
-        here = [row for row in rows if (row["shape"], row["zeros"], row["tokens"]) == key]
-        own = next(row for row in here if row["launch"] == "its own choice")
-        best = sorted((row for row in here if row is not own), key=lambda row: row["us"])[:3]
-        listed = "; ".join(f"{row['launch']} {row['us']:.1f}" for row in best)
-        console.print(f"{key[0]} {key[1]:.1%} {key[2]}: own {own['us']:.1f} µs; {listed}")
     console.print(signature(about))
 
 
