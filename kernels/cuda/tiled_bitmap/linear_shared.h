@@ -8,7 +8,7 @@
 //              spread, behind it a scratch for those that are multiplied now
 //   sums       where warps along the columns add up theirs, of 8 tokens at a time, in turns of two
 //
-// A unit in the scratch has rows of 256 bytes: a value line, and its odd items (spread_values.cuh).
+// A unit in the scratch has rows of 256 bytes: a value line, and its odd items (spread_items.cuh).
 // A lane reads up to two words before the first item of its column and one beyond the last: the
 // scratch is so many lines longer than its rows. Units of a step that ring or scratch have no room
 // for are multiplied as they lie in memory. A ring of codes has room for units without zeros.
