@@ -148,6 +148,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "nm_fixed": _nm_goals.fixed,
     "values_goals": _values_goals.goals,
     "counters": _counters.counters,
+    "bitmap_counters": lambda result: _counters.counters(result, "tiled_bitmap"),
     "cusparselt": _cusparselt.gains,
     "spmm_shares": tiled_csl.tables.shares,
     "spmm_goals": tiled_csl.tables.missed,

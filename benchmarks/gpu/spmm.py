@@ -5,7 +5,7 @@
     python benchmarks/gpu/spmm.py --check [--quick]  every way to call it, against float64
     python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS
     python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
-    python benchmarks/gpu/spmm.py --profile          nine launches under Nsight Compute
+    python benchmarks/gpu/spmm.py --profile          single launches under Nsight Compute
     python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16
                                                      the kernel's shapes against its own choice
     python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
