@@ -127,6 +127,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "spmm_llama": lambda result: _spmm_tables.ratios(result, _spmm_tables.LLAMA),
     "spmm_decoding": lambda result: _spmm_tables.goals(result, _spmm_goals.DECODING, "decoding"),
     "spmm_prompts": lambda result: _spmm_tables.goals(result, _spmm_goals.PROMPTS, "prompts"),
+    "spmm_by_turns": _spmm_tables.by_turns,
     "nm": _nm_tables.nm,
     "behind": _behind.behind,
     "behind_gains": _behind.gains,
