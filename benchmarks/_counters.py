@@ -22,12 +22,18 @@ NO_STALLS = ("selected", "not_selected")
 SHOWN, LEAST = 2, 0.3  # stalls of a launch, and how many warps have to stand in one
 
 
-def counters(result: Result) -> str:
-    """Launches down; time, bandwidth, shares of peaks and the most frequent stalls across."""
+def counters(result: Result, format: str | None = None) -> str:
+    """Launches down; time, bandwidth, shares of peaks and the most frequent stalls across.
+
+    Of one format, where the rows are of several.
+    """
     launches: dict[tuple[str, ...], dict[str, float]] = {}
     for row in result["rows"]:
+        if row.get("format") != format:
+            continue
         kernel = re.sub(r"^void |<.*", "", row["kernel"])
-        key = f"{row['shape']}, {row['pattern'].replace('x', ', L=')}", str(row["tokens"]), kernel
+        zeros = f"{row['sparsity']}% zeros" if format else row["pattern"].replace("x", ", L=")
+        key = f"{row['shape']}, {zeros}", str(row["tokens"]), kernel
         launches.setdefault(key, {})[row["metric"]] = row["value"]
     cells = []
     for (layer, tokens, kernel), own in launches.items():

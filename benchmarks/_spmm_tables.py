@@ -36,6 +36,22 @@ def ratios(result: Result, models: Sequence[str]) -> str:
     return markdown(header, cells) + gpu_conditions(result["about"])
 
 
+def by_turns(result: Result) -> str:
+    """Dense time / time of prompts beside either dense weight, geometric means over all layers."""
+    rows = result["rows"]
+    tokens = sorted({row["tokens"] for row in rows})
+    beside = {"80% zeros": rows, "no zeros": _spmm_goals.over_unpruned(rows)}
+    cells = []
+    for sparsity in sorted({row["sparsity"] for row in rows}):
+        for dense, found in beside.items():
+            own = [row for row in found if row["sparsity"] == sparsity]
+            means = (mean_of([r for r in own if r["tokens"] == n], "ratio") for n in tokens)
+            cells.append([f"{sparsity}%, beside a dense weight with {dense}", *means])
+    layers = len({row["shape"] for row in rows})
+    header = [f"zeros, {layers} layers, tokens:", *map(str, tokens)]
+    return markdown(header, cells) + gpu_conditions(result["about"])
+
+
 def goals(result: Result, wanted: Iterable[_spmm_goals.Goal], part: str) -> str:
     """What the layers should gain and do, by format and zeros; what reaches its goal is bold.
 

@@ -88,7 +88,9 @@ NOT_RUN = {
     "--sparsity 70,80,90": GPU,
     "python benchmarks/gpu/spmm.py --speed --layers 28672x7168 --tokens 16 --sparsity 80": GPU,
     "python benchmarks/gpu/spmm.py --profile": GPU,
-    "python benchmarks/gpu/spmm.py --speed --format tiled_bitmap": GPU,
+    "python benchmarks/gpu/spmm.py --speed --format tiled_bitmap "
+    "--layers 28672x7168,4096x14336,8192x8192,28672x4096 --sparsity 50,80 "
+    "--tokens 128,256,512,1024,2048,4096": GPU,
     "python benchmarks/gpu/eval.py --shape llama-3-8b": GPU,
     "python benchmarks/gpu/serve.py": GPU,
     "python benchmarks/gpu/serve.py --traffic mixed --clients 8 64": GPU,

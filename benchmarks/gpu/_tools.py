@@ -73,7 +73,6 @@ TENSOR = (
     "sm__pipe_tensor_type_hmma_hgmma_qgmma_imma_igmma_bmma_bgmma_cycles_active"
     ".avg.pct_of_peak_sustained_elapsed"
 )
-EMULATED = Path(__file__).parents[2] / "kernels" / "wavefronts.csv"
 
 
 def _find(tool: str) -> str | None:
@@ -230,19 +229,18 @@ def raw_metrics(text: str) -> list[dict[str, Any]]:
 
 def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """One line per launch with the most important figures."""
-    launches: dict[tuple, dict[str, str]] = {}
+    launches: dict[str, dict[str, str]] = {}
     for row in rows:
         point = [str(each) for name, each in row.items() if name not in ("metric", "unit", "value")]
-        key = (" ".join(point), row["kernel"], row.get("sparsity"))
-        launches.setdefault(key, {})[row["metric"]] = f"{row['value']} {row['unit']}".strip()
+        own = launches.setdefault(" ".join(point), {})
+        own[row["metric"]] = f"{row['value']} {row['unit']}".strip()
     lines = []
-    for (launch, kernel, sparsity), metrics in launches.items():
+    for launch, metrics in launches.items():
         stalls = {
             re.sub(r".*stalled_|_per_issue_active\.ratio", "", name): _number(value)
             for name, value in metrics.items()
             if "_stalled_" in name and name.endswith("_per_issue_active.ratio")
         }
-        emulated = emulated_wavefronts(kernel, sparsity) if sparsity else None
         worst = sorted(stalls.items(), key=lambda item: -item[1])[:4]
 
         def get(name: str, metrics: dict[str, str] = metrics) -> str:
@@ -269,8 +267,7 @@ def profile_summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
                 ),
                 "shared loads": get("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"),
                 "shared stores": get("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum"),
-                "wavefronts a store": wavefronts("st")
-                + (f" (emulated {emulated:.2f})" if emulated else ""),
+                "wavefronts a store": wavefronts("st"),
                 "warps": get("sm__warps_active.avg.pct_of_peak_sustained_active"),
                 "stalls": ", ".join(f"{name} {value:.1f}" for name, value in worst),
             }
@@ -284,17 +281,3 @@ def _number(text: str) -> float:
         return float(text.split()[0])
     except (IndexError, ValueError):
         return math.nan
-
-
-def emulated_wavefronts(kernel: str, sparsity: int) -> float | None:
-    """Wavefronts a store to shared memory as counted by the emulator, None if it was not run."""
-    with EMULATED.open() as file:
-        stores = [
-            row
-            for row in csv.DictReader(file)
-            if row["kernel"].partition("<")[0].split("::")[-1] == kernel.split("::")[-1]
-            and row["case"].split()[-1] == f"{sparsity}%"
-            and row["access"].startswith("store_shared")
-        ]
-    requests = sum(int(row["requests"]) for row in stores)
-    return sum(int(row["wavefronts"]) for row in stores) / requests if requests else None

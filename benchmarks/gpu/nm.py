@@ -91,7 +91,8 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
 def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
     points = [dict(zip(POINT, each, strict=True)) for each in PROFILED]
     rows = profile(Path(__file__), points, arguments.out, budget)
-    _results.write(arguments.out / "nm_profile.csv", machine(device), rows)
+    if rows:  # a machine without ncu must not overwrite what was measured
+        _results.write(arguments.out / "nm_profile.csv", machine(device), rows)
     for line in profile_summary(rows):
         print("  " + "; ".join(f"{name} {value}" for name, value in line.items()))
     return bool(rows)

@@ -5,7 +5,7 @@
     python benchmarks/gpu/spmm.py --check [--quick]  every way to call it, against float64
     python benchmarks/gpu/spmm.py --speed            OPT's and Llama's layers, against cuBLAS
     python benchmarks/gpu/spmm.py --sanitize         a few checks under compute-sanitizer
-    python benchmarks/gpu/spmm.py --profile          three launches under Nsight Compute
+    python benchmarks/gpu/spmm.py --profile          single launches under Nsight Compute
     python benchmarks/gpu/spmm.py --shapes --layers 28672x7168 --tokens 16
                                                      the kernel's shapes against its own choice
     python benchmarks/gpu/spmm.py --device cpu       a toy run that shows that this program works
@@ -56,9 +56,10 @@ QUICK = 5  # one check of so many
 # Layer, tokens, percent of zeros.
 PROFILED = (
     ("28672x7168", 8, 50),
-    ("28672x7168", 16, 80),
-    ("12288x12288", 8, 70),
-    ("36864x9216", 32, 90),
+    ("28672x7168", 8, 70),
+    ("28672x7168", 8, 80),
+    ("28672x7168", 8, 90),
+    ("28672x7168", 32, 80),
     ("28672x7168", 128, 50),
     ("28672x7168", 256, 50),
     ("28672x7168", 256, 80),
@@ -146,7 +147,8 @@ def show_profile(arguments: argparse.Namespace, device: torch.device, budget: Bu
         points = [{"shape": shape, "tokens": n, "sparsity": zeros} for shape, n, zeros in PROFILED]
         found = profile(Path(__file__), points, arguments.out, share, "--format", format)
         rows += [{"format": format} | row for row in found]
-    _results.write(arguments.out / "spmm_profile.csv", machine(device), rows)
+    if rows:  # a machine without ncu must not overwrite what was measured
+        _results.write(arguments.out / "spmm_profile.csv", machine(device), rows)
     for line in profile_summary(rows):
         print("  " + "; ".join(f"{name} {value}" for name, value in line.items()))
     return bool(rows)

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <optional>
+#include <vector>
 
 #include "bindings/torch_stable.h"
 #include "cuda/gpu.h"
@@ -50,12 +51,16 @@ class Partials {
   std::optional<Tensor> room_;
 };
 
-// Waits for the device.
-inline void read_back(const Tensor& tensor, void* to, size_t bytes) {
+// A tensor's bytes on the host, as values of this type. Waits for the device.
+template <typename Value>
+std::vector<Value> read_back(const Tensor& tensor) {
+  const size_t bytes = tensor.numel() * tensor.element_size();
+  std::vector<Value> values(bytes / sizeof(Value));
   const cudaStream_t stream = current_stream(tensor);
-  STD_CUDA_CHECK(
-      cudaMemcpyAsync(to, tensor.const_data_ptr(), bytes, cudaMemcpyDeviceToHost, stream));
+  STD_CUDA_CHECK(cudaMemcpyAsync(values.data(), tensor.const_data_ptr(), bytes,
+                                 cudaMemcpyDeviceToHost, stream));
   STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  return values;
 }
 
 }  // namespace flashsparse

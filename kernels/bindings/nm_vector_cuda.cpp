@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "bindings/cuda.h"
 #include "bindings/linear.h"
@@ -46,8 +45,7 @@ std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int6
                                         index.mutable_data_ptr<uint8_t>(),
                                         found.mutable_data_ptr<int32_t>(), current_stream(weight)));
   });
-  std::vector<int32_t> breaches(tiles);
-  read_back(found, breaches.data(), tiles * sizeof breaches[0]);
+  const auto breaches = read_back<int32_t>(found);
   const auto breach =
       nm_vector::first_breach(breaches.data(), tile, tiles, tile.across(pattern, cols));
   FS_CHECK(!breach, nm_vector::breach_error(pattern, *breach, rows, cols));
@@ -69,8 +67,7 @@ Tensor nm_vector_validate(const Tensor& values_, const Tensor& index, int64_t ou
   STD_CUDA_CHECK(cuda::nm_vector_validate(
       values.const_data_ptr(), index.const_data_ptr<uint8_t>(), fields, pattern, out, in,
       static_cast<nm_vector::Found*>(found.mutable_data_ptr()), current_stream(values)));
-  std::vector<nm_vector::Found> of_blocks(blocks);
-  read_back(found, of_blocks.data(), blocks * sizeof of_blocks[0]);
+  const auto of_blocks = read_back<nm_vector::Found>(found);
   const auto [nonzeros, broken] = nm_vector::join(of_blocks.data(), blocks);
   FS_CHECK(broken != nm_vector::kNanFound, nm_vector::kNanCode);
   const int64_t windows = pattern.windows(in);

@@ -16,9 +16,7 @@ inline std::tuple<Tensor, int64_t> offsets_of(const Tensor& lengths) {
   STD_CUDA_CHECK(cuda::sum_offsets(lengths.const_data_ptr<int32_t>(), lengths.numel(),
                                    offsets.mutable_data_ptr<int32_t>(),
                                    summed.mutable_data_ptr<int64_t>(), current_stream(lengths)));
-  int64_t total = 0;
-  read_back(summed, &total, sizeof total);
-  return {offsets, total};
+  return {offsets, read_back<int64_t>(summed)[0]};
 }
 
 }  // namespace flashsparse

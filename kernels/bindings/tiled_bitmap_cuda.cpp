@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <tuple>
-#include <vector>
 
 #include "bindings/offsets_cuda.h"
-#include "cuda/tiled_bitmap/verdict.h"
+#include "formats/tiled_bitmap_errors.h"
 
 namespace flashsparse {
 namespace {
@@ -59,40 +59,22 @@ Tensor tiled_bitmap_unpack(const Tensor& lines, const Tensor& offsets, int64_t o
   return units.unpack_rows(0, out, in, dtype);
 }
 
-// As the CPU says it (cpu/tiled_bitmap/validate.cpp).
-const char* broken_rule(int32_t verdict, int item_bytes) {
-  switch (verdict) {
-    case tiled_bitmap::kBadOffsets:
-      return item_bytes == 2
-                 ? ": its unit_offsets do not give it 5 to 69 lines, or do not span weight_packed"
-                 : ": its unit_offsets do not give it 5 to 37 lines, or do not span weight_packed";
-    case tiled_bitmap::kKeepsOutside:
-      return " keeps an element beyond the edges of the weight";
-    case tiled_bitmap::kSharedColumn:
-      return " has two runs that begin in the same column";
-    default:
-      return " has a run that ends behind its lines";
-  }
-}
-
 Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t out, int64_t in,
                              int64_t item_bits) {
   const int item_bytes = item_bytes_of(item_bits);
   check_readable_units(lines, offsets, out, in);
   const DeviceGuard guard(lines.get_device_index());
-  std::vector<int32_t> verdicts(offsets.numel() - 1);
   Tensor found = allocate_like(lines, {offsets.numel() - 1}, ScalarType::Int);
   STD_CUDA_CHECK(cuda::tiled_bitmap_validate(
       words_of(lines), lines.size(0), offsets.const_data_ptr<int32_t>(), out, in, item_bytes,
       found.mutable_data_ptr<int32_t>(), current_stream(lines)));
-  read_back(found, verdicts.data(), verdicts.size() * sizeof verdicts[0]);
-  // Offsets first: where they are wrong, other units may have been validated with foreign lines.
-  auto bad = std::find(verdicts.begin(), verdicts.end(), tiled_bitmap::kBadOffsets);
-  if (bad == verdicts.end()) {
-    bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
-  }
+  const auto verdicts = read_back<int32_t>(found);
+  const auto bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
   if (bad != verdicts.end()) {
-    FS_CHECK(false, "unit ", bad - verdicts.begin(), broken_rule(*bad, item_bytes));
+    // Offsets first: where they are wrong, units may have been validated with foreign lines.
+    const std::string error = tiled_bitmap::offsets_error(
+        read_back<int32_t>(offsets).data(), offsets.numel() - 1, lines.size(0), item_bytes);
+    fail(error.empty() ? tiled_bitmap::unit_error(bad - verdicts.begin(), *bad) : error);
   }
   const int64_t kept = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
   Tensor result = allocate_like(lines, {}, ScalarType::Long);

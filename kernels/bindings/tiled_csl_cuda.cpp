@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <tuple>
-#include <vector>
 
 #include "bindings/cuda.h"
 #include "bindings/linear_cuda.h"
@@ -15,7 +15,7 @@
 #include "bindings/tiled_csl.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/tiled_csl/tiled_csl.h"
-#include "cuda/tiled_csl/verdict.h"
+#include "formats/tiled_csl_errors.h"
 
 namespace flashsparse {
 namespace {
@@ -72,34 +72,29 @@ Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out,
   return unpack_rows(words, offsets, 0, out, in, dtype);
 }
 
-const char* broken_rule(int32_t verdict) {
-  switch (verdict) {
-    case tiled_csl::kBadOffsets:
-      return "its tile_offsets fall, are no multiples of 4, or do not span weight_packed";
-    case tiled_csl::kPointsOutside:
-      return "a word of weight_packed points outside its tile";
-    default:
-      return "weight_packed gives a second value to a location";
-  }
+// What the CPU says of a weight whose tile `tile` was found to be broken.
+std::string error_of(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in,
+                     int64_t tile) {
+  // Offsets first: where they are wrong, tiles may have been validated with foreign words.
+  const auto at = read_back<int32_t>(offsets);
+  std::string error = tiled_csl::offsets_error(at.data(), offsets.numel() - 1, words.numel());
+  if (!error.empty()) return error;
+  Tensor all = words;
+  const auto own =
+      read_back<uint32_t>(torch::stable::narrow(all, 0, at[tile], at[tile + 1] - at[tile]));
+  return tiled_csl::tile_error(own.data(), at[tile], at[tile + 1], tile, out, in);
 }
 
 Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
   check_readable(words, offsets, out, in);
   const DeviceGuard guard(words.get_device_index());
-  std::vector<int32_t> verdicts(offsets.numel() - 1);
   Tensor found = allocate_like(words, {offsets.numel() - 1}, ScalarType::Int);
   STD_CUDA_CHECK(
       cuda::tiled_csl_validate(words_of(words), words.numel(), offsets.const_data_ptr<int32_t>(),
                                out, in, found.mutable_data_ptr<int32_t>(), current_stream(words)));
-  read_back(found, verdicts.data(), verdicts.size() * sizeof verdicts[0]);
-  // Offsets first: where they are wrong, other tiles may have been validated with foreign words.
-  auto bad = std::find(verdicts.begin(), verdicts.end(), tiled_csl::kBadOffsets);
-  if (bad == verdicts.end()) {
-    bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
-  }
-  if (bad != verdicts.end()) {
-    FS_CHECK(false, "tile ", bad - verdicts.begin(), ": ", broken_rule(*bad));
-  }
+  const auto verdicts = read_back<int32_t>(found);
+  const auto bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
+  if (bad != verdicts.end()) fail(error_of(words, offsets, out, in, bad - verdicts.begin()));
   const int64_t nonzeros = std::accumulate(verdicts.begin(), verdicts.end(), int64_t{0});
   Tensor result = allocate_like(words, {}, ScalarType::Long);
   STD_CUDA_CHECK(cudaMemcpyAsync(result.mutable_data_ptr(), &nonzeros, sizeof nonzeros,

@@ -185,6 +185,13 @@ template <class T>
 __device__ __forceinline__ void store_global(T* place, T value) {
   *place = value;
 }
+// The same in one instruction. Of a vector the compiler sometimes makes a store for each word, and
+// lanes beside each other then write to the same sectors several times.
+__device__ __forceinline__ void store_global_whole(uint4* place, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(place), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
 
 // Starts a copy of 4, 8 or 16 bytes to shared memory; zeros, without reading `global`, where not
 // `valid`. 16 bytes go past the L1. The thread that started it may read it after
@@ -387,6 +394,11 @@ T load_l2(const T* pointer, simt::Place place = simt::Place::here()) {
 template <class T>
 void store_global(T* pointer, T value, simt::Place place = simt::Place::here()) {
   detail::global_at(pointer, "store_global", place) = value;
+}
+
+inline void store_global_whole(uint4* pointer, uint4 value,
+                               simt::Place place = simt::Place::here()) {
+  store_global(pointer, value, place);
 }
 
 template <int bytes>

@@ -21,8 +21,11 @@ def test_a_launch_is_a_line_with_its_shares_and_what_its_warps_wait_for():
         "kernel": "void a::b<c::D<1>, 2>",
     }
     rows = [launch | {"metric": name, "value": value} for name, value in metrics.items()]
-    lines = counters({"rows": rows, "about": ABOUT}).splitlines()
-    assert lines[2] == (
-        "| 64x32, 8:32, L=64 | 8 | `a::b` | 2.0 | 2.00 | 10 | 11 | 12 | 13 | 14 | "
-        "long_scoreboard 7.0, drain 2.0 |"
+    figures = (
+        "| 8 | `a::b` | 2.0 | 2.00 | 10 | 11 | 12 | 13 | 14 | long_scoreboard 7.0, drain 2.0 |"
     )
+    lines = counters({"rows": rows, "about": ABOUT}).splitlines()
+    assert lines[2] == f"| 64x32, 8:32, L=64 {figures}"
+    of_two = [row | {"format": name, "sparsity": 80} for name in "xy" for row in rows]
+    lines = counters({"rows": of_two, "about": ABOUT}, "y").splitlines()
+    assert lines[2:4] == [f"| 64x32, 80% zeros {figures}", ""]

@@ -35,7 +35,7 @@ BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 # Units are 16 x 256; rows of a multiple of 8 columns are moved 16 bytes at a time.
 SHAPES = ((1, 1), (3, 5), (15, 31), (16, 256), (17, 257), (33, 264), (70, 520), (130, 72), (1, 700))
 SPARSITIES = (0.0, 0.02, 0.5, 0.8, 0.97, 1.0)
-RULES = {  # verdict.h, and what the CPU says
+RULES = {  # tiled_bitmap_errors.h
     -1: "unit_offsets",
     -2: "beyond the edges",
     -3: "begin in the same column",
@@ -159,6 +159,8 @@ def assert_judges_as_the_cpu(binary: Path, cases) -> None:
             assert found.min() < 0, error
             first = -1 if -1 in found else int(found[found < 0][0])
             assert RULES[first] in str(error), (first, error)
+            unit = int(np.argmax(found < 0))
+            assert first == -1 or str(error).startswith(f"unit {unit} "), (unit, error)
         else:
             assert found.min() >= 0 and found.sum() == values
 

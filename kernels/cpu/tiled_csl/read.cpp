@@ -64,45 +64,6 @@ Validation read(const Packed& packed, const Consume& consume) {
 
 }  // namespace
 
-std::string check_offsets(const Packed& packed) {
-  const int64_t tiles = tile_rows(packed.rows) * tile_cols(packed.cols);
-  const int32_t* offsets = packed.offsets;
-  if (offsets[0] != 0) return "tile_offsets[0] is " + std::to_string(offsets[0]) + ", not 0";
-  for (int64_t index = 1; index <= tiles; ++index) {
-    const bool falls = offsets[index] < offsets[index - 1];
-    if (!falls && offsets[index] % kWordAlignment == 0) continue;
-    return "tile_offsets[" + std::to_string(index) + "] = " + std::to_string(offsets[index]) +
-           (falls ? " is smaller than the one before" : " is no multiple of 4");
-  }
-  if (offsets[tiles] != packed.num_words) {
-    return "tile_offsets ends at " + std::to_string(offsets[tiles]) + " words, weight_packed has " +
-           std::to_string(packed.num_words);
-  }
-  return {};
-}
-
-Validation validate_tile(const Packed& packed, int64_t index) {
-  const Tile tile = tile_at(index, packed.rows, packed.cols);
-  Validation result;
-  uint32_t seen[kTileElements] = {};  // 1 << 16 | bits of the element at each location
-  for (int64_t i = packed.offsets[index]; i < packed.offsets[index + 1]; ++i) {
-    const uint32_t place = location_of(packed.words[i]), value = bits_of(packed.words[i]);
-    const bool outside = place >= kTileElements ||
-                         row_of(place) >= static_cast<uint32_t>(tile.rows) ||
-                         col_of(place) >= static_cast<uint32_t>(tile.cols);
-    if (outside || (seen[place] && seen[place] != (1u << 16 | value))) {
-      const std::string at =
-          "weight_packed[" + std::to_string(i) + "] of tile " + std::to_string(index);
-      const std::string where = std::to_string(place);
-      return {0, outside ? at + " points outside its tile (location " + where + ")"
-                         : at + " gives a second value to location " + where};
-    }
-    if (!seen[place]) result.nonzeros += !is_zero(static_cast<uint16_t>(value));
-    seen[place] = 1u << 16 | value;
-  }
-  return result;
-}
-
 Validation validate(const Packed& packed) {
   return read(packed, [](const uint16_t*, const Tile&) {});
 }

@@ -10,6 +10,7 @@
 #include "cpu/first_bad.h"
 #include "cpu/tiled_csl/tiled_csl.h"
 #include "formats/tiled_csl.h"
+#include "formats/tiled_csl_errors.h"
 
 namespace flashsparse::tiled_csl {
 
@@ -39,7 +40,10 @@ void for_each_tile(int64_t rows, int64_t cols, const Body& body) {
 }
 
 // The first rule that the offsets break, or nothing. Everything below needs valid offsets.
-std::string check_offsets(const Packed& packed);
+inline std::string check_offsets(const Packed& packed) {
+  const int64_t tiles = tile_rows(packed.rows) * tile_cols(packed.cols);
+  return offsets_error(packed.offsets, tiles, packed.num_words);
+}
 
 // Distinct words of a tile as `pack` leaves it: those that do not repeat the last one. Right for
 // every packer's output; for anything else `TileReader` tells.
@@ -53,7 +57,10 @@ inline int64_t words_without_padding(const uint32_t* words, int64_t count) {
 }
 
 // Validates one tile exactly and slowly; says which rule it breaks first.
-Validation validate_tile(const Packed& packed, int64_t index);
+inline std::string check_tile(const Packed& packed, int64_t index) {
+  const int64_t begin = packed.offsets[index], end = packed.offsets[index + 1];
+  return tile_error(packed.words + begin, begin, end, index, packed.rows, packed.cols);
+}
 
 // Reads one tile after the other into a dense tile in location order.
 class TileReader {
@@ -80,7 +87,7 @@ class TileReader {
   // its own inside the edges; only where the counts differ are the words read one by one.
   bool valid(int64_t index, int64_t nonzeros) const {
     if (in_range_ && nonzeros == words_without_padding(words_, count_)) return true;
-    return validate_tile(packed_, index).error.empty();
+    return check_tile(packed_, index).empty();
   }
 
   const uint16_t* dense() const { return dense_; }
@@ -95,7 +102,7 @@ class TileReader {
 
 // Nothing, or what is wrong with the tile.
 inline std::string error_of(const cpu::FirstBad& bad, const Packed& packed) {
-  return bad.none() ? std::string() : validate_tile(packed, bad.index()).error;
+  return bad.none() ? std::string() : check_tile(packed, bad.index());
 }
 
 }  // namespace flashsparse::tiled_csl

@@ -38,7 +38,7 @@ cudaError_t tiled_bitmap_unpack_beside_x(const uint32_t* packed, int64_t num_lin
                                          int64_t stride, void* codes, cudaStream_t stream);
 
 // Validates packed[num_lines][32] and `offsets` of any content: verdicts[u] >= 0 is the number of
-// values of unit u, a negative one the rule that it breaks (verdict.h).
+// values of unit u, a negative one the rule that it breaks (tiled_bitmap_errors.h).
 cudaError_t tiled_bitmap_validate(const uint32_t* packed, int64_t num_lines, const int32_t* offsets,
                                   int64_t rows, int64_t cols, int item_bytes, int32_t* verdicts,
                                   cudaStream_t stream);

@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
     FS_UNROLL
     for (int r = 0; r < kUnitRows; ++r, row += cols) {
       if (r < rows_here && col < cols_here) {
-        store_global(reinterpret_cast<uint4*>(row + col),
-                     load_shared<uint4>(stage + r * kRowBytes + lane * sizeof(uint4)));
+        store_global_whole(reinterpret_cast<uint4*>(row + col),
+                           load_shared<uint4>(stage + r * kRowBytes + lane * sizeof(uint4)));
       }
     }
   } else {

@@ -3,7 +3,7 @@
 // the heads of the units are read.
 #pragma once
 #include "cuda/tiled_bitmap/unit.cuh"
-#include "cuda/tiled_bitmap/verdict.h"
+#include "formats/tiled_bitmap_errors.h"
 
 namespace flashsparse::tiled_bitmap {
 

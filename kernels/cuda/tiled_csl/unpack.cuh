@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kUnpackThreads)
     for (int i = threadIdx.x; i < kTileElements / kChunk; i += kUnpackThreads) {
       const int row = i / kRowChunks, col = i % kRowChunks * kChunk;
       if (row < rows_here && col < cols_here) {
-        store_global(reinterpret_cast<uint4*>(corner + row * cols + col),
-                     load_shared<uint4>(tile + location(row, col) * sizeof(uint16_t)));
+        store_global_whole(reinterpret_cast<uint4*>(corner + row * cols + col),
+                           load_shared<uint4>(tile + location(row, col) * sizeof(uint16_t)));
       }
     }
   } else {
