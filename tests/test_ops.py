@@ -180,6 +180,7 @@ SAMPLES = {
     "unified_max_paged_decode": [(*attention(torch.float16, paged=True), LENGTHS)],
     "unified_max_paged_decode.out": [(*attention(torch.float16, paged=True), LENGTHS)],
     "cpu_capability": [()],
+    "begin_early": [],  # CUDA only
 }
 DECODE = {"scale": 0.125, "phi": torch.zeros(6)}
 OPTIONS = {
