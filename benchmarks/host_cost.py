@@ -4,10 +4,11 @@
     python benchmarks/host_cost.py
     python benchmarks/host_cost.py --device cuda
 
-One token in eager mode, layers so small that the product hardly counts on a CPU, and is done before
-the next call on a GPU. A time is the calling thread's processor time a call, the median of many
-samples that take turns; a ratio is the median over the turns. No call waits for the GPU. There each
-format multiplies by its own kernel, whatever the dataflow would choose for such a layer.
+One token in eager mode, layers without bias, so small that the product hardly counts on a CPU, and
+is done before the next call on a GPU. A time is the calling thread's processor time a call, the
+median of many samples that take turns; a ratio is the median over the turns. No call waits for the
+GPU. There each format multiplies by its own kernel, whatever the dataflow would choose for such a
+layer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ Call = Callable[[Tensor], Tensor]
 def layers(size: int, device: torch.device) -> dict[str, nn.Module]:
     """nn.Linear, and a packed layer of each format and pattern."""
     torch.manual_seed(0)
-    dense = nn.Linear(size, size, dtype=torch.bfloat16, device=device).requires_grad_(False)
+    dense = nn.Linear(size, size, bias=False, dtype=torch.bfloat16, device=device)
+    dense.requires_grad_(False)
     dense.weight.data *= torch.rand_like(dense.weight) > 0.8
     found: dict[str, nn.Module] = {DENSE: dense}
     for format in map(get_format, format_names()):
@@ -100,8 +102,8 @@ def show(rows: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
     machine = about.get("gpu", about["cpu"])
     table = Table(
         title=f"Host's time of a call in µs, {machine}",
-        caption=f"one token, {about['size']}x{about['size']}, bfloat16, torch {about['torch']}; in "
-        f"brackets against nn.Linear, green up to {GOAL}",
+        caption=f"one token, {about['size']}x{about['size']}, no bias, bfloat16, torch "
+        f"{about['torch']}; in brackets against nn.Linear, green up to {GOAL}",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("layer")

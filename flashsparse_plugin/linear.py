@@ -204,9 +204,12 @@ class SparseLinear(nn.Module):
         # An attribute that nn.Module has to search for takes longer than all other lines here.
         # nn.DataParallel's copies of a module have plain attributes in place of parameters.
         own: dict[str, Any] = self._parameters or self.__dict__
-        tensors, bias = {name: own[name] for name in self._names}, own.get("bias")
+        bias, shape = own.get("bias"), (self.out_features, self.in_features)
+        # A layer without bias has no other parameters than packed tensors.
+        are_all = len(own) == len(self._names)
+        tensors = own if are_all else {name: own[name] for name in self._names}
         with autograd_as_needed(x, bias):
-            return self.held.format.linear(x, self.held, self.shape, tensors, bias, self.plan)
+            return self.held.format.linear(x, self.held, shape, tensors, bias, self.plan)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, "

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -28,6 +28,10 @@ class FormatError(PrintableMessage, ValueError):
 
     The message names the layer where one is known, the shape, the rule and the remedy.
     """
+
+
+# By which number torch's C++ knows a dtype: c10::ScalarType, a part of its stable ABI.
+_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -57,6 +61,10 @@ class Scheme:
     The one value that travels between config, layers, tables and caches; hashable. `Format.scheme`
     makes it from plain values.
 
+    Attributes:
+        dtype_number: `dtype` as linear ops are told it. In a dtype torch looks in each call for a
+            `__torch_function__`, which takes the host half as long as to allocate y.
+
     Raises:
         FormatError: For a dtype that the format does not take, or options of another format.
     """
@@ -64,6 +72,7 @@ class Scheme:
     format: Format
     dtype: torch.dtype
     options: Options = Options()
+    dtype_number: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in self.format.dtypes:
@@ -74,6 +83,7 @@ class Scheme:
             )
         if type(self.options) is not self.format.Options:
             raise FormatError(f"{self.options!r} are not the options of {self.format.name}")
+        object.__setattr__(self, "dtype_number", _NUMBERS[self.dtype])
 
     @property
     def values(self) -> dict[str, Any]:

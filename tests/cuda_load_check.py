@@ -35,6 +35,8 @@ def check_registrations() -> str:
     for op in ("tiled_csl_linear_planned", "flat_gemm_planned", "gemv_planned"):
         assert registered(op, "CUDA") and not registered(op, "CPU"), op
     assert not registered("interleaved_bitmap_linear", "CUDA")
+    before = [ops.begin_early(each) for each in (True, True, False, False)]
+    assert before == [False, True, True, False]
     return "CUDA has its ops and no others"
 
 

@@ -108,6 +108,8 @@ NOT_RUN = {
     "vllm serve ./Llama-3-70B-packed --tensor-parallel-size 8 --pipeline-parallel-size 2 "
     "--distributed-executor-backend ray": SERVER,
     "vllm serve MODEL": SERVER,
+    "vllm serve MODEL --compilation-config "
+    '\'{"inductor_compile_config": {"triton.enable_pdl": true}}\'': SERVER,
     "vllm serve MODEL --sparse-method auto": SERVER,
     "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
     '\'{"flashsparse": {"options": {"n": 2, "m": 4}}}\'': SERVER,

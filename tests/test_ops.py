@@ -10,6 +10,7 @@ from torch.library import opcheck
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
+from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.formats.nm_gather import NMGather
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.nm_spmm import NMSpmm
@@ -180,6 +181,7 @@ SAMPLES = {
     "unified_max_paged_decode": [(*attention(torch.float16, paged=True), LENGTHS)],
     "unified_max_paged_decode.out": [(*attention(torch.float16, paged=True), LENGTHS)],
     "cpu_capability": [()],
+    "begin_early": [],  # CUDA only
 }
 DECODE = {"scale": 0.125, "phi": torch.zeros(6)}
 OPTIONS = {
@@ -205,6 +207,12 @@ def test_every_op_has_a_sample():
 def test_opcheck(name, args):
     packet, _, overload = name.partition(".")
     opcheck(getattr(getattr(ops, packet), overload or "default"), args, OPTIONS.get(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_torch_knows_dtypes_by_our_numbers(dtype):
+    number = get_format("nm_vector").scheme(dtype, VECTORS.model_dump()).dtype_number
+    assert torch.ops.aten._to_copy(torch.zeros(1), dtype=number).dtype == dtype
 
 
 def test_the_planned_linear_is_fake_without_a_gpu():

@@ -28,6 +28,7 @@ from flashsparse_plugin.packed import FormatError, Scheme
 from .codes import directory_of, take
 from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
+from .early_begin import begin_early
 from .folder import folder_of
 from .linear import SparseLinearMethod
 from .loading import refuse_reordered
@@ -125,6 +126,8 @@ class FlashSparseQuantization(QuantizationConfig):
         self.settle(get_current_vllm_config())
         names, reason = self._packed_as(prefix, is_head)
         if names:
+            if not self.config.dequantize:
+                begin_early(get_current_vllm_config())
             # Known here where the files are at hand, and in any case once its tensors arrive.
             vllm_config = get_current_vllm_config()
             packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))

@@ -17,8 +17,7 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
-inline Gpu gpu_of(const Tensor& tensor) {
-  const int device = tensor.get_device_index();
+inline Gpu ask_gpu(int device) {
   int multiprocessors = 0, shared_bytes = 0, major = 0, minor = 0;
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   STD_CUDA_CHECK(
@@ -27,6 +26,18 @@ inline Gpu gpu_of(const Tensor& tensor) {
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   const bool fp8_mma = major == 12 || (major == 8 && minor == 9);
   return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128, fp8_mma};
+}
+
+// The GPU that holds a tensor: asked when it is not that of the thread's last call.
+inline Gpu gpu_of(const Tensor& tensor) {
+  static thread_local int last = -1;
+  static thread_local Gpu gpu;
+  const int device = tensor.get_device_index();
+  if (device != last) {
+    gpu = ask_gpu(device);
+    last = device;
+  }
+  return gpu;
 }
 
 // x [..., columns], contiguous, as kernels read it, 16 bytes at a time: rows are a multiple of

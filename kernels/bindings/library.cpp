@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op library, and the one op that belongs to no kernel. Each format, the dense layers and
+// The op library, and the ops that belong to no kernel. Each format, the dense layers and
 // attention add their own schemas, beside their CPU implementations (<name>_cpu.cpp); _C_cuda.so
 // adds the CUDA implementations (<name>_cuda.cpp). What each op means is said in
 // flashsparse_plugin.
@@ -13,9 +13,13 @@ namespace {
 
 std::string cpu_capability() { return cpu::name_of(cpu::capability()); }
 
-STABLE_TORCH_LIBRARY(flashsparse, m) { m.def("cpu_capability() -> str"); }
+STABLE_TORCH_LIBRARY(flashsparse, m) {
+  m.def("cpu_capability() -> str");
+  // How CUDA products are launched from now on (early_begin.h); returns what held before.
+  m.def("begin_early(bool behind_others) -> bool");
+}
 
-// Takes no tensor, so no device could choose between implementations.
+// They take no tensor, so no device could choose between implementations.
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CompositeExplicitAutograd, m) {
   m.impl("cpu_capability", TORCH_BOX(&cpu_capability));
 }

@@ -28,6 +28,7 @@ struct LinearInputs {
         in_features(row_length(x)),
         out_features(out_features) {
     check_shape(out_features, 1);
+    y_shape.reserve(x.dim());
     for (int64_t i = 0; i + 1 < x.dim(); ++i) {
       y_shape.push_back(x.size(i));
       tokens *= x.size(i);

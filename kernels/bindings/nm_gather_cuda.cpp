@@ -61,7 +61,7 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
   const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
   const cudaStream_t stream = current_stream(x);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  const bool early = follows_product_of(inputs.x) && gpu.hopper;
+  const bool early = begins_early(inputs.x) && gpu.hopper;
   const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(layout, gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/dense.h"
 #include "cuda/flat_gemm.cuh"
 
@@ -13,9 +14,7 @@ cudaError_t flat_gemm(const DenseCall& call, const dense::FlatPlan& plan, float*
   arguments.arrivals = counters;
   const dim3 grid(static_cast<unsigned>(plan.row_blocks(call.rows)), plan.split);
   const auto kernel = call.bfloat16 ? compiled.bfloat16 : compiled.float16;
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(compiled.shared_bytes));
+  const cudaError_t error = allow_shared(kernel, compiled.shared_bytes);
   if (error != cudaSuccess) return error;
   kernel<<<grid, compiled.threads, compiled.shared_bytes, stream>>>(arguments);
   return cudaGetLastError();

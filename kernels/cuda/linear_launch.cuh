@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "cuda/allow_shared.h"
 #include "cuda/linear_kernel.cuh"
 
 namespace flashsparse::linear {
@@ -11,9 +12,7 @@ template <class Weight>
 cudaError_t launch(const Compiled<Weight>& compiled, bool bfloat16, const Weight& weight,
                    const Arguments& arguments, int blocks, cudaStream_t stream) {
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(compiled.shared_bytes));
+  const cudaError_t error = cuda::allow_shared(kernel, compiled.shared_bytes);
   if (error != cudaSuccess) return error;
   kernel<<<blocks, compiled.threads, compiled.shared_bytes, stream>>>(weight, arguments);
   return cudaGetLastError();

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/unified_max_decode.h"
 #include "cuda/unified_max_kernel.cuh"
 
@@ -14,10 +15,8 @@ cudaError_t unified_max_decode(const DecodeArguments& arguments, const Problem& 
   if (!kernel || heads > kMostOfAxis || problem.sequences > kMostOfAxis) {
     return cudaErrorInvalidValue;
   }
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
   const uint32_t shared_bytes = plan.shared_bytes(problem);
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  const cudaError_t error = allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(plan.splits, static_cast<uint32_t>(heads),
                   static_cast<uint32_t>(problem.sequences));

@@ -64,7 +64,7 @@ class InterleavedBitmap(BitmapFormat):
             tensors["masks"],
             tensors["panel_offsets"],
             shape[0],
-            scheme.dtype,
+            scheme.dtype_number,
             bias,
             tensors.get(SCALE),
         )

@@ -112,7 +112,7 @@ class NMGather(CudaPatternForm):
             tensors["gather_index"],
             shape[0],
             *options_of(scheme).numbers,
-            scheme.dtype,
+            scheme.dtype_number,
             bias,
             None if plan is None else plan.sparse_tokens,
             *value_arguments(scheme, tensors),

@@ -100,7 +100,7 @@ class NMPanels(EntryForm):
             tensors["columns"],
             shape[0],
             options.vector_length,
-            scheme.dtype,
+            scheme.dtype_number,
             bias,
             *codes,
         )

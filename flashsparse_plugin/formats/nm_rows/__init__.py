@@ -91,7 +91,7 @@ class NMRows(EntryForm):
             shape[0],
             options.n,
             options.m,
-            scheme.dtype,
+            scheme.dtype_number,
             options.values,
             options.group or 0,
             bias,

@@ -84,7 +84,7 @@ class NMSpmm(CudaPatternForm):
             *(tensors[name] for name in self.tensor_names),
             shape[0],
             *options_of(scheme).numbers,
-            scheme.dtype,
+            scheme.dtype_number,
             bias,
             None if plan is None else plan.sparse_tokens,
         )

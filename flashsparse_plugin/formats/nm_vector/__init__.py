@@ -125,7 +125,9 @@ class NMVector(PatternStorage):
     ) -> Tensor:
         stored = tensors["weight_packed"], tensors["weight_index"]
         pattern, codes = options_of(scheme).numbers, value_arguments(scheme, tensors)
-        return ops.nm_vector_linear(x, *stored, shape[0], *pattern, scheme.dtype, bias, *codes)
+        return ops.nm_vector_linear(
+            x, *stored, shape[0], *pattern, scheme.dtype_number, bias, *codes
+        )
 
     def check(self, packed: PackedWeight) -> None:
         self._validate(packed)

@@ -98,7 +98,7 @@ class Sparse24(CudaPatternForm):
             x,
             tensors["units"],
             shape[0],
-            scheme.dtype,
+            scheme.dtype_number,
             bias,
             most,
             few,
@@ -129,7 +129,7 @@ class Sparse24(CudaPatternForm):
             values = options_of(scheme).activations
             few = None if plan is None else plan.few_tokens
             return ops.sparse_24_linear_rounded(
-                x, units, scales, shape[0], scheme.dtype, values, bias, few
+                x, units, scales, shape[0], scheme.dtype_number, values, bias, few
             )
         return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 

@@ -66,7 +66,7 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         told = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
         scales = (tensors[SCALE],) if SCALE in tensors else ()  # each argument takes time
         return ops.tiled_bitmap_linear(
-            x, lines, offsets, shape[0], scheme.dtype, bias, *told, *scales
+            x, lines, offsets, shape[0], scheme.dtype_number, bias, *told, *scales
         )
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
@@ -85,7 +85,7 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
             lines, offsets = (tensors[name] for name in self.streams)
             told = None if plan is None else plan.sparse_tokens
             return ops.tiled_bitmap_linear_rounded(
-                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype, "int8", bias, told
+                x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype_number, "int8", bias, told
             )
         return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
 

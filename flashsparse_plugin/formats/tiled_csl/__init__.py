@@ -52,7 +52,7 @@ class TiledCSL(UnstructuredStorage):
     ) -> Tensor:
         words, offsets = (tensors[name] for name in self.streams)
         most = None if plan is None else plan.sparse_tokens
-        return ops.tiled_csl_linear(x, words, offsets, shape[0], scheme.dtype, bias, most)
+        return ops.tiled_csl_linear(x, words, offsets, shape[0], scheme.dtype_number, bias, most)
 
     def sparse_seconds(self, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
         return cost.sparse_seconds(shape, nbytes, tokens, gpu)

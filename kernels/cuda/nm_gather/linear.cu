@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/launch_early.h"
 #include "cuda/nm_gather/linear.cuh"
 #include "cuda/nm_gather/nm_gather.h"
@@ -27,9 +28,7 @@ cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProd
   const nm_gather::Compiled compiled = nm_gather::compiled(plan.shape, layout.value_type);
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const int shared = static_cast<int>(plan.shared_bytes(layout, product.cols));
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  const cudaError_t error = allow_shared(kernel, shared);
   if (error != cudaSuccess) return error;
   const dim3 blocks(static_cast<uint32_t>(plan.row_blocks(layout, product.rows)), plan.splits);
   return launch_early(kernel, blocks, plan.threads(), shared, early, stream, weight, arguments);

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "cuda/allow_shared.h"
 #include "cuda/nm_gather/nm_gather.h"
 #include "cuda/nm_gather/tiles.cuh"
 
@@ -57,9 +58,7 @@ cudaError_t nm_gather_tiles(const nm_gather::Layout& layout, const NmGatherTiles
       nm_gather::compiled_tiles(plan.shape, layout.value_type);
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const int shared = static_cast<int>(plan.shared_bytes(layout));
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  cudaError_t error = allow_shared(kernel, shared);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/nm_spmm/linear.cuh"
 #include "cuda/nm_spmm/nm_spmm.h"
 #include "cuda/nm_spmm/transpose.cuh"
@@ -32,8 +33,7 @@ cudaError_t nm_spmm_linear(const nm_spmm::Layout& layout, const NmSpmmProduct& p
 
   const nm_spmm::Kernel kernel = nm_spmm::kCompiled[plan.kernel];
   const int shared = static_cast<int>(plan.shared_bytes(layout));
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  error = allow_shared(kernel, shared);
   if (error != cudaSuccess) return error;
   // All that the multiprocessor has, so that it holds several blocks: they use no L1.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,

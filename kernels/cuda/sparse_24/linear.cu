@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/launch_early.h"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/linear_compiled.h"
@@ -14,9 +15,7 @@ cudaError_t launch(const sparse_24::CompiledFor<Arguments>& compiled, const Argu
                    cudaStream_t stream) {
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  const cudaError_t error = cuda::allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   const mma_units::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
   return cuda::launch_early(kernel, plan.blocks, plan.threads(), shared_bytes, early, stream,

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/launch_early.h"
 #include "cuda/tiled_bitmap/linear.h"
 #include "cuda/tiled_bitmap/linear_compiled.h"
@@ -28,9 +29,7 @@ cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
                                           : compiled_for<Operands::kRounded>(plan);
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  const cudaError_t error = allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   const tiled_bitmap::Cut cut{
       {plan.row_warps, plan.column_warps, tiled_bitmap::kOrders, plan.x_stages},

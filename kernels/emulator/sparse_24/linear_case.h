@@ -60,7 +60,8 @@ struct LinearCase {
     return true;
   }
 
-  // By x as the kernel reads it: given, or as codes with scales of tokens.
+  // By x as the kernel reads it, made by the kernel before: given, or as codes with scales of
+  // tokens.
   template <class Arguments>
   void run(const CompiledFor<Arguments>& compiled, const uint16_t* x_bits, int64_t x_stride,
            const float* x_scales) const {
@@ -89,6 +90,12 @@ struct LinearCase {
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
     const mma_units::Cut cut{plan.row_warps, plan.column_warps, plan.weight_stages, plan.x_stages};
+    const simt::UsedByLastKernel used[] = {
+        {x_bits, static_cast<size_t>(tokens * x_stride)},
+        {x_scales, static_cast<size_t>(x_scales ? tokens : 0)},
+        {y.get(), static_cast<size_t>(tokens * rows)},
+        {partials.get(), static_cast<size_t>(plan.partial_floats(rows))},
+        {arrivals.get(), static_cast<size_t>(plan.arrivals(rows))}};
     simt::launch(plan.blocks, plan.threads(), plan.shared_bytes(), seed,
                  [&] { kernel(arguments, cut); });
     for (int64_t i = 0; i < plan.arrivals(rows); ++i) {

@@ -17,10 +17,15 @@ void run(const LinearCase& c) {
   const auto scales = unwritten<float>(c.tokens);
   const auto quantise = c.bfloat16 ? mma_units::quantise_x_kernel<BFloat16, Codes>
                                    : mma_units::quantise_x_kernel<Float16, Codes>;
-  simt::launch(simt::dim3(c.tokens), mma_units::kQuantiseThreads, c.seed, [&] {
-    quantise(c.x.get(), static_cast<int>(c.stride()), reinterpret_cast<uint4*>(codes.get()),
-             scales.get(), nullptr);
-  });
+  {
+    const simt::UsedByLastKernel used[] = {{c.x.get(), static_cast<size_t>(c.tokens * c.stride())},
+                                           {codes.get(), static_cast<size_t>(c.tokens * stride)},
+                                           {scales.get(), static_cast<size_t>(c.tokens)}};
+    simt::launch(simt::dim3(c.tokens), mma_units::kQuantiseThreads, c.seed, [&] {
+      quantise(c.x.get(), static_cast<int>(c.stride()), reinterpret_cast<uint4*>(codes.get()),
+               scales.get(), nullptr);
+    });
+  }
   c.run(compiled_codes_linear<Codes>()[c.plan.shape], codes.get(), stride, scales.get());
 }
 

@@ -81,6 +81,12 @@ struct WgmmaCase {
     arguments.depth = plan.depth;
     arguments.stages = plan.stages;
     const TensorMap map = emulated_map(matrix);
+    const simt::UsedByLastKernel used[] = {
+        {matrix.data, static_cast<size_t>(tokens * matrix.stride)},
+        {x_scales, static_cast<size_t>(x_scales ? tokens : 0)},
+        {y.get(), static_cast<size_t>(tokens * rows)},
+        {partials.get(), static_cast<size_t>(plan.partial_floats(rows, tokens))},
+        {arrivals.get(), static_cast<size_t>(plan.arrivals(rows, tokens))}};
     simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(), seed,
                           [&] { kernel(arguments, map); });
     for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {

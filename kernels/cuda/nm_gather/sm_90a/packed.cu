@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "cuda/allow_shared.h"
 #include "cuda/nm_gather/nm_gather.h"
 #include "cuda/nm_gather/packed.cuh"
 
@@ -17,8 +18,7 @@ cudaError_t nm_gather_packed(const nm_gather::Layout& layout, const NmGatherTile
   arguments.y = product.y;
   const nm_gather::PackedCompiled& compiled = nm_gather::kPackedCompiled[plan.shape];
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(compiled.shared_bytes));
+  const cudaError_t error = allow_shared(kernel, compiled.shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};  // begins before transpose_x ends
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/allow_shared.h"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/sparse_24.h"
 #include "cuda/sparse_24/wgmma_compiled.h"
@@ -28,8 +29,7 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
   TensorMap map;
   cudaError_t error = make_tensor_map(x, &map);
   if (error != cudaSuccess) return error;
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  error = allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/mma.cuh"
+#include "cuda/allow_shared.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tiled_bitmap/wgmma.h"
 #include "cuda/tiled_bitmap/wgmma_compiled.h"
@@ -16,8 +17,7 @@ cudaError_t tiled_bitmap_wgmma(const tiled_bitmap::WgmmaArguments& arguments, co
   TensorMap map;
   cudaError_t error = make_tensor_map(x, &map);
   if (error != cudaSuccess) return error;
-  // More than 48 KB of shared memory must be asked for, once per kernel and device; again is cheap.
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  error = allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
