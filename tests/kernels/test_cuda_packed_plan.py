@@ -9,8 +9,16 @@ from typing import NamedTuple
 
 import _results
 import pytest
+import torch
 from plan_drivers import plan_driver
 
+from flashsparse_plugin.dataflow import Weight, model
+from flashsparse_plugin.formats import find_form
+from flashsparse_plugin.formats.nm_gather import cost
+from flashsparse_plugin.gpu import find_gpu
+from flashsparse_plugin.plan import SPARSE
+
+H200 = find_gpu("H200", (9, 0))
 CLOCK = 1755  # MHz, of the estimates
 TRANSPOSED = 0.31 / 132  # clocks of a multiprocessor to bring an element of x to its tile
 SHAPES = ((128, 128), (128, 256), (64, 256), (64, 512))  # rows and tokens of the tiles, by index
@@ -104,4 +112,18 @@ def test_tiles_are_as_large_as_there_are_products_for(plan):
 )
 def test_it_is_chosen_where_it_was_faster(plan, rows, tokens, vector_length, pays):
     (told,) = plan([Product(rows, 4096, tokens, 8, M, vector_length)])
-    assert bool(told.pays) == pays
+    assert bool(told.pays) == pays == cost.packs(rows, vector_length, 16, tokens, H200)
+
+
+def test_the_cost_model_knows_it(sweep):
+    """Of layers, by whose estimates `auto` chooses formats and plans choose implementations."""
+    form, errors = find_form("nm_gather"), []
+    for product, launches in sweep.items():
+        rows, cols, tokens, n, m, length = product
+        if cost.packs(rows, length, 16, tokens, H200):
+            scheme = form.scheme(torch.bfloat16, {"n": n, "m": m, "vector_length": length})
+            weight = Weight((rows, cols), scheme, n / m, form.nbytes(scheme, (rows, cols)))
+            seconds = model.seconds(SPARSE, weight, tokens, H200)
+            errors.append(seconds * 1e6 / min(launches.values()) - 1)
+    assert len(errors) == 212
+    assert statistics.pstdev(errors) < 0.06 and abs(statistics.fmean(errors)) < 0.02
