@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times every tile of nm_gather's packed kernel, over layers of real models.
 
-    python benchmarks/nm_gather/packed_sweep.py --seconds 60 --out nm_packed_sweep.csv
+    python benchmarks/nm_gather/packed_sweep.py --seconds 75 --out nm_packed_sweep.csv
 
 packed_plan.cpp is fitted to them. For each layer, pattern and number of tokens both tiles of its
 vectors, in some bands, x transposed within the timing, out of a cold L2, in a CUDA graph, beside
@@ -35,7 +35,7 @@ from flashsparse_plugin.formats.nm_pattern import PatternOptions, options_of
 
 LAYERS = ((28672, 7168), (4096, 4096), (4096, 14336), (28672, 4096), (57344, 8192))
 KEPT, LENGTHS = (8, 16, 4, 12), (128, 64)  # of 32
-TOKENS = (256, 300, 512, 1024, 2048, 4096)
+TOKENS = (96, 128, 192, 256, 300, 512, 1024, 2048, 4096)
 REPLAYS, TOLERANCE, CHECKED = 3, 1e-2, 128  # of the norm, by the last of the tokens
 DENSE_ZEROS = 0.8  # as in benchmarks/gpu: where arithmetic binds, zeros make dense products quicker
 
@@ -46,7 +46,7 @@ def microseconds(call: Callable[[], object], copies: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=75.0)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     device, end = torch.device("cuda"), time.monotonic() + arguments.seconds

@@ -102,9 +102,11 @@ def test_tiles_are_as_large_as_there_are_products_for(plan):
 @pytest.mark.parametrize(
     ("rows", "tokens", "vector_length", "pays"),
     [
-        (28672, 128, 128, False),
-        (28672, 129, 128, True),
-        (4096, 256, 128, False),  # 64 tiles, which leave half of the multiprocessors idle
+        (28672, 64, 128, False),
+        (28672, 65, 128, True),
+        (8320, 128, 128, False),  # 65 tiles, which leave half of the multiprocessors idle
+        (8321, 128, 128, True),
+        (4096, 256, 128, False),
         (4097, 256, 128, True),
         (28672, 256, 64, False),
         (1, 257, 64, True),

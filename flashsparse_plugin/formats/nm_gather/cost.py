@@ -58,9 +58,9 @@ def packs(out_features: int, vector_length: int, bits: int, tokens: int, gpu: Gp
     """Whether the packed kernel multiplies: packed_pays of kernels/cuda/nm_gather/packed_plan.h."""
     if bits < 16 or vector_length not in PACKED_TILES or gpu.capability != (9, 0):
         return False
-    tiles = 2 * -(-out_features // vector_length)  # of 129 to 256 tokens
-    wide = vector_length == 128 and tokens > 128 and 2 * tiles >= gpu.multiprocessors
-    return tokens > 256 or wide
+    tiles = -(-out_features // 128) * -(-tokens // 128)
+    large = tokens > 64 and 2 * tiles >= gpu.multiprocessors
+    return tokens > 256 or (vector_length == 128 and large)
 
 
 def _transposing(tokens: int, in_features: int, gpu: Gpu) -> float:

@@ -45,9 +45,9 @@ const char* PackedPlan::complaint(const Layout& layout, int64_t rows, int64_t co
 }
 
 bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& gpu) {
-  constexpr int64_t kMany = 256, kFew = 128;
+  constexpr int64_t kMany = 256, kFew = 64;
   if (tokens > kMany) return true;
-  const PackedPlan narrow{0, kBand};  // tiles of 128x128: two along so many tokens
+  const PackedPlan narrow{0, kBand};  // the smallest tiles, of 128x128
   return tokens > kFew && tile_rows(layout) == narrow.info().rows &&
          2 * narrow.tiles(rows, tokens) >= gpu.multiprocessors;
 }

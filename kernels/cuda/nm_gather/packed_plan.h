@@ -53,7 +53,7 @@ struct PackedPlan {
 const char* packed_complaint(const Layout& layout, int64_t cols, const Gpu& gpu);
 
 // Whether the kernel is faster than the one that gathers from shared memory (tiles_plan.h), as an
-// H200 measured: for more than 256 tokens, and from 129 on where 128 rows share an index and tiles
+// H200 measured: for more than 256 tokens, and from 65 on where 128 rows share an index and tiles
 // for half of the multiprocessors are made. Of a layout and GPU without complaint.
 bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& gpu);
 
