@@ -26,7 +26,7 @@ using torch::stable::accelerator::DeviceGuard;
 constexpr int64_t kMaxSparseTokens = 128;
 // Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
 constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.4;  // share of the columns that are kept
+constexpr double kDense = 0.35;  // share of the columns that are kept
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
 // share an index.
