@@ -20,8 +20,8 @@ __device__ __forceinline__ T keep(T value) {
   return value;
 }
 
-// No load is moved to the front of this point: what the lanes do before it may have to be on its way
-// first. All lanes of a warp come here.
+// No load is moved to the front of this point: what the lanes do before it may have to be on its
+// way first. All lanes of a warp come here.
 __device__ __forceinline__ void keep_order() {
 #ifdef __CUDACC__
   __syncwarp();
