@@ -23,6 +23,8 @@ def nm(result: Result) -> str:
     text = ""
     for size, (least, most) in NM_SIZES.items():
         own = [row for row in rows if least <= math.prod(map(int, row["shape"].split("x"))) < most]
+        if not own:
+            continue
         cells = []
         for pattern in dict.fromkeys(row["pattern"] for row in own):
             lines = {f"**{pattern}**" if pattern[0].isdigit() else pattern: "us"}

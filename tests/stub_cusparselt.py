@@ -3,7 +3,8 @@
 
 Its compressed weight has the library's size and a layout of its own: values by rows, then two bits
 for the place of each. The search finds a different algorithm for each number of tokens, and a
-product asks that it is given the one of its bucket.
+product asks that it is given the one of its bucket. Nothing can be searched for while a CUDA graph
+is captured.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ class CuSparselt:
     Attributes:
         searched: (rows, columns, tokens) of every search, in order.
         products: (tokens, alg_id) of every product.
+        capturing: Whether a CUDA graph is captured.
     """
 
     def __init__(self) -> None:
         self.searched: list[tuple[int, int, int]] = []
         self.products: list[tuple[int, int]] = []
+        self.capturing = False
 
     def compress(self, weight: Tensor) -> Tensor:
         rows, columns = weight.shape
@@ -41,6 +44,8 @@ class CuSparselt:
 
     def mm_search(self, compressed: Tensor, dense: Tensor, *rest: object) -> tuple[int, ...]:
         assert rest == (None, None, None, True) and dense.stride() == (1, len(dense))
+        if self.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
         self.searched.append((len(compressed), *dense.shape))
         return dense.shape[1].bit_length(), 2, 3, 99
 

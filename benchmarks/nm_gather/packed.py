@@ -17,7 +17,7 @@ from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "packed_plan.h"
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
-BANDS = (1, 4, 8)
+BANDS = (1, 2, 4, 8)
 
 
 class PackedShape(NamedTuple):

@@ -26,9 +26,7 @@ using torch::stable::accelerator::DeviceGuard;
 constexpr int64_t kMaxSparseTokens = 128;
 // Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
 constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.4;  // share of the columns that are kept
-// For more than these, x is packed where the packed kernel takes the weight.
-constexpr int64_t kTilesTokens = 256;
+constexpr double kDense = 0.35;  // share of the columns that are kept
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
 // share an index.
@@ -129,7 +127,8 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
                                                         nm_gather::max_tokens(layout, gpu));
     if (few || !nm_gather::tiles_fit(layout, gpu)) {
       sparse_product(inputs, own, layout, gpu, std::nullopt, y);
-    } else if (inputs.tokens > kTilesTokens && !nm_gather::packed_complaint(layout, cols, gpu)) {
+    } else if (!nm_gather::packed_complaint(layout, cols, gpu) &&
+               nm_gather::packed_pays(layout, rows, inputs.tokens, gpu)) {
       packed_product(inputs, own, layout, gpu, std::nullopt, y);
     } else {
       tiles_product(inputs, own, layout, gpu, std::nullopt, y);

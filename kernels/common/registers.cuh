@@ -20,6 +20,14 @@ __device__ __forceinline__ T keep(T value) {
   return value;
 }
 
+// No load is moved to the front of this point: what the lanes do before it may have to be on its
+// way first. All lanes of a warp come here.
+__device__ __forceinline__ void keep_order() {
+#ifdef __CUDACC__
+  __syncwarp();
+#endif
+}
+
 // Hands registers over between the warpgroups of a block, so that each of their threads has `count`
 // from here on, a multiple of 8. All warps of a warpgroup come here; who takes waits until others
 // have released enough. sm_90a only.

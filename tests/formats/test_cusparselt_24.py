@@ -146,6 +146,22 @@ def test_tune_keeps_what_the_search_found_and_loading_takes_it(cusparselt, tmp_p
     assert not cusparselt.searched
 
 
+def test_tune_searches_before_it_captures(cusparselt, monkeypatch):
+    """The call that warms up is too small for the library, which the graph then asks for."""
+    monkeypatch.setattr(library, "pays", lambda *sizes: cusparselt.capturing)
+
+    def timer(call, copies):  # as dataflow.tuner.Captured
+        call()
+        cusparselt.capturing = True
+        call()
+        cusparselt.capturing = False
+        return 1.0
+
+    weight = packed_weight((64, 128), FORM.examples()[0], 1.0)
+    measure(weight, torch.bfloat16, torch.device("cpu"), timer, 0, (8, 300))
+    assert cusparselt.products == [(8, 9), (304, 10)]
+
+
 def test_a_layer_takes_what_the_table_of_its_gpu_keeps(cusparselt, monkeypatch):
     packed = held(finite_weight())
     monkeypatch.setattr(type(packed), "device", GPU)

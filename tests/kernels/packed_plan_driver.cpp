@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells how the packed kernel of nm_gather is planned; test_cuda_packed_plan.py asks. For each line
 // of rows, cols, tokens, n, m, vector_length, on a GPU of 132 multiprocessors:
-//   rows and tokens of a tile, band, estimated clocks
+//   rows and tokens of a tile, band, estimated clocks, whether the kernel is the faster one
 #include <cstdio>
 
 #include "cuda/nm_gather/packed_plan.h"
@@ -18,7 +18,8 @@ int main() {
       std::fprintf(stderr, "%s\n", wrong);
       return 1;
     }
-    std::printf("%d %d %d %.0f\n", plan.info().rows, plan.info().tile_tokens(), plan.band,
-                packed_clocks(layout, rows, cols, tokens, plan, gpu));
+    std::printf("%d %d %d %.0f %d\n", plan.info().rows, plan.info().tile_tokens(), plan.band,
+                packed_clocks(layout, rows, cols, tokens, plan, gpu),
+                packed_pays(layout, rows, tokens, gpu));
   }
 }

@@ -150,7 +150,7 @@ def search(compressed: Tensor, shape: tuple[int, int], kept: Mapping[str, Any]) 
     """
     _take(require_found(kept), compressed, shape[1])
     with _refusals(compressed.dtype, shape):
-        found = {str(each): list(_algorithm(compressed, shape[1], each)) for each in BUCKETS}
+        found = {str(each): list(find(compressed, shape[1], each)) for each in BUCKETS}
     return {"library": _version(), "algorithms": found}
 
 
@@ -210,7 +210,7 @@ def product(x: Tensor, compressed: Tensor, bias: Tensor | None) -> Tensor:
         RuntimeError: While a CUDA graph is captured, for a shape that the search has not seen.
     """
     tokens, columns = x.shape
-    algorithm = _algorithm(compressed, columns, tokens)
+    algorithm = find(compressed, columns, tokens)
     padded = F.pad(x, (0, 0, 0, -tokens % TOKENS)) if tokens % TOKENS else x
     return _multiply(padded, compressed, bias, algorithm)[:tokens]
 
@@ -225,7 +225,12 @@ def _key(compressed: Tensor, columns: int, tokens: int) -> _Key:
     return compressed.device, compressed.dtype, len(compressed), columns, bucket
 
 
-def _algorithm(compressed: Tensor, columns: int, tokens: int) -> _Algorithm:
+def find(compressed: Tensor, columns: int, tokens: int) -> _Algorithm:
+    """The algorithm for so many tokens of a weight, by search where none is known.
+
+    Raises:
+        RuntimeError: While a CUDA graph is captured, where none is known.
+    """
     key = _key(compressed, columns, tokens)
     if key not in _algorithms:
         bucket = key[-1]

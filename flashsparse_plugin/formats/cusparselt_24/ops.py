@@ -101,6 +101,8 @@ def _linear(
     check_bias(bias, out_features)
     tokens, most = x.shape[:-1].numel(), OWN_TOKENS if sparse_tokens is None else sparse_tokens
     own = tokens <= most or x.dtype != weight_dtype
+    if not own:  # for a product of ours, too: a CUDA graph that is captured later cannot search
+        library.find(compressed, x.shape[-1], tokens)
     if own or not library.pays(tokens, out_features, x.shape[-1], x.device):
         limit = NO_LIMIT if own else None
         return ops.sparse_24_linear(x, units, out_features, weight_dtype, bias, limit, few_tokens)

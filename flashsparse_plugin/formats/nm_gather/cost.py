@@ -20,6 +20,11 @@ X_BYTES, X_ROWS = 13.0, 128 * 132
 # what nothing overlaps. Codes widened in a clock are by calculation: 2 instructions each.
 TILE_ROWS, TILE_TOKENS, MMA, SHARED, CONFLICTS = 256, 128, 1000, 128, 1.7
 REACH, ENDS_MANY, WIDENED = 0.8, 7.2e-6, 40
+# Of the packed kernel, which Hopper has, fitted to nm_packed_sweep.csv of an H200, to 6%: the share
+# of the L2's bandwidth that all multiprocessors get at once; by the rows of a tile, which share an
+# index, the tokens that it may have.
+PACKED_L2 = 0.78
+PACKED_TILES = {64: (256, 512), 128: (128, 256)}
 
 
 def sparse_seconds(
@@ -35,6 +40,8 @@ def sparse_seconds(
         tokens: At least 1.
         gpu: The device.
     """
+    if packs(shape[0], vector_length, bits, tokens, gpu):
+        return _packed_seconds(shape, vector_length, nbytes, tokens, gpu)
     if tokens > FEW_TOKENS and vector_length >= MANY_ROWS:
         return _many_seconds(shape, vector_length, bits, nbytes, tokens, gpu)
     total = 0.0
@@ -47,13 +54,38 @@ def sparse_seconds(
     return total
 
 
+def packs(out_features: int, vector_length: int, bits: int, tokens: int, gpu: Gpu) -> bool:
+    """Whether the packed kernel multiplies: packed_pays of kernels/cuda/nm_gather/packed_plan.h."""
+    if bits < 16 or vector_length not in PACKED_TILES or gpu.capability != (9, 0):
+        return False
+    tiles = -(-out_features // 128) * -(-tokens // 128)
+    large = tokens > 64 and 2 * tiles >= gpu.multiprocessors
+    return tokens > 256 or (vector_length == 128 and large)
+
+
+def _transposing(tokens: int, in_features: int, gpu: Gpu) -> float:
+    return LAUNCH / 2 + 2 * ITEMSIZE * tokens * in_features / gpu.l2
+
+
+def _packed_seconds(shape: tuple[int, int], rows: int, nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """Transposing x, and what comes from the L2: for each tile its rows, and x at their columns."""
+    kept = nbytes / ITEMSIZE / shape[0]
+    per_multiprocessor = PACKED_L2 * gpu.l2 / gpu.multiprocessors
+
+    def seconds(tile_tokens: int) -> float:
+        tiles = -(-shape[0] // rows) * -(-tokens // tile_tokens)
+        rounds = -(-tiles // gpu.multiprocessors)
+        return rounds * ITEMSIZE * kept * (rows + tile_tokens) / per_multiprocessor
+
+    own = min(map(seconds, PACKED_TILES[rows]))
+    return LAUNCH + BEGIN + _transposing(tokens, shape[1], gpu) + own
+
+
 def _many_seconds(
     shape: tuple[int, int], vector_length: int, bits: int, nbytes: int, tokens: int, gpu: Gpu
 ) -> float:
     """Transposing x, and the longest of arithmetic, shared memory and the weight's streams."""
     out_features, in_features = shape
-    x_bytes = ITEMSIZE * tokens * in_features
-    transposing = LAUNCH / 2 + 2 * x_bytes / gpu.l2
     padded = -(-tokens // 64) * 64
     values, tiles = nbytes * 8 / bits, padded / min(padded, TILE_TOKENS)  # along the tokens
     products = values * padded
@@ -67,4 +99,5 @@ def _many_seconds(
         weights / gpu.l2,
         nbytes / gpu.memory,
     )
+    transposing = _transposing(tokens, in_features, gpu)
     return LAUNCH + BEGIN + ENDS_MANY + transposing + longest / REACH

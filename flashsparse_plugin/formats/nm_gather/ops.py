@@ -84,7 +84,7 @@ def _(
     fp8_e4m3 and int8 by the scales, and unpacked weights of int4.
 
     On CUDA up to sparse_tokens tokens are multiplied by the sparse kernels: 16 by one that reads x
-    as it is (32 where values take more than 0.4 of the dense weight's bytes), more by one that
+    as it is (32 where values take more than 0.35 of the dense weight's bytes), more by one that
     reads a transposed copy of x, or by the first in several launches where vectors have 8 rows. For
     more tokens the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always
     unpacked. A weight whose dtype x has not is always unpacked. On a CPU it always is.

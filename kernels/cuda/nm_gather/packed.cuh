@@ -5,7 +5,7 @@
 //
 //   memory    x_tiles --a warpgroup packs-->  a ring in shared memory: B, kept columns x tokens
 //                                                  |  full, empty
-//             values  --3 pairs on their way-->  two warpgroups, 64 rows each: A in registers
+//             values  --4 pairs at a time-->     two warpgroups, 64 rows each: A in registers
 //                                                  |
 //             y       <--through shared memory--  accumulators, 64 x 256 tokens a warpgroup
 //
@@ -40,7 +40,7 @@ class WeightRows {
     for (int step = 0; step < 2; ++step) {
       // Where both warpgroups have the same rows, the second to come finds them in the L1.
       const uint4* const from = next_ + step * 64;
-      const uint4 v = Shape::kRows == 64 ? load_readonly(from) : load_streaming(from);
+      const uint4 v = Shape::kRows == 64 ? *from : load_streaming(from);
       a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
     }
     next_ += 128;
@@ -80,14 +80,20 @@ class Multiply {
   }
 
  private:
-  static constexpr int kSlots = Shape::kAhead + 1;
-
   // The first weights of a tile set off.
   __device__ __forceinline__ WeightRows<Shape> begin(const PackedTile& tile) {
     WeightRows<Shape> rows(weight_, a_.units, tile, group_);
-    FS_UNROLL
-    for (int i = 0; i < Shape::kAhead; ++i) rows.load(values_[i]);
+    load(rows, 0);
     return rows;
+  }
+
+  // All of a batch at once, while two products are under way: wgmma_begin waits for everything that
+  // is on its way to registers, whatever it is for. With loads before each pair a pair took as long
+  // as they did, however many pairs ahead they were.
+  __device__ __forceinline__ void load(WeightRows<Shape>& rows, int half) {
+    keep_order();  // ptxas would move loads in front of the wgmma_begin of these products
+    FS_UNROLL
+    for (int i = 0; i < Shape::kBatch; ++i) rows.load(values_[half][i]);
   }
 
   __device__ __forceinline__ void multiply(WeightRows<Shape>& rows) {
@@ -95,14 +101,15 @@ class Multiply {
     for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
     wgmma_hold(sums_);
     FS_NO_UNROLL
-    for (int pair = 0; pair < weight_.pairs; pair += kSlots) {
+    for (int first = 0; first < weight_.pairs; first += 2 * Shape::kBatch) {
       FS_UNROLL
-      for (int slot = 0; slot < kSlots; ++slot) {
-        if (pair + slot < weight_.pairs) {
-          multiply_pair(values_[slot]);
+      for (int i = 0; i < 2 * Shape::kBatch; ++i) {
+        const int half = i / Shape::kBatch, slot = i % Shape::kBatch;
+        if (first + i < weight_.pairs) {
+          multiply_pair(values_[half][slot]);
+          if (slot == Shape::kBatch - 1) load(rows, 1 - half);
           wgmma_wait_but<1>();
-          if (pair + slot > 0) empty();
-          rows.load(values_[(slot + Shape::kAhead) % kSlots]);
+          if (first + i > 0) empty();
         }
       }
     }
@@ -132,7 +139,7 @@ class Multiply {
   const int group_;
   const StoreY<Type, Shape> store_;
   RingPlace<Shape> full_, emptied_;
-  uint32_t values_[kSlots][2][4];
+  uint32_t values_[2][Shape::kBatch][2][4];  // of one half products, while the other is loaded
   float sums_[Shape::kTokens / 2];
 };
 

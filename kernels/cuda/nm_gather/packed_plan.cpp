@@ -2,7 +2,6 @@
 #include "cuda/nm_gather/packed_plan.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/nm_gather/transpose_x.h"
 
@@ -11,22 +10,13 @@ namespace flashsparse::nm_gather {
 namespace {
 
 constexpr int kColumnsMost = 1 << 24;  // offsets in a tile of x have 32 bits
+// The fastest on average of the bands that were measured (nm_packed_sweep.csv, below): by others
+// for each product 0.7% would be saved.
+constexpr int kBand = 2;
 
 // Rows of a tile.
 constexpr int tile_rows(const Layout& layout) {
   return std::min(layout.unit_rows * layout.group_units, 128);
-}
-
-double density(const Layout& layout) {
-  return static_cast<double>(layout.panel_steps) * kStep / layout.panel_columns;
-}
-
-// Tiles that are made at the same time read the least from memory where the weights of their rows
-// and the x of their tokens are about as many bytes.
-int best_band(const Layout& layout, int64_t tokens, const PackedPlan& plan, const Gpu& gpu) {
-  const double weights = gpu.multiprocessors * plan.info().rows * density(layout);
-  const double band = std::sqrt(weights / plan.info().tile_tokens());
-  return static_cast<int>(std::clamp<int64_t>(std::llround(band), 1, plan.token_tiles(tokens)));
 }
 
 }  // namespace
@@ -54,16 +44,28 @@ const char* PackedPlan::complaint(const Layout& layout, int64_t rows, int64_t co
   return nullptr;
 }
 
-// A pair takes nearly as long in a small tile as in a large one, whatever its bytes. Fitted, in
-// clocks of 1755 MHz, to the 160 products of benchmarks/results/nvidia-h200/nm_prompts.csv, which
-// hold no other band, and tiles of 128x128 and 64x256 for 512 tokens alone
-// (tests/kernels/test_cuda_packed_plan.py).
+bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& gpu) {
+  constexpr int64_t kMany = 256, kFew = 64;
+  if (tokens > kMany) return true;
+  const PackedPlan narrow{0, kBand};  // the smallest tiles, of 128x128
+  return tokens > kFew && tile_rows(layout) == narrow.info().rows &&
+         2 * narrow.tiles(rows, tokens) >= gpu.multiprocessors;
+}
+
+// Fitted to the launches of benchmarks/results/nvidia-h200/nm_packed_sweep.csv that have such
+// bands, to 6% (tests/kernels/test_cuda_packed_plan.py). The L2 binds: a pair takes as long as its
+// x and its weights come from there, where all multiprocessors ask for theirs at once.
 double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                      const PackedPlan& plan, const Gpu& gpu) {
-  constexpr double kPairClocks = 934, kPairToken = 0.47, kTile = 5300;
+  constexpr double kL2 = 36;  // bytes a clock and multiprocessor
+  // Clocks that nothing hides, of a pair, a tile (its y, and the first of the next) and a launch.
+  constexpr double kPairClocks = 100, kTileClocks = 2600, kLaunchClocks = 3100;
+  const PackedShapeInfo& info = plan.info();
+  const double bytes = 2.0 * kPair * (info.rows + info.tile_tokens());
+  const double tile =
+      static_cast<double>(layout.pairs(cols)) * (bytes / kL2 + kPairClocks) + kTileClocks;
   const int64_t rounds = ceil_div(plan.tiles(rows, tokens), gpu.multiprocessors);
-  const double pair = kPairClocks + kPairToken * plan.info().tile_tokens();
-  return static_cast<double>(rounds) * (static_cast<double>(layout.pairs(cols)) * pair + kTile);
+  return static_cast<double>(rounds) * tile + kLaunchClocks;
 }
 
 PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
@@ -71,11 +73,10 @@ PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t
   PackedPlan best{};
   double least = -1;
   for (int shape = 0; shape < kPackedShapeCount; ++shape) {
-    PackedPlan plan{shape, 1};
+    const PackedPlan plan{shape, kBand};
     if (plan.info().rows != tile_rows(layout)) continue;
     const double cost = packed_clocks(layout, rows, cols, tokens, plan, gpu);
     if (least >= 0 && cost >= least) continue;
-    plan.band = best_band(layout, tokens, plan, gpu);
     best = plan;
     least = cost;
   }

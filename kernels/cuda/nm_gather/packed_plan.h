@@ -52,6 +52,11 @@ struct PackedPlan {
 // Why the kernel cannot have such weights on such a GPU, and what to do; null where it can.
 const char* packed_complaint(const Layout& layout, int64_t cols, const Gpu& gpu);
 
+// Whether the kernel is faster than the one that gathers from shared memory (tiles_plan.h), as an
+// H200 measured: for more than 256 tokens, and from 65 on where 128 rows share an index and tiles
+// for half of the multiprocessors are made. Of a layout and GPU without complaint.
+bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& gpu);
+
 // What a plan should take on an H200, in clocks of 1755 MHz, apart from making x_tiles.
 double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                      const PackedPlan& plan, const Gpu& gpu);

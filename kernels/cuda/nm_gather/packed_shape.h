@@ -25,7 +25,7 @@ struct PackedShape {
   static_assert(kStages >= kPackingWarps, "the warps that pack begin in stages of their own");
   // Registers of a thread that packs, and of one that multiplies: all are 65,536 or fewer.
   static constexpr int kPackRegisters = 56, kMultiplyRegisters = 224;
-  static constexpr int kAhead = 3;  // pairs of weights that are on their way to registers
+  static constexpr int kBatch = 4;  // pairs of weights that come to registers at once
 
   // A stage holds the rows of x of a pair's kept columns, one slab after the other.
   static constexpr int kSlabs = kTileTokens / kSlabColumns;
