@@ -80,6 +80,7 @@ struct WgmmaCase {
     arguments.down = plan.down;
     arguments.depth = plan.depth;
     arguments.stages = plan.stages;
+    arguments.weight_stages = plan.weight_stages();
     const TensorMap map = emulated_map(matrix);
     simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(), seed,
                           [&] { kernel(arguments, map); });
