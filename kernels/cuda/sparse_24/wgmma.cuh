@@ -2,11 +2,11 @@
 // y = x W^T + bias from sparse_24 by wgmma.sp, for more tokens than mma.sp is good for, on Hopper:
 // one launch that reads the weight once for every 64 to 256 tokens, as it lies.
 //
-//   memory   units --four panels ahead--> registers of the warps: A, values and positions
+//   memory   units --some panels ahead--> registers of the warps: A, values and positions
 //                                             |
 //            x --tiles, to all of a cluster--> a ring of panels in shared memory: B
 //                                             |
-//            y <--from registers, by sectors-- accumulators, 64 rows x 64 to 256 tokens a warpgroup
+//            y <--from registers, by sectors-- accumulators, 64 rows x 32 to 256 tokens a warpgroup
 //
 // Why so: wgmma.sp does 4096 multiplications a clock, dense ones counted, and of 64 x tokens x 32
 // it reads 64 tokens bytes of B, which shared memory needs as many clocks for as the tensor cores
@@ -15,7 +15,8 @@
 // them and 256 tokens a panel takes 512 clocks of tensor cores, and of shared memory 512 for B, 256
 // for the copies of x and 72 of the path that loads of the weight share: 840. From the L2 come 9 KB
 // of the weight and 32 KB of x, 50 bytes a clock, where it gives 28 to 34: clusters of 2 need 30,
-// of 4 20.
+// of 4 20. Up to 64 tokens shared memory has time, and codes of 8 bits may come through it, by a
+// ring (wgmma_weight_ring.cuh).
 #pragma once
 #include <type_traits>
 
