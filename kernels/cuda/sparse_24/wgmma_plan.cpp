@@ -246,6 +246,8 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
 // It takes longer to compare all plans than to launch one: each is found once.
 WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
                      int x_bytes) {
+  // Those were measured, and registers by fewer tokens are slower, not faster.
+  if (is_few(unit, tokens)) tokens = tokens <= 32 ? 32 : 64;
   static std::mutex mutex;
   static std::map<std::array<int64_t, 8>, WgmmaPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
