@@ -21,8 +21,10 @@ TILE_32, TILE_32_BYTES = 10.2e-6, 1.16
 
 # Of the wgmma kernel, fitted to nm.csv and steps.csv (before it began early) of an H200: the share
 # of the bandwidth, and of the clock under load, of codes less; bytes a clock from the L2; seconds
-# beside. Tiles that it is compiled for: tokens, and warpgroups of 64 rows each.
+# beside, and of native values for up to 64 tokens, since it begins early. Tiles that it is compiled
+# for: tokens, and warpgroups of 64 rows each.
 WGMMA_MEMORY, WGMMA_CLOCK, CODES_CLOCK, L2_CLOCK, WGMMA_FIXED = 0.9, 0.91, 0.78, 28, 4.6e-6
+EARLY_TOKENS, EARLY_FIXED = 64, 2.5e-6
 GROUP_ROWS = 64
 TILES = (
     (64, 2), (64, 3), (64, 4), (96, 2), (96, 3), (128, 2), (128, 3), (160, 2), (192, 2), (224, 2),
@@ -71,7 +73,9 @@ def wgmma_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) ->
         found.append(turns * clocks * shape[1] / 64)
     clock = (CODES_CLOCK if _codes(shape, nbytes) else WGMMA_CLOCK) * gpu.clock
     product = min(found) / clock
-    return LAUNCH + BEGIN + WGMMA_FIXED + max(nbytes / (WGMMA_MEMORY * gpu.memory), product)
+    early = tokens <= EARLY_TOKENS and not _codes(shape, nbytes)
+    fixed = LAUNCH + BEGIN + (EARLY_FIXED if early else WGMMA_FIXED)
+    return fixed + max(nbytes / (WGMMA_MEMORY * gpu.memory), product)
 
 
 def _ring_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
@@ -99,6 +103,8 @@ def mma_seconds(
     weight_turns = nbytes / TURN_BYTES / gpu.multiprocessors
     for begin in range(0, tokens, launch_tokens):
         taken = min(launch_tokens, tokens - begin)
+        if not codes and 16 < taken < 32:
+            taken = 32  # as many as the tile has
         if x_bytes == 2 and taken > 16 and _eight_bits(shape, nbytes):
             total += LAUNCH + BEGIN + TILE_32 + TILE_32_BYTES * nbytes / (MEMORY * gpu.memory)
             continue
