@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times many launches of sparse_24's kernel for few tokens, over layers of real models.
+"""Times many launches of sparse_24's kernels, over layers of real models.
 
     python benchmarks/sparse_24/sweep.py --seconds 60 --out sweep.csv
+    python benchmarks/sparse_24/sweep.py --kernel many --out sweep.csv       32 and 64 tokens
+    python benchmarks/sparse_24/sweep.py --kernel planned --out planned.csv  both, as the host plans
 
 For each layer, type of values and number of tokens the launches that should be best, out of a cold
-L2, in a CUDA graph; linear_plan.cpp is fitted to them. Each is held against the op's own result, to
-rounding. Rows are written as they come. Ends with status 1 if anything was wrong.
+L2, in a CUDA graph; linear_plan.cpp and wgmma_plan.cpp are fitted to them. Each is held against the
+product in float32, to rounding. Rows are written as they come. Ends with status 1 if anything was
+wrong.
 """
 
 from __future__ import annotations

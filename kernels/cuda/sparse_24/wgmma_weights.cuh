@@ -45,8 +45,9 @@ class WgmmaWeights {
     seek();
   }
 
-  // Starts what can be on its way before there is x; and the first unit, `turn` 0.
+  // Starts what can be on its way before there is x.
   __device__ __forceinline__ void begin() { load(units_); }
+  // The unit of the first step, of turn 0, and that of the step of this turn.
   __device__ __forceinline__ const Unit& first() { return units_[0]; }
   __device__ __forceinline__ const Unit& unit(int turn) const { return units_[turn]; }
   // The first of those loaded at once loads as many again.
