@@ -141,13 +141,16 @@ def integer_linear(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
     return (sums * x_scales * scales.T).to(x.dtype)
 
 
-def by_wgmma(kind: Kind, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
-    """Launches for many tokens, and what is wrong of each."""
+def by_wgmma(kind: Kind, dtype: torch.dtype, most: int) -> Iterator[tuple[str, str]]:
+    """Launches for many tokens in tiles of `most` at most, and what is wrong of each."""
     for own, (down, depth) in product(many.compiled_shapes(), CLUSTERS):
         rows = GROUP_ROWS * own.groups * down
-        stages, cols = many.most_stages(own, depth), 256 * depth
-        if stages < 2 or not own.is_for(layout_of(kind.options)):
+        if own.tokens > most or not own.is_for(layout_of(kind.options)):
             continue
+        counts, cols = many.stage_counts(own, depth, layout_of(kind.options)), 256 * depth
+        if max(counts, default=0) < 2:
+            continue
+        stages = max(counts)
         if not own.has_cluster(down, depth):
             continue
         tiles = (2, 4) if depth > 1 else (3, 3)  # shared, or as many as there are
@@ -188,6 +191,7 @@ def main() -> int:
     parser.add_argument("values", nargs="?", help="one type of values; all of them if left out")
     parser.add_argument("--rounded", action="store_true", help="codes on both sides alone")
     parser.add_argument("--few", action="store_true", help="the kernel for few tokens alone")
+    parser.add_argument("--most", type=int, default=256, help="tokens of a wgmma tile at most")
     parser.add_argument("--times", type=Path, help="a file for what codes take, if all is right")
     arguments = parser.parse_args()
     kinds = [
@@ -199,7 +203,7 @@ def main() -> int:
     for kind, dtype in product(kinds, (torch.float16, torch.bfloat16)):
         found = by_mma(kind, dtype) if has_mma(kind) else iter(())
         if not arguments.few and torch.cuda.get_device_capability() == (9, 0):
-            found = chain(found, by_wgmma(kind, dtype))
+            found = chain(found, by_wgmma(kind, dtype, arguments.most))
         for launch, told in found:
             state = "WRONG" if told else "right"
             print(f"{state}  {tuple(kind)}  {dtype}  {launch}  {told}", flush=True)

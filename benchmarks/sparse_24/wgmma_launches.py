@@ -18,9 +18,10 @@ from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layo
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "wgmma_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+), ([\d |]+)\)", re.M)
+SHAPE = re.compile(r"^  X\((\d+), (\d+), ([\d |]+), (\w+)\)", re.M)
 GROUP_ROWS, PANEL_COLS, UNIT_COLS = 64, 64, 256
 SHARED_BYTES, BARRIER_BYTES, MOST_STAGES, MOST_ARRIVALS = 227 << 10, 1024, 16, 4096
+RING_BYTES = 225 << 10  # of a block whose weights come through a ring
 # Bytes a microsecond of one multiprocessor of an H200, from memory and from the L2; its clock.
 MEMORY, L2, CLOCK = 33e3, 55e3, 1.75e3
 
@@ -32,6 +33,7 @@ class WgmmaShape(NamedTuple):
     tokens: int
     groups: int
     bits: tuple[int, ...]  # of values that it is compiled for; 4: with scales of groups, too
+    has_ring: bool  # through which weights come, in shared memory
 
     def is_for(self, layout: UnitLayout) -> bool:
         if layout.group is not None:
@@ -70,8 +72,9 @@ class WgmmaLaunch(NamedTuple):
     def __str__(self) -> str:
         own = compiled_shapes()[self.shape]
         return (
-            f"wgmma, {own.groups * GROUP_ROWS} rows x {own.tokens} tokens, {self.clusters} "
-            f"clusters of {self.down}x{self.depth}, {self.stages} stages {list(self)}"
+            f"wgmma, {own.groups * GROUP_ROWS} rows x {own.tokens} tokens"
+            f"{' by a ring' if own.has_ring else ''}, {self.clusters} clusters of "
+            f"{self.down}x{self.depth}, {self.stages} stages {list(self)}"
         )
 
 
@@ -79,8 +82,10 @@ def compiled_shapes() -> list[WgmmaShape]:
     """Reads the list of the header that the kernel is compiled from."""
     found = SHAPE.findall(HEADER.read_text())
     return [
-        WgmmaShape(index, int(tokens), int(groups), tuple(map(int, bits.split("|"))))
-        for index, (tokens, groups, bits) in enumerate(found)
+        WgmmaShape(
+            index, int(tokens), int(groups), tuple(map(int, bits.split("|"))), ring == "true"
+        )
+        for index, (tokens, groups, bits, ring) in enumerate(found)
     ]
 
 
@@ -88,6 +93,16 @@ def most_stages(own: WgmmaShape, depth: int = 1) -> int:
     """As many panels of x as fit into shared memory, beside sums of blocks behind each other."""
     sums = own.tokens * own.groups * GROUP_ROWS * 4 if depth > 1 else 0
     return min((SHARED_BYTES - BARRIER_BYTES - sums) // (own.tokens * PANEL_COLS * 2), MOST_STAGES)
+
+
+def stage_counts(own: WgmmaShape, depth: int, layout: UnitLayout) -> list[int]:
+    """Stages of x that are worth measuring: all there is room for, or a few beside a ring."""
+    if not own.has_ring:
+        return [most_stages(own, depth)]
+    two = 2 * own.groups * 4 * layout.words * 4  # stages of the ring
+    sums = own.tokens * own.groups * GROUP_ROWS * 4 if depth > 1 else 0
+    room = RING_BYTES - BARRIER_BYTES - sums - two
+    return [n for n in (4, 8) if n * own.tokens * PANEL_COLS * 2 <= room]
 
 
 def _candidates(
@@ -99,8 +114,8 @@ def _candidates(
         if own.tokens >= 4 * max(tokens, 32) or not own.is_for(layout):
             continue
         for down, depth in product((1, 2, 4, 8), repeat=2):
-            cluster, stages = down * depth, most_stages(own, depth)
-            if cluster > min(8, multiprocessors) or depth > columns or stages < 2:
+            cluster = down * depth
+            if cluster > min(8, multiprocessors) or depth > columns:
                 continue
             if not own.has_cluster(down, depth):
                 continue
@@ -124,7 +139,9 @@ def _candidates(
                 y = own.groups * GROUP_ROWS * min(own.tokens, tokens) * 2
                 busy += (2.5 + 6 * y / L2) * shares + y / L2 * max(tiles / clusters, 1) * rounds
                 busy += (0.8 + 4 * y / L2) * (depth > 1) * rounds
-                yield busy, own, WgmmaLaunch(own.index, down, depth, stages, clusters)
+                for stages in stage_counts(own, depth, layout):
+                    if stages >= 2:
+                        yield busy, own, WgmmaLaunch(own.index, down, depth, stages, clusters)
 
 
 def plans(

@@ -10,6 +10,7 @@
 #pragma once
 
 #define FS_WGMMA_WIDTHS(X, ...) \
+  X(32, __VA_ARGS__)            \
   X(64, __VA_ARGS__)            \
   X(80, __VA_ARGS__)            \
   X(96, __VA_ARGS__)            \
@@ -75,6 +76,7 @@ inline constexpr bool kIsWgmmaWidth = false FS_WGMMA_WIDTHS(FS_WGMMA_IS, tokens)
 #define FS_WGMMA_SHARED_96 "{" FS_WGMMA_LIST_96 "}, %48, %49"
 #define FS_WGMMA_SHARED_128 "{" FS_WGMMA_LIST_128 "}, %64, %65"
 
+#define FS_WGMMA_OPERANDS_32 "{" FS_WGMMA_LIST_32 "}, {%16, %17, %18, %19}, %20"
 #define FS_WGMMA_OPERANDS_64 "{" FS_WGMMA_LIST_64 "}, {%32, %33, %34, %35}, %36"
 #define FS_WGMMA_OPERANDS_80 "{" FS_WGMMA_LIST_80 "}, {%40, %41, %42, %43}, %44"
 #define FS_WGMMA_OPERANDS_96 "{" FS_WGMMA_LIST_96 "}, {%48, %49, %50, %51}, %52"
@@ -85,6 +87,7 @@ inline constexpr bool kIsWgmmaWidth = false FS_WGMMA_WIDTHS(FS_WGMMA_IS, tokens)
 #define FS_WGMMA_OPERANDS_224 "{" FS_WGMMA_LIST_224 "}, {%112, %113, %114, %115}, %116"
 #define FS_WGMMA_OPERANDS_256 "{" FS_WGMMA_LIST_256 "}, {%128, %129, %130, %131}, %132"
 
+#define FS_WGMMA_METADATA_32 "%21"
 #define FS_WGMMA_METADATA_64 "%37"
 #define FS_WGMMA_METADATA_80 "%45"
 #define FS_WGMMA_METADATA_96 "%53"

@@ -118,6 +118,24 @@ def test_each_kernel_is_where_it_runs():
         assert math.isinf(model.seconds(MANY, weight, 512, blackwell))
 
 
+@pytest.mark.parametrize(
+    ("values", "shape", "few"),
+    [
+        ("native", (4096, 4096), 16),
+        ("native", (28672, 7168), 32),
+        ("fp8_e4m3", (4096, 4096), 16),
+        ("int8", (57344, 8192), 16),
+    ],
+)
+def test_2_4_changes_kernels_where_the_op_does(values, shape, few):
+    """few_tokens in kernels/cuda/sparse_24/wgmma_plan.h."""
+    scheme = find_form("sparse_24").scheme(torch.bfloat16, {"n": 2, "m": 4, "values": values})
+    weight = packed_weight(shape, scheme, 0.5)
+    for tokens in (1, 16, 17, 24, 32, 48, 64):
+        found = [model.seconds(name, weight, tokens, H200) for name in (FEW, MANY)]
+        assert (found[0] < found[1]) == (tokens <= few), tokens
+
+
 def test_what_it_expects_beyond_its_doubt_was_measured_to_be_faster():
     """Kernels for dense layers, beside the library."""
     believed = []

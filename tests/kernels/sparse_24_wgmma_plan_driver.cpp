@@ -20,8 +20,8 @@ int main() {
       std::printf("%s\n", rule);
       continue;
     }
-    std::printf("%d rows x %d tokens, %d clusters of %dx%d\n",
-                plan.info().groups * mma_units::kGroupRows, plan.info().tokens, plan.clusters,
-                plan.down, plan.depth);
+    std::printf("%d rows x %d tokens%s, %d clusters of %dx%d\n",
+                plan.info().groups * mma_units::kGroupRows, plan.info().tokens,
+                plan.info().has_ring ? " by a ring" : "", plan.clusters, plan.down, plan.depth);
   }
 }

@@ -38,9 +38,18 @@ from flashsparse_plugin.formats.nm_pattern import PatternOptions
 
 DRIVER, CODES_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_codes_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"
-LISTED = re.findall(r"^  X\((\d+), (\d+), ([\d |]+)\)", HEADER.read_text(), re.M)
-SHAPES = [(int(tokens), int(groups)) for tokens, groups, _ in LISTED]  # of a tile; warpgroups
-NATIVE = [shape for shape, (_, _, bits) in enumerate(LISTED) if "16" in bits]
+LISTED = re.findall(r"^  X\((\d+), (\d+), ([\d |]+), (\w+)\)", HEADER.read_text(), re.M)
+# Tokens of a tile, warpgroups, and whether weights come through a ring.
+SHAPES = [(int(tokens), int(groups), ring == "true") for tokens, groups, _, ring in LISTED]
+NATIVE = [shape for shape, (_, _, bits, _) in enumerate(LISTED) if "16" in bits]
+
+
+def shape_of(tokens: int, groups: int, ring: bool = False) -> int:
+    """The number of a compiled shape."""
+    return SHAPES.index((tokens, groups, ring))
+
+
+RING, WIDE_RING = shape_of(32, 4, True), shape_of(32, 5, True)
 
 
 class Plan(NamedTuple):
@@ -55,7 +64,7 @@ class Plan(NamedTuple):
 
 def planned(number: int, shape: int, down: int, clusters: int, stages: int = 3) -> Case:
     """A launch of a compiled shape, over ends of rows, columns and tokens that fit nothing."""
-    tokens, groups = SHAPES[shape]
+    tokens, groups, _ = SHAPES[shape]
     rows = 64 * groups * down + (17 if clusters > 1 else -21)
     plan = Plan(shape, down, 1, stages, clusters)
     return random_case(rows, 300, tokens // 2 + 3 * number, number, plan=plan)
@@ -85,8 +94,8 @@ def test_blocks_behind_each_other_add_up_their_sums(driver):
         random_case(70, 513, 39, 1, plan=Plan(0, 1, 2, 2, 1)),
         random_case(130, 1100, 70, 2, plan=Plan(0, 1, 4, 2, 4)),
         random_case(200, 600, 9, 4, plan=Plan(0, 2, 2, 3, 1)),
-        random_case(60, 300, 97, 5, plan=Plan(SHAPES.index((128, 2)), 1, 2, 2, 1)),
-        random_case(60, 520, 97, 6, plan=Plan(SHAPES.index((160, 2)), 1, 2, 2, 1)),
+        random_case(60, 300, 97, 5, plan=Plan(shape_of(128, 2), 1, 2, 2, 1)),
+        random_case(60, 520, 97, 6, plan=Plan(shape_of(160, 2), 1, 2, 2, 1)),
     ]
     require_all(driver(DRIVER, "plain"), cases)
 
@@ -100,11 +109,23 @@ def of_codes(values: str, group: int | None, number: int, plan: Plan) -> Case:
 
 def code_plans(values: str, group: int | None) -> list[Plan]:
     """Launches of shapes that load one unit at once and several; ranges that begin anywhere."""
-    few = values == "int4" or group is not None
-    several = SHAPES.index((64, 3) if few else (64, 2))
-    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1 if few else 2)]
-    wide = ((96, 3), (144, 3)) if few else ((96, 4),)
-    return plans + [Plan(SHAPES.index(shape), 1, 1, 2, 1) for shape in wide]
+    several = shape_of(64, 3)
+    wide = ((96, 3), (144, 3)) if values == "int4" or group is not None else ((96, 4),)
+    plans = [Plan(several, 1, 1, 2, 3), Plan(several, 1, 2, 2, 1)]
+    return plans + [Plan(shape_of(*shape), 1, 1, 2, 1) for shape in wide]
+
+
+def ring_cases(values: str) -> list[Case]:
+    """Products of codes by way of a ring: of 3, 5 and 2 stages, those of the first used again.
+
+    Also where clusters share tiles, and where blocks stand below and behind each other.
+    """
+    options = PatternOptions(n=2, m=4, values=values)
+    return [
+        random_case(300, 1400, 9, 1, plan=Plan(WIDE_RING, 1, 1, 16, 1), options=options),
+        random_case(300, 900, 33, 2, plan=Plan(RING, 1, 1, 3, 3), options=options),
+        random_case(500, 1400, 20, 3, plan=Plan(WIDE_RING, 2, 2, 16, 1), options=options),
+    ]
 
 
 @pytest.mark.parametrize(("values", "group"), CODES)
@@ -114,6 +135,13 @@ def test_codes_are_multiplied(driver, values, group):
     require_all(driver(DRIVER, "plain"), cases)
     found = require_all(driver(DRIVER, "plain"), cases[0].with_seeds())
     assert all(torch.equal(y, found[0]) for y in found)
+
+
+@pytest.mark.parametrize("values", ["fp8_e4m3", "int8"])
+def test_codes_come_through_a_ring(driver, values):
+    for case in ring_cases(values):
+        found = require_all(driver(DRIVER, "plain"), case.with_seeds())
+        assert all(torch.equal(y, found[0]) for y in found)
 
 
 @pytest.mark.parametrize(("values", "group"), CODES)
@@ -134,10 +162,10 @@ ROUNDED = ("fp8_e4m3", "int8")
 
 def rounded_cases(values: str) -> list[Case]:
     """Products by codes of x; of one token nothing is left, another's largest is tiny."""
-    plans = [*code_plans(values, None), Plan(0, 2, 1, 2, 1)]
+    plans = [*code_plans(values, None), Plan(shape_of(64, 3), 2, 1, 2, 1)]
     cases = [of_codes(values, None, number, plan) for plan in plans for number in (1, 2)]
     cases[0].x[3], cases[0].x[4] = 0, cases[0].x[4] * 1e-20
-    return cases
+    return cases + ring_cases(values)
 
 
 @pytest.mark.parametrize("values", ROUNDED)
@@ -155,7 +183,7 @@ def test_sums_of_int8_are_exact(driver):
     """
     cases = rounded_cases("int8")
     options = PatternOptions(n=2, m=4, values="int8")
-    wide = random_case(40, 4100, 5, plan=Plan(0, 1, 1, 2, 2), options=options)
+    wide = random_case(40, 4100, 5, plan=Plan(RING, 1, 1, 2, 2), options=options)
     weight = torch.where(wide.weight == 0, 0, wide.weight.abs() + 99)
     cases.append(replace(wide, x=wide.x.abs() + 99, weight=weight))
     cases = [replace(case, bias=None) for case in cases]
@@ -217,6 +245,7 @@ def test_sanitizers_find_nothing(driver, sanitizer):
     cases = [planned(3, 0, 2, 2, 2), planned(2, 2, 1, 1), random_case(17, 257, 70, 4, plan=Plan())]
     cases.append(random_case(100, 700, 11, 3, plan=Plan(0, 1, 2, 2, 1)))
     cases += [of_codes(values, group, 2, code_plans(values, group)[0]) for values, group in CODES]
+    cases += ring_cases("fp8_e4m3")
     made = switched_driver if sanitizer == "thread" else lambda name: (driver(name, sanitizer), [])
     require_all(made(DRIVER)[0], [replace(case, seed=7) for case in cases])
     for kind in ROUNDED:
@@ -227,7 +256,10 @@ def test_sanitizers_find_nothing(driver, sanitizer):
 PARTS = {
     DRIVER: [
         f"cuda/{part}.cuh"
-        for part in ("sparse_24/wgmma", "mma_units/wgmma_x", "mma_units/wgmma_sums")
+        for part in (
+            *("sparse_24/wgmma", "sparse_24/wgmma_weight_ring"),
+            *("mma_units/wgmma_x", "mma_units/wgmma_sums"),
+        )
     ],
     CODES_X: ["cuda/mma_units/quantise_x.cuh"],
 }
@@ -263,12 +295,13 @@ def test_no_barrier_can_be_spared():
     case = random_case(140, 600, 9, 1, plan=Plan(0, 2, 1, 2, 3))
     cases = [case, replace(case, plan=Plan(0, 1, 1, 2, 3), seed=7)]
     cases.append(replace(case, plan=Plan(0, 1, 2, 2, 2)))
+    cases += ring_cases("fp8_e4m3")
     assert unspared(DRIVER, cases, judge) == []
 
 
 @pytest.mark.slow
 def test_no_barrier_of_the_quantising_kernel_can_be_spared():
-    cases = [of_codes("fp8_e4m3", None, 1, Plan(0, 1, 1, 2, 1))]
+    cases = [of_codes("fp8_e4m3", None, 1, Plan(RING, 1, 1, 2, 1))]
     assert unspared(CODES_X, cases, lambda case, y: None) == []
 
 
@@ -291,9 +324,9 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         (Plan(99), "no such shape"),
         (Plan(0, 3), "1, 2, 4 or 8 blocks"),
         (Plan(0, 4, 4), "1, 2, 4 or 8 blocks"),
-        (Plan(SHAPES.index((160, 2)), 8), "the tokens of a tile in eights"),
-        (Plan(SHAPES.index((224, 2)), 1, 8), "the tokens of a tile in eights"),
-        (Plan(SHAPES.index((96, 4)), 1, 1, 2, 1), "values of this type have no such shape"),
+        (Plan(shape_of(160, 2), 8), "the tokens of a tile in eights"),
+        (Plan(shape_of(224, 2), 1, 8), "the tokens of a tile in eights"),
+        (Plan(shape_of(96, 4), 1, 1, 2, 1), "values of this type have no such shape"),
         (Plan(0, 1, 1, 17), "2 to 16 stages"),
         (Plan(len(SHAPES) - 1, 1, 1, 16), "too little shared memory"),
         (Plan(0, 1, 1, 2, 3), "at least one step"),
@@ -304,7 +337,7 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         assert ran.returncode == 1 and told in ran.stderr.decode()
     ran = run(driver(DRIVER, "plain"), [of_codes("int4", 128, 1, Plan(0, 1, 1, 2, 1))])
     assert ran.returncode == 1 and "no such shape" in ran.stderr.decode()
-    wide = of_codes("int8", None, 1, Plan(0, 1, 1, 2, 1))
+    wide = of_codes("int8", None, 1, Plan(RING, 1, 1, 2, 1))
     header = wide.encode()[: 15 * 8]
     header = header[:8] + (2**18 + 1).to_bytes(8, "little") + header[16:]
     ran = subprocess.run([str(driver(CODES_X, "plain"))], input=header, capture_output=True)
@@ -315,7 +348,7 @@ def test_what_the_benchmark_measures_can_be_launched(driver, monkeypatch):
     """And its table of shapes is the header's."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     own = importlib.import_module("sparse_24.wgmma_launches")
-    assert [(each.tokens, each.groups) for each in own.compiled_shapes()] == SHAPES
+    assert [(each.tokens, each.groups, each.has_ring) for each in own.compiled_shapes()] == SHAPES
     case = random_case(100, 600, 33, 2)
     found = own.plans(case.weight.shape, 33, 4, most=3)
     assert len(found) == 3

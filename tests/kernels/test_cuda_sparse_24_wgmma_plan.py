@@ -13,7 +13,7 @@ from emulated_sparse_24 import VALUES
 from plan_drivers import Ask, plan_driver
 
 # Not its numbers in brackets: shapes were counted otherwise when that was measured.
-LAUNCH = re.compile(r"\d+ rows x \d+ tokens, \d+ clusters of \dx\d")
+LAUNCH = re.compile(r"\d+ rows x \d+ tokens(?: by a ring)?, \d+ clusters of \dx\d")
 KINDS = {  # type of values, columns of a group, bytes of an element of x
     "2:4": ("native", 0, 2),
     "2:4, fp8_e4m3": ("fp8_e4m3", 0, 2),
@@ -46,3 +46,23 @@ def test_planned_launches_are_nearly_the_fastest(plans, kind):
     ]
     assert len(slower) > len(measured) / 5
     assert statistics.geometric_mean(slower) <= 1.02 and max(slower) <= 1.1
+
+
+def test_planned_launches_of_few_tokens_are_nearly_the_fastest(plans):
+    """With weights in a ring or in registers. After a change: benchmarks/sparse_24/sweep.py."""
+    measured: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+    for row in _results.read(_results.FOLDER / "nvidia-h200" / "sparse_24_ring.csv")["rows"]:
+        if row["kernel"] == "few":
+            continue
+        by = " by a ring" if row["kernel"] == "ring" else ""
+        launch = f"{row['rows']} rows x {row['tile_tokens']} tokens{by}, {row['clusters']} clusters"
+        x_bytes = 1 if row["values"] == "fp8 x fp8" else 2
+        rows, cols = row["layer"].split("x")
+        product = (rows, cols, row["tokens"], VALUES.index("fp8_e4m3"), 0, x_bytes)
+        measured[product][f"{launch} of {row['down']}x{row['depth']}"] = row["us"]
+    slower = [
+        times[plan] / min(times.values())
+        for times, plan in zip(measured.values(), plans(measured), strict=True)
+    ]
+    assert len(slower) == 40
+    assert statistics.geometric_mean(slower) <= 1.01 and max(slower) <= 1.06

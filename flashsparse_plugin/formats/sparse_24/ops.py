@@ -94,9 +94,10 @@ def _(
     lie; for more the weight is unpacked, and torch's own linear multiplies. None: 192, or any
     number on compute capability 9.0; 0: always unpacked; a negative number raises. Of them, up to
     few_tokens go to the kernel for few tokens (mma.sp) and more to the one for many (wgmma.sp,
-    compute capability 9.0; elsewhere one kernel takes them all). None: 32, or 16 of a small layer.
-    The choice is made in each call, from sizes alone: a graph of torch.compile holds any number of
-    tokens. Always unpacked is a weight whose dtype x has not.
+    compute capability 9.0; elsewhere one kernel takes them all). None: 32, or 16 of a small layer
+    and of codes of 8 bits with scales of rows. The choice is made in each call, from sizes alone: a
+    graph of torch.compile holds any number of tokens. Always unpacked is a weight whose dtype x has
+    not.
 
     weight_scale, values and group are those of sparse_24_unpack. The sparse kernels multiply codes,
     and sums by scales, in float32: code x scale is not rounded, but for scales of groups and more
@@ -159,7 +160,7 @@ def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None, few
     product of x as it is (straight through).
 
     On CUDA fp8_e4m3 needs compute capability 8.9, 9.0 or 12.0, int8 any from 8.0 on. On 9.0 the
-    kernel for many tokens (wgmma.sp) takes all of int8 but up to few_tokens (None: 16 of layers of
+    kernel for many tokens (wgmma.sp) takes all of int8 but up to few_tokens (None: 8 of layers of
     more than 32 M weights, else 0), elsewhere the one for few tokens (mma.sp) any number, by
     launches of 64. Sums of int8 are exact, in int32,
     so that all give the same bits; those of fp8_e4m3 keep some 14 bits of mantissa from one 64

@@ -47,11 +47,21 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   // Bits of magnitudes, which are ordered as they are, NaN above infinity.
   uint32_t largest = __float_as_uint(0x1p-100f);  // whose inverse is finite
   float values[8];
-  FS_UNROLL_BY(4)
-  for (int i = threadIdx.x; i < vectors; i += kQuantiseThreads) {
-    to_floats<Type>(values, load_readonly(from + i));
+  constexpr int kAtOnce = 8;  // loads on their way
+  FS_NO_UNROLL
+  for (int begin = threadIdx.x; begin < vectors; begin += kAtOnce * kQuantiseThreads) {
+    uint4 loaded[kAtOnce];
     FS_UNROLL
-    for (int k = 0; k < 8; ++k) largest = max(largest, __float_as_uint(fabsf(values[k])));
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int vector = begin + i * kQuantiseThreads;
+      loaded[i] = vector < vectors ? load_readonly(from + vector) : uint4{};
+    }
+    FS_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      to_floats<Type>(values, loaded[i]);
+      FS_UNROLL
+      for (int k = 0; k < 8; ++k) largest = max(largest, __float_as_uint(fabsf(values[k])));
+    }
   }
   FS_UNROLL
   for (int mask = 16; mask > 0; mask /= 2) {

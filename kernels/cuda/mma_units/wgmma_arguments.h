@@ -21,6 +21,7 @@ struct WgmmaArguments {
   int rows, cols;         // of the weight
   int tokens;
   int down, depth, stages;  // of the plan of the format
+  int weight_stages;        // of a ring of weights, where there is one
 
   FS_HOST_DEVICE constexpr int cluster() const { return down * depth; }  // blocks
 };

@@ -27,6 +27,7 @@ class WgmmaTiles {
   }
 
   __device__ __forceinline__ bool ended() const { return left_ == 0; }
+  __device__ __forceinline__ int left() const { return left_; }  // steps
   __device__ __forceinline__ int tile() const { return tile_; }
   __device__ __forceinline__ int column() const { return column_ * depth_ + part_; }  // of units
 

@@ -41,6 +41,8 @@ class WgmmaX {
   __device__ __forceinline__ uint32_t sums(int warp) const {
     return shared_ + (2 * kMostXStages + warp) * kMbarrierBytes;
   }
+  // Behind all barriers of this ring.
+  __device__ __forceinline__ uint32_t other_barriers() const { return sums(Shape::kUnits); }
   __device__ __forceinline__ uint32_t end() const {  // of all stages
     return shared_ + kBarrierBytes + stages_ * Shape::kPanelBytes;
   }
@@ -50,6 +52,14 @@ class WgmmaX {
     if (++stage_ < stages_) return;
     stage_ = 0;
     parity_ ^= 1;
+  }
+  // A warp has done with the panel: it says so to every block that copies to it, and comes to the
+  // next.
+  __device__ __forceinline__ void release(const WgmmaArguments& a) {
+    __syncwarp();
+    const int lane = threadIdx.x % 32;
+    if (lane < a.down) mbarrier_release_in(lane * a.depth + WgmmaTiles::part(a), empty());
+    advance();
   }
 
  private:

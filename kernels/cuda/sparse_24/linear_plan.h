@@ -55,10 +55,10 @@ constexpr int max_tokens(const Gpu& gpu, UnitLayout unit, int x_bytes = 2) {
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? INT32_MAX : 192; }
 
 // On a GPU with wgmma, codes by codes of up to so many tokens are multiplied by this kernel: on an
-// H200 it takes 0.77 to 0.99 of the time of the one for many, with more tokens and in a layer of
-// 4096x4096 more (codes_24.csv). Holds where the caller does not say better.
+// H200 it takes 0.93 to 1.02 of the time of the one for many with 8 tokens, and 1.0 to 1.14 with
+// 16; in a layer of 4096x4096 more (nm_values.csv). Holds where the caller does not say better.
 constexpr int64_t rounded_few_tokens(int64_t rows, int64_t cols) {
-  return rows * cols > 32 << 20 ? 16 : 0;
+  return rows * cols > 32 << 20 ? 8 : 0;
 }
 
 struct LinearPlan {

@@ -21,35 +21,64 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches), native values: its choices
 // are on average 2% slower than the fastest of those. Bytes a microsecond and multiprocessor from
-// memory and from the L2, clocks a microsecond, and how much slower shared memory is than the
-// budget at the head of wgmma.cuh says; of other GPUs of this kind the ratios are much the same.
-constexpr double kMemory = 33.3e3, kL2 = 48e3, kClock = 1.69e3, kShared = 1.07;
-constexpr double kPanelClocks = 150;  // of one warpgroup, between two products
-// The same of codes by codes, and for each warpgroup of the block more: products with A in
-// registers seem to take no less, however few the tokens. Fitted to 420 launches for 16 to 64
-// tokens.
-constexpr double kCodePanelClocks = 45, kCodeGroupClocks = 135, kCodeLatency = 0.7;
-// And of codes that are widened for 16-bit x, with shared memory's share: fitted to 1,092 launches
-// for 32 to 256 tokens (benchmarks/gpu/steps.py). Of launches that were timed there, those that
-// this model takes for the fastest are on average 1.1% slower than the fastest, and 1.2% in all
-// forms.
-constexpr double kWidenedPanelClocks = 200, kWidenedGroupClocks = 80, kWidenedShared = 0.95;
-constexpr double kLatency = 1.0;  // microseconds from a load to its value, under load
-constexpr double kLaunch = 1.8;   // until the first x and weight are there
-constexpr double kTile = 1.45;    // to begin and end one
-constexpr double kRound = 1.7;    // until a cluster that had to wait has begun
-constexpr double kSharing = 4.7;  // of sums between clusters, and how much more where a tile's
-constexpr double kRagged = 2.8;   // parts begin and end anywhere
-constexpr double kGiving = 0.6;   // of sums between blocks of a cluster
-constexpr double kSums = 0.45;    // share of the time of sums in the L2 that nothing hides
+// the L2, and clocks a microsecond; of other GPUs of this kind the ratios are much the same.
+constexpr double kL2 = 48e3, kClock = 1.69e3;
+constexpr double kLaunch = 1.8;  // microseconds until the first x and weight are there
+constexpr double kTile = 1.45;   // to begin and end one
+constexpr double kRound = 1.7;   // until a cluster that had to wait has begun
+constexpr double kSums = 0.45;   // share of the time of sums in the L2 that nothing hides
 // Where tiles begin anywhere, clusters do not ask for the same x at the same time, nor those of the
 // same rows for the same weight: what the L2 cannot hold comes from memory again.
 constexpr double kL2Bytes = 45e6;
 constexpr double kCluster = 0.01;  // share of time for each doubling of a cluster
 
+// What depends on the kinds of values and of x.
+struct Costs {
+  double memory;   // bytes a microsecond and multiprocessor, where all of them read
+  double most;     // and of one, where few do
+  double shared;   // how much slower shared memory is than the budget at the head of wgmma.cuh says
+  double panel;    // clocks of one warpgroup between two products
+  double group;    // and for each warpgroup of the block: products with A in registers
+  double latency;  // microseconds from a load to its value, under load
+  double sharing;  // of sums between clusters
+  double ragged;   // and how much more where a tile's parts begin and end anywhere
+  double giving;   // of sums between blocks of a cluster
+};
+constexpr Costs kNativeCosts = {33.3e3, 33.3e3, 1.07, 150, 0, 1.0, 4.7, 2.8, 0.6};
+// Codes by codes: 420 launches for 16 to 64 tokens.
+constexpr Costs kCodesCosts = {33.3e3, 33.3e3, 1.07, 45, 135, 0.7, 4.7, 2.8, 0.6};
+// Codes that are widened for 16-bit x: 1,092 launches for 32 to 256 tokens
+// (benchmarks/gpu/steps.py). Of launches that were timed there, those that this model takes for the
+// fastest are on average 1.1% slower than the fastest, and 1.2% in all forms.
+constexpr Costs kWidenedCosts = {33.3e3, 33.3e3, 0.95, 200, 80, 0.7, 4.7, 2.8, 0.6};
+// Both again, of 8 bits and for up to 64 tokens: 718 launches for 32 and 64 tokens, with a ring of
+// weights and without (sparse_24_ring.csv). Its choices are on average 0.1% slower than the fastest
+// of the shapes that are compiled, and 2.7% at most. There codes by codes are not what binds.
+constexpr Costs kFewCodesCosts = {28.1e3, 46e3, 1.07, 0, 0, 0.7, 1.6, 1.5, 0.6};
+constexpr Costs kRingCodesCosts = {30.0e3, 46e3, 1.07, 0, 241, 0, 1.6, 1.5, 0.6};
+constexpr Costs kFewWidenedCosts = {28.1e3, 46e3, 0.95, 312, 62, 0.7, 1.6, 1.5, 0.6};
+constexpr Costs kRingWidenedCosts = {30.0e3, 46e3, 0.95, 312, 76, 0, 1.6, 1.5, 0.6};
+// For so few tokens, where x is rounded in front and blocks leave no multiprocessor to the kernel
+// that does it: microseconds, and more for each column.
+constexpr double kCrowded = 0.6, kCrowdedColumn = 0.5e-3;
+
+bool is_few(UnitLayout unit, int64_t tokens) {
+  return unit.type != ValueType::kNative && !has_few_shapes(unit) && tokens <= 64;
+}
+
+const Costs& costs_of(const WgmmaPlan& plan, int64_t tokens) {
+  if (plan.unit.type == ValueType::kNative) return kNativeCosts;
+  const bool rounded = plan.x_bytes == 1;
+  if (plan.info().has_ring) return rounded ? kRingCodesCosts : kRingWidenedCosts;
+  if (is_few(plan.unit, tokens)) return rounded ? kFewCodesCosts : kFewWidenedCosts;
+  return rounded ? kCodesCosts : kWidenedCosts;
+}
+
+int64_t most_of(const Gpu& gpu) { return gpu.multiprocessors * 15 / 16; }
+
 // Large clusters do not fill every part of a GPU.
 int64_t slots_of(int cluster, const Gpu& gpu) {
-  return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
+  return (cluster >= 4 ? most_of(gpu) : gpu.multiprocessors) / cluster;
 }
 
 }  // namespace
@@ -57,6 +86,7 @@ int64_t slots_of(int cluster, const Gpu& gpu) {
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu) {
   const WgmmaShapeInfo& info = plan.info();
+  const Costs& costs = costs_of(plan, tokens);
   const double groups = info.groups, width = info.tokens;
   const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
@@ -67,11 +97,9 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double element_bytes = static_cast<double>(plan.unit.bytes()) / (kUnitRows * kUnitCols);
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * kGroupRows * panel_cols * element_bytes, x = written * kPanelBytes;
-  const bool codes = plan.unit.type != ValueType::kNative, widened = codes && plan.x_bytes == 2;
-  const double shared = groups * width + width + weight / 128;
-  const double alone = width + (widened ? kWidenedPanelClocks + kWidenedGroupClocks * groups
-                                : codes ? kCodePanelClocks + kCodeGroupClocks * groups
-                                        : kPanelClocks);
+  // What comes through a ring is written and read beside.
+  const double shared = groups * width + width + weight / 128 * (info.has_ring ? 3 : 1);
+  const double alone = width + costs.panel + costs.group * groups;
   const double token_tiles = static_cast<double>(ceil_div(tokens, info.tokens));
   const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
   const double bytes = static_cast<double>(cols) * (rows * element_bytes + tokens * plan.x_bytes);
@@ -79,21 +107,54 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double memory = strays ? weight + x : weight / token_tiles;
   // The loads of a unit are on their way while one is multiplied, but for the last panel: ptxas has
   // it wait for them. (Several units at once, where registers hold them, were not faster.)
-  const double waiting = ((codes ? kCodeLatency : kLatency) + alone / kClock) / step_panels;
-  const double busy =
-      (1 + kCluster * std::log2(plan.cluster())) *
-      std::max({memory / kMemory, (weight + x / plan.down) / kL2,
-                (widened ? kWidenedShared : kShared) * shared / kClock, alone / kClock, waiting});
+  const double waiting = info.has_ring ? 0 : (costs.latency + alone / kClock) / step_panels;
+  const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
+  const double rate = std::min(costs.most, costs.memory * std::max(1.0, share));
+  const double busy = (1 + kCluster * std::log2(plan.cluster())) *
+                      std::max({memory / rate, (weight + x / plan.down) / kL2,
+                                costs.shared * shared / kClock, alone / kClock, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
   // Of a tile that others have a part in: the block's sums, and microseconds for them.
   const double given = groups * kGroupRows * written * sizeof(float);
   double sums = 0;
-  if (plan.depth > 1) sums = kGiving + kSums * 2 * given / kL2;
+  if (plan.depth > 1) sums = costs.giving + kSums * 2 * given / kL2;
   if (shares) {
     const double parts = 1 + std::max(1.0, static_cast<double>(plan.clusters) / tiles);
-    sums = kSharing + (even ? 0 : kRagged) + kSums * (1 + parts) * given / kL2;
+    sums = costs.sharing + (even ? 0 : costs.ragged) + kSums * (1 + parts) * given / kL2;
   }
-  return kLaunch + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
+  const bool crowded =
+      plan.x_bytes == 1 && is_few(plan.unit, tokens) && plan.blocks() > most_of(gpu);
+  const double begin = kLaunch + (crowded ? kCrowded + kCrowdedColumn * cols : 0);
+  return begin + rounds * (panels * busy + own_tiles * kTile + sums) + kRound * (rounds - 1);
+}
+
+namespace {
+
+// Of a block with a plan, before the ring of weights.
+int64_t bytes_before_ring(const WgmmaPlan& plan) {
+  const WgmmaShapeInfo& info = plan.info();
+  return mma_units::kWgmmaBarriers + plan.stages * wgmma_stage_bytes(info.tokens) +
+         wgmma_sums_bytes(info.tokens, info.groups, plan.depth);
+}
+
+// Of a stage of the ring: a unit for each warp.
+int64_t ring_stage_bytes(const WgmmaPlan& plan) {
+  return int64_t{plan.info().groups} * 4 * plan.unit.bytes();
+}
+
+}  // namespace
+
+int WgmmaPlan::weight_stages() const {
+  if (!info().has_ring) return 0;
+  const int64_t room = (kWgmmaRingShared - bytes_before_ring(*this)) / ring_stage_bytes(*this);
+  // A barrier for each stage of each warp, behind those of x and one of each warp's sums.
+  constexpr int64_t kBarriers = mma_units::kWgmmaBarriers / 8 - 2 * kMostXStages;
+  const int64_t warps = info().groups * 4;
+  return static_cast<int>(std::clamp<int64_t>(room, 0, kBarriers / warps - 1));
+}
+
+int64_t WgmmaPlan::shared_bytes() const {
+  return bytes_before_ring(*this) + weight_stages() * ring_stage_bytes(*this);
 }
 
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
@@ -114,7 +175,8 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
       !mma_units::wgmma_shares(info().tokens, depth))
     return "blocks of a cluster share the tokens of a tile in eights";
   if (stages < 2 || stages > kMostXStages) return "x has 2 to 16 stages";
-  if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
+  if (shared_bytes() > gpu.shared_bytes || (info().has_ring && weight_stages() < 2))
+    return "there is too little shared memory";
   if (rows < 1 || cols < 1 || tokens < 1) return "there is nothing to multiply";
   if (rows > INT32_MAX / 2 || cols > INT32_MAX / 2 || tokens > INT32_MAX / 2)
     return "there are too many rows, columns or tokens";
@@ -131,8 +193,12 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// As many stages as there is room for.
+// As many stages as there is room for; beside a ring as many as were measured.
 bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
+  if (plan.info().has_ring) {
+    plan.stages = plan.x_bytes == 1 ? 4 : 8;
+    return true;
+  }
   plan.stages = 0;
   const int64_t room = gpu.shared_bytes - plan.shared_bytes();
   plan.stages = static_cast<int>(
@@ -146,10 +212,15 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
   double least = -1;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (!kWgmmaShapes[shape].is_for(unit)) continue;
+    // Rings were measured with one tile of tokens.
+    if (kWgmmaShapes[shape].has_ring && kWgmmaShapes[shape].tokens < tokens) continue;
     // Wide tiles of few tokens take the same time for A in registers.
     if (has_few_shapes(unit) && kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
       continue;
-    for (int down = 1; down <= kMostCluster; down *= 2) {
+    if (is_few(unit, tokens) && kWgmmaShapes[shape].tokens > 64) continue;
+    // Of few tokens the L2 does not bind: clusters of two took up to 15% longer.
+    const int most_down = is_few(unit, tokens) ? 1 : kMostCluster;
+    for (int down = 1; down <= most_down; down *= 2) {
       for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
         WgmmaPlan plan{shape, down, depth, 0, 1, unit, x_bytes};
         const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
@@ -175,6 +246,8 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
 // It takes longer to compare all plans than to launch one: each is found once.
 WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
                      int x_bytes) {
+  // Those were measured, and registers by fewer tokens are slower, not faster.
+  if (is_few(unit, tokens)) tokens = tokens <= 32 ? 32 : 64;
   static std::mutex mutex;
   static std::map<std::array<int64_t, 8>, WgmmaPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);

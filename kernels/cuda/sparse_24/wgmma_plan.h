@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "cuda/gpu.h"
 #include "cuda/mma_units/wgmma_shape.h"
 #include "formats/sparse_24.h"
@@ -15,39 +16,55 @@ constexpr bool has_few_shapes(UnitLayout unit) {
   return unit.type == ValueType::kInt4 || unit.group > 0;
 }
 
-// The compiled shapes: X(tokens of a tile, warpgroups that multiply, bits of values that it is
-// for), where 4 stands for all that has few shapes. Behind each number of tokens a tile begins that
-// costs as much for one token as for all of its own: so there are many. Of 16 bits, units of four
-// warpgroups leave no registers for the sums of 96 tokens, and 160 tokens by two warpgroups are as
-// fast as 144 by three.
+// The compiled shapes: X(tokens of a tile, warpgroups that multiply, bits of values that it is for,
+// whether weights come through a ring in shared memory), where 4 stands for all that has few
+// shapes. Behind each number of tokens a tile begins that costs as much for one token as for all of
+// its own: so there are many. Of 16 bits, units of four warpgroups leave no registers for the sums
+// of 96 tokens, and 160 tokens by two warpgroups are as fast as 144 by three. For up to 64 tokens
+// of 8 bits the fastest of these five are 0.3% slower than the fastest of eleven, by 718 launches
+// on an H200, 5% in the worst of 40 points; those of one more, a ring of 32 tokens and three
+// warpgroups, 0.1% and 1%.
 #define FS_SPARSE_24_WGMMA_SHAPES(X) \
-  X(64, 2, 16 | 8)                   \
-  X(64, 3, 16 | 8 | 4)               \
-  X(64, 4, 16 | 8)                   \
-  X(96, 2, 16 | 8)                   \
-  X(96, 3, 16 | 8 | 4)               \
-  X(96, 4, 8)                        \
-  X(128, 2, 16 | 8 | 4)              \
-  X(128, 3, 16 | 8)                  \
-  X(144, 3, 8 | 4)                   \
-  X(160, 2, 16 | 8)                  \
-  X(192, 2, 16 | 8 | 4)              \
-  X(224, 2, 16 | 8)                  \
-  X(256, 2, 16 | 8 | 4)
+  X(64, 2, 16, false)                \
+  X(64, 3, 16 | 8 | 4, false)        \
+  X(64, 4, 16 | 8, false)            \
+  X(32, 4, 8, true)                  \
+  X(32, 5, 8, true)                  \
+  X(64, 4, 8, true)                  \
+  X(96, 2, 16 | 8, false)            \
+  X(96, 3, 16 | 8 | 4, false)        \
+  X(96, 4, 8, false)                 \
+  X(128, 2, 16 | 8 | 4, false)       \
+  X(128, 3, 16 | 8, false)           \
+  X(144, 3, 8 | 4, false)            \
+  X(160, 2, 16 | 8, false)           \
+  X(192, 2, 16 | 8 | 4, false)       \
+  X(224, 2, 16 | 8, false)           \
+  X(256, 2, 16 | 8 | 4, false)
 
 struct WgmmaShapeInfo : mma_units::WgmmaShapeInfo {
   int bits;  // of values
+  bool has_ring;
 
   constexpr bool is_for(UnitLayout unit) const {
     return (bits & (has_few_shapes(unit) ? 4 : bits_of(unit.type))) != 0;
   }
 };
 
-#define FS_SPARSE_24_WGMMA_INFO(tokens, groups, bits) {{tokens, groups}, bits},
+#define FS_SPARSE_24_WGMMA_INFO(tokens, groups, bits, has_ring) {{tokens, groups}, bits, has_ring},
 inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
     FS_SPARSE_24_WGMMA_SHAPES(FS_SPARSE_24_WGMMA_INFO)};
 #undef FS_SPARSE_24_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
+
+// Beside a ring one warp copies x, and no registers are moved, so that it needs no warpgroup.
+constexpr int wgmma_threads(int groups, bool has_ring) {
+  return groups * 128 + (has_ring ? 32 : 128);
+}
+
+// Shared memory of a block with a ring: what all GPUs that have wgmma give, less what lets a block
+// that rounds x reside beside.
+inline constexpr int64_t kWgmmaRingShared = 225 << 10;
 
 // Of a thread, for what it has of a unit: vectors of values and metadata, and scales.
 constexpr int unit_registers(UnitLayout unit) {
@@ -66,7 +83,7 @@ constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLa
 
 // Where there are blocks behind each other, what they all give to this one of their sums: in shared
 // memory, beside barriers and the stages of x.
-constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
+FS_HOST_DEVICE constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
   return depth > 1 ? int64_t{tokens} * groups * mma_units::kGroupRows * 4 : 0;
 }
 
@@ -79,14 +96,13 @@ struct WgmmaPlan {
   int x_bytes = 2;  // of an element of x: 1 where it is codes
 
   const WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
-  int threads() const { return (info().groups + 1) * 128; }
+  int threads() const { return wgmma_threads(info().groups, info().has_ring); }
   int cluster() const { return down * depth; }  // blocks
   int blocks() const { return cluster() * clusters; }
   int copied_tokens() const { return info().tokens / down; }  // of x, by a block
-  int64_t shared_bytes() const {
-    return mma_units::kWgmmaBarriers + stages * mma_units::wgmma_stage_bytes(info().tokens) +
-           wgmma_sums_bytes(info().tokens, info().groups, depth);
-  }
+  // Of the ring of weights, which has the room that is left; 0 where there is none.
+  int weight_stages() const;
+  int64_t shared_bytes() const;
 
   int64_t tile_rows() const { return int64_t{down} * info().groups * mma_units::kGroupRows; }
   // Of a tile, for the first of the blocks behind each other.
@@ -112,9 +128,11 @@ struct WgmmaPlan {
 };
 
 // Up to this many tokens the kernel of linear_plan.h is faster than this one, by measurements on an
-// H200: small layers of more than 16 tokens gain by sums in shared memory, those of codes earlier.
-// Holds where the caller does not say better (flashsparse_plugin/dataflow).
+// H200: small layers of more than 16 tokens gain by sums in shared memory, those of codes earlier;
+// and by a ring of weights all of 8 bits do. Holds where the caller does not say better
+// (flashsparse_plugin/dataflow).
 constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
+  if (bits_of(unit.type) == 8 && !has_few_shapes(unit)) return 16;
   const int64_t small = (unit.type == ValueType::kNative ? 32 : 96) << 20;  // elements
   return rows * cols <= small ? 16 : 32;
 }

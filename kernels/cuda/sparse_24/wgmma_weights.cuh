@@ -4,7 +4,9 @@
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_x.cuh"
 #include "cuda/sparse_24/values.cuh"
+#include "cuda/sparse_24/wgmma_plan.h"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {
@@ -21,19 +23,53 @@ struct WgmmaUnit {
   uint32_t scales[kScaleWords > 32 ? 2 : 1];
 };
 
-template <class Values>
+template <class Operand, class Shape>
 class WgmmaWeights {
  public:
-  using Unit = WgmmaUnit<Values>;
+  using Unit = WgmmaUnit<typename Operand::Values>;
+  // Units that are loaded at once, a turn: registers have no index, so each has code of its own.
+  static constexpr int kAtOnce =
+      wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
+
+  static __device__ __forceinline__ void init(const mma_units::WgmmaArguments&,
+                                              const mma_units::WgmmaX<Shape>&) {}
 
   // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`.
   __device__ __forceinline__ WgmmaWeights(const mma_units::WgmmaArguments& a,
+                                          const mma_units::WgmmaX<Shape>&,
                                           const mma_units::WgmmaTiles& tiles, int unit,
                                           int tile_units)
       : a_(a), unit_(unit), tile_units_(tile_units), next_(tiles) {
     // Rows that several tiles of tokens need stay in the L2; else they are read once.
     policy_ = tiles.many_tokens() ? kept_policy() : once_policy();
     seek();
+  }
+
+  // Starts what can be on its way before there is x.
+  __device__ __forceinline__ void begin() { load(units_); }
+  // The unit of the first step, of turn 0, and that of the step of this turn.
+  __device__ __forceinline__ const Unit& first() { return units_[0]; }
+  __device__ __forceinline__ const Unit& unit(int turn) const { return units_[turn]; }
+  // The first of those loaded at once loads as many again.
+  __device__ __forceinline__ void before_products(int turn) {
+    if (turn == 0) load(following_);
+  }
+  __device__ __forceinline__ void behind_first_product() {}
+  // The unit of the next step.
+  __device__ __forceinline__ const Unit& advance(int turn) {
+    if (turn + 1 == kAtOnce) {
+      FS_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) units_[i] = following_[i];
+    }
+    return units_[(turn + 1) % kAtOnce];
+  }
+
+ private:
+  static constexpr UnitLayout kLayout = Operand::Values::kLayout;
+
+  __device__ __forceinline__ void load(Unit (&units)[kAtOnce]) {
+    FS_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) load(units[i]);
   }
 
   // Starts to load the unit of the step after the last one that was loaded; nothing beyond the end.
@@ -54,9 +90,6 @@ class WgmmaWeights {
     if (next_.advance()) seek();
   }
 
- private:
-  static constexpr UnitLayout kLayout = Values::kLayout;
-
   // Rows of units past the last one are the last one again: they are multiplied, and not stored.
   __device__ __forceinline__ void seek() {
     const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
@@ -68,7 +101,8 @@ class WgmmaWeights {
   const int unit_, tile_units_;
   uint64_t policy_;
   mma_units::WgmmaTiles next_;
-  const uint32_t* from_;  // the unit to be loaded next
+  const uint32_t* from_;                      // the unit to be loaded next
+  Unit units_[kAtOnce], following_[kAtOnce];  // of this step and some after it
 };
 
 }  // namespace flashsparse::sparse_24

@@ -80,6 +80,7 @@ struct WgmmaCase {
     arguments.down = plan.down;
     arguments.depth = plan.depth;
     arguments.stages = plan.stages;
+    arguments.weight_stages = plan.weight_stages();
     const TensorMap map = emulated_map(matrix);
     const simt::UsedByLastKernel used[] = {
         {matrix.data, static_cast<size_t>(tokens * matrix.stride)},

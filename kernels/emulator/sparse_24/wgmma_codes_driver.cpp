@@ -9,12 +9,16 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// In the shapes that differ: units that are loaded at once.
+// In the shapes that differ: units that are loaded at once, or come through a ring.
 template <class Type, class Codes>
-auto find_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
+auto find_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = CodesOperand<Codes>;
-  if (shape.tokens == 64 && shape.groups == 2)
-    return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
+  if (shape.has_ring) {
+    return shape.groups == 5 ? wgmma_kernel<Type, Operand, WgmmaShape<32, 5, true>>
+                             : wgmma_kernel<Type, Operand, WgmmaShape<32, 4, true>>;
+  }
+  if (shape.tokens == 64 && shape.groups == 3)
+    return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
   if (shape.tokens == 96 && shape.groups == 4)
     return wgmma_kernel<Type, Operand, WgmmaShape<96, 4>>;
   return nullptr;

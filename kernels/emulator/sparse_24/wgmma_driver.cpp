@@ -7,15 +7,19 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Codes in the shapes that differ in what is done with them: units that are loaded at once. Of
-// those of 8 bits with scales of groups, fp8 by 128 columns and int8 by 32.
+// Codes in the shapes that differ in what is done with them: units that are loaded at once, or come
+// through a ring. Of those of 8 bits with scales of groups, fp8 by 128 columns and int8 by 32.
 template <class Values, class Type>
-auto codes_kernel(const mma_units::WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
+auto codes_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = WidenedOperand<Type, Values>;
   constexpr UnitLayout kUnit = Values::kLayout;
   if constexpr (!has_few_shapes(kUnit)) {
-    if (shape.tokens == 64 && shape.groups == 2)
-      return wgmma_kernel<Type, Operand, WgmmaShape<64, 2>>;
+    if (shape.has_ring) {
+      return shape.groups == 5 ? wgmma_kernel<Type, Operand, WgmmaShape<32, 5, true>>
+                               : wgmma_kernel<Type, Operand, WgmmaShape<32, 4, true>>;
+    }
+    if (shape.tokens == 64 && shape.groups == 3)
+      return wgmma_kernel<Type, Operand, WgmmaShape<64, 3>>;
     if (shape.tokens == 96 && shape.groups == 4)
       return wgmma_kernel<Type, Operand, WgmmaShape<96, 4>>;
   } else if constexpr (kUnit.type == ValueType::kInt4 ||

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp's units of 16 rows on their way through a ring in shared memory, which the warp has to
+// itself, and of which a lane copies what it will read. So a block has all of the ring on its way
+// at any time, more than registers hold, and from its first moment on, when x may not be there. For
+// up to 64 tokens, which leave shared memory room and time.
+//
+// Not by bulk copies: those for x would wait in their queue until the whole ring is full.
+#pragma once
+#include "common/mbarrier.cuh"
+#include "common/memory.cuh"
+#include "cuda/mma_units/wgmma_tiles.cuh"
+#include "cuda/mma_units/wgmma_x.cuh"
+#include "cuda/sparse_24/wgmma_plan.h"
+#include "cuda/sparse_24/wgmma_weights.cuh"
+#include "formats/sparse_24.h"
+
+namespace flashsparse::sparse_24 {
+
+// As WgmmaWeights, which keeps them in registers.
+template <class Operand, class Shape>
+class WgmmaWeightRing {
+ public:
+  using Unit = WgmmaUnit<typename Operand::Values>;
+  static constexpr int kAtOnce = 1;
+
+  // A thread's part; a barrier of the block follows.
+  static __device__ __forceinline__ void init(const mma_units::WgmmaArguments& a,
+                                              const mma_units::WgmmaX<Shape>& x) {
+    FS_NO_UNROLL
+    for (int i = threadIdx.x; i < Shape::kUnits * a.weight_stages; i += Shape::kThreads)
+      mbarrier_init(x.other_barriers() + i * kMbarrierBytes, 32);
+  }
+
+  __device__ __forceinline__ WgmmaWeightRing(const mma_units::WgmmaArguments& a,
+                                             const mma_units::WgmmaX<Shape>& x,
+                                             const mma_units::WgmmaTiles& tiles, int unit,
+                                             int tile_units)
+      : a_(a),
+        unit_row_(unit),
+        tile_units_(tile_units),
+        policy_(tiles.many_tokens() ? kept_policy() : once_policy()),
+        next_(tiles),
+        left_(tiles.left()) {
+    const int warp = unit % Shape::kUnits, first = warp * a.weight_stages;
+    barriers_ = x.other_barriers() + first * kMbarrierBytes;
+    const int64_t sums = wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth);
+    ring_ = x.end() + static_cast<uint32_t>(sums) + first * kLayout.bytes() +
+            threadIdx.x % 32 * kLaneBytes;
+    seek();
+  }
+
+  __device__ __forceinline__ void begin() {
+    FS_NO_UNROLL
+    for (int i = 0; i < a_.weight_stages; ++i) refill();
+  }
+  __device__ __forceinline__ const Unit& first() {
+    take();
+    return unit_;
+  }
+  __device__ __forceinline__ const Unit& unit(int) const { return unit_; }
+  __device__ __forceinline__ void before_products(int) {}
+  // The first product of what was taken has ended, so that all of it is in registers; and where a
+  // lane took it from, it alone copies to.
+  __device__ __forceinline__ void behind_first_product() { refill(); }
+  __device__ __forceinline__ const Unit& advance(int) {
+    take();
+    return unit_;
+  }
+
+ private:
+  static constexpr UnitLayout kLayout = Operand::Values::kLayout;
+  static_assert(kLayout.group == 0, "no scales lie in a unit");
+
+  // Waits for the next unit; nothing beyond the end.
+  __device__ __forceinline__ void take() {
+    if (left_ == 0) return;
+    --left_;
+    mbarrier_wait(barriers_ + read_ * kMbarrierBytes, parity_);
+    const uint32_t from = ring_ + read_ * kLayout.bytes();
+    FS_UNROLL
+    for (int i = 0; i < Unit::kVectors; ++i)
+      unit_.values[i] = load_shared<uint4>(from + i * kVectorBytes);
+    unit_.metadata = load_shared<uint4>(from + kLayout.metadata());
+    if (++read_ < a_.weight_stages) return;
+    read_ = 0;
+    parity_ ^= 1;
+  }
+
+  // Starts to copy another unit to the stage that was taken last; nothing beyond the end.
+  __device__ __forceinline__ void refill() {
+    if (next_.ended()) return;
+    const uint32_t to = ring_ + filled_ * kLayout.bytes();
+    FS_UNROLL
+    for (int i = 0; i < kLayout.bytes(); i += kVectorBytes)
+      copy_async_once(to + i, from_ + i, policy_);
+    mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
+    from_ += a_.depth * kLayout.bytes();
+    if (++filled_ == a_.weight_stages) filled_ = 0;
+    if (next_.advance()) seek();
+  }
+
+  // Rows of units past the last one are the last one again: they are multiplied, and not stored.
+  __device__ __forceinline__ void seek() {
+    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
+    const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_row_, last);
+    from_ = reinterpret_cast<const unsigned char*>(a_.units) +
+            (row * unit_cols(a_.cols) + next_.column()) * kLayout.bytes() +
+            threadIdx.x % 32 * kLaneBytes;
+  }
+
+  const mma_units::WgmmaArguments& a_;
+  const int unit_row_, tile_units_;
+  uint32_t ring_, barriers_;  // of the warp; of the former, this lane's bytes of the first stage
+  const uint64_t policy_;
+  mma_units::WgmmaTiles next_;  // to copy
+  const unsigned char* from_;   // of this lane, in the unit to be copied next
+  Unit unit_;                   // that was taken
+  int left_;                    // units to take
+  int filled_ = 0, read_ = 0;   // stages: the next to fill, and to take
+  uint32_t parity_ = 0;
+};
+
+}  // namespace flashsparse::sparse_24
