@@ -8,11 +8,11 @@ from ...gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu
 LAUNCH_TOKENS = 64  # of one launch of the kernel for few tokens
 FEW_TOKENS = 32  # above which that for many is used, if vectors have so many rows:
 MANY_ROWS = 16
-# Fitted to benchmarks/results/nvidia-h200/nm.csv: the share of the bandwidth that the weight's
-# stream reaches; seconds for what neither overlaps it nor is the launch (the first x, the sums of
-# the warps, y), and for each token of a launch; bytes of x that a block transposes in a clock, and
-# the rows at which each block has to take all of its columns.
-STREAM, ENDS, ENDS_TOKEN = 0.96, 0.0, 0.13e-6
+# Fitted to benchmarks/results/nvidia-h200/nm.csv and nm_values.csv: the share of the bandwidth that
+# the weight's stream reaches; seconds of a launch that an early begin hides, but for codes, which
+# are widened first; seconds for each token of a launch; bytes of x that a block transposes in a
+# clock, and the rows at which each block has to take all of its columns.
+STREAM, HIDDEN, ENDS_TOKEN = 0.98, 0.8e-6, 0.13e-6
 X_BYTES, X_ROWS = 13.0, 128 * 132
 # Of the kernel for many tokens, fitted to launches with 32 rows an index on an H200, to 14%: rows
 # and tokens of a tile; of a multiprocessor and clock multiplications, and bytes of shared memory;
@@ -44,13 +44,14 @@ def sparse_seconds(
         return _packed_seconds(shape, vector_length, nbytes, tokens, gpu)
     if tokens > FEW_TOKENS and vector_length >= MANY_ROWS:
         return _many_seconds(shape, vector_length, bits, nbytes, tokens, gpu)
+    launch = LAUNCH + BEGIN - (HIDDEN if bits == 16 and gpu.capability == (9, 0) else 0)
     total = 0.0
     for begin in range(0, tokens, LAUNCH_TOKENS):
         taken = min(LAUNCH_TOKENS, tokens - begin)
         share = min(1.0, shape[0] / X_ROWS)
         x = ITEMSIZE * taken * shape[1] * share / (X_BYTES * gpu.clock)
         stream = nbytes / (STREAM * gpu.memory)
-        total += LAUNCH + BEGIN + ENDS + ENDS_TOKEN * taken + max(stream, x) + 0.2 * min(stream, x)
+        total += launch + ENDS_TOKEN * taken + max(stream, x) + 0.2 * min(stream, x)
     return total
 
 
