@@ -46,8 +46,8 @@ LAYERS = (
     (6144, 4096), (57344, 8192), (28672, 4096), (7168, 28672),
 )  # fmt: skip
 KEPT = (4, 8, 12, 16)  # of 32
-TOKENS = (8, 16, 32)  # the last for half of the zeros alone: more are multiplied from tiles
-DENSE = 0.4  # share of the columns that are kept, from which 32 tokens are not
+TOKENS = (8, 16, 32)  # the last where enough columns are kept: else tiles multiply them
+DENSE = 0.35  # share of columns above which 32 tokens are few: kDense of nm_gather_cuda.cpp
 CHUNKS = (32 << 10, 16 << 10, 64 << 10, 1 << 30, 8 << 10)  # bytes of x, the likely ones first
 REPLAYS, TOLERANCE = 3, 1e-2  # of the norm
 OWN = "its own choice"
