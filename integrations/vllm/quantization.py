@@ -123,13 +123,13 @@ class FlashSparseQuantization(QuantizationConfig):
         is_head = isinstance(layer, ParallelLMHead)
         if not is_head and not isinstance(layer, LinearBase):
             return None
-        self.settle(get_current_vllm_config())
+        vllm_config = get_current_vllm_config()
+        self.settle(vllm_config)
         names, reason = self._packed_as(prefix, is_head)
         if names:
             if not self.config.dequantize:
-                begin_early(get_current_vllm_config())
+                begin_early(vllm_config)
             # Known here where the files are at hand, and in any case once its tensors arrive.
-            vllm_config = get_current_vllm_config()
             packed = packed_layers(folder_of(vllm_config.model_config, vllm_config.load_config))
             if prefix in packed:
                 refuse_reordered(layer, prefix, self._scheme_of(names[0], prefix))
@@ -137,7 +137,6 @@ class FlashSparseQuantization(QuantizationConfig):
         self.summary.left_dense(prefix, reason)
         if current_platform.is_cuda():
             method = DenseHeadMethod if is_head else DenseLinearMethod
-            vllm_config = get_current_vllm_config()
             return method(prefix, self.summary, vllm_config, plain=self.config.dequantize)
         return None if is_head else UnquantizedLinearMethod()
 
