@@ -8,21 +8,23 @@ Sequences from the end of a text are continued by vLLM's own decode attention, b
 and by ours with it. Reported are the time of a token after the first, whether the greedy tokens are
 vLLM's but for rounding, and how many parts of a softmax were recomputed, of how many rows
 (sequences times heads, of all layers and steps). Counting takes time, so a further engine counts.
-The engines run one after the other in this process, with CUDA graphs of their decode steps and
-without torch.compile. Without a GPU it is vLLM's CPU build that runs; there each row is one part.
+The engines run one after the other, each in a process of its own since vLLM keeps the memory of its
+CUDA graphs for the process; with graphs of their decode steps and without torch.compile. Without a
+GPU it is vLLM's CPU build that runs; there each row is one part.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
+import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from _agreement import COMPARED, Text, compare
@@ -41,6 +43,7 @@ ATTENTION: Mapping[str, Mapping[str, Any]] = {
 }
 Row = dict[str, Any]
 Prompts = list[list[int]]
+Found = TypeVar("Found")
 
 
 def prompts_of(model: Path, text: str, sequences: int, tokens: int) -> Prompts:
@@ -112,32 +115,30 @@ def ms_per_token(llm: Any, prompts: Prompts, tokens: int, rounds: int) -> float:
 
 
 def close(llm: Any) -> None:
+    """Ends an engine, so that its process can end."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
     llm.llm_engine.engine_core.shutdown()
-    gc.collect()
     cleanup_dist_env_and_memory()
 
 
-def measure(arguments: argparse.Namespace) -> tuple[list[Row], Row]:
-    """A row for each attention, and what the counting engine found."""
-    sequences = arguments.sequences
-    prompts = prompts_of(arguments.model, arguments.text.read_text(), sequences, arguments.prompt)
-    longest = arguments.prompt + max(arguments.tokens, COMPARED[1]) + 1
-    sizes = (longest, sequences, arguments.eager)
-    rows, said = [], {}
-    for name, options in ATTENTION.items():
-        llm = engine(arguments.model, options, *sizes)
-        said[name] = texts(llm, prompts)
-        ms = ms_per_token(llm, prompts, arguments.tokens, arguments.rounds)
-        rows.append({"attention": name, "ms_per_token": round(ms, 3)})
-        rows[-1] |= _agreement(said[VLLM], said[name])
-        print(f"{name}: {ms:.2f} ms a token", flush=True)
-        close(llm)
-        del llm
+def texts_and_time(
+    arguments: argparse.Namespace, name: str, prompts: Prompts
+) -> tuple[dict[str, list[Text]], float]:
+    """What one attention writes, and its milliseconds a token."""
+    llm = engine(arguments.model, ATTENTION[name], *sizes(arguments))
+    said = texts(llm, prompts)
+    ms = ms_per_token(llm, prompts, arguments.tokens, arguments.rounds)
+    print(f"{name}: {ms:.2f} ms a token", flush=True)
+    close(llm)
+    return said, ms
+
+
+def recomputed(arguments: argparse.Namespace, prompts: Prompts) -> Row:
+    """How many parts were recomputed with phi, of how many rows, and the layer with most."""
     counting.setLevel(logging.DEBUG)
-    llm = engine(arguments.model, ATTENTION[PHI], *sizes)
-    before = counters()  # of engines that are gone, and of this one's warm-up
+    llm = engine(arguments.model, ATTENTION[PHI], *sizes(arguments))
+    before = counters()  # of the warm-up
     continued(llm, prompts, arguments.tokens + 1)
     counted = {
         layer: (again - before[layer][0], looked_at - before[layer][1])
@@ -146,7 +147,31 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Row], Row]:
     close(llm)
     again, looked_at = (sum(column) for column in zip(*counted.values(), strict=True))
     most = max(counted, key=lambda layer: counted[layer][0])
-    return rows, {"recomputed": again, "rows_of_softmax": looked_at, "most_in": most}
+    return {"recomputed": again, "rows_of_softmax": looked_at, "most_in": most}
+
+
+def sizes(arguments: argparse.Namespace) -> tuple[int, int, bool]:
+    """Tokens of the longest sequence, sequences, and whether there are no CUDA graphs."""
+    longest = arguments.prompt + max(arguments.tokens, COMPARED[1]) + 1
+    return longest, arguments.sequences, arguments.eager
+
+
+def alone(function: Callable[..., Found], *arguments: Any) -> Found:
+    """Calls a function in a new process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
+
+
+def measure(arguments: argparse.Namespace) -> tuple[list[Row], Row]:
+    """A row for each attention, and what the counting engine found."""
+    text = arguments.text.read_text()
+    prompts = prompts_of(arguments.model, text, arguments.sequences, arguments.prompt)
+    found = {name: alone(texts_and_time, arguments, name, prompts) for name in ATTENTION}
+    rows = [
+        {"attention": name, "ms_per_token": round(ms, 3)} | _agreement(found[VLLM][0], said)
+        for name, (said, ms) in found.items()
+    ]
+    return rows, alone(recomputed, arguments, prompts)
 
 
 def _agreement(baseline: dict[str, list[Text]], found: dict[str, list[Text]]) -> Row:

@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -44,6 +45,7 @@ def ran(monkeypatch, tmp_path):
             ]
 
         monkeypatch.setattr(phi, "engine", engine)
+        monkeypatch.setattr(phi, "alone", lambda function, *given: function(*given))
         monkeypatch.setattr(phi, "close", lambda llm: None)
         monkeypatch.setattr(phi, "continued", continued)
         # As often as it is asked: before the prompts, and after them.
@@ -69,6 +71,11 @@ def test_each_attention_has_a_line_and_a_further_engine_counts(ran):
 def test_other_tokens_than_rounding_explains_fail(ran):
     with pytest.raises(SystemExit):
         ran(lambda options, prompt: len(str(options)))
+
+
+def test_each_engine_has_a_process_of_its_own():
+    pids = {os.getpid(), phi.alone(os.getpid), phi.alone(os.getpid)}
+    assert len(pids) == 3
 
 
 def test_prompts_are_the_end_of_the_text(tmp_path):
