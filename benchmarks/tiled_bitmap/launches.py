@@ -32,12 +32,13 @@ KERNEL = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap"
 HEADER, PLAN = KERNEL / "linear_plan.h", KERNEL / "linear_plan.cpp"
 SHAPES = re.compile(r"#define FS_TILED_BITMAP_(CODES_)?SHAPES\(X\)((?:.*\\\n)+.*)")
 SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d)\)", re.M)
-COSTS = re.compile(r"constexpr Costs k(\w+)Costs\{([^}]*)\};")
+COSTS = re.compile(r"constexpr Costs k(\w+)Costs\{([^}]*?)(, true)?\};")
 UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
 SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
 ORDERS, ORDER_BYTES, BATCHES = 16, 8, 4
 SCHEDULERS, COPIES = 4, 0.6
 MOST_SPREAD = 24  # value lines of a unit on average, beyond which nobody would spread it
+MEMORY_SHARE, SHARPNESS = 0.87, 8  # as in linear_plan.cpp
 LEAST_HELD = 1.3  # steps of a warp that a ring holds which keeps them until they are multiplied
 
 
@@ -130,10 +131,27 @@ def shared_bytes(shape: Shape, plan: Launch, operands: Operands = Operands.NATIV
     return -(-orders // 1024) * 1024 + x + weights + sums
 
 
-def costs() -> dict[str, list[float]]:
-    """The constants of linear_plan.cpp in the order of Costs, by what they are of."""
+def costs() -> dict[str, tuple[list[float], bool]]:
+    """The constants of linear_plan.cpp in the order of Costs, by what they are of, and whether what
+    memory takes stands beside them."""
     found = COSTS.findall(PLAN.read_text())
-    return {kind: [float(each) for each in numbers.split(",")] for kind, numbers in found}
+    return {
+        kind: ([float(each) for each in numbers.split(",")], bool(beside))
+        for kind, numbers, beside in found
+    }
+
+
+def cost(paid: list[float], of: tuple[float, ...], memory_us: float) -> float:
+    """What linear_plan.cpp says that a launch costs.
+
+    Args:
+        paid: The constants.
+        of: Their `quantities`.
+        memory_us: Microseconds that memory takes for the weight.
+    """
+    each = [a * b for a, b in zip(paid, of, strict=True)]
+    loop = math.pow(sum(each[:7]) ** SHARPNESS + memory_us**SHARPNESS, 1 / SHARPNESS)
+    return loop + sum(each[7:])
 
 
 def kind_of(own: Shape, operands: Operands) -> str:
@@ -190,11 +208,13 @@ def _candidates(
     multiprocessors: int,
     unit_lines: float,
     operands: Operands,
+    memory: float,
 ) -> Iterator[tuple[float, Shape, Launch]]:
     """Every launch of the narrowest shapes that take the tokens, and what linear_plan.cpp says that
     it costs."""
     constants = costs()
     down, across = -(-shape[0] // UNIT_ROWS), -(-shape[1] // UNIT_COLS)
+    taken = down * across * unit_lines * LINE_BYTES / (MEMORY_SHARE * memory) if memory else 0.0
     fitting = [each for each in compiled_shapes(operands) if each.tokens >= tokens]
     narrowest = min((each.tokens for each in fitting), default=0)
     for own in fitting:
@@ -224,8 +244,8 @@ def _candidates(
                     continue
                 launch = room._replace(ring_lines=ring, blocks=blocks)
                 of = quantities(own, launch, shape, multiprocessors, unit_lines, operands)
-                paid = constants[kind_of(own, operands)]
-                yield sum(a * b for a, b in zip(paid, of, strict=True)), own, launch
+                paid, beside_memory = constants[kind_of(own, operands)]
+                yield cost(paid, of, taken if beside_memory else 0.0), own, launch
 
 
 def plans(
@@ -236,6 +256,7 @@ def plans(
     unit_lines: float = HEAD_LINES + 33.0,
     hopper: bool = False,
     operands: Operands = Operands.NATIVE,
+    memory: float = 0.0,
 ) -> list[Launch]:
     """The launches that should be best: as many of every shape, and of each some of every kind.
 
@@ -247,12 +268,14 @@ def plans(
         unit_lines: Lines that a unit of the weight has on average.
         hopper: Whether a launch may begin before the one before it has ended.
         operands: What is multiplied.
+        memory: Bytes a microsecond of the GPU's memory by its clock and width, 0 if not known.
 
     Returns:
         The most promising of each shape first.
     """
     found = sorted(
-        _candidates(shape, tokens, multiprocessors, unit_lines, operands), key=lambda each: each[0]
+        _candidates(shape, tokens, multiprocessors, unit_lines, operands, memory),
+        key=lambda each: each[0],
     )
     of_shape: dict[int, list[Launch]] = {own.index: [] for _, own, _ in found}
     seen: Counter[tuple[int, bool, bool, int]] = Counter()
@@ -267,6 +290,11 @@ def plans(
     return [plan for plan in turns if plan is not None][:most]
 
 
+def memory_of(properties: Any) -> float:
+    """Bytes a microsecond of a GPU's memory, as kernels/bindings/cuda.h asks for it."""
+    return properties.memory_clock_rate / 1e3 * 2 * properties.memory_bus_width / 8
+
+
 def launches(shape: tuple[int, int], tokens: int, device: torch.device) -> list[Launch]:
     """The launches worth trying for a weight with half of it zeros on this GPU."""
     if device.type != "cuda" or tokens > MOST_TOKENS:
@@ -275,7 +303,8 @@ def launches(shape: tuple[int, int], tokens: int, device: torch.device) -> list[
     if properties.shared_memory_per_block_optin < SHARED_BYTES:
         return []
     hopper = (properties.major, properties.minor) == (9, 0)
-    return plans(shape, tokens, properties.multi_processor_count, hopper=hopper)
+    multiprocessors, memory = properties.multi_processor_count, memory_of(properties)
+    return plans(shape, tokens, multiprocessors, hopper=hopper, memory=memory)
 
 
 def error_of(y: Tensor, x: Tensor, weight: Tensor) -> float:
@@ -318,7 +347,8 @@ def measure(
     units = -(-layer[0] // UNIT_ROWS) * -(-layer[1] // UNIT_COLS)
     unit_lines = packed.tensors["weight_packed"].shape[0] / units
     for n, x in xs.items():
-        found = plans(layer, n, multiprocessors, arguments.most, unit_lines, hopper)
+        memory = memory_of(properties)
+        found = plans(layer, n, multiprocessors, arguments.most, unit_lines, hopper, memory=memory)
         late = [each._replace(is_early=0) for each in found[:2]]
         own: list[Launch | None] = [None, *found, *late]
         for launch in own:

@@ -2,10 +2,12 @@
 """Makes of a sweep's rows one for each product: the launch that is planned, and the fastest one.
 
     python benchmarks/tiled_bitmap/points.py SWEEP.csv... --out POINTS.csv \\
-        --about gpu="NVIDIA H200" multiprocessors=132 shared_bytes=232448 command="..."
+        --about gpu="NVIDIA H200" multiprocessors=132 shared_bytes=232448 memory=4916736 \\
+        command="..."
 
 Needs no GPU, but g++: plans are those of kernels/cuda/tiled_bitmap/linear_plan.cpp as it is, for
-a Hopper of that many multiprocessors and bytes of shared memory. The test of the plans
+a Hopper of that many multiprocessors, bytes of shared memory and, by its clock and width, bytes of
+memory a microsecond. The test of the plans
 (tests/kernels/test_cuda_tiled_bitmap_plan.py) and the tables of docs read the result.
 """
 
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,27 +40,27 @@ class Product(NamedTuple):
     tokens: int
     lines: float
 
-    def asked(self, multiprocessors: int, shared_bytes: int) -> str:
+    def asked(self, gpu: Mapping[str, Any]) -> str:
         """The line that the driver reads."""
         units = math.ceil(self.out / 16) * math.ceil(self.cols / 256)
         numbers = (self.out, self.cols, round(self.lines * units), self.tokens)
-        gpu = (multiprocessors, shared_bytes, 1)
-        return " ".join(map(str, (*numbers, OPERANDS.index(self.values), *gpu)))
+        of_gpu = (gpu["multiprocessors"], gpu["shared_bytes"], 1, gpu["memory"])
+        return " ".join(map(str, (*numbers, OPERANDS.index(self.values), *of_gpu)))
 
 
-def plans(products: Iterable[Product], multiprocessors: int, shared_bytes: int) -> list[str]:
+def plans(products: Iterable[Product], gpu: Mapping[str, Any]) -> list[str]:
     """The numbers of each plan, as text."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "plan"
         sources = (DRIVER, KERNELS / "cuda" / "tiled_bitmap" / "linear_plan.cpp")
         command = ["g++", "-std=c++17", "-O1", f"-I{KERNELS}", *map(str, sources)]
         subprocess.run([*command, "-o", str(program)], check=True)
-        asked = "".join(f"{each.asked(multiprocessors, shared_bytes)}\n" for each in products)
+        asked = "".join(f"{each.asked(gpu)}\n" for each in products)
         ran = subprocess.run([program], input=asked, text=True, check=True, capture_output=True)
     return ran.stdout.splitlines()
 
 
-def points(rows: Iterable[dict[str, str]], multiprocessors: int, shared_bytes: int) -> list[dict]:
+def points(rows: Iterable[dict[str, str]], gpu: Mapping[str, Any]) -> list[dict]:
     """A row for each product; `us` is empty where the planned launch was not measured."""
     times: defaultdict[Product, dict[str, float]] = defaultdict(dict)
     dense: dict[tuple[int, ...], float] = {}
@@ -71,7 +73,7 @@ def points(rows: Iterable[dict[str, str]], multiprocessors: int, shared_bytes: i
             times[product][row["launch"]] = float(row["us"])
     order = sorted(times, key=lambda each: (each.values, each.tokens, each.zeros, each[1:3]))
     found = []
-    for product, planned in zip(order, plans(order, multiprocessors, shared_bytes), strict=True):
+    for product, planned in zip(order, plans(order, gpu), strict=True):
         known = times[product]
         best = min(known, key=known.__getitem__)
         found.append({
@@ -94,7 +96,7 @@ def main() -> None:
     import _results
 
     about: dict[str, Any] = dict(each.split("=", 1) for each in arguments.about)
-    for name in ("multiprocessors", "shared_bytes"):
+    for name in ("multiprocessors", "shared_bytes", "memory"):
         if name not in about:
             made.error(f"a plan depends on {name}: --about {name}=NUMBER")
         about[name] = int(about[name])
@@ -106,7 +108,7 @@ def main() -> None:
     for path in arguments.rows:
         with path.open(newline="") as file:
             rows += csv.DictReader(file)
-    found = points(rows, about["multiprocessors"], about["shared_bytes"])
+    found = points(rows, about)
     _results.write(arguments.out, about, found)
 
 

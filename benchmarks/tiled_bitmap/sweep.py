@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from launches import UNIT_COLS, UNIT_ROWS, Launch, Operands, compiled_shapes, error_of, layer_of
+from launches import (
+    UNIT_COLS,
+    UNIT_ROWS,
+    Launch,
+    Operands,
+    compiled_shapes,
+    error_of,
+    layer_of,
+    memory_of,
+)
 from launches import plans as plans_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -77,7 +86,20 @@ def unit_lines(packed: PackedWeight) -> float:
     return len(packed.tensors["weight_packed"]) / (-(-rows // UNIT_ROWS) * -(-cols // UNIT_COLS))
 
 
-def check(multiprocessors: int, seconds: float, operands: Operands) -> int:
+def near(
+    gpu: Any,
+    shape: tuple[int, int],
+    tokens: int,
+    most: int,
+    packed: PackedWeight,
+    operands: Operands,
+) -> list[Launch]:
+    """The launches of a weight that should be best on a GPU."""
+    lines, memory = unit_lines(packed), memory_of(gpu)
+    return plans_of(shape, tokens, gpu.multi_processor_count, most, lines, True, operands, memory)
+
+
+def check(gpu: Any, seconds: float, operands: Operands) -> int:
     """Holds launches of every shape against float64; the number of those that were wrong."""
     end, wrong, done = time.monotonic() + seconds, 0, 0
     tokens = sorted({own.tokens for own in compiled_shapes(operands)})
@@ -91,7 +113,7 @@ def check(multiprocessors: int, seconds: float, operands: Operands) -> int:
             weight = exact_weight(weight, operands)
             packed = packed_of(weight, operands)
             x = torch.randn(most - number % 3, shape[1], device="cuda").to(dtype)
-            found = plans_of(shape, most, multiprocessors, 8, unit_lines(packed), True, operands)
+            found = near(gpu, shape, most, 8, packed, operands)
             # With a ring of one line every unit is multiplied slowly; three blocks have many steps
             # each.
             slow = [p._replace(ring_lines=1) for p in found[:1] if operands is Operands.NATIVE]
@@ -136,7 +158,7 @@ def measure(
 ) -> int:
     """Writes a row for each launch; the number of those that were wrong."""
     device = torch.device("cuda")
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    gpu = torch.cuda.get_device_properties(device)
     weight = exact_weight(random_weight(layer, 1 - zeros / 100, torch.float16, device), operands)
     x = torch.randn(max(tokens), layer[1], device=device).half()
     wide = exact_x(x, operands).float()
@@ -161,7 +183,7 @@ def measure(
             turn = (turn + 1) % len(copies)
             return copies[turn].linear(own) if plan is None else plan.linear(copies[turn], own)
 
-        found = plans_of(layer, n, multiprocessors, most, unit_lines(packed), True, operands)
+        found = near(gpu, layer, n, most, packed, operands)
         for plan in [None, *found]:
             error = float((call(plan).float() - exact[:n]).abs().max() / exact[:n].abs().max())
             us = microseconds(lambda plan=plan: call(plan), len(copies), stream)
@@ -198,11 +220,11 @@ def main() -> int:
     made.add_argument("--out", type=Path, required=True)
     arguments = made.parse_args()
     begin = time.monotonic()
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    gpu = torch.cuda.get_device_properties(0)
     if arguments.rounded and arguments.values == "native":
         made.error("--rounded multiplies codes by codes: --values int8")
     operands = Operands((arguments.values == "int8") + arguments.rounded)
-    wrong = check(multiprocessors, 12.0, operands)
+    wrong = check(gpu, 12.0, operands)
     fields = ["out", "in", "zeros", "tokens", "values", "lines", "launch", "us", "mb"]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("w", newline="") as file:

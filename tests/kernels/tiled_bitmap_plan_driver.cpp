@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells how the linear kernel of tiled_bitmap is cut; test_cuda_tiled_bitmap_plan.py asks. For each
-// line "rows cols lines tokens operands multiprocessors shared_bytes hopper" of stdin, operands a
-// number of Operands, the numbers of the plan in their order, or the rule that it breaks.
+// line "rows cols lines tokens operands multiprocessors shared_bytes hopper memory" of stdin, operands
+// a number of Operands, the numbers of the plan in their order, or the rule that it breaks.
 #include <cstdio>
 
 #include "cuda/tiled_bitmap/linear_plan.h"
@@ -10,9 +10,11 @@ int main() {
   using namespace flashsparse::tiled_bitmap;
   long long rows, cols, lines, tokens, bytes;
   int operands, multiprocessors, hopper;
-  while (std::scanf("%lld %lld %lld %lld %d %d %lld %d", &rows, &cols, &lines, &tokens, &operands,
-                    &multiprocessors, &bytes, &hopper) == 8) {
-    const flashsparse::Gpu gpu{multiprocessors, bytes, hopper != 0};
+  double memory;
+  while (std::scanf("%lld %lld %lld %lld %d %d %lld %d %lf", &rows, &cols, &lines, &tokens,
+                    &operands, &multiprocessors, &bytes, &hopper, &memory) == 9) {
+    flashsparse::Gpu gpu{multiprocessors, bytes, hopper != 0};
+    gpu.memory = memory;
     const LinearPlan plan =
         plan_linear(rows, cols, lines, tokens, gpu, static_cast<Operands>(operands));
     if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {

@@ -16,10 +16,10 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
-// on an H200 (benchmarks/tiled_bitmap/sweep.py): 2 600 of native values in the ring, 450 of spread
-// ones, 2 000 of codes, 3 500 of codes by codes; docs/kernels-bitmap.md says how well the choices
-// meet the fastest of these. Those of more than 32 tokens are as fitted to 3 000 launches of fewer,
-// before: Hopper GPUs take them for small layers alone.
+// (benchmarks/tiled_bitmap/sweep.py): of native values to 8 900 on an H200 and an H100, beside what
+// memory takes; 2 000 of codes and 3 500 of codes by codes on an H200. docs/kernels-bitmap.md says
+// how well the choices meet the fastest of these. Those of more than 32 tokens are as fitted to
+// 3 000 launches of fewer, before: Hopper GPUs take them for small layers alone.
 struct Costs {
   // Of a step of a block,
   double issue, issue_token, issue_unit;  // for each warp of the fullest scheduler, and its units
@@ -31,13 +31,14 @@ struct Costs {
   double sharing, ragged, part, shared_token;
   // Where every multiprocessor has a block, so that the launch that rounds the next x finds none.
   double full;
+  bool beside_memory = false;  // whether they were fitted beside what memory takes
 };
-constexpr Costs kRingCosts{0.0897, 0.00058, 0.104, 0.0904, 0,        0.0161,
-                           0.0243, 0.731,   0.969, 0.302,  0.000638, 0};
+constexpr Costs kRingCosts{0.17,  8.43e-05, 0.162, 0.165,    0, 0.0349, 0.0315,
+                           0.729, 1.18,     0.414, 0.000582, 0, true};
 constexpr Costs kWideCosts{0.1,   0.00201, 0.0916, 0.0788, 0,       0.0182,
                            0.033, 0.212,   0.712,  0.293,  0.00213, 0};
-constexpr Costs kSpreadCosts{0.345,  0.00345, 0.00411, 0.416, 0.401,   0,
-                             0.0507, 0.27,    1.45,    0.445, 0.00341, 0};
+constexpr Costs kSpreadCosts{0.0245, 0.00469, 0.000524, 0.642,   0.624, 0, 0.0423,
+                             0.642,  0.694,   0.469,    0.00491, 0,     true};
 constexpr Costs kCodesCosts{0.15, 0.00728, 0, 0.57, 0.01, 0, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
 constexpr Costs kRoundedCosts{0.117,  0.00033, 0, 0.286, 0.347,   0,
                               0.0334, 1.62,    0, 0.213, 0.00514, 1.84};
@@ -49,6 +50,9 @@ const Costs& costs_of(const LinearPlan& plan) {
          : plan.info().tokens > 32             ? kWideCosts
                                                : kRingCosts;
 }
+
+// Of what memory could give by its clock, it gives so much.
+constexpr double kMemoryShare = 0.87;
 
 // Units of fewer value lines are spread, where a weight has so many of them.
 constexpr double kFewLines = 18;
@@ -90,8 +94,17 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
           (fullest * (of.issue + of.issue_token * info.tokens + of.issue_unit * info.row_units) +
            of.chain * info.row_units +
            (of.tight + of.tight_line * info.row_units * (kHeadLines + value_lines)) / held) +
-      std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens +
-      (plan.blocks == gpu.multiprocessors ? of.full : 0);
+      std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens;
+  if (of.beside_memory && gpu.memory > 0) {
+    // The longer of both counts; where they are near each other, a little of the other, too.
+    const double bytes =
+        static_cast<double>(units(rows, cols)) * (kHeadLines + value_lines) * kLineBytes;
+    constexpr double kSharpness = 8;
+    total = std::pow(std::pow(total, kSharpness) +
+                         std::pow(bytes / (kMemoryShare * gpu.memory), kSharpness),
+                     1 / kSharpness);
+  }
+  if (plan.blocks == gpu.multiprocessors) total += of.full;
   if (plan.shares_sets(rows)) {
     total += of.sharing + (plan.blocks % sets ? of.ragged : 0) +
              of.part * static_cast<double>(ceil_div(plan.blocks, sets)) +
@@ -203,11 +216,12 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
 LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
                        Operands operands) {
   static std::mutex mutex;
-  static std::map<std::array<int64_t, 8>, LinearPlan> found;
+  static std::map<std::array<int64_t, 9>, LinearPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [place, is_new] =
       found.try_emplace({rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes,
-                         gpu.hopper, static_cast<int64_t>(operands)});
+                         gpu.hopper, static_cast<int64_t>(gpu.memory),
+                         static_cast<int64_t>(operands)});
   if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu, operands);
   return place->second;
 }
