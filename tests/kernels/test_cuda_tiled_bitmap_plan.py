@@ -17,12 +17,14 @@ from plan_drivers import plan_driver
 UNIT_ROWS, UNIT_COLS, HEAD_LINES = 16, 256, 5
 OPERANDS = {"native": 69, "codes": 37, "rounded": 37}  # in the order of operands.h: lines at most
 LARGE = 40_000_000  # elements of a layer
-# Multiprocessors, bytes of shared memory of a block, whether it is a Hopper.
+# Multiprocessors, bytes of shared memory of a block, whether it is a Hopper, and bytes of memory a
+# microsecond by its clock and width.
 GPUS = {
-    "H200": (132, 227 << 10, 1),
-    "A100": (108, 163 << 10, 0),
-    "RTX 4090": (128, 99 << 10, 0),
-    "RTX 4060": (24, 99 << 10, 0),
+    "H200": (132, 227 << 10, 1, 4_916_736),
+    "H100": (132, 227 << 10, 1, 3_352_320),
+    "A100": (108, 163 << 10, 0, 2_039_040),
+    "RTX 4090": (128, 99 << 10, 0, 1_008_096),
+    "RTX 4060": (24, 99 << 10, 0, 0),  # not known
 }
 Product = tuple[int, int, int, int, str]  # rows, cols, lines of the weight, tokens, operands
 Plans = Callable[[str, Iterable[Product]], list[str]]
@@ -49,20 +51,24 @@ def units(rows: int, cols: int) -> int:
 
 def read(name: str) -> list[dict]:
     """Measured products of values, or of codes."""
-    return _results.read(_results.FOLDER / "nvidia-h200" / name)["rows"]
+    return _results.read(_results.FOLDER / name)["rows"]
 
 
-VALUES, CODES = read("tiled_bitmap_sweep.csv"), read("tiled_bitmap_sweep_codes.csv")
+CODES = read("nvidia-h200/tiled_bitmap_sweep_codes.csv")
 JUDGED = {
-    operands: [r for r in VALUES + CODES if r.get("values", "native") == operands]
-    for operands in OPERANDS
+    ("H200", "native"): read("nvidia-h200/tiled_bitmap_sweep.csv"),
+    ("H100", "native"): read("nvidia-h100-80gb-hbm3/tiled_bitmap_sweep.csv"),
+    **{
+        ("H200", operands): [row for row in CODES if row["values"] == operands]
+        for operands in ("codes", "rounded")
+    },
 }
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
-def test_the_plans_are_those_that_were_judged(plans, operands):
+@pytest.mark.parametrize(("gpu", "operands"), JUDGED)
+def test_the_plans_are_those_that_were_judged(plans, gpu, operands):
     """After a change of the plan, measure: benchmarks/tiled_bitmap/sweep.py and points.py."""
-    judged = JUDGED[operands]
+    judged = JUDGED[gpu, operands]
     products = [
         (
             row["out"],
@@ -73,28 +79,34 @@ def test_the_plans_are_those_that_were_judged(plans, operands):
         )
         for row in judged
     ]
-    assert plans("H200", products) == [row["planned"] for row in judged]
+    assert plans(gpu, products) == [row["planned"] for row in judged]
 
 
-@pytest.mark.parametrize("operands", OPERANDS)
-def test_the_planned_launch_is_among_those_that_the_benchmark_measures(operands, monkeypatch):
+@pytest.mark.parametrize(("gpu", "operands"), JUDGED)
+def test_the_planned_launch_is_among_those_that_the_benchmark_measures(gpu, operands, monkeypatch):
     """It ranks launches by the same costs, worked out again."""
     monkeypatch.syspath_prepend(str(KERNELS.parent / "benchmarks"))
     own = importlib.import_module("tiled_bitmap.launches")
     of = own.Operands[operands.upper()]
-    for row in JUDGED[operands][::9]:
+    memory = GPUS[gpu][3]
+    for row in JUDGED[gpu, operands][::9]:
         shape = row["out"], row["in"]
-        found = own.plans(shape, row["tokens"], 132, 6, row["lines"], hopper=True, operands=of)
+        found = own.plans(shape, row["tokens"], 132, 6, row["lines"], True, of, memory)
         assert row["planned"] in [" ".join(map(str, launch)) for launch in found]
 
 
 @pytest.mark.parametrize(
-    ("operands", "average", "worst", "share"),
-    [("native", 1.015, 1.07, 0.98), ("codes", 1.02, 1.1, 0.9), ("rounded", 1.025, 1.2, 0.9)],
+    ("gpu", "operands", "average", "worst", "share"),
+    [
+        ("H200", "native", 1.012, 1.07, 0.98),
+        ("H100", "native", 1.01, 1.07, 0.94),
+        ("H200", "codes", 1.02, 1.1, 0.9),
+        ("H200", "rounded", 1.025, 1.2, 0.9),
+    ],
 )
-def test_planned_launches_are_nearly_the_fastest(operands, average, worst, share):
+def test_planned_launches_are_nearly_the_fastest(gpu, operands, average, worst, share):
     """`worst`: of large layers; `share`: of launches that were measured."""
-    judged = JUDGED[operands]
+    judged = JUDGED[gpu, operands]
     known = [row for row in judged if "us" in row]
     slower = [row["us"] / row["best_us"] for row in known]
     assert len(known) > share * len(judged)
@@ -104,12 +116,20 @@ def test_planned_launches_are_nearly_the_fastest(operands, average, worst, share
 
 
 @pytest.mark.parametrize(
-    ("operands", "within"), [("native", 1.012), ("codes", 1.025), ("rounded", 1.035)]
+    ("gpu", "operands", "within"),
+    [
+        ("H200", "native", 1.012),
+        ("H100", "native", 1.012),
+        ("H200", "codes", 1.025),
+        ("H200", "rounded", 1.035),
+    ],
 )
-def test_more_zeros_are_not_slower(operands, within):
+def test_more_zeros_are_not_slower(gpu, operands, within):
     """But for a few percent, and hardly in large layers; codes take nearly the same time of all."""
     times = {
-        (r["out"], r["in"], r["tokens"], r["zeros"]): r["us"] for r in JUDGED[operands] if "us" in r
+        (r["out"], r["in"], r["tokens"], r["zeros"]): r["us"]
+        for r in JUDGED[gpu, operands]
+        if "us" in r
     }
     slower = []
     for (out, cols, tokens, zeros), us in times.items():
