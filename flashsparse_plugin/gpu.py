@@ -86,6 +86,7 @@ def unpacked_seconds(
     gpu: Gpu,
     reach: float,
     itemsize: int = ITEMSIZE,
+    reading: float = 1.0,
 ) -> float:
     """Estimated time of unpacking a weight for the library's product, and of that product.
 
@@ -96,6 +97,7 @@ def unpacked_seconds(
         gpu: What the estimate knows of the device.
         reach: Share of the bandwidth that unpacking reaches, over what it reads and writes.
         itemsize: Bytes of an unpacked value.
+        reading: How many times as long a byte takes that is read as one that is written.
     """
-    moved = nbytes + shape[0] * shape[1] * itemsize
+    moved = reading * nbytes + shape[0] * shape[1] * itemsize
     return moved / (reach * gpu.memory) + LAUNCH + library_seconds(shape, tokens, gpu)

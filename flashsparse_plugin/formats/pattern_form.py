@@ -111,9 +111,11 @@ class CudaPatternForm(PatternForm):
 
     Attributes:
         sparse: What multiplies it as it lies, for people.
+        reading: How many times as long unpacking takes for a packed byte as for an unpacked one.
     """
 
     sparse: ClassVar[str]
+    reading: ClassVar[float] = 1.0
 
     @abstractmethod
     def sparse_seconds(
@@ -138,5 +140,6 @@ class CudaPatternForm(PatternForm):
     ) -> float:
         if implementation == LIBRARY:
             itemsize = scheme.dtype.itemsize
-            return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY, itemsize)
+            reach, reading = UNPACK_MEMORY, self.reading
+            return unpacked_seconds(shape, nbytes, tokens, gpu, reach, itemsize, reading)
         return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)

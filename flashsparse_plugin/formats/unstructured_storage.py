@@ -21,7 +21,7 @@ from .coded import SCALE
 from .interleaved_bitmap import InterleavedBitmap
 from .unstructured_form import UnstructuredFormat
 
-UNPACK_MEMORY = 0.61
+UNPACK_MEMORY = 0.66
 """Share of the bandwidth that unpacking reaches, over what it reads and writes."""
 
 

@@ -32,6 +32,7 @@ class NMGather(CudaPatternForm):
         "of 16 kept columns are not wider than 256 columns or a group"
     )
     sparse = "kernels that gather x by ldmatrix"
+    reading = 2.6  # fitted to nm_prompts.csv: values go to their columns one by one
     tensor_names = ("gather_values", "gather_index", "weight_scale")
     reference: ClassVar[Reference] = reference
 

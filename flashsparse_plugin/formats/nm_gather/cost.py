@@ -19,7 +19,7 @@ X_BYTES, X_ROWS = 13.0, 128 * 132
 # turns that bank conflicts make of one of a gather; the share of all that it reaches; seconds of
 # what nothing overlaps. Codes widened in a clock are by calculation: 2 instructions each.
 TILE_ROWS, TILE_TOKENS, MMA, SHARED, CONFLICTS = 256, 128, 1000, 128, 1.7
-REACH, ENDS_MANY, WIDENED = 0.8, 7.2e-6, 40
+REACH, ENDS_MANY, WIDENED = 0.72, 7.2e-6, 40
 # Of the packed kernel, which Hopper has, fitted to nm_packed_sweep.csv of an H200, to 6%: the share
 # of the L2's bandwidth that all multiprocessors get at once; by the rows of a tile, which share an
 # index, the tokens that it may have.
@@ -87,8 +87,9 @@ def _many_seconds(
 ) -> float:
     """Transposing x, and the longest of arithmetic, shared memory and the weight's streams."""
     out_features, in_features = shape
-    padded = -(-tokens // 64) * 64
-    values, tiles = nbytes * 8 / bits, padded / min(padded, TILE_TOKENS)  # along the tokens
+    wide = 64 if tokens <= 64 else TILE_TOKENS
+    padded = -(-tokens // wide) * wide
+    values, tiles = nbytes * 8 / bits, padded / wide  # along the tokens
     products = values * padded
     gathered = ITEMSIZE * CONFLICTS * products / min(vector_length, 64)
     weights = nbytes * tiles
