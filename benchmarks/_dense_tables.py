@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import defaultdict
+
 from _markdown import Result, gpu_conditions, markdown
 
 
@@ -58,15 +62,24 @@ def inflections(result: Result) -> str:
 
 
 def sparse_until(result: Result) -> str:
-    """Tokens up to which the sparse kernels are faster than unpacking, by zeros."""
-    found: dict[str, dict[int, str]] = {}
+    """Tokens up to which the sparse kernels are faster than unpacking, by format and zeros: the
+    fewest and the most of any layer, and the median."""
+    found: defaultdict[str, defaultdict[int, list[float]]]
+    found = defaultdict(lambda: defaultdict(list))
     for entry in result["entries"]:
         if "format" in entry:
-            shape = f"[{entry['shape'][0]}, {entry['shape'][1]}]"
             zeros = round(100 * (1 - entry["density"]))
             own = [each for each in entry["ranges"] if each["implementation"] != "library"]
-            until = str(own[-1]["max_tokens"] or "all") if own else "0"
-            found.setdefault(shape, {})[zeros] = until
-    zeros = sorted({each for by_zeros in found.values() for each in by_zeros})
-    cells = [[shape, *(own.get(each, "") for each in zeros)] for shape, own in found.items()]
-    return markdown(["zeros:", *(f"{each}%" for each in zeros)], cells) + origin(result)
+            until = (own[-1]["max_tokens"] or math.inf) if own else 0
+            found[entry["format"]][zeros].append(until)
+
+    def cell(layers: list[float]) -> str:
+        three = min(layers), statistics.median_low(layers), max(layers)
+        return " / ".join("all" if each == math.inf else f"{each}" for each in three)
+
+    every = sorted({zeros for by_zeros in found.values() for zeros in by_zeros})
+    cells = [
+        [f"`{name}`", *(cell(by_zeros[zeros]) for zeros in every)]
+        for name, by_zeros in found.items()
+    ]
+    return markdown(["zeros:", *(f"{each}%" for each in every)], cells) + origin(result)
