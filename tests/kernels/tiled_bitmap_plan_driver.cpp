@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells how the linear kernel of tiled_bitmap is cut; test_cuda_tiled_bitmap_plan.py asks. For each
-// line "rows cols lines tokens operands multiprocessors shared_bytes hopper memory" of stdin, operands
-// a number of Operands, the numbers of the plan in their order, or the rule that it breaks.
+// line "rows cols lines tokens operands multiprocessors shared_bytes hopper memory" of stdin,
+// operands a number of Operands, the numbers of the plan in their order, or the rule that it
+// breaks.
 #include <cstdio>
 
 #include "cuda/tiled_bitmap/linear_plan.h"

@@ -37,7 +37,7 @@ constexpr Costs kRingCosts{0.17,  8.43e-05, 0.162, 0.165,    0, 0.0349, 0.0315,
                            0.729, 1.18,     0.414, 0.000582, 0, true};
 constexpr Costs kWideCosts{0.1,   0.00201, 0.0916, 0.0788, 0,       0.0182,
                            0.033, 0.212,   0.712,  0.293,  0.00213, 0};
-constexpr Costs kSpreadCosts{0.0245, 0.00469, 0.000524, 0.642,   0.624, 0, 0.0423,
+constexpr Costs kSpreadCosts{0.0245, 0.00469, 0.000524, 0.642,   0.624, 0,   0.0423,
                              0.642,  0.694,   0.469,    0.00491, 0,     true};
 constexpr Costs kCodesCosts{0.15, 0.00728, 0, 0.57, 0.01, 0, 0.0298, 2.33, 1.16, 0.142, 0.00475, 0};
 constexpr Costs kRoundedCosts{0.117,  0.00033, 0, 0.286, 0.347,   0,
@@ -100,9 +100,9 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
     const double bytes =
         static_cast<double>(units(rows, cols)) * (kHeadLines + value_lines) * kLineBytes;
     constexpr double kSharpness = 8;
-    total = std::pow(std::pow(total, kSharpness) +
-                         std::pow(bytes / (kMemoryShare * gpu.memory), kSharpness),
-                     1 / kSharpness);
+    total = std::pow(
+        std::pow(total, kSharpness) + std::pow(bytes / (kMemoryShare * gpu.memory), kSharpness),
+        1 / kSharpness);
   }
   if (plan.blocks == gpu.multiprocessors) total += of.full;
   if (plan.shares_sets(rows)) {
@@ -218,10 +218,9 @@ LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens
   static std::mutex mutex;
   static std::map<std::array<int64_t, 9>, LinearPlan> found;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes,
-                         gpu.hopper, static_cast<int64_t>(gpu.memory),
-                         static_cast<int64_t>(operands)});
+  const auto [place, is_new] = found.try_emplace(
+      {rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes, gpu.hopper,
+       static_cast<int64_t>(gpu.memory), static_cast<int64_t>(operands)});
   if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu, operands);
   return place->second;
 }
