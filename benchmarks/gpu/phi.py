@@ -10,7 +10,8 @@ vLLM's but for rounding, and how many parts of a softmax were recomputed, of how
 (sequences times heads, of all layers and steps). Counting takes time, so a further engine counts.
 The engines run one after the other, each in a process of its own since vLLM keeps the memory of its
 CUDA graphs for the process; with graphs of their decode steps and without torch.compile. Without a
-GPU it is vLLM's CPU build that runs; there each row is one part.
+GPU it is vLLM's CPU build that runs; there each row is one part. What an engine found is saved
+before the next one starts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -162,16 +163,13 @@ def alone(function: Callable[..., Found], *arguments: Any) -> Found:
         return process.submit(function, *arguments).result()
 
 
-def measure(arguments: argparse.Namespace) -> tuple[list[Row], Row]:
-    """A row for each attention, and what the counting engine found."""
-    text = arguments.text.read_text()
-    prompts = prompts_of(arguments.model, text, arguments.sequences, arguments.prompt)
-    found = {name: alone(texts_and_time, arguments, name, prompts) for name in ATTENTION}
-    rows = [
-        {"attention": name, "ms_per_token": round(ms, 3)} | _agreement(found[VLLM][0], said)
-        for name, (said, ms) in found.items()
-    ]
-    return rows, alone(recomputed, arguments, prompts)
+def measure(arguments: argparse.Namespace, prompts: Prompts) -> Iterator[Row]:
+    """A row for each attention."""
+    baseline = None
+    for name in ATTENTION:
+        said, ms = alone(texts_and_time, arguments, name, prompts)
+        baseline = baseline or said
+        yield {"attention": name, "ms_per_token": round(ms, 3)} | _agreement(baseline, said)
 
 
 def _agreement(baseline: dict[str, list[Text]], found: dict[str, list[Text]]) -> Row:
@@ -219,11 +217,17 @@ def main() -> None:
     about |= {key: getattr(arguments, key) for key in ("sequences", "prompt", "tokens", "eager")}
     about["phi_layers"] = sum(layer is not None for layer in entry.layers)
     about |= machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    rows, counted = measure(arguments)
-    show(rows, counted, about)
     folder = _results.folder_of(about.get("gpu", about["cpu"]))
     path = arguments.out or folder / f"phi-{about['model'].lower()}.csv"
+    text = arguments.text.read_text()
+    prompts = prompts_of(arguments.model, text, arguments.sequences, arguments.prompt)
+    rows: list[Row] = []
+    for row in measure(arguments, prompts):
+        rows.append(row)
+        _results.write(path, about, rows)
+    counted = alone(recomputed, arguments, prompts)
     _results.write(path, about | counted, rows)
+    show(rows, counted, about)
     print(f"written to {path}")
     if not all(row["explained"] for row in rows):
         raise SystemExit(1)
