@@ -303,8 +303,13 @@ def launches(shape: tuple[int, int], tokens: int, device: torch.device) -> list[
     if properties.shared_memory_per_block_optin < SHARED_BYTES:
         return []
     hopper = (properties.major, properties.minor) == (9, 0)
-    multiprocessors, memory = properties.multi_processor_count, memory_of(properties)
-    return plans(shape, tokens, multiprocessors, hopper=hopper, memory=memory)
+    return plans(
+        shape,
+        tokens,
+        properties.multi_processor_count,
+        hopper=hopper,
+        memory=memory_of(properties),
+    )
 
 
 def error_of(y: Tensor, x: Tensor, weight: Tensor) -> float:
@@ -330,6 +335,7 @@ def measure(
     stopwatch = Stopwatch(device, arguments.replays)
     properties = torch.cuda.get_device_properties(device)
     multiprocessors, hopper = properties.multi_processor_count, properties.major == 9
+    memory = memory_of(properties)
     weight = random_weight(layer, 1 - zeros / 100, dtype, device)
     dense = _measure.Rotation(weight.clone, weight.nbytes, cold_bytes(device))
     turned = _measure.Rotation(weight.T.contiguous, weight.nbytes, cold_bytes(device))
@@ -347,7 +353,6 @@ def measure(
     units = -(-layer[0] // UNIT_ROWS) * -(-layer[1] // UNIT_COLS)
     unit_lines = packed.tensors["weight_packed"].shape[0] / units
     for n, x in xs.items():
-        memory = memory_of(properties)
         found = plans(layer, n, multiprocessors, arguments.most, unit_lines, hopper, memory=memory)
         late = [each._replace(is_early=0) for each in found[:2]]
         own: list[Launch | None] = [None, *found, *late]

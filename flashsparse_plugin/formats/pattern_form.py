@@ -139,7 +139,13 @@ class CudaPatternForm(PatternForm):
         gpu: Gpu,
     ) -> float:
         if implementation == LIBRARY:
-            itemsize = scheme.dtype.itemsize
-            reach, reading = UNPACK_MEMORY, self.reading
-            return unpacked_seconds(shape, nbytes, tokens, gpu, reach, itemsize, reading)
+            return unpacked_seconds(
+                shape,
+                nbytes,
+                tokens,
+                gpu,
+                reach=UNPACK_MEMORY,
+                itemsize=scheme.dtype.itemsize,
+                reading=self.reading,
+            )
         return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
