@@ -110,7 +110,12 @@ def convert_checkpoint(
     refuse_overlap(directory.path.resolve(), Path(out).resolve())
     require_room(Path(out))
     directory = directory.with_weights(settings.dtype)
-    stored, choices = StoredModel(directory), list[str]()
+    stored, choices = StoredModel(directory, split=True), list[str]()
+    directory = stored.directory
+    try:
+        stored.checkpoint.refuse_incomplete(stored.model, settings.config.ignore)
+    except FormatError as error:
+        raise CheckpointError(f"{directory.path}: {error}") from None
     on_progress = on_progress or (lambda done, total, what: None)
     if target is not None:
         settings, choices = settle(settings, directory, stored, target, on_progress)
@@ -333,10 +338,9 @@ class _Conversion:
             for shard in staging.finished
             for info in read_header(staging.path / shard["file"])
         }
-        absent = self.stored.checkpoint.missing(model)
         config = FlashSparseConfig(**self._quantization_config())
         try:
-            Checkpoint.read(model, written).place(model, config, absent)
+            Checkpoint.read(model, written).place(model, config)
         except FormatError as error:
             raise CheckpointError(
                 f"{self.report.source} cannot be packed so that it loads: {error} --ignore "

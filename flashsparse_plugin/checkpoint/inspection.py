@@ -150,7 +150,8 @@ def inspect_checkpoint(
         notes=[*directory.notes],
     )
     packed = packed_names(directory.tensors)
-    stored = StoredModel(directory)
+    stored = StoredModel(directory, split=True)
+    directory = stored.directory
     linears = [
         (linear, packed.get(linear.stored, {}))
         for linear in stored.linears

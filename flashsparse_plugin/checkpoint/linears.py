@@ -20,6 +20,7 @@ from ..modules import experts_of, is_linear, is_transposed, shape_of, why_not_li
 from ..names import LM_HEAD
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .reader import CheckpointError, ModelDirectory, TensorInfo
+from .split import split_weights
 from .stored import Checkpoint
 
 if TYPE_CHECKING:
@@ -174,8 +175,12 @@ def model_class(config: Any) -> type[PreTrainedModel]:
 class StoredModel:
     """A model directory as transformers sees it.
 
-    Attributes:
+    Args:
         directory: The directory.
+        split: Show the weights of linear layers that the files hold in one tensor as one each.
+
+    Attributes:
+        directory: The directory, as it is shown.
         model: The model on the meta device, without memory for its weights.
         checkpoint: The tensors of the directory by their names in the model.
         linears: The linear layers, and what only looks like one.
@@ -186,9 +191,11 @@ class StoredModel:
         FormatError: For a packed weight that is part of another in the model.
     """
 
-    def __init__(self, directory: ModelDirectory):
+    def __init__(self, directory: ModelDirectory, split: bool = False):
         self.directory, self.model = directory, build_on_meta(directory)
-        self.checkpoint = Checkpoint.read(self.model, directory.tensors)
+        if split:
+            self.directory = directory.with_tensors(split_weights(self.model, directory.tensors))
+        self.checkpoint = Checkpoint.read(self.model, self.directory.tensors)
         self.linears = [*self._linears()]
         if not any(linear.stored for linear in self.linears):
             raise CheckpointError(

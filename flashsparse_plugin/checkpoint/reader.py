@@ -171,6 +171,12 @@ class ModelDirectory:
         other.notes = stated.notes
         return other
 
+    def with_tensors(self, tensors: Mapping[str, TensorInfo]) -> ModelDirectory:
+        """The same directory, with these entries of tensors."""
+        other = copy(self)
+        other.tensors = dict(tensors)
+        return other
+
     @property
     def _dtypes_named(self) -> list[Any]:
         return [self.config.get("dtype"), self.config.get("torch_dtype")]

@@ -8,7 +8,9 @@ converting alike. Everything here is known from the headers, before any tensor i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from ..config import FlashSparseConfig
 from ..formats import packed_names
 from ..matching import matches
 from ..modules import linear_modules, shape_of
+from ..names import DENSE
 from ..packed import FormatError, PackedWeight
 from .headers import TensorInfo, natural
 
@@ -59,7 +62,7 @@ class Checkpoint:
         Raises:
             FormatError: For a packed weight that the loader would merge with others or split.
         """
-        names = _Names(model)
+        names = Names(model, model.state_dict())
         checkpoint = cls()
         packed = {
             key: (layer, own)
@@ -92,7 +95,7 @@ class Checkpoint:
         checkpoint._check_names(names)
         return checkpoint
 
-    def _check_names(self, names: _Names) -> None:
+    def _check_names(self, names: Names) -> None:
         """Raises FormatError where the loader would not find a packed tensor by its own name.
 
         Which layer it belongs to was asked by the name of the dense weight.
@@ -114,24 +117,59 @@ class Checkpoint:
 
         transformers would fill them with random numbers.
         """
-        known = self.dense.keys() | self.made.keys()
-        aliases = _aliases(model)
-        weights = {name: f"{name}.weight" for name in linear_modules(model)}
-        return [
-            name
-            for name, weight in weights.items()
-            if name not in self.packed and not known & aliases.get(weight, {weight})
+        weights = {f"{name}.weight": name for name in linear_modules(model)}
+        return [weights[key] for key in self._absent(model, weights)]
+
+    def refuse_incomplete(self, model: PreTrainedModel, ignore: Sequence[str] = ()) -> None:
+        """Raises FormatError for a tensor of the model that transformers would make up.
+
+        What is packed must be a whole model. Of the class's own are only a head, beside the base
+        model, and the base model's pooler: such a layer may be new, and trained later.
+
+        Args:
+            model: A skeleton without packed layers.
+            ignore: Names and patterns of layers that may be missing, as they are left dense.
+        """
+        expected = model.state_dict()
+        unknown = [
+            *(self.stored_as[key] for key in self.dense if key not in expected),
+            *(self.stored_as[name] for name in self.packed if f"{name}.weight" not in expected),
         ]
+        beside = f" (it has {unknown[0]!r}, which the model lacks)" if unknown else ""
+        may_lack = [re.compile(each) for each in model._keys_to_ignore_on_load_missing or ()]
+        for key in self._absent(model, expected):
+            layer, _, own = key.rpartition(".")
+            if _is_own(model, key) or matches(layer, ignore):
+                continue
+            if any(pattern.search(key) for pattern in may_lack):
+                continue
+            raise FormatError(
+                f"layer {layer!r}: its {own} {list(expected[key].shape)} is not in the "
+                f"checkpoint{beside}, and transformers would make it up. Remedy: fetch the "
+                "checkpoint again, or use a release of transformers that knows its names; ignore= "
+                "leaves the layer dense and as transformers makes it"
+            )
+
+    def _absent(self, model: PreTrainedModel, keys: Iterable[str]) -> list[str]:
+        """Those of some tensors of the model that the checkpoint has in no form."""
+        known = self.dense.keys() | self.made.keys() | {f"{name}.weight" for name in self.packed}
+        aliases = _aliases(model)
+        return [key for key in keys if not known & aliases.get(key, {key})]
 
     def place(
-        self, model: PreTrainedModel, config: FlashSparseConfig, absent: Sequence[str] = ()
+        self, model: PreTrainedModel, config: FlashSparseConfig, ignore: Sequence[str] = ()
     ) -> dict[str, PackedWeight]:
         """Returns the packed layers of a model as the headers describe them.
+
+        A layer that the checkpoint does not have is one that this class of model adds (a new head,
+        a pooler, cross-attention), and left to transformers, unless something says that it was
+        there: config.json has a packed scheme for it by name, or the checkpoint has the same layer
+        in another block of the model.
 
         Args:
             model: A skeleton without packed layers.
             config: What names the schemes.
-            absent: Names and patterns of layers that the checkpoint need not have.
+            ignore: Names and patterns of layers that config.json or the model calls dense.
 
         Raises:
             FormatError: Where the model and the checkpoint do not belong together: a tensor is
@@ -139,8 +177,10 @@ class Checkpoint:
         """
         linears = linear_modules(model)
         self._refuse_other_modules(model, linears)
+        present = {_kind(name.removesuffix(".weight")) for name in self.dense.keys() | self.packed}
         for name in self.missing(model):
-            if not matches(name, absent):
+            named = name in config.layers and config.layers[name].format != DENSE
+            if named or (_kind(name) in present and not matches(name, ignore)):
                 raise FormatError(
                     f"layer {name!r} is not in the checkpoint, neither packed nor dense. {_REMEDY}"
                 )
@@ -172,7 +212,7 @@ class Checkpoint:
                 f"layer {name!r}, {scheme.format.name} weight of shape {list(shape)}: {error}. "
                 f"{_REMEDY}"
             ) from None
-        if bias and f"{name}.bias" not in self.dense:
+        if bias and f"{name}.bias" not in self.dense.keys() | self.made.keys():
             raise FormatError(f"layer {name!r}: its bias is not in the checkpoint. {_REMEDY}")
         return packed
 
@@ -193,6 +233,19 @@ class Checkpoint:
             )
 
 
+def _kind(name: str) -> str:
+    """What the same layers of all blocks of a model share: their name without numbers."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def _is_own(model: PreTrainedModel, key: str) -> bool:
+    """Whether a tensor is of a part that classes of a model add: a head, or the pooler."""
+    base, prefix = model.base_model, f"{model.base_model_prefix}."
+    if base is not model and not key.startswith(prefix):
+        return True
+    return "pooler" in key.removeprefix(prefix).split(".")[:-1]
+
+
 def _aliases(model: PreTrainedModel) -> dict[str, set[str]]:
     """For each parameter that is tied to others all of their names."""
     groups: dict[str, set[str]] = {}
@@ -201,23 +254,49 @@ def _aliases(model: PreTrainedModel) -> dict[str, set[str]]:
     return {name: group for group in groups.values() for name in group}
 
 
-class _Names:
-    """transformers' own answer to what a tensor of a file becomes in a model."""
+class Names:
+    """transformers' own answer to what a tensor of a file becomes in a model.
 
-    def __init__(self, model: PreTrainedModel):
+    Args:
+        model: The model.
+        state: Its tensors by name, of which the names alone count.
+    """
+
+    def __init__(self, model: PreTrainedModel, state: Mapping[str, Tensor]):
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
         transforms: list[Any] = get_model_conversion_mapping(model)
         self.renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
         self.converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
-        self.prefix, self.skeleton = model.base_model_prefix, model.state_dict()
+        self.model, self.prefix, self.skeleton = model, model.base_model_prefix, dict(state)
 
     def of(self, key: str) -> tuple[str, list[str]]:
         """Returns a tensor's name in the model, and what the loader makes of it and of others.
 
         The list is empty for a tensor that the loader takes as it is.
         """
+        target, pattern = self._renamed(key)
+        if pattern is None:
+            return target, []
+        first, *more = self._converter(pattern).target_patterns
+        return target, [target, *(target.replace(first, other) for other in more)]
+
+    def parts(self, key: str, tensor: Tensor) -> dict[str, Tensor]:
+        """What the loader makes of one tensor alone, by names in the model.
+
+        Args:
+            key: Its name in the file, of which `of` says that something is made.
+            tensor: The tensor, or one like it on the meta device.
+        """
+        target, pattern = self._renamed(key)
+        assert pattern is not None
+        converter = deepcopy(self._converter(pattern))
+        converter.add_tensor(target, key, pattern, tensor)
+        made = converter.convert(target, model=self.model, config=self.model.config)
+        return {name: part[0] if isinstance(part, list) else part for name, part in made.items()}
+
+    def _renamed(self, key: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
 
         target, pattern = rename_source_key(
@@ -225,8 +304,7 @@ class _Names:
         )
         if target not in self.skeleton and key in self.skeleton:
             target, pattern = rename_source_key(key, [], [], self.prefix, self.skeleton)
-        if pattern is None:
-            return target, []
-        converter = next(each for each in self.converters if pattern in each.source_patterns)
-        first, *more = converter.target_patterns
-        return target, [target, *(target.replace(first, other) for other in more)]
+        return target, pattern
+
+    def _converter(self, pattern: str) -> Any:
+        return next(each for each in self.converters if pattern in each.source_patterns)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.quantizers.base import HfQuantizer
 
-from flashsparse_plugin.checkpoint.checksums import checksum, verify
+from flashsparse_plugin.checkpoint.checksums import verify
 from flashsparse_plugin.checkpoint.explanations import about_experts
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.headers import CHECKSUM, TensorInfo
+from flashsparse_plugin.checkpoint.headers import TensorInfo
 from flashsparse_plugin.checkpoint.linears import kind_of
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
@@ -36,12 +35,13 @@ from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
 from flashsparse_plugin.names import DEFAULT_FORMAT
-from flashsparse_plugin.packed import FormatError, PackedWeight, dtype_name
+from flashsparse_plugin.packed import FormatError, dtype_name
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
 from .headers import packed_headers, read_headers, refuse_odd_files
 from .layers import has_offload_hook, is_offloaded, sparse_layers, stored_weight
+from .saving import state_and_metadata
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -153,9 +153,11 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
-        checkpoint = Checkpoint.read(model, infos)
+        checkpoint, ignored = Checkpoint.read(model, infos), self._ignored(model)
+        if self.shown is not None:
+            checkpoint.refuse_incomplete(model, ignored)
         self.infos = checkpoint.infos
-        for name, packed in checkpoint.place(model, config, self._ignored(model)).items():
+        for name, packed in checkpoint.place(model, config, ignored).items():
             linear = model.get_submodule(name)
             self.conversion.replaced[name] = type(linear)
             bias = linear.bias is not None
@@ -172,6 +174,8 @@ class FlashSparseQuantizer(HfQuantizer):
         _warn_of_experts(model, config.ignore)
         refuse_unmarked(infos, None, Path(model.config.name_or_path))
         checkpoint = Checkpoint.read(model, infos)
+        if infos:  # which a model that is given by state_dict= has none of
+            checkpoint.refuse_incomplete(model, config.ignore)
         dense = checkpoint.dense
         for name, linear in linear_modules(model).items():
             scheme = config.scheme_of(name)
@@ -244,6 +248,7 @@ class FlashSparseQuantizer(HfQuantizer):
             if self.pre_quantized:
                 self._check_and_prepare(name, layer)
             elif not has_offload_hook(layer):
+                _require_bias(name, layer)
                 layer.prepare()
             layer.compute_dtype = self.dtype
         for name, tensor in _floats(model):
@@ -345,29 +350,10 @@ class FlashSparseQuantizer(HfQuantizer):
     def get_state_dict_and_metadata(
         self, model: PreTrainedModel
     ) -> tuple[dict[str, torch.Tensor] | None, dict[str, str]]:
-        """What is saved, and the checksums of its packed tensors for the metadata of the files.
-
-        transformers asks before it cuts the tensors into files, so each file has the checksums of
-        all, and before it gives them the names of the original checkpoint, if it does: a checksum
-        stands there under both names.
-        """
+        """What is saved, and the metadata of the files; see `saving.state_and_metadata`."""
         if getattr(model, "_hf_peft_config_loaded", False):  # then only the adapter is saved
             return None, {}
-        state, packed, metadata = model.state_dict(), {}, {}
-        for name, layer in sparse_layers(model):
-            tensors = {
-                own: state[f"{name}.{own}"]
-                for own in layer.scheme.format.tensors(layer.scheme, layer.shape)
-            }
-            packed |= {f"{name}.{own}": tensor for own, tensor in tensors.items()}
-            weight = PackedWeight(layer.scheme, layer.shape, tensors)
-            if has_offload_hook(layer):
-                weight = stored_weight(layer)
-            metadata |= {f"{name}.{own}": checksum(weight, own) for own in tensors}
-        renamed = revert_weight_conversion(model, packed)
-        names = {id(tensor): name for name, tensor in renamed.items()}
-        metadata |= {names.get(id(packed[name]), name): value for name, value in metadata.items()}
-        return state, {CHECKSUM + name: value for name, value in metadata.items()}
+        return state_and_metadata(model)
 
     # What the model can do.
 
@@ -382,6 +368,15 @@ class FlashSparseQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+def _require_bias(name: str, layer: SparseLinear) -> None:
+    """Refuses a bias that nothing has loaded: `state_dict=` tells only then what it has."""
+    if layer.bias is not None and not getattr(layer.bias, "_is_hf_initialized", False):
+        raise FormatError(
+            f"layer {name!r}: its bias [{layer.out_features}] is not in the state_dict. Remedy: "
+            "give it, zeros where it has none"
+        )
 
 
 def _floats(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `save_pretrained` writes of a packed model.
+
+transformers gives tensors the names, and joins them into the tensors, that the original checkpoint
+had (`revert_weight_conversion`). Packed tensors may be renamed. Joined they would be streams one
+after the other, which nothing can read, so layers that were split while loading stay apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+from flashsparse_plugin.checkpoint.checksums import checksum
+from flashsparse_plugin.checkpoint.headers import CHECKSUM
+from flashsparse_plugin.checkpoint.stored import Names
+from flashsparse_plugin.packed import FormatError, PackedWeight
+
+from .layers import has_offload_hook, sparse_layers, stored_weight
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
+
+def state_and_metadata(model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is saved of a model, and the checksums of its packed tensors for the files' metadata.
+
+    transformers asks before it cuts the tensors into files, so each file has the checksums of all,
+    and before it gives them the names of the original checkpoint, if it does: a checksum stands
+    there under both names. From here on the model no longer knows the conversions that would join
+    packed tensors, so dense layers that these would join are saved apart, too.
+
+    Raises:
+        FormatError: For a packed layer that would not be found under the name that it gets.
+    """
+    state, packed, metadata = model.state_dict(), {}, {}
+    layer_of: dict[str, str] = {}
+    for name, layer in sparse_layers(model):
+        tensors = {
+            own: state[f"{name}.{own}"]
+            for own in layer.scheme.format.tensors(layer.scheme, layer.shape)
+        }
+        packed |= {f"{name}.{own}": tensor for own, tensor in tensors.items()}
+        layer_of |= dict.fromkeys((f"{name}.{own}" for own in tensors), name)
+        weight = PackedWeight(layer.scheme, layer.shape, tensors)
+        if has_offload_hook(layer):
+            weight = stored_weight(layer)
+        metadata |= {f"{name}.{own}": checksum(weight, own) for own in tensors}
+    _forget_converters(model, packed)
+    renamed = {id(tensor): key for key, tensor in revert_weight_conversion(model, packed).items()}
+    keys = {name: renamed.get(id(tensor), name) for name, tensor in packed.items()}
+    names = Names(model, state)
+    for name, key in keys.items():
+        if names.of(key) != (name, []):
+            raise FormatError(
+                f"layer {layer_of[name]!r}: its tensor {name!r} would be saved as {key!r}, and "
+                f"transformers would load that as {names.of(key)[0]!r}. Remedy: "
+                "save_pretrained(..., save_original_format=False), or `flashsparse convert`"
+            )
+    metadata |= {key: metadata[name] for name, key in keys.items()}
+    return state, {CHECKSUM + name: value for name, value in metadata.items()}
+
+
+def _forget_converters(model: PreTrainedModel, packed: Collection[str]) -> None:
+    """Removes those conversions of a model whose way back would take any of some tensors."""
+    known = getattr(model, "_weight_conversions", None)
+    if known is None:
+        return
+    model._weight_conversions = [
+        each
+        for each in known
+        if not isinstance(each, WeightConverter)
+        or not _takes_any(each.reverse_transform(), packed)
+    ]
+
+
+def _takes_any(converter: WeightConverter, names: Collection[str]) -> bool:
+    return any(converter.rename_source_key(name)[1] is not None for name in names)
