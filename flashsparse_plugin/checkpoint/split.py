@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of linear layers that transformers splits out of one tensor of a file, such as q, k and v.
+"""Weights of linear layers that transformers splits out of one tensor of a file (q, k and v).
 
 Each is shown as an entry of its own, under its name in the model: packed it can be read back under
 that name, which a part of a packed tensor could not.
