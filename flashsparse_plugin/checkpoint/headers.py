@@ -61,6 +61,11 @@ class TensorInfo:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def weight_shape(self) -> tuple[int, ...] | None:
+        """The shape that the file states for the weight that this tensor is a packed part of."""
+        return None
+
+    @property
     def bytes_stored(self) -> int:
         """What it takes in its file."""
         return self.nbytes

@@ -207,6 +207,16 @@ def test_codes_that_are_nan_are_refused_where_they_are_unpacked(copy):
         ModelDirectory(copy).with_weights().tensors[f"{DOWN}.weight"].read()
 
 
+@of("int4-packed")
+@pytest.mark.parametrize("read", [inspect_checkpoint, convert_checkpoint])
+def test_the_files_shape_is_held_against_the_models(copy, read, tmp_path):
+    """One that packs to tensors of the same shapes, so that nothing else tells of it."""
+    edit_weights(copy, change(DOWN, "weight_shape", lambda t: t - torch.tensor([0, 1])))
+    arguments = (copy,) if read is inspect_checkpoint else (copy, tmp_path / "out")
+    with pytest.raises(CheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
+        read(*arguments)
+
+
 @of("int8")
 def test_zero_points_may_be_zeros(copy):
     zeros = torch.zeros(32, 1, dtype=torch.int8)

@@ -105,3 +105,11 @@ def test_one_without_zeros_is_refused_by_its_layer(tmp_path):
     edit_weights(path, lambda tensors: tensors[f"{DOWN}.weight"].bitwise_or_(1))
     with pytest.raises(CheckpointError, match=f"{DOWN}.*2:4, int8.*with vLLM alone"):
         tiny.load(path)
+
+
+def test_the_files_shape_is_held_against_the_models(tmp_path):
+    path = written("int4-packed", tmp_path / "written")
+    shape = torch.tensor([32, 63])  # packs to tensors of the same shapes
+    edit_weights(path, lambda tensors: tensors.update({f"{DOWN}.weight_shape": shape}))
+    with pytest.raises(CheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
+        tiny.load(path)

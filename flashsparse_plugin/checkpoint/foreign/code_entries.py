@@ -272,6 +272,10 @@ class PackedInfo(TensorInfo):
         return self.packed.scheme
 
     @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return self.weight.codes.shape
+
+    @property
     def bytes_stored(self) -> int:
         first = self.scheme.format.tensor_names[0]
         return self.weight.bytes_stored if self.name.endswith(f".{first}") else 0

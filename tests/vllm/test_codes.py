@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that another tool quantized, as vLLM's front end takes and checks them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import edit_weights
+from foreign_checkpoints import written
+
+from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
+from flashsparse_plugin.integrations.vllm.codes import take
+from flashsparse_plugin.integrations.vllm.preflight import DamagedCheckpointError, check_checkpoint
+
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def taken(folder, **settings):
+    """The configuration by which vLLM serves a checkpoint, with settings of a user."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    asked = QuantizedConfig.of(config, QuantizedConfig(foreign=config) if settings else None)
+    model = SimpleNamespace(model=str(folder), dtype=torch.bfloat16)
+    return take(asked, settings, model, SimpleNamespace(download_dir=None))
+
+
+def test_the_files_shape_is_held_against_the_models(tmp_path):
+    folder = written("int4-packed", tmp_path / "written")
+    check_checkpoint(folder, taken(folder))
+    other = written("int4-packed", tmp_path / "other")
+    shape = torch.tensor([32, 63])
+    edit_weights(other, lambda tensors: tensors.update({f"{DOWN}.weight_shape": shape}))
+    with pytest.raises(DamagedCheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
+        check_checkpoint(other, taken(other))
