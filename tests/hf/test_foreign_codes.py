@@ -5,7 +5,7 @@ import pytest
 import tiny
 import torch
 from checkpoints import edit_weights
-from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, written
+from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, unstructured, written
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError
@@ -113,3 +113,12 @@ def test_the_files_shape_is_held_against_the_models(tmp_path):
     edit_weights(path, lambda tensors: tensors.update({f"{DOWN}.weight_shape": shape}))
     with pytest.raises(CheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
         tiny.load(path)
+
+
+def test_zeros_without_a_pattern_need_no_option_by_the_name_that_recipes_have(tmp_path):
+    path = unstructured(written("int8", tmp_path / "written"), "0:0")
+    for given in ({}, {"quantization_config": fs.FlashSparseConfig()}):
+        schemes = {
+            each.scheme.title for each in tiny.sparse_layers(tiny.load(path, **given)).values()
+        }
+        assert schemes == {"tiled_bitmap(int8)"}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import edit_weights
-from foreign_checkpoints import written
+from foreign_checkpoints import unstructured, written
 
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.integrations.vllm.codes import take
@@ -32,3 +32,9 @@ def test_the_files_shape_is_held_against_the_models(tmp_path):
     edit_weights(other, lambda tensors: tensors.update({f"{DOWN}.weight_shape": shape}))
     with pytest.raises(DamagedCheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
         check_checkpoint(other, taken(other))
+
+
+def test_zeros_without_a_pattern_need_no_option_by_the_name_that_recipes_have(tmp_path):
+    folder = unstructured(written("int8", tmp_path / "written"), "0:0")
+    assert taken(folder).format == "tiled_bitmap"
+    check_checkpoint(folder, taken(folder))

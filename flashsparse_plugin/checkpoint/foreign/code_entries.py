@@ -124,8 +124,10 @@ class CodesInfo(TensorInfo):
         except FormatError as error:
             raise CheckpointError(
                 f"{self.path}: layer {self.layer!r} {list(self.shape)}, quantized by "
-                f"compressed-tensors, cannot be packed to {scheme.title}: {error}. A quantized "
-                "model without these zeros gains nothing here: serve it with vLLM alone"
+                f"compressed-tensors, cannot be packed to {scheme.title}: {error}. Codes are "
+                "not pruned: prune the model before it is quantized, or pack any zeros with "
+                "`flashsparse convert --format tiled_bitmap`. A model without zeros gains nothing "
+                "here: serve it with vLLM alone"
             ) from None
 
     def read(self) -> Tensor:
