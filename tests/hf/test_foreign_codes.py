@@ -122,3 +122,19 @@ def test_zeros_without_a_pattern_need_no_option_by_the_name_that_recipes_have(tm
             each.scheme.title for each in tiny.sparse_layers(tiny.load(path, **given)).values()
         }
         assert schemes == {"tiled_bitmap(int8)"}
+
+
+def test_nm_vector_needs_no_pattern_beside_codes(tmp_path):
+    """It is config.json's, else 2:4; one that is dense still needs it."""
+    path = written("int8", tmp_path / "written")
+    edit_groups(path, sparsity_config={})
+    asked = fs.FlashSparseConfig(format="nm_vector")
+    schemes = {
+        each.scheme.title
+        for each in tiny.sparse_layers(tiny.load(path, quantization_config=asked)).values()
+    }
+    assert schemes == {"nm_vector(2:4, int8)"}
+    dense = tmp_path / "dense"
+    tiny.build("llama").save_pretrained(dense)
+    with pytest.raises(FormatError, match="nm_vector needs the option 'n'"):
+        tiny.load(dense, quantization_config=asked)
