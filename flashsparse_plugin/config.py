@@ -32,6 +32,8 @@ from .packed import FormatError, Scheme
 
 logger = logging.getLogger(__name__)
 
+PATTERN: Final = {"n": 2, "m": 4}
+"""By their options, the zeros of codes whose checkpoint tells of none."""
 MAX_IGNORED: Final = 4096  # names and patterns; each is compared with every layer
 MAX_LAYERS: Final = 100_000  # above the linear layers of any model
 Name = Annotated[str, Field(max_length=1000)]  # of a module, or a pattern
@@ -79,6 +81,7 @@ class FlashSparseConfig(BaseModel):
         layers: Layers that differ from the rest, by name: a scheme of their own, or "dense".
             Stronger than `ignore`.
         options: Options of the format (nm_vector: n, m, vector_length, values, group, activations).
+            n and m may be left out for a checkpoint that another tool quantized, which names them.
         dequantize: Unpack while loading and run dense. Not written to disk.
         batch: Sequences decoded at once, for which "auto" chooses. Not written to disk.
         prompts: What multiplies prompts by 2:4 weights of bfloat16 on a GPU: "own" kernels, or
@@ -155,7 +158,10 @@ class FlashSparseConfig(BaseModel):
         if self.is_open and self.options:
             raise ValueError(f'format="{AUTO}" chooses the options, too: leave them out')
         self._check_prompts()
-        scheme = self._scheme(LayerConfig(format=self.format), ())
+        own = LayerConfig(format=self.format)
+        if self._lacks_pattern():
+            own.options = {**PATTERN, **self.options}  # to judge what is named beside it
+        scheme = self._scheme(own, ())
         for name, layer in self.layers.items():
             try:
                 self._scheme(layer, ())
@@ -170,6 +176,24 @@ class FlashSparseConfig(BaseModel):
                 printable(", ".join(sorted(self.__pydantic_extra__))),
             )
         return self
+
+    def _lacks_pattern(self) -> bool:
+        """Whether the format needs a pattern, and nothing of one is named."""
+        if self.is_open or self.format == DENSE:
+            return False
+        fields = get_format(self.format).Options.model_fields
+        return all(n in fields and fields[n].is_required() for n in PATTERN) and not (
+            PATTERN.keys() & self.options
+        )
+
+    def require_pattern(self) -> None:
+        """Raises FormatError where the format needs a pattern and none is named.
+
+        Only a checkpoint that another tool quantized does without: it brings its own, and is 2:4
+        where it tells of none.
+        """
+        if self._lacks_pattern():
+            self._scheme(LayerConfig(format=self.format), ())
 
     def _check_prompts(self) -> None:
         """Refuses a choice of the machine among what is stored, and beside formats to be chosen."""
@@ -208,6 +232,7 @@ class FlashSparseConfig(BaseModel):
                 "and a packed one names its formats. Remedy: fetch it again, or convert the dense "
                 "model with `flashsparse convert`"
             )
+        self.require_pattern()
 
     def settled(self, chosen: Mapping[str, tuple[Scheme | None, str]]) -> FlashSparseConfig:
         """The configuration once each layer's format is chosen: that of most layers, and the rest.

@@ -74,6 +74,17 @@ def edit_weights(path, change):
     save_file(tensors, path / "model.safetensors")
 
 
+def unalign(path):
+    """Moves the tensors of a model by one byte, which is legal: a header need not be padded."""
+    for file in path.glob("*.safetensors"):
+        data = file.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = data[8:end].rstrip(b" ")
+        header += b" " * (1 + -len(header) % 8)
+        file.write_bytes(len(header).to_bytes(8, "little") + header + data[end:])
+    return path
+
+
 def quantization(path):
     return json.loads((path / "config.json").read_text())["quantization_config"]
 

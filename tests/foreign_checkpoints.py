@@ -83,12 +83,12 @@ def written(name, folder):
     return folder
 
 
-def unstructured(path):
-    """Has a checkpoint tell of zeros that follow no pattern."""
+def unstructured(path, structure="unstructured"):
+    """Has a checkpoint tell of zeros that follow no pattern, by one of the names for that."""
     file = path / "config.json"
     config = json.loads(file.read_text())
     sparsity = config["quantization_config"]["sparsity_config"]
-    sparsity |= {"sparsity_structure": "unstructured", "format": "dense"}
+    sparsity |= {"sparsity_structure": structure, "format": "dense"}
     file.write_text(json.dumps(config))
     return path
 

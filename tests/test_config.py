@@ -56,6 +56,8 @@ def test_reads_the_ignore_lists_of_other_methods(name):
         ({"layers": {"a": {"format": "nm_vector", "options": {"prompts": "own"}}}}, "not stored"),
         ({"pruning": "wanda"}, r"""pruning: .*"magnitude" alone, not 'wanda'.*flashsparse prune"""),
         ({"format": "nm_vector", "options": {"n": 5, "m": 4}}, "nm_vector: .*5"),
+        ({"format": "nm_vector", "options": {"n": 2}}, "needs the option 'm'"),
+        ({"format": "nm_vector", "options": {"values": "int3"}}, "option values"),
         ({"sparsity": 1.5}, "less than or equal to 1"),
         ({"dtype": "float32"}, "float16.*bfloat16"),
         ({"quant_method": "gptq"}, "flashsparse"),
@@ -65,6 +67,16 @@ def test_reads_the_ignore_lists_of_other_methods(name):
 def test_refuses_by_name(settings, message):
     with pytest.raises(fs.FormatError, match=f"(?s)^(?!.*pydantic).*{message}"):
         fs.FlashSparseConfig(**settings)
+
+
+def test_only_codes_of_another_tool_bring_their_own_pattern():
+    config = fs.FlashSparseConfig(format="nm_vector", dtype="bfloat16")
+    for refused in (
+        lambda: config.scheme_of("layer"),
+        lambda: config.refuse_open("config.json"),
+    ):
+        with pytest.raises(fs.FormatError, match="nm_vector needs the option 'n'"):
+            refused()
 
 
 def test_what_is_assigned_is_checked_as_what_is_given():

@@ -121,10 +121,8 @@ def convert_checkpoint(
         settings, choices = settle(settings, directory, stored, target, on_progress)
     conversion = _Conversion(directory, stored, settings, on_progress, name)
     conversion.report.choices = choices
-    with (
-        Staging(out, conversion.job(), overwrite) as staging,
-        disk_errors(staging.path, lambda: conversion.rest(staging)),
-    ):
+    staging = Staging(out, conversion.job(), overwrite)
+    with disk_errors(staging.path, lambda: conversion.rest(staging)), staging:
         return conversion.run(staging)
 
 

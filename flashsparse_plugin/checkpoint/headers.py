@@ -61,6 +61,11 @@ class TensorInfo:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def weight_shape(self) -> tuple[int, ...] | None:
+        """The shape that the file states for the weight that this tensor is a packed part of."""
+        return None
+
+    @property
     def bytes_stored(self) -> int:
         """What it takes in its file."""
         return self.nbytes
@@ -68,9 +73,7 @@ class TensorInfo:
     def read(self) -> Tensor:
         """Maps the tensor from its file; its pages are resident while the tensor is held."""
         with _open(self.path) as file:
-            tensor = file.get_tensor(self.name)
-        # A file may place a tensor anywhere; kernels read whole elements.
-        return tensor if tensor.data_ptr() % tensor.itemsize == 0 else tensor.clone()
+            return aligned(file.get_tensor(self.name))
 
     def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
         """Yields the tensor in slices along its first dimension, of about `max_elements` each.
@@ -87,6 +90,14 @@ class TensorInfo:
             ) as file:  # opened again, since closing drops the pages read so far
                 part = file.get_slice(self.name)[start : start + step]
             yield part
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """A tensor as it was read from a file, or a copy where it does not start on a whole element.
+
+    A header need not be padded, so a file may place a tensor anywhere; kernels read whole elements.
+    """
+    return tensor if tensor.data_ptr() % tensor.itemsize == 0 else tensor.clone()
 
 
 def _open(path: Path) -> safe_open:

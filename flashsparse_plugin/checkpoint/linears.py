@@ -21,7 +21,7 @@ from ..names import LM_HEAD
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .reader import CheckpointError, ModelDirectory, TensorInfo
 from .split import split_weights
-from .stored import Checkpoint
+from .stored import Checkpoint, require_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -186,8 +186,8 @@ class StoredModel:
         linears: The linear layers, and what only looks like one.
 
     Raises:
-        CheckpointError: Where a dense weight has another shape than config.json says, or the
-            checkpoint knows none of the model's linear layers.
+        CheckpointError: Where a weight has another shape than config.json says, or the checkpoint
+            knows none of the model's linear layers.
         FormatError: For a packed weight that is part of another in the model.
     """
 
@@ -225,12 +225,10 @@ class StoredModel:
                 self._why_dense(name, module, stored),
             )
             info = self.directory.tensors.get(f"{stored}.weight")
-            if info is not None and info.shape != linear.shape_stored:
-                raise CheckpointError(
-                    f"layer {name!r}: the weight is {list(info.shape)}, config.json makes it "
-                    f"{list(linear.shape_stored)}. The two belong to different models: fetch them "
-                    "together again"
-                )
+            if info is not None:
+                require_shape(name, info.shape, linear.shape_stored)
+            for packed in self.checkpoint.infos.get(name, {}).values():
+                require_shape(name, packed.weight_shape, linear.shape)
             yield linear
 
     def _stored_as(self, name: str) -> str | None:

@@ -63,13 +63,9 @@ def write_pruned(
     """
     weights, directory = pruned_weights(stored, model, layers, biases), stored.directory
     require_room(out)
-    with (
-        Staging(out, {"prune": str(directory.path.resolve())}) as staging,
-        disk_errors(
-            staging.path,
-            lambda: ": what was written is removed. Make room and run the command again",
-        ),
-    ):
+    staging = Staging(out, {"prune": str(directory.path.resolve())})
+    remedy = ": what was written is removed. Make room and run the command again"
+    with disk_errors(staging.path, lambda: remedy), staging:
         try:
             if write_card is not None:
                 write_card(staging.path / CARD)

@@ -128,10 +128,9 @@ def write_recovered(
     if isinstance(method, LoRA):
         training = Training(pruned, dense, report.names, calibration, method)
     require_room(out, stored.directory.nbytes)
-    with (
-        Staging(out, job, overwrite, latest_only=training is not None) as staging,
-        disk_errors(staging.path, lambda: ". Make room: the same command goes on where it stopped"),
-    ):
+    staging = Staging(out, job, overwrite, latest_only=training is not None)
+    remedy = ". Make room: the same command goes on where it stopped"
+    with disk_errors(staging.path, lambda: remedy), staging:
         if training is not None:
             _train(training, staging, report, on_progress)
         else:

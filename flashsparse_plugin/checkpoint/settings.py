@@ -70,6 +70,7 @@ def settings_of(
         layers={name: dict(layer) for name, layer in (layers or {}).items()},
         ignore=list(ignore),
     )
+    config.require_pattern()
     return Settings(config, wanted, pack_all, parse_size(max_shard_size))
 
 

@@ -31,6 +31,8 @@ from .writer import digest_of
 logger = logging.getLogger(__name__)
 
 STATE = ".flashsparse-conversion.json"
+_UNFINISHED: Final = STATE + ".new"
+"""A state that is being written, or was when a run was killed."""
 
 _MAX_STATE_BYTES: Final = 256 << 20
 _Count = Annotated[int, Field(ge=0)]
@@ -231,11 +233,12 @@ class Staging:
     def _resume(self) -> None:
         state_file = self.path / STATE
         if not state_file.exists():
-            if any(self.path.iterdir()):
+            if any(path.name != _UNFINISHED for path in self.path.iterdir()):
                 raise CheckpointError(
                     f"{self.path} is needed as a working directory and holds other files: "
                     "move them away or choose another output"
                 )
+            self._clear(set())
             self._save()
             return
         try:
@@ -262,8 +265,12 @@ class Staging:
                 path.unlink()
 
     def _save(self) -> None:
-        new = self.path / (STATE + ".new")
-        new.write_text(json.dumps({"job": self.job, "finished": self.finished}))
+        new = self.path / _UNFINISHED
+        try:
+            new.write_text(json.dumps({"job": self.job, "finished": self.finished}))
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
         new.replace(self.path / STATE)
 
 

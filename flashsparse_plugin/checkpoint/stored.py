@@ -23,7 +23,7 @@ from ..matching import matches
 from ..modules import linear_modules, shape_of
 from ..names import DENSE
 from ..packed import FormatError, PackedWeight
-from .headers import TensorInfo, natural
+from .headers import CheckpointError, TensorInfo, natural
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -204,6 +204,8 @@ class Checkpoint:
                 f"layer {name!r} is packed in the checkpoint, and config.json calls it dense. "
                 f"{_REMEDY}"
             )
+        for info in self.infos[name].values():
+            require_shape(name, info.weight_shape, shape)
         packed = PackedWeight(scheme, shape, self.packed[name])
         try:
             packed.format.require_tensors(packed)
@@ -244,6 +246,21 @@ def _is_own(model: PreTrainedModel, key: str) -> bool:
     if base is not model and not key.startswith(prefix):
         return True
     return "pooler" in key.removeprefix(prefix).split(".")[:-1]
+
+
+def require_shape(layer: str, own: tuple[int, ...] | None, wanted: tuple[int, int]) -> None:
+    """Raises CheckpointError where a file states another shape of a layer than config.json makes.
+
+    Args:
+        layer: Its name.
+        own: The shape in the file; None where that states none.
+        wanted: The shape in the model.
+    """
+    if own is not None and own != wanted:
+        raise CheckpointError(
+            f"layer {layer!r}: the weight is {list(own)}, config.json makes it {list(wanted)}. The "
+            "two belong to different models: fetch them together again"
+        )
 
 
 def _aliases(model: PreTrainedModel) -> dict[str, set[str]]:

@@ -210,6 +210,7 @@ class CodePacker(CodedFormat):
         wanted = (codes.shape[0], scale_count(codes.shape[1], options.scale_group))
         if tuple(scales.shape) != wanted:
             raise FormatError(f"{SCALE} must be {list(wanted)}, not {list(scales.shape)}")
+        require_scales(scales, values, scheme.dtype)
         dtype = scale_dtype(scheme.dtype, options.scale_group)
         stored = scales.to(dtype)
         if not torch.equal(stored.to(scales.dtype), scales):
@@ -218,7 +219,6 @@ class CodePacker(CodedFormat):
                 f"{dtype_name(dtype)}, in which a {scheme} weight keeps it. Remedy: load the model "
                 f"in {dtype_name(scales.dtype)}"
             )
-        require_scales(stored, values, scheme.dtype)
         return numbers, stored
 
 

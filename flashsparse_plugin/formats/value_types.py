@@ -7,7 +7,6 @@ float32, rounded to the dtype of the scheme. Codes are symmetric, and zero is co
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -205,9 +204,11 @@ def require_scales(
     """Raises FormatError unless scales are finite, not negative, and no product overflows."""
     if not bool((scales.isfinite() & (scales >= 0)).all()):
         raise FormatError(f"{where} must be finite and not negative")
-    most = float(scales.float().max()) * max(-values.least, values.most)
-    if not math.isfinite(most) or most > torch.finfo(dtype).max:
+    most = float(scales.max()) * max(-values.least, values.most)
+    if most > torch.finfo(dtype).max:
+        fits = most <= torch.finfo(torch.bfloat16).max
         raise FormatError(
             f"{where} goes up to {float(scales.max()):.3g}, by which the largest {values.name} "
-            f"code is {most:.3g}: too large for {dtype_name(dtype)}. Remedy: dtype bfloat16"
+            f"code is {most:.3g}: too large for {dtype_name(dtype)}"
+            f"{'. Remedy: dtype bfloat16' if fits else ' and every other dtype'}"
         )

@@ -3,7 +3,8 @@
 
 They go by the names in the state_dict, which are those of the storage form, and place parameters
 one by one. A layer that is in the form that the kernels of its device read has to be brought into
-another one first, which accelerate has no hook for.
+another one first, which accelerate has no hook for. What is on disk accelerate maps where it lies
+in its file, which may be no place that kernels can read.
 """
 
 from __future__ import annotations
@@ -12,11 +13,20 @@ from collections.abc import Callable
 
 import torch
 from accelerate.hooks import AlignDevicesHook
-from torch import nn
+from accelerate.utils import PrefixedDataset
+from torch import Tensor, nn
 
+from flashsparse_plugin.checkpoint.headers import aligned
 from flashsparse_plugin.linear import SparseLinear
 
 from .wrapping import wrap_once
+
+
+class _Aligned(PrefixedDataset):
+    """Tensors of a layer as their files have them, each from a whole element on."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        return aligned(super().__getitem__(key))
 
 
 def register() -> None:
@@ -33,6 +43,8 @@ def _getting_ready(inner: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
                     layer.unprepare()
                 elif self.execution_device is not None:
                     layer.to(torch.device(self.execution_device))
+        if isinstance(module, SparseLinear) and isinstance(self.weights_map, PrefixedDataset):
+            self.weights_map = _Aligned(self.weights_map.dataset, self.weights_map.prefix)
         return inner(self, module)
 
     return init_hook

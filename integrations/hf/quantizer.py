@@ -23,7 +23,7 @@ from transformers.quantizers.base import HfQuantizer
 from flashsparse_plugin.checkpoint.checksums import verify
 from flashsparse_plugin.checkpoint.explanations import about_experts
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.headers import TensorInfo
+from flashsparse_plugin.checkpoint.headers import TensorInfo, aligned
 from flashsparse_plugin.checkpoint.linears import kind_of
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
@@ -277,7 +277,11 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _check_and_prepare(self, name: str, layer: SparseLinear) -> None:
         """Compares a loaded weight with its checksums, and proves it sound, before any kernel."""
-        packed, offloaded = stored_weight(layer), has_offload_hook(layer)
+        offloaded = has_offload_hook(layer)
+        if not offloaded:
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = aligned(parameter.data)
+        packed = stored_weight(layer)
         verify(name, packed, self.infos[name])
         on_the_way = packed.format.checks_as_it_reads and packed.device.type == "cpu"
         if offloaded or not on_the_way:

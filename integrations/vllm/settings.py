@@ -130,6 +130,7 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         data["format"] = method
     try:
         config = FlashSparseConfig(**data)
+        config.require_pattern()
     except ValueError as error:
         raise SettingsError(first_line(error)) from None
     config.dequantize = method == NONE

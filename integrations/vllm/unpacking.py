@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK, dense_weights
 from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
+from flashsparse_plugin.checkpoint.headers import aligned
 from flashsparse_plugin.checkpoint.linears import find_linears
 from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
@@ -57,6 +58,7 @@ def install() -> None:
                 "(reload_weights): start it anew with the other checkpoint"
             )
         loaded.add(model)
+        weights = ((name, aligned(tensor)) for name, tensor in weights)
         folder = folder_of(model_config, self.load_config)
         weights = as_packed_tensors(weights, folder)
         weights = _foreign_as_dense(weights, model_config.hf_config)

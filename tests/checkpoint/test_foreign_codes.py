@@ -247,22 +247,25 @@ def test_those_that_say_that_they_have_zeros_are_taken():
     config = json.loads((WRITTEN / "int8" / "config.json").read_text())["quantization_config"]
     assert is_quantized(config) and pattern_of(config) == (2, 4)
     assert QuantizedConfig.of(config) is not None
-    for structure in ("0:0", "4:4", None, 7):
+    for structure in ("4:4", None, 7):
         config["sparsity_config"]["sparsity_structure"] = structure
         assert QuantizedConfig.of(config) is None
         assert QuantizedConfig.of(config, FlashSparseConfig()) is not None
     assert pattern_of({**config, "sparsity_config": {"format": "sparse-24-bitmask"}}) == (2, 4)
     assert pattern_of({**config, "format": "marlin-24"}) == (2, 4)
-    config["sparsity_config"]["sparsity_structure"] = "unstructured"
-    assert QuantizedConfig.of(config) is not None
+    for structure in ("unstructured", "0:0"):
+        config["sparsity_config"]["sparsity_structure"] = structure
+        assert QuantizedConfig.of(config) is not None and pattern_of(config) is None
     config["sparsity_config"]["global_sparsity"] = 0.1  # codes alone are smaller
     assert QuantizedConfig.of(config) is None
     assert QuantizedConfig.of({"quant_method": "gptq", "config_groups": {"a": {}}}) is None
     assert QuantizedConfig.of(None, FlashSparseConfig()) is None
 
 
-def test_int8_codes_with_zeros_anywhere_are_packed_to_tiled_bitmap(tmp_path):
-    source = unstructured(written("int8", tmp_path / "written"))
+@pytest.mark.parametrize("structure", ["unstructured", "0:0"])
+def test_int8_codes_with_zeros_anywhere_are_packed_to_tiled_bitmap(structure, tmp_path):
+    source = unstructured(written("int8", tmp_path / "written"), structure)
+    assert inspect_checkpoint(source).format == "tiled_bitmap"
     packed = dict(packed_weights(ModelDirectory(source).packed()))
     convert_checkpoint(source, tmp_path / "out", pack_all=True)
     directory = ModelDirectory(tmp_path / "out")

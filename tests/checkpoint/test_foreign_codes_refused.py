@@ -4,7 +4,7 @@
 import pytest
 import torch
 from checkpoints import edit_config, edit_weights, quantization
-from foreign_checkpoints import edit_groups, expected, written
+from foreign_checkpoints import QUANTIZED, edit_groups, expected, written
 from safetensors.torch import load_file
 
 from flashsparse_plugin.checkpoint import (
@@ -177,6 +177,44 @@ def test_hostile_contents_are_refused_by_their_layer(copy, content):
     shown = ModelDirectory(copy).packed()
     with pytest.raises(CheckpointError, match=f"(?s){DOWN}.*{rule}.*vLLM alone|its bitmask keeps"):
         shown.tensors[f"{DOWN}.weight_packed"].read()
+
+
+SCALES = {
+    "nan": (torch.nan, "must be finite and not negative"),
+    "infinite": (torch.inf, "must be finite and not negative"),
+    "negative": (-1, "must be finite and not negative"),
+    "huge": (6e4, "too large for float16. Remedy: dtype bfloat16"),
+}
+
+
+@pytest.mark.parametrize("copy", QUANTIZED, indirect=True)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("format", [None, "tiled_csl"])
+def test_hostile_scales_are_refused_with_codes_kept_and_unpacked(copy, scale, format, tmp_path):
+    value, rule = SCALES[scale]
+    stored = load_file(copy / "model.safetensors")
+    part = next(x for x in ("scale_packed", "weight_scale") if f"{DOWN}.{x}" in stored)
+    edit_weights(copy, change(DOWN, part, set_first(value)))
+    with pytest.raises(CheckpointError, match=rf"{DOWN}' \[\d+, \d+\].*its {part} .*{rule}"):
+        convert_checkpoint(copy, tmp_path / "out", format=format, dtype="float16", pack_all=True)
+    assert not (tmp_path / "out").exists()
+
+
+@of("fp8-tensor")
+def test_codes_that_are_nan_are_refused_where_they_are_unpacked(copy):
+    edit_weights(copy, change(DOWN, "weight", set_first(-torch.nan)))
+    with pytest.raises(CheckpointError, match=f"{DOWN}.*no fp8_e4m3 numbers"):
+        ModelDirectory(copy).with_weights().tensors[f"{DOWN}.weight"].read()
+
+
+@of("int4-packed")
+@pytest.mark.parametrize("read", [inspect_checkpoint, convert_checkpoint])
+def test_the_files_shape_is_held_against_the_models(copy, read, tmp_path):
+    """One that packs to tensors of the same shapes, so that nothing else tells of it."""
+    edit_weights(copy, change(DOWN, "weight_shape", lambda t: t - torch.tensor([0, 1])))
+    arguments = (copy,) if read is inspect_checkpoint else (copy, tmp_path / "out")
+    with pytest.raises(CheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
+        read(*arguments)
 
 
 @of("int8")

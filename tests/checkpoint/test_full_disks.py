@@ -5,6 +5,8 @@ nothing that loads, and do all of it when they are run again."""
 import errno
 import resource
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from checkpoints import assert_same_model, load_all
 from typer.testing import CliRunner
 
-from flashsparse_plugin.checkpoint import converter, pruned, room, staging
+from flashsparse_plugin.checkpoint import CheckpointError, converter, pruned, room, staging
 from flashsparse_plugin.checkpoint.writer import ShardWriter
 from flashsparse_plugin.cli import app
 
@@ -65,6 +67,36 @@ def test_a_file_that_must_not_get_larger(command, sharded, tmp_path):
     assert f"no space left for {out}.partial (File too large)" in told
     assert "run the" in told
     succeeds(command, sharded, out)
+
+
+NO_FILE_AT_ALL = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+
+
+@pytest.mark.slow
+@each_command
+def test_no_room_for_the_first_word(command, sharded, tmp_path):
+    """A process of its own, where nothing else that is written meets the limit."""
+    out = tmp_path / "out"
+    program = f"{NO_FILE_AT_ALL}; from flashsparse_plugin.cli import main; main()"
+    line = [sys.executable, "-c", program, command, sharded, out, *COMMANDS[command]]
+    ended = subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=300)
+    assert ended.returncode != 0 and "Traceback" not in ended.stderr, ended.stderr
+    assert "no space left for" in " ".join(ended.stderr.replace("│", " ").split())
+    succeeds(command, sharded, out)
+
+
+def test_a_state_that_was_not_finished_is_no_other_file(tmp_path):
+    """What every command that stages its output leaves, which no later one may stumble over."""
+    partial, precious = tmp_path / "out.partial", tmp_path / "precious"
+    partial.mkdir()
+    precious.write_text("mine")
+    (partial / f"{staging.STATE}.new").symlink_to(precious)
+    with staging.Staging(tmp_path / "out", {"what": "a model"}) as begun:
+        assert begun.finished == [] and precious.read_text() == "mine"
+    assert [path.name for path in partial.iterdir()] == [staging.STATE]
+    (partial / staging.STATE).rename(partial / "notes.txt")
+    with pytest.raises(CheckpointError, match="holds other files"), begun:
+        pass
 
 
 @each_command

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flashsparse recover` on a tiny random model."""
 
+import errno
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -216,6 +218,18 @@ def test_what_fails_leaves_nothing_behind(
     result = recover(pruned_dir, model_dir, tmp_path / "out", text_file, *change)
     assert result.exit_code == code and message in result.stderr
     assert "Traceback" not in result.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_no_room_for_the_first_word(pruned_dir, model_dir, text_file, tmp_path, monkeypatch):
+    def full(self, text):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        result = recover(pruned_dir, model_dir, tmp_path / "out", text_file)
+    assert result.exit_code == 1 and "no space left for" in result.stderr
+    assert recover(pruned_dir, model_dir, tmp_path / "out", text_file).exit_code == 0
 
 
 def test_models_that_do_not_belong_together(pruned_dir, model_dir, text_file, tmp_path):

@@ -156,6 +156,8 @@ def int8_pack():
         (lambda codes, scales: (codes, scales[:4]), r"weight_scale must be \[8, 1\]"),
         (lambda codes, scales: (codes, -scales), "not negative"),
         (lambda codes, scales: (codes, scales * torch.inf), "finite"),
+        (lambda codes, scales: (codes, scales * torch.nan), "finite"),
+        (lambda codes, scales: (codes, scales.double() * 1e300), "float16 and every other dtype"),
         (lambda codes, scales: (codes, scales * 1e6), "too large for float16.*bfloat16"),
         (lambda codes, scales: (codes, scales.double() + 1e-12), "does not survive in float32"),
     ],

@@ -5,7 +5,7 @@ import pytest
 import tiny
 import torch
 from checkpoints import edit_weights
-from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, written
+from foreign_checkpoints import QUANTIZED, WRITTEN, edit_groups, expected, unstructured, written
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError
@@ -105,3 +105,36 @@ def test_one_without_zeros_is_refused_by_its_layer(tmp_path):
     edit_weights(path, lambda tensors: tensors[f"{DOWN}.weight"].bitwise_or_(1))
     with pytest.raises(CheckpointError, match=f"{DOWN}.*2:4, int8.*with vLLM alone"):
         tiny.load(path)
+
+
+def test_the_files_shape_is_held_against_the_models(tmp_path):
+    path = written("int4-packed", tmp_path / "written")
+    shape = torch.tensor([32, 63])  # packs to tensors of the same shapes
+    edit_weights(path, lambda tensors: tensors.update({f"{DOWN}.weight_shape": shape}))
+    with pytest.raises(CheckpointError, match=rf"{DOWN}'.*\[32, 63\].*\[32, 64\].*fetch"):
+        tiny.load(path)
+
+
+def test_zeros_without_a_pattern_need_no_option_by_the_name_that_recipes_have(tmp_path):
+    path = unstructured(written("int8", tmp_path / "written"), "0:0")
+    for given in ({}, {"quantization_config": fs.FlashSparseConfig()}):
+        schemes = {
+            each.scheme.title for each in tiny.sparse_layers(tiny.load(path, **given)).values()
+        }
+        assert schemes == {"tiled_bitmap(int8)"}
+
+
+def test_nm_vector_needs_no_pattern_beside_codes(tmp_path):
+    """It is config.json's, else 2:4; one that is dense still needs it."""
+    path = written("int8", tmp_path / "written")
+    edit_groups(path, sparsity_config={})
+    asked = fs.FlashSparseConfig(format="nm_vector")
+    schemes = {
+        each.scheme.title
+        for each in tiny.sparse_layers(tiny.load(path, quantization_config=asked)).values()
+    }
+    assert schemes == {"nm_vector(2:4, int8)"}
+    dense = tmp_path / "dense"
+    tiny.build("llama").save_pretrained(dense)
+    with pytest.raises(FormatError, match="nm_vector needs the option 'n'"):
+        tiny.load(dense, quantization_config=asked)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import tiny
 import torch
+from checkpoints import unalign
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -358,3 +359,29 @@ def test_a_packed_checkpoint_names_its_formats(llama, tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(fs.FormatError, match='format "auto".*a packed one names its formats'):
         tiny.load(tmp_path)
+
+
+PATTERN = {"n": 2, "m": 4}
+
+
+@pytest.mark.parametrize("places", [None, tiny.HERE_AND_ON_DISK], ids=["here", "on-disk"])
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [
+        ("tiled_bitmap", {}),
+        ("tiled_bitmap", {"values": "int8"}),
+        ("tiled_csl", {}),
+        ("nm_vector", PATTERN),
+        ("nm_vector", PATTERN | {"values": "fp8_e4m3"}),
+        ("nm_vector", PATTERN | {"values": "int4", "group": 32}),
+    ],
+    ids=["bitmap", "bitmap-int8", "csl", "nm", "nm-fp8", "nm-int4"],
+)
+def test_a_header_that_is_not_padded_is_as_good(format, options, places, llama, tmp_path):
+    pruned = {"pruning": "magnitude"} if format == "nm_vector" else {}
+    config = fs.FlashSparseConfig(format=format, options=options, dtype="bfloat16", **pruned)
+    packed = tmp_path / "packed"
+    tiny.load(llama.masked, torch.bfloat16, quantization_config=config).save_pretrained(packed)
+    on_disk = {"device_map": places, "offload_folder": str(tmp_path / "off")} if places else {}
+    padded = tiny.logits(tiny.load(packed, torch.bfloat16, **on_disk))
+    assert torch.equal(tiny.logits(tiny.load(unalign(packed), torch.bfloat16, **on_disk)), padded)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...formats.coded import CodePacker
+from ...formats.value_types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
 from ..headers import CheckpointError, TensorInfo
 from . import LAYOUTS
@@ -81,21 +82,34 @@ class CodesInfo(TensorInfo):
         """The option `activations` of a scheme, as config.json has it."""
         return self.codes.values if self.rounds_tokens else "native"
 
-    def read_codes(self, tensors: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    def read_codes(
+        self, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Codes [out_features, in_features] and scales [out_features, groups].
+
+        Every reader of the weight gets its scales here, so they are proven here.
 
         Args:
             tensors: By part; read from the files where they are not given.
+            dtype: Of the weight, which no product of a code and a scale may overflow; None: `dtype`
+                of this entry.
 
         Raises:
-            CheckpointError: For tensors that are not a weight in the layout.
+            CheckpointError: For tensors that are not a weight in the layout, and for scales that
+                are not finite, negative, or too large for the dtype.
         """
         if tensors is None:
             tensors = {part: info.read() for part, info in self.parts.items()}
+        layout, values = self.layout, VALUE_TYPES[self.codes.values]
         try:
-            return self.layout.read(self.layer, tensors, self.codes)
+            codes, scales = layout.read(self.layer, tensors, self.codes)
+            try:
+                require_scales(scales, values, dtype or self.dtype, f"its {layout.scale}")
+            except FormatError as error:
+                layout.refuse(self.layer, self.codes.shape, str(error))
         except FormatError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
+        return codes, scales
 
     def pack(self, scheme: Scheme, tensors: Mapping[str, Tensor] | None = None) -> PackedWeight:
         """Packs codes and scales as they are; `tensors` as of `read_codes`.
@@ -104,14 +118,16 @@ class CodesInfo(TensorInfo):
             CheckpointError: For a weight that the scheme cannot hold, and as `read_codes` does.
         """
         assert isinstance(scheme.format, CodePacker)
-        codes, scales = self.read_codes(tensors)
+        codes, scales = self.read_codes(tensors, scheme.dtype)
         try:
             return scheme.format.pack_codes(codes, scales, scheme)
         except FormatError as error:
             raise CheckpointError(
                 f"{self.path}: layer {self.layer!r} {list(self.shape)}, quantized by "
-                f"compressed-tensors, cannot be packed to {scheme.title}: {error}. A quantized "
-                "model without these zeros gains nothing here: serve it with vLLM alone"
+                f"compressed-tensors, cannot be packed to {scheme.title}: {error}. Codes are "
+                "not pruned: prune the model before it is quantized, or pack any zeros with "
+                "`flashsparse convert --format tiled_bitmap`. A model without zeros gains nothing "
+                "here: serve it with vLLM alone"
             ) from None
 
     def read(self) -> Tensor:
@@ -256,6 +272,10 @@ class PackedInfo(TensorInfo):
     @property
     def scheme(self) -> Scheme:
         return self.packed.scheme
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return self.weight.codes.shape
 
     @property
     def bytes_stored(self) -> int:

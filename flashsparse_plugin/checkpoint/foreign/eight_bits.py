@@ -65,5 +65,12 @@ class EightBits(CodeLayout):
             weight = tensors["weight"]
         else:
             weight = self.zeros.dense(layer, tensors, dtypes=(*_VALUES,))
+        if weight.dtype == torch.float8_e4m3fn and _has_nan(weight):
+            self.refuse(layer, codes.shape, "its weight has NaN, which are no fp8_e4m3 numbers")
         scales = tensors[self.scale]
         return weight, each_row(scales, codes.shape[0]) if codes.group is None else scales
+
+
+def _has_nan(codes: Tensor) -> bool:
+    """Whether float8_e4m3fn codes have NaN, whose bits but the sign are all ones."""
+    return bool((codes.view(torch.uint8) & 0x7F == 0x7F).any())

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from pydantic import Field
 
-from ...config import FlashSparseConfig, LayerConfig
+from ...config import PATTERN, FlashSparseConfig, LayerConfig
 from ...formats import get_format
 from ...formats.coded import CodePacker
 from ...formats.nm_vector import NMVector
@@ -69,6 +69,9 @@ class QuantizedConfig(FlashSparseConfig):
         dequantize = asked is not None and asked.dequantize
         return cls(**named, foreign=dict(foreign), dequantize=dequantize)
 
+    def require_pattern(self) -> None:
+        """Asks for none: the checkpoint tells of it."""
+
 
 def half_dtype(*wanted: object) -> torch.dtype:
     """The first 16-bit dtype that is named, else bfloat16: codes are multiplied in 16 bits."""
@@ -102,9 +105,9 @@ def target_of(
     own = get_format(format)
     if not isinstance(own, CodePacker):
         raise FormatError(f"{format} has no codes")
-    if own.Options.model_fields.keys() >= {"n", "m"}:
-        n, m = pattern or (2, 4)
-        options = {"n": n, "m": m, **options}
+    if own.Options.model_fields.keys() >= PATTERN.keys():
+        named = PATTERN if pattern is None else dict(zip(PATTERN, pattern, strict=True))
+        options = {**named, **options}
     return own, options
 
 

@@ -29,6 +29,8 @@ FORMATS: Final = (
 )
 """What compressed-tensors calls the layouts that are read; mixed-precision is several of them."""
 
+_ANYWHERE: Final = ("0:0", "unstructured")
+"""Names of `sparsity_structure` for zeros without a pattern; llm-compressor's default is "0:0"."""
 _MAX_GROUPS: Final = 256
 _Names = Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=4096)]
 
@@ -253,7 +255,7 @@ def kinds_of_codes(quantization: Mapping[str, Any]) -> list[tuple[str, int | Non
 def has_zeros_anywhere(quantization: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config` tells of zeros that follow no pattern."""
     structure = _told_of_zeros(quantization, "sparsity_structure")
-    return structure == "unstructured" or sparsity_format(quantization) == "sparse-bitmask"
+    return structure in _ANYWHERE or sparsity_format(quantization) == "sparse-bitmask"
 
 
 def share_of_zeros(quantization: Mapping[str, Any]) -> float:
