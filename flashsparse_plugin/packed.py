@@ -101,7 +101,7 @@ class Scheme:
 
 
 class TensorSpec(NamedTuple):
-    """What a packed tensor looks like.
+    """What a packed tensor looks like. All of them are contiguous.
 
     Attributes:
         dtype: Dtype of its elements. Integers stand for bits; a scale may be a float, and keeps its
@@ -629,9 +629,10 @@ class Format(ABC):
             )
 
     def require_tensors(self, packed: PackedWeight) -> None:
-        """Raises FormatError unless `packed` has the tensors of its scheme: names, dtypes, sizes.
+        """Raises FormatError unless `packed` has the tensors of its scheme, each as specified.
 
-        Reads no element, so that tensors on the meta device can be asked.
+        Kernels read memory as it lies, so that all must be contiguous. Reads no element, so that
+        tensors on the meta device can be asked.
         """
         if len(packed.shape) != 2 or min(packed.shape) < 1:
             raise FormatError(f"the shape must be (out_features, in_features), not {packed.shape}")
@@ -653,6 +654,11 @@ class Format(ABC):
             if tensor.dim() != len(spec.shape) or any(s not in (None, t) for t, s in sizes):
                 wanted = ", ".join("any" if size is None else str(size) for size in spec.shape)
                 raise FormatError(f"{name} must be [{wanted}], not {list(tensor.shape)}")
+            if not tensor.is_contiguous():
+                raise FormatError(
+                    f"{name} must be contiguous, not of strides {list(tensor.stride())}: pass "
+                    f"{name}.contiguous()"
+                )
 
     def __repr__(self) -> str:
         return f"<format {self.name} version {self.version}>"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..packed import Format, FormatError, Options, PackedWeight, Scheme, dtype_name
 from ..plan import Plan
-from .activations import multiply_rounded, rounded_tokens
+from .activations import multiply_codes, multiply_rounded, rounded_tokens, takes_16_bits
 from .value_types import (
     VALUE_TYPES,
     ValueType,
@@ -136,16 +136,35 @@ class CodedFormat(Format):
         plan: Plan | None,
     ) -> Tensor:
         """`linear`, of activations that are rounded to codes first."""
-        values = value_options(scheme).activation_type
+        options = value_options(scheme)
+        values = options.activation_type
         assert values is not None
-        return multiply_rounded(
-            x, values, bias, lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan)
+        if not takes_16_bits(x) or options.scale_group is not None:
+            return multiply_rounded(
+                x,
+                values,
+                bias,
+                lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan),
+            )
+        plain = Scheme(scheme.format, torch.float16, scheme.options)
+        y = multiply_codes(
+            x,
+            values,
+            bias,
+            tensors[SCALE],
+            lambda codes, scales: self.multiply(
+                codes, plain, shape, {**tensors, SCALE: scales}, None, plan
+            ),
         )
+        if not x.requires_grad:
+            return y
+        straight = self.multiply(x, scheme, shape, tensors, bias, plan)
+        return y.detach() + (straight - straight.detach())  # plus zero, which has the gradient
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
         """Whether a device has a kernel of this form for activations rounded to codes.
 
-        All others are given codes as 16-bit numbers, or float32 ones on a CPU: that is as exact.
+        All others are given codes as 16-bit numbers, or float32 ones on a CPU.
         """
         return False
 

@@ -44,6 +44,26 @@ def value_bits(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype == torch.float32 else torch.int16
 
 
+def bits_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of the last dimension's elements, as elements of another size.
+
+    `Tensor.view` does it for ordinary strides alone, and a part of a tensor may be contiguous
+    without them: where a dimension has one element, its stride means nothing and is kept.
+
+    Args:
+        tensor: [..., n], whose last dimension is a multiple of the new elements' size.
+        dtype: Of the new elements.
+
+    Returns:
+        [..., n * old size / new size], a copy where the memory does not allow a view.
+    """
+    flat = tensor.reshape(-1)
+    if flat.stride(0) != 1 or flat.storage_offset() * flat.itemsize % dtype.itemsize:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    length = tensor.shape[-1] * tensor.itemsize // dtype.itemsize
+    return flat.view(dtype).view(*tensor.shape[:-1], length)
+
+
 def cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """Rounds to nearest; NaN and infinities stay what they are.
 

@@ -46,7 +46,10 @@ def packed_as(scheme, shape=(50, 70), seed=0):
 def oracle(token, values):
     """Codes and scale of one token, by looking the nearest code up."""
     codes = torch.tensor(CODES[values])
-    largest = token.float().abs().max().clamp_min(2.0**-100)
+    # Small tokens times a power of two, so that no float32 below is subnormal.
+    lift = 2.0**100 if token.abs().max() < 2.0**-100 else 1.0
+    token = token.double() * lift
+    largest = token.float().abs().max().clamp_min(2.0**-49)
     numbers = token.float() * (codes[-1] / largest)
     distance = (numbers[:, None].double() - codes.double()).abs()
     nearest = distance.min(1, keepdim=True).values == distance
@@ -55,7 +58,7 @@ def oracle(token, values):
     even = bits % 2 == 0
     tied = nearest.sum(1, keepdim=True) > 1
     chosen = nearest & (even | ~tied)
-    return codes[chosen.int().argmax(1)], largest / codes[-1]
+    return codes[chosen.int().argmax(1)], largest / codes[-1] / lift
 
 
 @settings(max_examples=50)
@@ -70,6 +73,60 @@ def test_tokens_become_the_nearest_codes(values, dtype, columns, seed):
         wanted, of_token = oracle(token, values)
         assert torch.equal(found, wanted) and scale == of_token
         assert found.abs().max() == (CODES[values][-1] if token.any() else 0)
+
+
+@pytest.mark.parametrize("values", TYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("exponent", [-140, -131, -120, -108, -50, 60, 110, 120])
+def test_no_token_is_too_small_or_too_large(values, dtype, exponent):
+    """The formula in float64, wherever its result is a finite number of the dtype."""
+    scheme = scheme_of(values, torch.bfloat16)
+    packed = packed_as(scheme)
+    base = torch.randn(5, 70, generator=torch.Generator().manual_seed(0)).bfloat16()
+    base /= base.abs().amax(1, keepdim=True)
+    base[0, 0] = 1.998
+    x = (base.double() * 2.0**exponent * 128 / 1.998).to(dtype)
+    assert x.any() and x.isfinite().all()
+    codes = torch.stack([oracle(token, values)[0] for token in x]).double()
+    scales = x.double().abs().amax(1, keepdim=True) / CODES[values][-1]
+    weight = packed.unpack().double() * 2.0**-6
+    light = FORMAT.pack_codes(
+        FORMAT.codes(packed), packed.tensors["weight_scale"] * 2.0**-6, packed.scheme
+    )
+    exact = codes * scales @ weight.T
+    room = (codes.abs() * scales @ weight.abs().T) * 70 * 2**-20 + exact.abs() * 2**-8
+    # Where numbers are subnormal, codes of x, sums and y are rounded to multiples of the smallest.
+    room += torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps * 4
+    room += 2.0**-149 * weight.abs().sum(1)
+    for form in (light, light.prepare("cpu")):
+        y = form.linear(x)
+        assert y.isfinite().all()
+        assert ((y.double() - exact).abs() <= room).all()
+
+
+@pytest.mark.parametrize("length", [1, 16])
+def test_where_sums_of_activations_and_codes_overflow(length):
+    """docs/formats.md: below 3.4e38 / (448 in_features) nowhere; rounded activations nowhere."""
+    options = {"n": 2, "m": 4, "vector_length": length, "values": "fp8_e4m3"}
+    for rounded_to in ("native", "fp8_e4m3"):
+        scheme = FORMAT.scheme(torch.bfloat16, options | {"activations": rounded_to})
+        codes = torch.tensor([448.0, 0, 448, 0]).repeat(16, 16)
+        packed = FORMAT.pack_codes(codes, torch.full((16, 1), 2.0**-20), scheme)
+        limit = torch.finfo(torch.float32).max / (448 * 64)
+        running = packed.prepare("cpu")
+        y = running.linear(torch.full((1, 64), limit))
+        torch.testing.assert_close(y, torch.full_like(y, limit * 448 * 32 * 2.0**-20))
+        large = running.linear(torch.full((1, 64), limit * 60))
+        assert bool(large.isfinite().all()) == (rounded_to != "native")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
+def test_other_dtypes_are_refused_as_without_rounding(dtype):
+    for rounded_to in ("int8", "native"):
+        packed = packed_as(scheme_of("int8", activations=rounded_to))
+        for form in (packed, packed.prepare("cpu")):
+            with pytest.raises(RuntimeError, match="x must be float32, float16 or bfloat16"):
+                form.linear(torch.ones(2, 70).to(dtype))
 
 
 @st.composite
@@ -101,7 +158,7 @@ def test_codes_are_multiplied_by_codes(scheme, x_dtype, tokens, seed):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_kernels_for_16_bits_are_given_codes_that_are_exact(values, dtype, monkeypatch):
     """As on GPUs. The largest sums of codes are far beyond what float16 holds."""
-    monkeypatch.setattr(activations, "_kernel_dtype", lambda x: x.dtype)
+    monkeypatch.setattr(activations, "takes_16_bits", lambda x: True)
     weight = torch.full((3, 4096), 0.5, dtype=dtype)
     given = []
 
@@ -114,9 +171,81 @@ def test_kernels_for_16_bits_are_given_codes_that_are_exact(values, dtype, monke
     y = activations.multiply_rounded(x, VALUE_TYPES[values], None, product)
     assert given[0].dtype == dtype
     codes, _ = activations.quantise_tokens(x, VALUE_TYPES[values])
-    assert torch.equal(given[0].float() * 256, codes)
+    shares = given[0].double() / codes.double().where(codes != 0, 1)  # of each token's codes
+    assert torch.equal(shares.log2().round().exp2().where(codes != 0, 0), shares)
     exact = activations.rounded_tokens(x, VALUE_TYPES[values]) @ weight.double().T
     assert ((y.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps).all()
+
+
+def in_16_bits(monkeypatch):
+    """As on GPUs, whose kernels round y to the 16 bits of x: those of a CPU do, for such an x."""
+    for module in (activations, coded):
+        monkeypatch.setattr(module, "takes_16_bits", lambda x: x.dtype != torch.float32)
+
+
+@pytest.mark.parametrize("values", TYPES)
+@pytest.mark.parametrize("length", [1, 16])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_16_bit_kernels_are_nearly_as_exact_as_one_rounding(values, length, scale, monkeypatch):
+    """Of bfloat16. The largest sums of codes are far beyond what float16 holds."""
+    in_16_bits(monkeypatch)
+    packed = packed_as(scheme_of(values, vector_length=length), (256, 1024))
+    form = packed.format.runtime(packed.scheme, torch.device("cuda"))
+    assert form.format.name == ("sparse_24" if length == 1 else "nm_gather")
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(16, 1024, generator=generator) * scale).bfloat16()
+    x[0] = x[0].abs()
+    bias = (torch.randn(256, generator=generator) * scale).bfloat16()
+    codes = FORMAT.round_activations(x, packed.scheme)
+    weight = FORMAT.codes(packed).double() * packed.tensors["weight_scale"].double()
+    for held in (packed, packed.transcode(form)):
+        for given, added in ((None, 0.0), (bias, bias.double())):
+            exact = codes @ weight.T + added
+            y = held.linear(x, given).double()
+            of_one_rounding = (exact.bfloat16().double() - exact).norm()
+            assert (y - exact).norm() <= 1.02 * of_one_rounding
+
+
+@pytest.mark.parametrize("values", TYPES)
+def test_16_bit_kernels_of_float16_and_of_groups_round_twice(values, monkeypatch):
+    """As docs/exactness.md says: 1.4 times the error of one rounding."""
+    in_16_bits(monkeypatch)
+    for dtype, group in ((torch.float16, None), (torch.bfloat16, 32), (torch.float16, 32)):
+        packed = packed_as(scheme_of(values, dtype, group=group), (256, 1024))
+        packed = packed.transcode(Sparse24().scheme(dtype, packed.scheme.values))
+        x = torch.randn(16, 1024, generator=torch.Generator().manual_seed(0)).to(dtype)
+        codes = packed.format.round_activations(x, packed.scheme)
+        exact = codes @ packed.unpack().double().T
+        found = (packed.linear(x).double() - exact).norm()
+        assert found <= 1.6 * (exact.to(dtype).double() - exact).norm()
+
+
+@pytest.mark.parametrize("values", TYPES)
+def test_gradients_go_straight_through_16_bit_kernels(values, monkeypatch):
+    stored = packed_as(scheme_of(values))
+    packed, dy = (
+        stored.transcode(Sparse24().scheme(stored.dtype, stored.scheme.values)),
+        torch.randn(3, 50).bfloat16(),
+    )
+    x, bias = torch.randn(3, 70).bfloat16(), torch.randn(50).bfloat16()
+    in_16_bits(monkeypatch)
+    y = packed.linear(x, bias)
+    x.requires_grad_(), bias.requires_grad_()
+    trained = packed.linear(x, bias)
+    assert torch.equal(trained, y)
+    trained.backward(dy)
+    torch.testing.assert_close(x.grad, dy @ stored.unpack())
+    torch.testing.assert_close(bias.grad, dy.sum(0))
+
+
+def test_16_bit_kernels_compile_in_one_graph(monkeypatch):
+    in_16_bits(monkeypatch)
+    layer = fs.SparseLinear.from_packed(packed_as(scheme_of("int8"))).unprepare()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (2, 5):
+        x = torch.randn(tokens, 70).bfloat16()
+        assert torch.equal(compiled(x), layer(x))
 
 
 def test_a_token_does_not_depend_on_its_batch_and_spoils_no_other():

@@ -135,6 +135,9 @@ def test_damaged_tensors_are_refused_by_name(scheme):
         without = {other: t for other, t in packed.tensors.items() if other != name}
         with pytest.raises(FormatError, match=f"missing: {name}"):
             PackedWeight(scheme, packed.shape, without).validate()
+        strided = torch.stack([tensor, tensor], -1)[..., 0]
+        with pytest.raises(FormatError, match=rf"{name} must be contiguous, .*{name}.contiguous"):
+            PackedWeight(scheme, packed.shape, {**packed.tensors, name: strided}).validate()
     with pytest.raises(FormatError, match="unknown: surprise"):
         more = {**packed.tensors, "surprise": torch.ones(1)}
         PackedWeight(scheme, packed.shape, more).validate()
@@ -202,6 +205,25 @@ def test_cut_and_join_are_those_of_the_dense_weight(scheme):
         stump = scheme.format.pack(weight_of(scheme, (1, 256)), scheme)
         with pytest.raises(FormatError, match="cannot join a weight of 1 rows"):
             scheme.format.join([stump, odd])
+
+
+@every_scheme
+def test_a_part_of_any_size_runs_in_every_form(scheme):
+    """Also where it is one group of rows high, whose tensors are contiguous by any strides."""
+    row, column = scheme.format.grain(scheme)
+    shape = (2 * row, 13 * (column or 4))
+    weight = finite_weight_of(scheme, shape)
+    whole = scheme.format.pack(weight, scheme)
+    for columns in (range(8 * (column or 0)), range(5 * (column or 0), shape[1])):
+        if column is None:
+            columns = range(shape[1])
+        part = scheme.format.cut(whole, range(row), columns).validate()
+        for device in ("cpu", "cuda"):
+            form = scheme.format.runtime(scheme, torch.device(device))
+            running = part.transcode(form).validate()
+            assert same(running.unpack(), weight[:row, columns.start : columns.stop])
+            again = running.transcode(scheme).validate()
+            assert all(torch.equal(again.tensors[n], each) for n, each in part.tensors.items())
 
 
 @every_scheme

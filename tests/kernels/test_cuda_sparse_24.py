@@ -38,9 +38,11 @@ from emulation import (
 )
 from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
+from flashsparse_plugin.formats.activations import rounded_tokens
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.sparse_24.layout import layout_of
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
 from flashsparse_plugin.packed import PackedWeight
 
 LINEAR, UNPACK = "sparse_24/linear_driver", "sparse_24/unpack_driver"
@@ -158,6 +160,23 @@ def test_sums_of_int8_are_exact(driver):
         sums, exact = integer_product(case)
         assert torch.equal(y, exact)
     assert (sums.float().long() != sums).any()
+
+
+@pytest.mark.parametrize("values", ROUNDED)
+def test_no_token_is_too_small(driver, values):
+    """Where the inverse of a largest magnitude is no float32, and where the scale is subnormal."""
+    case = replace(of_codes(values, None, 1, 0, (1, 2)), bias=None)
+    assert case.x.dtype == torch.bfloat16
+    exponents = torch.arange(len(case.x)) % 3 * 8 - 118
+    largest = case.x.abs().amax(1, keepdim=True)
+    x = (case.x / largest).double() * torch.exp2(exponents.double())[:, None]
+    large = replace(case, x=(case.x / largest) * 2.0**100)
+    for each in (replace(case, x=x.bfloat16()), large):
+        (y,) = split(run(driver(CODES_X, "plain"), [each]).stdout, [each])
+        codes = rounded_tokens(each.x, VALUE_TYPES[values])
+        exact, magnitude = codes @ each.exact.T, codes.abs() @ each.exact.abs().T
+        room = magnitude * 2**-14 + exact.abs() * 2**-8 + 2.0**-133
+        assert ((y.double() - exact).abs() <= room).all() and y.any(1).all()
 
 
 @pytest.mark.parametrize("values", ROUNDED)

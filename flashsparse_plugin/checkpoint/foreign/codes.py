@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...formats.value_types import scale_count, split_nibbles, spread_scales
+from ...formats.values import bits_as
 from ...packed import FormatError, dtype_name
 from .layout import DTYPES
 from .quantization import Arguments
@@ -120,7 +121,7 @@ def multiply(codes: Tensor, scales: Tensor, group: int | None, dtype: torch.dtyp
 
 def nibbles(words: Tensor) -> Tensor:
     """The nibbles of int32 words [rows, count], the lowest first: int8 [rows, 8 * count], 0..15."""
-    return split_nibbles(words.contiguous().view(torch.uint8)).view(torch.int8)
+    return split_nibbles(bits_as(words, torch.uint8)).view(torch.int8)
 
 
 def signed(words: Tensor, bits: int) -> Tensor:
@@ -134,5 +135,5 @@ def signed(words: Tensor, bits: int) -> Tensor:
         int8 [rows, 32 / bits * count].
     """
     if bits == 8:
-        return (words.contiguous().view(torch.uint8) ^ 128).view(torch.int8)
+        return (bits_as(words, torch.uint8) ^ 128).view(torch.int8)
     return nibbles(words) - 8

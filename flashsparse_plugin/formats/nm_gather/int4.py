@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..value_types import join_nibbles
+from ..values import bits_as
 
 ROWS, CODE_BYTES = 32, 512  # of a unit; of a unit and pair
 
@@ -28,13 +29,13 @@ def to_pairs(fragments: Tensor, scales: Tensor, group_steps: int) -> Tensor:
     bits = F.pad(scales.view(torch.int16), (0, missing[0], 0, missing[1]))
     steps = bits.repeat_interleave(group_steps, 1)
     parts = steps.view(-1, ROWS // 8, 8, pairs, 2).permute(0, 3, 2, 4, 1)
-    held = parts.contiguous().view(torch.uint8).flatten(2)
+    held = bits_as(parts, torch.uint8).flatten(2)
     return torch.cat([join_nibbles(fragments), held], 2)
 
 
 def scales_of(pairs: Tensor, group_steps: int, dtype: torch.dtype) -> Tensor:
     """The scales that pairs [units, pairs, 640] hold: [rows, groups] of `dtype`, zeros included."""
-    held = pairs[:, :, CODE_BYTES:].contiguous().view(dtype)
+    held = bits_as(pairs[:, :, CODE_BYTES:], dtype)
     parts = held.view(*held.shape[:2], 8, 2, ROWS // 8)
     steps = parts.permute(0, 4, 2, 1, 3).reshape(len(pairs) * ROWS, -1)
     return steps[:, ::group_steps]

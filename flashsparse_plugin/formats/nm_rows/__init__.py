@@ -20,6 +20,7 @@ from ...plan import Plan
 from ..entry_form import ROWS, EntryForm, by_panel, by_row, decode_panels
 from ..nm_pattern import PatternOptions, options_of, pack_positions, unpack_positions
 from ..value_types import require_scales, scale_count, scale_dtype
+from ..values import bits_as
 from . import reference
 from .ops import ops
 
@@ -67,7 +68,7 @@ class NMRows(EntryForm):
     def positions(self, packed: PackedWeight) -> Tensor:
         options = options_of(packed.scheme)
         words = by_row(packed.tensors["positions"], packed.shape[0])[:: options.vector_length]
-        index = words.contiguous().view(torch.uint8)
+        index = bits_as(words, torch.uint8)
         return unpack_positions(index, options.kept(packed.shape[1]), _position_bits(options))
 
     def unpack(self, packed: PackedWeight) -> Tensor:
@@ -162,4 +163,4 @@ def _words(weight_index: Tensor, kept: int, options: PatternOptions) -> Tensor:
         positions = unpack_positions(weight_index, kept, options.index_bits)
         weight_index = pack_positions(positions, bits)
     padded = F.pad(weight_index, (0, -weight_index.shape[1] % 4))
-    return padded.contiguous().view(torch.int32)
+    return bits_as(padded, torch.int32)

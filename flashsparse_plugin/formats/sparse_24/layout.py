@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
 from ..value_types import VALUE_TYPES, join_nibbles, split_nibbles, spread_scales
+from ..values import bits_as
 
 UNIT_ROWS, UNIT_COLS = 16, 256
 METADATA_WORDS = 128
@@ -190,7 +191,7 @@ def scales_of(
     assert layout.group is not None
     down, across, words = units.shape
     first = layout.value_words + METADATA_WORDS
-    scales = units[:, :, first:words].contiguous().view(dtype)
+    scales = bits_as(units[:, :, first:words], dtype)
     rows = scales.view(down, across, -1, UNIT_ROWS).permute(0, 3, 1, 2).reshape(down * 16, -1)
     return rows[: shape[0], : -(-shape[1] // layout.group)].contiguous()
 
@@ -210,7 +211,7 @@ def places_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
 def values_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
     """Bits of the two values of every four columns: [down, across, 16, 64, 2]."""
     down, across, _ = units.shape
-    values = units[:, :, : layout.value_words].contiguous().view(layout.value_dtype)
+    values = bits_as(units[:, :, : layout.value_words], layout.value_dtype)
     if layout.values == "int4":
         values = (split_nibbles(values) ^ 8) - 8
     order, sizes = _order(layout), _sizes(down, across, layout)
@@ -247,7 +248,7 @@ def _units(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor
     shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=bits.device)
     halves = (nibbles << shifts).sum(-1, dtype=torch.int32)
     metadata = (halves[:, 0] | halves[:, 1] << 16).permute(0, 2, 1, 4, 5, 3)
-    return [lanes.view(torch.int32), metadata.reshape(down, across, -1)]
+    return [bits_as(lanes, torch.int32), metadata.reshape(down, across, -1)]
 
 
 def _scale_words(scales: Tensor, across: int, group: int) -> Tensor:
@@ -255,7 +256,7 @@ def _scale_words(scales: Tensor, across: int, group: int) -> Tensor:
     groups = UNIT_COLS // group
     scales = F.pad(scales, (0, across * groups - scales.shape[1], 0, -len(scales) % UNIT_ROWS))
     by_unit = scales.view(-1, UNIT_ROWS, across, groups).permute(0, 2, 3, 1)
-    return by_unit.reshape(-1, across, groups * UNIT_ROWS).view(torch.int32)
+    return bits_as(by_unit.reshape(-1, across, groups * UNIT_ROWS), torch.int32)
 
 
 def _sizes(down: int, across: int, layout: UnitLayout) -> tuple[int, ...]:

@@ -10,6 +10,8 @@
 //   kSums               whether the sum of a token's codes is wanted; they are int8 then
 //   column(word, byte)  of 32 columns, the one whose code is there
 #pragma once
+#include <type_traits>
+
 #include "common/device.cuh"
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -45,7 +47,10 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
   const int vectors = x_stride / 8;
   // Bits of magnitudes, which are ordered as they are, NaN above infinity.
-  uint32_t largest = __float_as_uint(0x1p-100f);  // whose inverse is finite
+  // Small magnitudes are lifted, so that their inverse is finite. float16 has none as small.
+  constexpr bool kLifts = std::is_same_v<Type, BFloat16>;
+  // A token of zeros takes the smallest number of its dtype.
+  uint32_t largest = __float_as_uint(kLifts ? 0x1p-133f : 0x1p-24f);
   float values[8];
   constexpr int kAtOnce = 8;  // loads on their way
   FS_NO_UNROLL
@@ -73,7 +78,9 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   for (int warp = 0; warp < kQuantiseThreads / 32; ++warp) {
     largest = max(largest, largest_of[warp]);
   }
-  const float magnitude = __uint_as_float(largest), inverse = Codes::kLargest / magnitude;
+  const float magnitude = __uint_as_float(largest);
+  const float lift = kLifts && magnitude < 0x1p-100f ? 0x1p100f : 1.0f;
+  const float inverse = Codes::kLargest / (magnitude * lift);
   if (threadIdx.x == 0) scales[blockIdx.x] = magnitude / Codes::kLargest;
   const int blocks = static_cast<int>(quantised_stride(x_stride)) / kQuantisedCols;
   uint32_t sum = 0;
@@ -85,7 +92,9 @@ __global__ void __launch_bounds__(kQuantiseThreads)
       const int vector = block * 4 + i;
       to_floats<Type>(values, vector < vectors ? load_readonly(from + vector) : uint4{});
       FS_UNROLL
-      for (int k = 0; k < 8; ++k) own[8 * i + k] = values[k] * inverse;
+      for (int k = 0; k < 8; ++k) {
+        own[8 * i + k] = (kLifts ? values[k] * lift : values[k]) * inverse;
+      }
     }
     uint32_t words[8];
     FS_UNROLL
