@@ -15,8 +15,7 @@ from accelerate.hooks import AlignDevicesHook
 from torch import nn
 
 from flashsparse_plugin.linear import SparseLinear
-
-from .wrapping import wrap_once
+from flashsparse_plugin.wrapping import wrap_once
 
 
 def register() -> None:

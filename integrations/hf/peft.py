@@ -21,8 +21,7 @@ from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from torch import nn
 
 from flashsparse_plugin.linear import SparseLinear
-
-from .wrapping import wrap_once
+from flashsparse_plugin.wrapping import wrap_once
 
 # Initialisations of the adapter alone; others (PiSSA, OLoRA, LoftQ, ...) rewrite the base weight.
 _INITS = (True, False, "gaussian", "orthogonal", "eva")
