@@ -21,11 +21,12 @@ import warnings
 
 # Modules and the integrations that register with each. The first module holds the tables of
 # quantization methods. transformers.modeling_utils may be the module that imports torch, which
-# would be too late for those tables but is early enough for attention.
+# would be too late for those tables but is early enough for attention. That of peft is its last one
+# that we change.
 _WATCHED: dict[str, tuple[str, ...]] = {
     "transformers.quantizers.auto": ("hf",),
     "transformers.modeling_utils": ("hf.attention", "hf.unmarked"),
-    "peft.tuners.lora.layer": ("hf.peft",),
+    "peft.tuners.mixed.model": ("hf.peft",),
     "accelerate.hooks": ("hf.offload",),
 }
 _WATCHED_IF_OFF: dict[str, tuple[str, ...]] = {"transformers.modeling_utils": ("hf.unmarked",)}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .data_parallel import ignore_packed_tensors
 from .dataflow import plan_of
 from .formats import get_format
 from .modules import bias_of, weight_of
@@ -292,3 +293,16 @@ class SparseLinear(nn.Module):
             unexpected_keys.extend(
                 key for key in state_dict if key.startswith(prefix) and key not in known
             )
+
+
+def _packed_names(model: nn.Module) -> list[str]:
+    """The names of all packed tensors of a model."""
+    return [
+        f"{name}.{own}" if name else own
+        for name, module in model.named_modules()
+        if isinstance(module, SparseLinear)
+        for own in module._names
+    ]
+
+
+ignore_packed_tensors(_packed_names)

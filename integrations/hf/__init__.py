@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .wrapping import wrap_once
+from flashsparse_plugin.wrapping import wrap_once
 
 
 def register() -> None:

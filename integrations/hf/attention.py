@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .wrapping import wrap_once
+from flashsparse_plugin.wrapping import wrap_once
 
 if TYPE_CHECKING:
     from flashsparse_plugin.attention import LayerReference

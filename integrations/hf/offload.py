@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from flashsparse_plugin.checkpoint.headers import aligned
 from flashsparse_plugin.linear import SparseLinear
-
-from .wrapping import wrap_once
+from flashsparse_plugin.wrapping import wrap_once
 
 
 class _Aligned(PrefixedDataset):

@@ -15,11 +15,13 @@ from typing import Any, NoReturn
 from peft.tuners import tuners_utils
 from peft.tuners.lora.config import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.mixed.model import MixedModel
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from torch import nn
 
 from flashsparse_plugin.linear import SparseLinear
+from flashsparse_plugin.wrapping import wrap_once
 
 # Initialisations of the adapter alone; others (PiSSA, OLoRA, LoftQ, ...) rewrite the base weight.
 _INITS = (True, False, "gaussian", "orthogonal", "eva")
@@ -46,6 +48,10 @@ def register() -> None:
     tuners_utils._maybe_include_all_linear_layers = _with_packed_layers(
         tuners_utils._maybe_include_all_linear_layers
     )
+    # All that merges asks the former first, but for the latter, which does not.
+    wrap_once(BaseTuner, "_check_merge_allowed", _before_merging)
+    wrap_once(MixedModel, "_unload_and_optionally_merge", _before_merging)
+    wrap_once(MixedModel, "_replace_module", _packed_as_it_is)
 
 
 def _with_packed_layers(inner: Callable[[Any, nn.Module], Any]) -> Callable[[Any, nn.Module], Any]:
@@ -70,6 +76,44 @@ def _with_packed_layers(inner: Callable[[Any, nn.Module], Any]) -> Callable[[Any
     return include
 
 
+def _before_merging(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what peft runs before it merges, or what merges, to refuse before a layer is changed.
+
+    Dense layers may have adapters, too, and those before the first packed layer would be merged
+    by the time that it refuses.
+    """
+
+    def checked(tuner: BaseTuner, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("merge", args[0] if args else True):
+            packed = [n for n, m in tuner.model.named_modules() if isinstance(m, SparseLoraLinear)]
+            if packed:
+                more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
+                _refuse_to_merge(f"the packed weight of layer {packed[0]!r}{more}")
+        return inner(tuner, *args, **kwargs)
+
+    return checked
+
+
+def _packed_as_it_is(inner: Callable[..., None]) -> Callable[..., None]:
+    """Wraps what puts a layer back by assigning its weight to it, which a packed one lacks."""
+
+    def replace(tuner: Any, parent: nn.Module, name: str, new: nn.Module, old: nn.Module) -> None:
+        if isinstance(new, SparseLinear):
+            setattr(parent, name, new)
+        else:
+            inner(tuner, parent, name, new, old)
+
+    return replace
+
+
+def _refuse_to_merge(where: str) -> NoReturn:
+    raise ValueError(
+        f"a LoRA adapter cannot be merged into {where}: the sum has no zeros. Nothing has been "
+        "changed. Remedy: keep the adapter separate, or load the model with "
+        "FlashSparseConfig(dequantize=True) and merge into that"
+    )
+
+
 class SparseLoraLinear(LoraLinear):
     """A LoRA adapter around a SparseLinear (Hu et al., 2021, arXiv 2106.09685)."""
 
@@ -92,11 +136,7 @@ class SparseLoraLinear(LoraLinear):
             )
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> NoReturn:
-        raise ValueError(
-            "a LoRA adapter cannot be merged into a packed weight: the sum has no zeros. Remedy: "
-            "keep the adapter separate, or load the model with FlashSparseConfig(dequantize=True) "
-            "and merge into that"
-        )
+        _refuse_to_merge("a packed weight")
 
     def __repr__(self) -> str:
         return super().__repr__().replace("lora.", "lora.flashsparse.", 1)

@@ -16,8 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from flashsparse_plugin.names import QUANT_METHOD
-
-from .wrapping import wrap_once
+from flashsparse_plugin.wrapping import wrap_once
 
 
 def register() -> None:

@@ -5,8 +5,10 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers.trainer_utils import validate_quantization_for_training
 
+import flashsparse_plugin as fs
 from flashsparse_plugin.integrations.hf import peft as integration
 from flashsparse_plugin.integrations.hf.peft import SparseLoraLinear
 
@@ -106,6 +108,48 @@ def test_merging_is_refused_and_right_on_the_dense_model(llama, tmp_path):
     dense = PeftModel.from_pretrained(tiny.load(llama.packed).dequantize(), tmp_path)
     merged = dense.merge_and_unload()
     torch.testing.assert_close(tiny.logits(merged), tiny.logits(model), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        dict(use_dora=True),
+        dict(use_rslora=True, bias="all"),
+        dict(modules_to_save=["lm_head"]),
+        dict(mixed=True),
+    ],
+    ids=lambda settings: next(iter(settings), "lora"),
+)
+def test_a_refused_merge_changes_nothing(settings, llama):
+    """Also where dense layers, which could be merged, come before the packed ones."""
+    settings = dict(settings)
+    wrapping = {"mixed": True} if settings.pop("mixed", False) else {}
+    torch.manual_seed(0)
+    packing = fs.FlashSparseConfig(ignore=["lm_head", "re:.*layers\\.0\\..*"])
+    base = tiny.load(llama.masked, quantization_config=packing)
+    plain = tiny.logits(base)
+    config = LoraConfig(r=4, target_modules=TARGETS, **settings)
+    model = get_peft_model(base, config, **wrapping)
+    adapters = [m for m in model.modules() if isinstance(m, LoraLayer)]
+    assert [isinstance(m, SparseLoraLinear) for m in adapters] == 4 * [False] + 4 * [True]
+    train(model)
+    model.eval()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    adapted = tiny.logits(model)
+    assert (adapted - plain).abs().max() > 1e-3
+    refused = r"layer 'model\.layers\.1\.\S+' and 3 more.*dequantize"
+    for merge in (model.merge_adapter, model.merge_and_unload):
+        with pytest.raises(ValueError, match=refused):
+            merge()
+        after = model.state_dict()
+        assert after.keys() == state.keys()
+        assert all(torch.equal(after[key], value) for key, value in state.items())
+        assert torch.equal(tiny.logits(model), adapted)
+        assert not any(m.merged or m.disable_adapters for m in adapters)
+    bare = model.unload().eval()
+    if "bias" not in settings and "modules_to_save" not in settings:
+        assert torch.equal(tiny.logits(bare), plain)
 
 
 def test_unloading_gives_the_packed_model_back(llama, wanted):
