@@ -75,8 +75,10 @@ class Arguments(_Lenient):
         if not self.symmetric:
             return "its codes are asymmetric, and only codes without a zero point are read"
         if self.actorder not in (None, False, "weight", "static"):
-            return f"its columns are reordered (actorder {self.actorder!r}), and groups must be of "
-            "consecutive columns"
+            return (
+                f"its columns are reordered (actorder {self.actorder!r}), and groups must be of "
+                "consecutive columns"
+            )
         if (self.type, self.num_bits) not in (("float", 8), ("int", 8), ("int", 4)):
             return f"its codes are {self.type}{self.num_bits}, and float8, int8 and int4 are read"
         if self.scope not in ("tensor", "channel", "group"):
