@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,7 +27,7 @@ from pydantic import (
 from .formats import get_format
 from .formats.values import packable_dtype, parse_dtype
 from .matching import matches
-from .messages import complaint, printable
+from .messages import complaint, one_line
 from .names import AUTO, DEFAULT_FORMAT, DENSE, QUANT_METHOD
 from .packed import FormatError, Scheme
 
@@ -58,7 +59,7 @@ class LayerConfig(BaseModel):
     format_version: int | None = None
     dtype: str | None = None
     options: dict[str, Any] | None = None
-    reason: str | None = None
+    reason: Annotated[str, AfterValidator(one_line)] | None = None
 
 
 class FlashSparseConfig(BaseModel):
@@ -173,7 +174,7 @@ class FlashSparseConfig(BaseModel):
         if self.__pydantic_extra__:
             logger.warning(
                 "keys of quantization_config that this version does not know are kept unread: %s",
-                printable(", ".join(sorted(self.__pydantic_extra__))),
+                one_line(", ".join(sorted(self.__pydantic_extra__))),
             )
         return self
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...formats.value_types import GROUPS
 from ...matching import matches
-from ...messages import complaint
+from ...messages import complaint, one_line
 from ...packed import FormatError
 from .sparsity_config import METHODS, sparsity_format
 
@@ -217,7 +217,7 @@ class Quantization(_Lenient):
                 f"Its weights were made for activations in {others}; here activations "
                 "are 16 bits, which is more exact."
             )
-        return told
+        return [one_line(each) for each in told]
 
     def _activations(self, rounded: bool) -> str:
         """Of the groups whose tokens are rounded, or of the others: what activations are there."""
