@@ -19,6 +19,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -56,7 +57,7 @@ class LayerConfig(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     format: str
-    format_version: int | None = None
+    format_version: StrictInt | None = None
     dtype: str | None = None
     options: dict[str, Any] | None = None
     reason: Annotated[str, AfterValidator(one_line)] | None = None
@@ -100,7 +101,7 @@ class FlashSparseConfig(BaseModel):
 
     quant_method: Literal["flashsparse"] = QUANT_METHOD
     format: str = DEFAULT_FORMAT
-    format_version: int = 1
+    format_version: StrictInt = 1
     dtype: str | None = None
     sparsity: float | None = Field(default=None, ge=0.0, le=1.0)
     pruning: Literal["none", "magnitude"] = "none"

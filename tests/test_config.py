@@ -61,6 +61,10 @@ def test_reads_the_ignore_lists_of_other_methods(name):
         ({"sparsity": 1.5}, "less than or equal to 1"),
         ({"dtype": "float32"}, "float16.*bfloat16"),
         ({"quant_method": "gptq"}, "flashsparse"),
+        ({"format_version": 1.0}, "format_version: .*valid integer"),
+        ({"format_version": True}, "format_version: .*valid integer"),
+        ({"format_version": "1"}, "format_version: .*valid integer"),
+        ({"layers": {"a": {"format": "tiled_csl", "format_version": 1.0}}}, "valid integer"),
         ({"format_version": 0}, r"version 0.*start at 1.*flashsparse convert"),
     ],
 )
