@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    StrictInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -26,7 +28,7 @@ from pydantic import (
 from .formats import get_format
 from .formats.values import packable_dtype, parse_dtype
 from .matching import matches
-from .messages import complaint, printable
+from .messages import complaint, one_line
 from .names import AUTO, DEFAULT_FORMAT, DENSE, QUANT_METHOD
 from .packed import FormatError, Scheme
 
@@ -55,10 +57,10 @@ class LayerConfig(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     format: str
-    format_version: int | None = None
+    format_version: StrictInt | None = None
     dtype: str | None = None
     options: dict[str, Any] | None = None
-    reason: str | None = None
+    reason: Annotated[str, AfterValidator(one_line)] | None = None
 
 
 class FlashSparseConfig(BaseModel):
@@ -99,7 +101,7 @@ class FlashSparseConfig(BaseModel):
 
     quant_method: Literal["flashsparse"] = QUANT_METHOD
     format: str = DEFAULT_FORMAT
-    format_version: int = 1
+    format_version: StrictInt = 1
     dtype: str | None = None
     sparsity: float | None = Field(default=None, ge=0.0, le=1.0)
     pruning: Literal["none", "magnitude"] = "none"
@@ -173,7 +175,7 @@ class FlashSparseConfig(BaseModel):
         if self.__pydantic_extra__:
             logger.warning(
                 "keys of quantization_config that this version does not know are kept unread: %s",
-                printable(", ".join(sorted(self.__pydantic_extra__))),
+                one_line(", ".join(sorted(self.__pydantic_extra__))),
             )
         return self
 

@@ -27,11 +27,20 @@ def printable(text: str) -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """Returns `printable` text in which line breaks and tabs are spelt as escapes, too.
+
+    What names in a file come into, such as a message or a line of a log, would look like two of
+    them, the second of which says what the file likes.
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 class PrintableMessage(Exception):
-    """An exception whose message is safe to be shown, whatever it quotes of a file."""
+    """An exception whose message is one line, safe to be shown whatever it quotes of a file."""
 
     def __init__(self, message: str):
-        super().__init__(printable(message))
+        super().__init__(one_line(message))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -54,4 +63,4 @@ def complaint(error: ValidationError, *inside: str) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part)[:100] for part in (*inside, *first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
-    return printable(f"{place}: {message}" if place else message)
+    return one_line(f"{place}: {message}" if place else message)

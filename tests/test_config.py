@@ -61,6 +61,10 @@ def test_reads_the_ignore_lists_of_other_methods(name):
         ({"sparsity": 1.5}, "less than or equal to 1"),
         ({"dtype": "float32"}, "float16.*bfloat16"),
         ({"quant_method": "gptq"}, "flashsparse"),
+        ({"format_version": 1.0}, "format_version: .*valid integer"),
+        ({"format_version": True}, "format_version: .*valid integer"),
+        ({"format_version": "1"}, "format_version: .*valid integer"),
+        ({"layers": {"a": {"format": "tiled_csl", "format_version": 1.0}}}, "valid integer"),
         ({"format_version": 0}, r"version 0.*start at 1.*flashsparse convert"),
     ],
 )
@@ -110,3 +114,17 @@ def test_what_multiplies_prompts_needs_a_format_that_has_the_choice():
     config = fs.FlashSparseConfig(dtype="bfloat16", prompts="cusparselt")
     with pytest.raises(fs.FormatError, match="for nm_vector .* packed as tiled_bitmap. Remedy"):
         config.scheme_of("any")
+
+
+def test_what_a_file_says_stays_in_one_line(caplog):
+    """Names and reasons that would begin another line of a log, or of what `inspect` shows."""
+    forged = "evil\n2026-11-21 INFO verified\t"
+    config = fs.FlashSparseConfig(
+        **{forged: 1}, layers={"a": {"format": "dense", "reason": forged}}
+    )
+    assert caplog.messages and all(message.isprintable() for message in caplog.messages)
+    assert config.layers["a"].reason == r"evil\n2026-11-21 INFO verified\t"
+    assert str(fs.FormatError(forged)) == config.layers["a"].reason
+    with pytest.raises(fs.FormatError) as caught:
+        fs.FlashSparseConfig(layers={forged: {"format": 5}})
+    assert str(caught.value).isprintable()

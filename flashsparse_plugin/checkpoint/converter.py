@@ -18,7 +18,7 @@ import flashsparse_plugin
 
 from ..config import FlashSparseConfig, LayerConfig
 from ..formats.values import count_changed
-from ..messages import printable
+from ..messages import one_line
 from ..names import DENSE
 from ..packed import FormatError, dtype_name
 from .advice import nothing_packed, warnings_about
@@ -193,9 +193,9 @@ class _Conversion:
         self._write_surroundings(staging)
         staging.commit()
         for choice in self.report.choices:
-            logger.info("auto: %s", printable(choice))
+            logger.info("auto: %s", one_line(choice))
         for warning in self.report.warnings:
-            logger.warning("%s", printable(warning))
+            logger.warning("%s", one_line(warning))
         return self.report
 
     def _resume(self, staging: Staging) -> int:

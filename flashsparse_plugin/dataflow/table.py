@@ -25,7 +25,7 @@ from ..cache import cache_directory, write_whole
 from ..files import read_bounded
 from ..formats import find_form
 from ..gpu import Gpu, find_gpu
-from ..messages import PrintableMessage, complaint, printable
+from ..messages import PrintableMessage, complaint, one_line
 from ..names import DENSE
 from ..packed import Scheme
 from ..plan import LIBRARY, Implementation, Plan
@@ -401,7 +401,7 @@ def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> P
     found = _decide(weight, str(dtype).removeprefix("torch."), torch.device(device))
     if found.reason not in _told:
         _told.add(found.reason)
-        logger.info("dataflow: %s", printable(found.reason))
+        logger.info("dataflow: %s", one_line(found.reason))
     return found
 
 

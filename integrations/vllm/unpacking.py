@@ -24,6 +24,7 @@ from flashsparse_plugin.checkpoint.headers import aligned
 from flashsparse_plugin.checkpoint.linears import find_linears
 from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
+from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.names import QUANT_METHOD
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
@@ -117,7 +118,7 @@ def _unpacked(
         "%d packed layers are unpacked while they load, as vLLM's %s takes them dense (%s, ...)",
         len(layers),
         model_config.architecture,
-        min(layers),
+        one_line(min(layers)),
     )
     waiting: dict[str, dict[str, Tensor]] = {}
     for key, tensor in weights:

@@ -128,6 +128,16 @@ def test_activations_are_told_of(name, told, capsys):
     assert f"packed to nm_vector({SCHEMES[name]})" in shown
 
 
+@of("int8-24")
+def test_what_is_told_of_activations_is_one_line(copy):
+    quantization = json.loads((copy / "config.json").read_text())["quantization_config"]
+    quantization["config_groups"]["group_0"]["input_activations"]["type"] = "x\nINFO verified"
+    edit_config(copy, quantization_config=quantization)
+    notes = ModelDirectory(copy).packed().notes
+    assert any(r"x\nINFO verified" in note for note in notes)
+    assert all(note.isprintable() for note in notes)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -28,8 +28,11 @@ def of(*names):
 
 RULES = {
     "asymmetric": ({"symmetric": False}, "asymmetric"),
-    "actorder": ({"actorder": "group"}, "columns are reordered .actorder 'group'"),
-    "actorder-true": ({"actorder": True}, "columns are reordered"),
+    "actorder": (
+        {"actorder": "group"},
+        "columns are reordered .actorder 'group'.*must be of consecutive",
+    ),
+    "actorder-true": ({"actorder": True}, "columns are reordered.*must be of consecutive columns"),
     "bits": ({"num_bits": 3}, "codes are int3"),
     "block": ({"strategy": "block", "group_size": None}, "scales are by block"),
     "group": ({"group_size": 16}, "groups are 16 columns, and groups of 32, 64 and 128 are read"),

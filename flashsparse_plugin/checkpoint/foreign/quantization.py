@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...formats.value_types import GROUPS
 from ...matching import matches
-from ...messages import complaint
+from ...messages import complaint, one_line
 from ...packed import FormatError
 from .sparsity_config import METHODS, sparsity_format
 
@@ -75,8 +75,10 @@ class Arguments(_Lenient):
         if not self.symmetric:
             return "its codes are asymmetric, and only codes without a zero point are read"
         if self.actorder not in (None, False, "weight", "static"):
-            return f"its columns are reordered (actorder {self.actorder!r}), and groups must be of "
-            "consecutive columns"
+            return (
+                f"its columns are reordered (actorder {self.actorder!r}), and groups must be of "
+                "consecutive columns"
+            )
         if (self.type, self.num_bits) not in (("float", 8), ("int", 8), ("int", 4)):
             return f"its codes are {self.type}{self.num_bits}, and float8, int8 and int4 are read"
         if self.scope not in ("tensor", "channel", "group"):
@@ -215,7 +217,7 @@ class Quantization(_Lenient):
                 f"Its weights were made for activations in {others}; here activations "
                 "are 16 bits, which is more exact."
             )
-        return told
+        return [one_line(each) for each in told]
 
     def _activations(self, rounded: bool) -> str:
         """Of the groups whose tokens are rounded, or of the others: what activations are there."""
