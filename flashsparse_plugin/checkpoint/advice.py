@@ -56,6 +56,17 @@ def notes_on(stored: StoredModel, done: str) -> Iterator[str]:
         yield f"Some layers cannot be {done} and stay as they are: {'; '.join(reasons)}."
 
 
+def notes_on_pruning(stored: StoredModel) -> Iterator[str]:
+    """Yields what of a model stays as it is where it is pruned, because of what it is.
+
+    `convert` has no need of the sentence about routers: its report has a reason for every layer.
+    """
+    routers = stored.routers()
+    if routers:
+        yield f"Routers are not pruned: {'; '.join(told(('router', name) for name in routers))}."
+    yield from notes_on(stored, "pruned")
+
+
 def nothing_packed(report: ConversionReport) -> str:
     """Says why a conversion packed no layer at all, and what to do."""
     if report.choices:

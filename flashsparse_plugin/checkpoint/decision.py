@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..config import FlashSparseConfig
 from ..names import DENSE
+from ..roles import ROUTER
 from .linears import Linear
 from .report import human
 
@@ -24,6 +25,8 @@ def reason_not_to_pack(linear: Linear, config: FlashSparseConfig) -> str | None:
             return own.reason or IGNORED
     elif linear.goes_by(config.ignore):
         return IGNORED
+    elif linear.is_router:
+        return linear.why_dense or ROUTER
     return linear.why_dense
 
 

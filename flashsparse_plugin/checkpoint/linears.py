@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..matching import matches
 from ..modules import experts_of, is_linear, is_transposed, shape_of, why_not_linear
 from ..names import LM_HEAD
+from ..roles import heads, routers
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
 from .reader import CheckpointError, ModelDirectory, TensorInfo
 from .split import split_weights
@@ -37,7 +38,8 @@ class Linear:
             is tied to the embedding).
         shape: (out_features, in_features).
         tied_to: Another parameter that is the same tensor, if any.
-        is_head: Whether it is the output head, whatever its name.
+        is_head: Whether it is an output head, whatever its name: of tokens, or of classes.
+        is_router: Whether it weighs experts.
         is_transposed: Whether its dense weight is kept as [in_features, out_features].
         why_dense: Why it cannot be packed; None where it can.
     """
@@ -47,6 +49,7 @@ class Linear:
     shape: tuple[int, int]
     tied_to: str | None = None
     is_head: bool = False
+    is_router: bool = False
     is_transposed: bool = False
     why_dense: str | None = None
 
@@ -66,7 +69,7 @@ class Linear:
         return weight.T.contiguous() if self.is_transposed else weight
 
     def goes_by(self, ignore: Sequence[str]) -> bool:
-        """Whether names or patterns mean this layer; "lm_head" means the head of any name."""
+        """Whether names or patterns mean this layer; "lm_head" means a head of any name."""
         return (self.is_head and LM_HEAD in ignore) or matches(self.name, ignore)
 
 
@@ -208,7 +211,7 @@ class StoredModel:
         names_of: dict[int, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names_of.setdefault(id(parameter), []).append(name)
-        head = self.model.get_output_embeddings()
+        answering, routing = heads(self.model), routers(self.model)
         for name, module in self.model.named_modules():
             if not (is_linear(module) or isinstance(module, nn.Linear)):
                 continue
@@ -220,7 +223,8 @@ class StoredModel:
                 stored,
                 shape_of(module),
                 same[0] if same else None,
-                module is head,
+                name in answering,
+                name in routing,
                 is_transposed(module),
                 self._why_dense(name, module, stored),
             )
@@ -252,6 +256,10 @@ class StoredModel:
     def unfit(self) -> dict[str, str]:
         """Names of layers that can be neither pruned nor packed, and why."""
         return {x.name: x.why_dense for x in self.linears if x.why_dense and not x.tied_to}
+
+    def routers(self) -> list[str]:
+        """Names of the linear layers that weigh experts; those that are no linear layers apart."""
+        return [x.name for x in self.linears if x.is_router and not x.why_dense]
 
     def experts(self) -> list[TensorInfo]:
         """The tensors of the directory that hold weights of experts."""

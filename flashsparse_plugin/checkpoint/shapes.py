@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..modules import experts_of, linear_modules, shape_of
+from ..roles import routers
 from .linears import build_config_on_meta
 
 Shape = tuple[int, int]  # (out_features, in_features)
@@ -53,8 +54,12 @@ def model_shapes(path: Path) -> ModelShapes:
     """
     model = build_config_on_meta(path)
     head = model.get_output_embeddings()
-    linears = {name: module for name, module in linear_modules(model).items() if module is not head}
-    shapes = {name: shape_of(module) for name, module in linears.items()}
+    dense = routers(model)
+    shapes = {
+        name: shape_of(module)
+        for name, module in linear_modules(model).items()
+        if module is not head and name not in dense
+    }
     alone = as_merged(shapes)
     parameters = sum(each.numel() for each in model.parameters())
     return ModelShapes(

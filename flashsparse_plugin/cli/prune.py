@@ -212,7 +212,7 @@ def prune(
 
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.advice import notes_on
+    from flashsparse_plugin.checkpoint.advice import notes_on_pruning
     from flashsparse_plugin.checkpoint.card import write_pruned_card
     from flashsparse_plugin.checkpoint.linears import StoredModel
     from flashsparse_plugin.checkpoint.pruned import write_pruned
@@ -259,7 +259,7 @@ def prune(
     with err.status(f"Writing {destination}"):
         chosen = None if dtype is Dtype.auto else loaded.dtype
         layers = [layer.name for layer in report.layers]
-        notes = [*notes_on(stored, "pruned")]
+        notes = [*notes_on_pruning(stored)]
         windows_of = calibration and Calibration.of(calibration, samples, length, seed)
         shown = pattern and f"{pattern}{f' in vectors of {vector_length}' * (vector_length > 1)}"
         if permute:

@@ -14,6 +14,7 @@ from torch import nn
 from ..matching import matches
 from ..modules import linear_modules, shape_of, weight_of
 from ..names import LM_HEAD
+from ..roles import kept_dense
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +156,9 @@ def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> di
     """Return the layers of a model to prune: every linear layer that `ignore` does not match.
 
     Linear layers are `nn.Linear` and what computes the same (see `modules.is_linear`). "lm_head" in
-    `ignore` means the output head, whatever the architecture calls it. Embeddings are no linear
-    layers and never pruned, so a head that shares its weight with them is refused.
+    `ignore` means the output head, of tokens or of classes, whatever the architecture calls it.
+    Routers of experts are never pruned (see `roles`). Embeddings are no linear layers and never
+    pruned, so a head that shares its weight with them is refused.
     A weight that several layers share is listed once, under its first name.
 
     Args:
@@ -171,8 +173,7 @@ def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> di
     """
     modules = dict(model.named_modules())
     _warn_of_idle(ignore, modules)
-    find_head = getattr(model, "get_output_embeddings", None) if LM_HEAD in ignore else None
-    head = find_head and find_head()
+    dense = kept_dense(model, ignore)
     embeddings = {
         id(module.weight): name
         for name, module in modules.items()
@@ -181,7 +182,7 @@ def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> di
     linears: dict[str, nn.Module] = {}
     seen: set[int] = set()
     for name, module in linear_modules(model).items():
-        if module is head or matches(name, ignore):
+        if name in dense or matches(name, ignore):
             continue
         weight = id(module.weight)
         if weight in embeddings:

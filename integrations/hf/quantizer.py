@@ -25,6 +25,7 @@ from flashsparse_plugin.checkpoint.explanations import about_experts
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.headers import TensorInfo, aligned
 from flashsparse_plugin.checkpoint.linears import kind_of
+from flashsparse_plugin.checkpoint.report import told
 from flashsparse_plugin.checkpoint.stored import Checkpoint
 from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
 from flashsparse_plugin.config import FlashSparseConfig
@@ -36,6 +37,7 @@ from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
 from flashsparse_plugin.names import DEFAULT_FORMAT
 from flashsparse_plugin.packed import FormatError, dtype_name
+from flashsparse_plugin.roles import kept_dense
 
 from .conversion import Conversion, PruneAndPack, adopt, skeleton
 from .dense import dispatch
@@ -53,8 +55,8 @@ class FlashSparseQuantizer(HfQuantizer):
     """Loads packed checkpoints, and packs dense ones while they load.
 
     A packed checkpoint's headers say which layers are packed and how large their tensors are. Of a
-    dense checkpoint every linear layer (see `modules`) is packed but the output head, tied weights,
-    and what the configuration ignores.
+    dense checkpoint every linear layer (see `modules`) is packed but routers and output heads (see
+    `roles`), tied weights, and what the configuration ignores.
     """
 
     requires_calibration = False
@@ -170,7 +172,12 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _choose_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
-        config.ignore = self._ignored(model)
+        kept = kept_dense(model, config.ignore)
+        roles = {name: why for name, why in kept.items() if name not in config.layers}
+        for line in told((why, name) for name, why in roles.items()):
+            logger.info("flashsparse: dense: %s", line)
+        ignored = self._ignored(model)
+        config.ignore = [*ignored, *(name for name in roles if name not in ignored)]
         _warn_of_experts(model, config.ignore)
         refuse_unmarked(infos, None, Path(model.config.name_or_path))
         checkpoint = Checkpoint.read(model, infos)

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 from vllm import envs
 from vllm.config import VllmConfig, get_current_vllm_config
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    ReplicatedLinear,
+    UnquantizedLinearMethod,
+)
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
@@ -24,6 +28,7 @@ from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.names import AUTO
 from flashsparse_plugin.packed import FormatError, Scheme
+from flashsparse_plugin.roles import HEAD, ROUTER, called_head, called_router
 
 from .codes import directory_of, take
 from .compat import allow_matrix_registers, is_experts
@@ -125,7 +130,8 @@ class FlashSparseQuantization(QuantizationConfig):
             return None
         vllm_config = get_current_vllm_config()
         self.settle(vllm_config)
-        names, reason = self._packed_as(prefix, is_head)
+        role = None if is_head else self._role(layer, prefix)
+        names, reason = ([], role) if role else self._packed_as(prefix, is_head)
         if names:
             if not self.config.dequantize:
                 begin_early(vllm_config)
@@ -168,6 +174,18 @@ class FlashSparseQuantization(QuantizationConfig):
                     "dense with --sparse-method none"
                 )
 
+    def _role(self, layer: nn.Module, prefix: str) -> str | None:
+        """What a layer of a dense checkpoint is for, if that makes it stay dense.
+
+        What is packed in a packed checkpoint was decided when it was made. vLLM's routers are
+        linear layers where those of transformers, by whose model a checkpoint is pruned, are not.
+        """
+        if self.stored is not None or prefix in self.config.layers:
+            return None
+        if called_router(prefix, isinstance(layer, ReplicatedLinear)):
+            return ROUTER
+        return HEAD if called_head(prefix, self.config.ignore) else None
+
     def _packed_as(self, prefix: str, is_head: bool) -> tuple[list[str], str]:
         """Tells whether a layer is packed, and by which names the configuration knows it.
 
@@ -183,7 +201,7 @@ class FlashSparseQuantization(QuantizationConfig):
             if getattr(text_config, "tie_word_embeddings", False):
                 return [], "tied to the embedding"
             if self.stored is None and "lm_head" in config.ignore:
-                return [], "output head"  # whatever this model calls it
+                return [], HEAD  # whatever this model calls it
         parent, _, own = prefix.rpartition(".")
         merged = [f"{parent}.{part}" for part in self.packed_modules_mapping.get(own, [])]
         names = merged or [prefix]

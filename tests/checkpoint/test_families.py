@@ -19,6 +19,7 @@ from flashsparse_plugin.checkpoint import (
     inspect_checkpoint,
 )
 from flashsparse_plugin.checkpoint.linears import StoredModel
+from flashsparse_plugin.linear import SparseLinear
 
 
 @pytest.fixture
@@ -171,3 +172,36 @@ def test_tensors_of_three_dimensions_are_no_experts(dense, architecture):
     directory = ModelDirectory(dense)
     assert any(len(info.shape) == 3 for info in directory.tensors.values())
     assert StoredModel(directory).experts() == []
+
+
+@pytest.mark.parametrize("architecture", ["JambaForCausalLM"])
+def test_routers_stay_dense(dense, tmp_path):
+    report = convert_checkpoint(dense, tmp_path / "out", pack_all=True)
+    reasons = {x.name: x.reason for x in report.layers if "router" in x.name}
+    assert reasons and set(reasons.values()) == {"router"}
+    stored = quantization(tmp_path / "out")["layers"]
+    assert {stored[name]["reason"] for name in reasons} == {"router"}
+    for path in (dense, tmp_path / "out"):
+        inspected = {x.name: x.reason for x in inspect_checkpoint(path).layers}
+        assert {inspected[name] for name in reasons} == {"router"}
+    model, _ = load(tmp_path / "out")
+    assert {type(model.get_submodule(name)) for name in reasons} == {torch.nn.Linear}
+
+
+@pytest.mark.parametrize("architecture", ["JambaForCausalLM"])
+def test_a_router_that_is_named_is_packed_and_one_that_is_packed_loads(dense, tmp_path):
+    """As in checkpoints that were made before routers were left out, where nothing names it."""
+    stored = StoredModel(ModelDirectory(dense))
+    named = {name: {"format": "tiled_csl"} for name in stored.routers()}
+    assert named
+    convert_checkpoint(dense, tmp_path / "out", format="tiled_csl", layers=named, pack_all=True)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    for name in named:
+        del config["quantization_config"]["layers"][name]
+    (tmp_path / "out/config.json").write_text(json.dumps(config))
+    model, told = load(tmp_path / "out")
+    assert not any(told.values()), told
+    dense_model, _ = load(dense)
+    for name in named:
+        assert isinstance(model.get_submodule(name), SparseLinear)
+        assert torch.equal(model.get_submodule(name).weight, dense_model.get_submodule(name).weight)

@@ -335,6 +335,19 @@ def test_what_the_file_keeps_merged_is_left_alone_by_name(tmp_path):
     assert "layer.0.mlp.gate_proj and 3 more (transformers makes it of a tensor" in note
 
 
+def test_routers_are_not_pruned(tmp_path):
+    families.build("JambaForCausalLM").save_pretrained(tmp_path / "in")
+    how = ("--method", "magnitude", "--sparsity", "0.9", "--json")
+    result = prune(tmp_path / "in", tmp_path / "out", *how)
+    assert result.exit_code == 0, result.stderr
+    notes = " ".join(json.loads(result.stdout)["warnings"])
+    assert "Routers are not pruned: model.layers." in notes and ".router (router)" in notes
+    before, after = load_all(tmp_path / "in"), load_all(tmp_path / "out")
+    routers = [name for name in before if name.endswith("router.weight")]
+    assert routers
+    assert all(torch.equal(after[name], before[name]) for name in routers)
+
+
 def test_a_million_layers_are_refused_at_once(model_dir, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(model_dir, source)

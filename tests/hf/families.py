@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from flashsparse_plugin.modules import linear_modules, weight_of
 from flashsparse_plugin.pruning import prune_weight
+from flashsparse_plugin.roles import kept_dense
 
 SPARSITY = 0.7
 LEFT_OUT = object()
@@ -242,9 +243,10 @@ def build(architecture: str) -> nn.Module:
     torch.manual_seed(0)
     model = getattr(transformers, architecture.partition("-")[0])(config)
     tied = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    kept = kept_dense(model, ["lm_head"])
     with torch.no_grad():
-        for module in linear_modules(model).values():
-            if module is not model.get_output_embeddings() and id(module.weight) not in tied:
+        for name, module in linear_modules(model).items():
+            if name not in kept and id(module.weight) not in tied:
                 weight_of(module).copy_(prune_weight(weight_of(module), SPARSITY))
     return model.to(torch.bfloat16).eval()
 

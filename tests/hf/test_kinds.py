@@ -12,7 +12,13 @@ from transformers.pytorch_utils import Conv1D
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.linear import SparseLinear
-from flashsparse_plugin.modules import is_linear, shape_of, weight_of, why_not_linear
+from flashsparse_plugin.modules import (
+    is_linear,
+    linear_modules,
+    shape_of,
+    weight_of,
+    why_not_linear,
+)
 
 pytestmark = pytest.mark.oldest_transformers
 
@@ -73,3 +79,36 @@ def test_mamba_multiplies_by_the_weight_of_a_layer(dtype, tmp_path):
     assert (families.answer(model) - expected).abs().max() <= 0.02 * expected.abs().max()
     model.double()
     assert layer.weight.dtype == torch.float64
+
+
+def test_routers_are_neither_pruned_nor_packed_while_loading(tmp_path):
+    families.build("JambaForCausalLM").save_pretrained(tmp_path / "dense")
+    load = transformers.JambaForCausalLM.from_pretrained
+    dense = load(tmp_path / "dense", dtype=torch.bfloat16)
+    names = [name for name in linear_modules(dense) if name.endswith(".router")]
+    assert len(names) == 1
+    packing = fs.FlashSparseConfig(pruning="magnitude", sparsity=0.9)
+    model = load(tmp_path / "dense", dtype=torch.bfloat16, quantization_config=packing)
+    model.save_pretrained(tmp_path / "packed")
+    for kept in (model, load(tmp_path / "packed", dtype=torch.bfloat16)):
+        for name in names:
+            router = kept.get_submodule(name)
+            assert type(router) is nn.Linear
+            assert torch.equal(router.weight, dense.get_submodule(name).weight)
+    named = fs.FlashSparseConfig(layers={names[0]: {"format": "tiled_csl"}})
+    obeyed = load(tmp_path / "dense", quantization_config=named)
+    assert isinstance(obeyed.get_submodule(names[0]), SparseLinear)
+
+
+@pytest.mark.parametrize("ignore", [["lm_head"], []])
+def test_classification_heads_stay_dense_unless_the_list_is_emptied(ignore, tmp_path):
+    small = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.RobertaConfig(**small, intermediate_size=48, num_labels=8)
+    torch.manual_seed(0)
+    transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    load = transformers.RobertaForSequenceClassification.from_pretrained
+    packing = fs.FlashSparseConfig(ignore=ignore, pruning="magnitude", sparsity=0.5)
+    model = load(tmp_path, quantization_config=packing)
+    assert isinstance(model.roberta.encoder.layer[0].output.dense, SparseLinear)
+    for layer in (model.classifier.dense, model.classifier.out_proj):
+        assert isinstance(layer, SparseLinear) is (not ignore)

@@ -151,3 +151,23 @@ def test_prompts_by_cusparselt_are_told_of_with_what_they_cost(monkeypatch, capl
     monkeypatch.undo()
     with pytest.raises(fs.FormatError, match=r"layer 'layers.0.name' \[64, 256\] .* NVIDIA GPUs"):
         method._packed(stored, torch.device("cpu"), engine)
+
+
+def test_routers_and_classification_heads_of_dense_checkpoints_stay_dense():
+    """vLLM's routers are linear layers, where those of transformers mostly are not."""
+    from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear
+
+    from flashsparse_plugin.integrations.vllm.quantization import FlashSparseQuantization
+
+    def role(name, kind=ReplicatedLinear, stored=None, **settings):
+        quantization = FlashSparseQuantization(stored)
+        quantization.config = stored or fs.FlashSparseConfig(**settings)
+        return quantization._role(kind.__new__(kind), name)
+
+    gate = "model.layers.0.mlp.gate"
+    assert role(gate) == "router"
+    assert role("score") == "output head"
+    assert role("score", ignore=[]) is None
+    assert role(gate, layers={gate: {"format": "tiled_csl"}}) is None
+    assert role(gate, stored=fs.FlashSparseConfig()) is None  # its tensors say what it is
+    assert role("model.layers.0.mlp.gate_up_proj", ColumnParallelLinear) is None
