@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names, get_format
+from flashsparse_plugin.formats.value_types import VALUE_TYPES
 
 LAYERS = {
     "llama-3-8b o": (4096, 4096),
@@ -50,6 +52,7 @@ SHAPES = (
     *((1, 1), (3, 5), (16, 256), (17, 257), (127, 63), (128, 64), (129, 65), (300, 1), (1, 300)),
     (1000, 2056),
 )
+ROUNDED = ((600, 4100), (33, 70), (64, 28672))  # of weights that codes round
 DENSITIES = (0.0, 0.01, 0.1, 0.2, 0.5, 0.51, 0.9, 0.99, 1.0)
 KERNEL = re.compile(
     r"\bflashsparse::(?:\w+::)*(\w+_kernel)\b"
@@ -127,7 +130,27 @@ def check(format: str, device: torch.device) -> int:
         if made.density != wanted.density:
             raise SystemExit(f"WRONG: validate of {name} counts other nonzeros than the CPU does")
         agreed += 2
-    return agreed + refusals(format, device) + breaches(format, device)
+    return agreed + roundings(format, device) + refusals(format, device) + breaches(format, device)
+
+
+def roundings(format: str, device: torch.device) -> int:
+    """Weights that codes round have the CPU's codes and scales; returns how many were compared."""
+    own, compared = get_format(format), 0
+    codes = [(values, group) for values in VALUE_TYPES for group in (None, 32, 128)]
+    for values, group in (each for each in codes if own.takes_codes(*each)):
+        options: Options = {"values": values}
+        if own.name != DEFAULT_FORMAT:
+            options = {"n": 2, "m": 4, "values": values, "group": group}
+        for number, (shape, dtype) in enumerate(product(ROUNDED, (torch.float16, torch.bfloat16))):
+            torch.manual_seed(number)
+            weight = torch.randn(shape) * torch.rand(shape[0], 1).pow(8)
+            weight = weight.to(dtype) * torch.tensor([0, 1, 0, 1]).repeat(shape[1])[: shape[1]]
+            wanted, made = (fs.pack(each, format, options) for each in (weight, weight.to(device)))
+            for name, tensor in wanted.tensors.items():
+                if not torch.equal(made.tensors[name].cpu(), tensor):
+                    raise SystemExit(f"WRONG: {name} of {options} of {list(shape)}, {dtype}")
+            compared += 1
+    return compared
 
 
 def conform(weight: Tensor, format: str, options: Options) -> Tensor:

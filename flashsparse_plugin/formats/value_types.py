@@ -17,7 +17,9 @@ from ..packed import FormatError, dtype_name
 
 GROUPS = (32, 64, 128)
 _CLIPS = 12  # ratios that are tried
-_SLAB = 1 << 24  # elements of a weight that are quantised at a time
+_SQUARE = 2.0**12  # in which parts squares of codes are counted
+# Elements of a weight that are quantised at a time: what a core's cache holds, and a GPU's memory.
+_SLABS = {"cpu": 1 << 18, "cuda": 1 << 24}
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ def quantise(weight: Tensor, values: ValueType, group: int | None) -> tuple[Tens
     """Rounds a weight to the nearest codes, by the scales of the least squared error.
 
     Of the type's clipping ratios the best one is taken for every row or group, and then the
-    scale that suits its codes best, if that is better. Zeros stay zero.
+    scale that suits its codes best, if that is better. Zeros stay zero. Sums are exact, so that
+    every device finds the same codes and scales, in whatever order it adds.
 
     Args:
         weight: [out_features, in_features], of a floating dtype.
@@ -136,7 +139,7 @@ def quantise(weight: Tensor, values: ValueType, group: int | None) -> tuple[Tens
     codes = torch.empty(rows, columns, dtype=torch.float16, device=weight.device)
     stored = scale_dtype(weight.dtype, group)
     scales = torch.empty(rows, scale_count(columns, group), dtype=stored, device=weight.device)
-    step = max(_SLAB // columns, 1)
+    step = max(_SLABS.get(weight.device.type, 1 << 24) // columns, 1)
     for first in range(0, rows, step):
         slab = slice(first, first + step)
         codes[slab], scales[slab] = _quantise(weight[slab].float(), values, group, stored)
@@ -149,27 +152,56 @@ def _quantise(
     rows, columns = weight.shape
     width = columns if group is None else group
     parts = F.pad(weight, (0, -columns % width)).view(rows, -1, width)
-    largest = parts.abs().amax(2, keepdim=True) / values.most
+    greatest = parts.abs().amax(2, keepdim=True)
+    # By a tensor: torch divides by a number with two roundings on a GPU.
+    largest = greatest / torch.full_like(greatest, values.most)
+    units = _units(greatest, width)
     # A scale of zero would lose what is there; the smallest one loses as little as can be.
     least = torch.finfo(stored).tiny * torch.finfo(stored).eps
     best = largest.to(stored).float().clamp_min(least)
-    error = _error(parts, best, values)
+    error = _error(parts, best, values, units)
     for clip in values.clips[1:]:
         scale = (largest * clip).to(stored).float().clamp_min(least)
-        best, error = _better(best, error, scale, _error(parts, scale, values))
+        best, error = _better(best, error, scale, _error(parts, scale, values, units))
     # Of these codes there is a scale that is better still.
     codes = values.round(parts / best)
-    scale = (parts * codes).sum(2, keepdim=True) / codes.square().sum(2, keepdim=True)
-    scale = scale.nan_to_num(1.0).to(stored).float().clamp_min(least)
-    best, _ = _better(best, error, scale, _error(parts, scale, values))
+    products, squares = parts.mul(units).mul_(codes), codes.square().mul_(_SQUARE)
+    scale = _exact_sum(products) / _exact_sum(squares) * _SQUARE / units
+    scale = scale.nan_to_num(1.0).float().to(stored).float().clamp_min(least)
+    best, _ = _better(best, error, scale, _error(parts, scale, values, units))
     best = best.where(largest > 0, 1.0)  # of nothing but zeros
     codes = values.round(parts / best)
     return codes.view(rows, -1)[:, :columns].to(torch.float16), best.squeeze(2).to(stored)
 
 
-def _error(parts: Tensor, scale: Tensor, values: ValueType) -> Tensor:
-    """The squared error of the nearest codes."""
-    return values.round(parts / scale).mul_(scale).sub_(parts).square_().sum(2, keepdim=True)
+def _error(parts: Tensor, scale: Tensor, values: ValueType, units: Tensor) -> Tensor:
+    """The squared error of the nearest codes, counted in units."""
+    wrong = values.round(parts / scale).mul_(scale).sub_(parts).mul_(units).square_()
+    return _exact_sum(wrong)
+
+
+def _units(greatest: Tensor, width: int) -> Tensor:
+    """By which errors are multiplied before they are squared and counted.
+
+    Powers of two, so that nothing is rounded, as large as `_exact_sum` allows.
+
+    Args:
+        greatest: Largest magnitudes of groups, float32.
+        width: Numbers of a group.
+    """
+    greatest = greatest.clamp_min(2.0**-100)
+    powers = greatest / (2 * torch.frexp(greatest).mantissa)  # the last power of two up to it
+    return 2.0 ** ((50 - width.bit_length()) // 2) / powers  # of errors up to 2 powers
+
+
+def _exact_sum(terms: Tensor) -> Tensor:
+    """Sums over the last dimension, float64 [..., 1], the same in any order of additions.
+
+    Args:
+        terms: float32 numbers, of which whole ones are counted: rounded in place. float64 holds all
+            whole numbers up to 2^53, which is more than the sum may be.
+    """
+    return terms.round_().sum(-1, keepdim=True, dtype=torch.float64)
 
 
 def _better(best: Tensor, error: Tensor, scale: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,8 +47,9 @@ def oracle(token, values):
     """Codes and scale of one token, by looking the nearest code up."""
     codes = torch.tensor(CODES[values])
     # Small tokens times a power of two, so that no float32 below is subnormal.
+    token = token.double()
     lift = 2.0**100 if token.abs().max() < 2.0**-100 else 1.0
-    token = token.double() * lift
+    token = token * lift
     largest = token.float().abs().max().clamp_min(2.0**-49)
     numbers = token.float() * (codes[-1] / largest)
     distance = (numbers[:, None].double() - codes.double()).abs()
@@ -199,9 +200,9 @@ def test_16_bit_kernels_are_nearly_as_exact_as_one_rounding(values, length, scal
     codes = FORMAT.round_activations(x, packed.scheme)
     weight = FORMAT.codes(packed).double() * packed.tensors["weight_scale"].double()
     for held in (packed, packed.transcode(form)):
-        for given, added in ((None, 0.0), (bias, bias.double())):
-            exact = codes @ weight.T + added
-            y = held.linear(x, given).double()
+        for added in (None, bias):
+            exact = codes @ weight.T + (0.0 if added is None else added.double())
+            y = held.linear(x, added).double()
             of_one_rounding = (exact.bfloat16().double() - exact).norm()
             assert (y - exact).norm() <= 1.02 * of_one_rounding
 
@@ -257,6 +258,21 @@ def test_a_token_does_not_depend_on_its_batch_and_spoils_no_other():
         assert not y[3].isfinite().all() and not y[1].any()
         for token in (0, 1, 2, 4):
             assert torch.equal(packed.linear(x[token]), y[token])
+
+
+@pytest.mark.parametrize("options", [{}, {"vector_length": 16}, {"n": 4, "m": 8}], ids=str)
+def test_int8_by_int8_does_not_depend_on_the_batch_on_a_cpu(options):
+    """docs/exactness.md: sums of codes below 2^24 are exact, in whatever order."""
+    packed = packed_as(scheme_of("int8", **options), (64, 2048))
+    bitmap = get_format("tiled_bitmap")
+    scheme = bitmap.scheme(torch.bfloat16, {"values": "int8", "activations": "int8"})
+    weight = sparse_weight(64, 2048, 0.5, torch.bfloat16)
+    for running in (packed.prepare("cpu"), bitmap.pack(weight, scheme).prepare("cpu")):
+        for dtype in DTYPES:
+            x = torch.randn(65, 2048, generator=torch.Generator().manual_seed(0)).to(dtype)
+            y = running.linear(x)
+            assert torch.equal(torch.cat([running.linear(token[None]) for token in x]), y)
+            assert torch.equal(torch.cat([running.linear(some) for some in x.split(7)]), y)
 
 
 def with_kernels(monkeypatch):

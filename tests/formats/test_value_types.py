@@ -50,6 +50,22 @@ def coded(scheme, shape, seed=0):
     return codes, scales, (codes.float() * spread_scales).to(scheme.dtype)
 
 
+@pytest.mark.parametrize("values", list(VALUE_TYPES))
+@pytest.mark.parametrize("group", [None, 32, 128])
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_codes_and_scales_depend_on_no_order_of_additions(values, group, scale):
+    """As each device adds in its own: columns of a group change places, and codes with them."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 4096, generator=generator) * scale
+    width = group or 4096
+    order = torch.cat([
+        first + torch.randperm(width, generator=generator) for first in range(0, 4096, width)
+    ])  # fmt: skip
+    codes, scales = quantise(weight, VALUE_TYPES[values], group)
+    moved, same = quantise(weight[:, order], VALUE_TYPES[values], group)
+    assert torch.equal(same, scales) and torch.equal(moved, codes[:, order])
+
+
 @settings(max_examples=60)
 @given(schemes(), st.tuples(st.integers(1, 70), st.integers(1, 300)), st.integers(0, 99))
 def test_codes_and_scales_stay_as_they_are(scheme, shape, seed):

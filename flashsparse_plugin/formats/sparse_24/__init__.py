@@ -120,9 +120,10 @@ class Sparse24(CudaPatternForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """By one kernel for any number of tokens, so that results do not depend on the batch.
+        """By a kernel for codes on both sides, where there is one.
 
-        Or by any, of int8: its sums are exact.
+        Sums of int8 are exact, so that results do not depend on the batch, whichever kernel adds
+        up. The order in which those of fp8 are added depends on the number of tokens.
         """
         if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
             units, scales = tensors["units"], tensors["weight_scale"]
@@ -174,7 +175,7 @@ class Sparse24(CudaPatternForm):
         return layout.scales_of(packed.tensors["units"], packed.shape, own, packed.dtype)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
-        """One for rounded activations, so that a token's result does not depend on its batch."""
+        """One for rounded activations: the op chooses among its kernels for codes by itself."""
         known = super().implementations(scheme)
         if options_of(scheme).activation_type:
             return {SPARSE: known[SPARSE]}
