@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..modules import experts_of, linear_modules, shape_of
+from .headers import CheckpointError
 from .linears import build_config_on_meta
 
 Shape = tuple[int, int]  # (out_features, in_features)
@@ -49,12 +50,19 @@ def model_shapes(path: Path) -> ModelShapes:
         path: The directory of the config.json.
 
     Raises:
-        CheckpointError: For a model that transformers cannot build.
+        CheckpointError: For a model that transformers cannot build, and for layers without rows or
+            columns.
     """
     model = build_config_on_meta(path)
     head = model.get_output_embeddings()
     linears = {name: module for name, module in linear_modules(model).items() if module is not head}
     shapes = {name: shape_of(module) for name, module in linears.items()}
+    for name, shape in shapes.items():
+        if min(shape) < 1:
+            raise CheckpointError(
+                f"layer {name!r} is {list(shape)}, by the config.json in {path}: a layer has rows "
+                "and columns. Fetch config.json again"
+            )
     alone = as_merged(shapes)
     parameters = sum(each.numel() for each in model.parameters())
     return ModelShapes(
