@@ -23,6 +23,8 @@ class StubHub(ThreadingHTTPServer):
         models: Directories by the names of their models, at the branch main.
         home: Where the directory of a model is made that is pushed and not there.
         gated: Names whose files are not for us.
+        instead: What is answered to everything, where that is not None: a code and a text.
+        drops: Whether the connection is lost in the middle of weights.
         fetched: Names of the files that were asked for, in the order of asking.
     """
 
@@ -31,6 +33,8 @@ class StubHub(ThreadingHTTPServer):
         self.home = home
         self.models: dict[str, Path] = {}
         self.gated: set[str] = set()
+        self.instead: tuple[int, bytes] | None = None
+        self.drops = False
         self.fetched: list[str] = []
 
     @property
@@ -44,6 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = unquote(self.path.partition("?")[0])
+        if self.server.instead is not None:
+            return self._answer(*self.server.instead)
         if path == "/api/whoami-v2":
             self._answer(200, json.dumps({"name": "me", "orgs": []}).encode())
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):
@@ -59,6 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.instead is not None:
+            return self._answer(*self.server.instead)
         if self.path == "/api/repos/create":
             given = json.loads(data)
             name = f"{given.get('organization') or 'me'}/{given['name']}"
@@ -126,7 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data)
+            lost = self.server.drops and len(data) > 10_000
+            self.wfile.write(data[: len(data) // 2] if lost else data)
+            self.close_connection = lost
 
     def log_message(self, *arguments):
         pass

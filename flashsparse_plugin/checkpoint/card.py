@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 import flashsparse_plugin
 
+from ..messages import one_line
 from .card_section import evaluation
 from .linears import kind_of
 from .places import hub_name
@@ -103,8 +104,9 @@ def _carried_metadata(directory: ModelDirectory) -> dict[str, Any]:
         return {}
     try:
         data = ModelCard.load(directory.locate(CARD), ignore_metadata_errors=True).data.to_dict()
-    except (CheckpointError, yaml.YAMLError, ValueError, OSError) as error:
-        logger.warning("the model card of the source is not carried over: %s", error)
+    except (CheckpointError, yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+        told = one_line(" ".join(str(error).split()))
+        logger.warning("the model card of the source is not carried over: %.300s", told)
         return {}
     # YAML may contain anything; the card takes words and lists of words.
     carried: dict[str, Any] = {

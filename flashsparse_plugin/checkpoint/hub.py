@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .explanations import about_gguf, about_pickles
 from .headers import CheckpointError
@@ -98,6 +98,10 @@ def fetch(model: HubModel, tell: Tell, weights: bool = True) -> Path:
             raise  # the Hub has answered
         except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:
             return _cached(model, error)
+        except errors.HFValidationError:
+            raise  # of the name
+        except NOT_THE_HUB as error:
+            raise CheckpointError(f"{model} is not fetched: {about_answer(error)}") from None
         sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
         small = [name for name in sizes if is_carried(name) and not name.endswith(".py")]
         small += {CONFIG, INDEX} & sizes.keys()
@@ -160,6 +164,27 @@ def _no_model(model: HubModel, info: ModelInfo, names: Sequence[str]) -> str:
     return f"{model} is on the Hub, but has no {missing}: it is no model that transformers reads"
 
 
+NOT_THE_HUB: Final = (ValueError, TypeError, KeyError, AttributeError)
+"""What huggingface_hub raises of an answer that is no JSON, or JSON of another kind."""
+
+
+def about_answer(error: Exception) -> str:
+    """What to do where something answers in the place of the Hub."""
+    from huggingface_hub import constants
+
+    return (
+        f"what answers at {constants.ENDPOINT} is not the Hub ({first_line(error)}), but maybe the "
+        "login page of a network, or a proxy. Log in to the network, check HF_ENDPOINT and the "
+        "proxy, and run the command again"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in its first line, else its type."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")
+
+
 @contextmanager
 def _explained(model: HubModel) -> Iterator[None]:
     """Turns errors of the Hub into sentences that say what to do."""
@@ -183,6 +208,17 @@ def _explained(model: HubModel) -> Iterator[None]:
         ) from None
     except errors.HFValidationError as error:
         raise CheckpointError(f"{model} is no name of a model on the Hub: {error}") from None
+    except errors.HfHubHTTPError as error:
+        raise CheckpointError(
+            f"the Hub answers with an error where {model} is fetched ({first_line(error)}): run "
+            "the command again later"
+        ) from None
+    except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
+        raise CheckpointError(
+            f"the Hub cannot be reached any more ({type(error).__name__}: {first_line(error)}), "
+            f"and {model} is not fetched. Check the network, and run the command again: it keeps "
+            "the files that are whole"
+        ) from None
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .headers import CheckpointError
-from .hub import HubModel
+from .hub import NOT_THE_HUB, HubModel, about_answer, first_line
 
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
@@ -44,22 +44,24 @@ class Publisher(NamedTuple):
         api = huggingface_hub.HfApi(library_name="flashsparse")
         try:
             user = api.whoami()
+            role = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
+            mine = [user.get("name"), *(org.get("name") for org in user.get("orgs") or [])]
         except errors.LocalTokenNotFoundError:
             raise CheckpointError(f"nobody is logged in to push to {model}: {_LOG_IN}") from None
         except errors.HfHubHTTPError as error:
             raise CheckpointError(
-                f"the Hub does not know who wants to push to {model} ({_first_line(error)}): "
+                f"the Hub does not know who wants to push to {model} ({first_line(error)}): "
                 f"{_LOG_IN}"
             ) from None
         except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:
             raise CheckpointError(
-                f"the Hub cannot be reached to push to {model} ({_first_line(error)}): check the "
+                f"the Hub cannot be reached to push to {model} ({first_line(error)}): check the "
                 "network, or leave --push out and push later with `hf upload`"
             ) from None
-        role = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
+        except NOT_THE_HUB as error:
+            raise CheckpointError(f"nothing is pushed to {model}: {about_answer(error)}") from None
         if role == "read":
             raise CheckpointError(f"this token may only read, and not push to {model}: {_LOG_IN}")
-        mine = [user.get("name"), *(org.get("name") for org in user.get("orgs") or [])]
         owner = model.id.partition("/")[0]
         if owner not in mine and role != "fineGrained":  # such a token need not tell of all
             raise CheckpointError(
@@ -95,14 +97,9 @@ class Publisher(NamedTuple):
                 commit_message=summary,
                 delete_patterns=["*.safetensors", "*.safetensors.index.json", "*.bin"],
             )
-        except (errors.HTTPError, OSError) as error:
+        except (errors.HTTPError, OSError, *NOT_THE_HUB) as error:
             raise CheckpointError(
                 f"{directory} is complete, and could not be pushed to {self.model} "
-                f"({_first_line(error)}). To push it again: hf upload {self.model.id} {directory}"
+                f"({first_line(error)}). To push it again: hf upload {self.model.id} {directory}"
             ) from None
         return str(url)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

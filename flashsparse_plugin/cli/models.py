@@ -176,7 +176,8 @@ def load_model(
         ImportError: If transformers is not installed.
         FormatError: For a model that is refused: a quantized one if `dense` is set, one that does
             not continue text if `causal` is.
-        CheckpointError: For a directory that is not to be read: pickles, links that lead out of it.
+        CheckpointError: For a directory that is not to be read: pickles, links that lead out of it;
+            and for ids of tokens that are none.
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
     from flashsparse_plugin.checkpoint.linears import config_of, model_class
@@ -199,7 +200,23 @@ def load_model(
         use_safetensors=True,
         device_map=None if device == "cpu" else device,
     )
+    if causal:
+        _require_token_ids(model, path)
     return model.eval()
+
+
+def _require_token_ids(model: PreTrainedModel, path: Path) -> None:
+    """Raises CheckpointError where a generation could not know its end."""
+    from flashsparse_plugin.checkpoint.headers import CheckpointError
+
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        found = getattr(model.generation_config, name, None)
+        ids = found if isinstance(found, list) else [found]
+        if found is not None and not all(type(each) is int for each in ids):
+            raise CheckpointError(
+                f"{name} of {path} is {found!r:.100}, in generation_config.json or config.json: "
+                "ids of tokens are integers. Fetch the model again"
+            )
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:

@@ -247,14 +247,14 @@ def _targets(estimate: Estimate | None, dtype: str) -> list[Target]:
 def _measured(weights: Sequence[Weight], dtype: str) -> tuple[list[Entry], str, Path]:
     import torch
 
-    from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, tuner
-    from flashsparse_plugin.dataflow.table import read_table, table_path, write_table
+    from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, tuner
+    from flashsparse_plugin.dataflow.table import add_to_table, read_table, table_path
 
     device = tuner.require_gpu()
     key = DeviceKey.of(device)
     path = table_path(key, dtype)
-    # Before anything is measured: a table that cannot be read is an error, and not overwritten.
-    before = read_table(path) if path.exists() else Table(device=key, dtype=dtype, entries=[])
+    if path.exists():
+        read_table(path)  # one that cannot be read is an error before anything is measured
     entries = []
     with err.status("Measuring") as status:
         for number, weight in enumerate(weights, start=1):
@@ -275,5 +275,5 @@ def _measured(weights: Sequence[Weight], dtype: str) -> tuple[list[Entry], str, 
                     on_measured=tell,
                 )
             )
-            write_table(before.with_entries(entries), path)
+            add_to_table(entries[-1:], key, dtype)
     return entries, key.name, path

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..cache import cache_directory, write_whole
+from ..cache import cache_directory, locked, write_whole
 from ..files import read_bounded
 from ..formats import find_form
 from ..gpu import Gpu, find_gpu
@@ -279,6 +279,23 @@ def write_table(table: Table, path: Path) -> None:
     """Writes a table; whoever reads it meanwhile sees the old one or the new one."""
     write_whole(path, text_of(table))
     _cached.cache_clear()
+
+
+def add_to_table(entries: Iterable[Entry], key: DeviceKey, dtype: str) -> Path:
+    """Adds entries to what the user has measured on a GPU in a dtype, one process at a time.
+
+    Returns:
+        The path of the table.
+
+    Raises:
+        TableError: Where there is a table that cannot be read; it stays as it is.
+    """
+    path = table_path(key, dtype)
+    with locked(path.parent):
+        empty = Table(device=key, dtype=dtype, entries=[])
+        before = read_table(path) if path.exists() else empty
+        write_table(before.with_entries(entries), path)
+    return path
 
 
 @lru_cache(maxsize=16)

@@ -43,6 +43,16 @@ def test_the_card_of_a_pruned_model_and_of_what_is_made_of_it(llama, tmp_path):
     assert "| q_proj | 2 | 128 x 128 | 90.0% |" in (pruned / "README.md").read_text()
 
 
+def test_a_card_that_is_nested_without_end_is_not_carried_over(llama, tmp_path, caplog):
+    (llama / "README.md").write_text(f"---\nlicense: {'[' * 100_000}\n---\n")
+    convert_checkpoint(llama, tmp_path / "out")
+    told = [
+        each for each in caplog.messages if "the model card of the source is not carried" in each
+    ]
+    assert len(told) == 1 and told[0].isprintable() and len(told[0]) < 400
+    assert "license: other" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_the_calibration_text_is_named_by_its_hash(llama, tmp_path):
     data = f"---\npruning: {json.dumps(WANDA.model_dump(exclude_none=True))}\n---\n"
     (llama / "README.md").write_text(data)

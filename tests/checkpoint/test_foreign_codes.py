@@ -128,6 +128,12 @@ def test_activations_are_told_of(name, told, capsys):
     assert f"packed to nm_vector({SCHEMES[name]})" in shown
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_codes_that_may_be_lost_are_warned_of(name):
+    notes = ModelDirectory(WRITTEN / name).packed().notes
+    assert any("drops codes of -128" in note for note in notes) == (name == "int8-24")
+
+
 @of("int8-24")
 def test_what_is_told_of_activations_is_one_line(copy):
     quantization = json.loads((copy / "config.json").read_text())["quantization_config"]

@@ -100,6 +100,13 @@ def test_what_is_refused(arguments, message):
     assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
+def test_layers_without_columns_are_refused(llama):
+    (llama / "config.json").write_text(json.dumps(LLAMA | {"intermediate_size": 0}))
+    result = advise(llama)
+    assert result.exit_code == 1
+    assert "proj' is [" in result.stderr and "Fetch config.json again" in result.stderr
+
+
 def test_a_config_that_asks_for_a_million_layers_is_refused(llama):
     (llama / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 10**6}))
     result = advise(llama)

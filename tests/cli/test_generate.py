@@ -128,3 +128,13 @@ def test_what_a_model_says_sends_nothing_to_the_terminal(model_dir, capsys):
     stream._print("a\x1b]0;title\x07b\n")
     assert capsys.readouterr().out == "a\\x1b]0;title\\x07b\n"
     assert stream.text == "a\x1b]0;title\x07b\n"  # --json escapes it by itself
+
+
+@pytest.mark.parametrize("value", ["x", [1, "x"], 1.5, True])
+def test_ids_of_tokens_are_integers(value, model_dir, tmp_path):
+    other = shutil.copytree(model_dir, tmp_path / "other")
+    path = other / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": value}))
+    result = generate(other, "--prompt", "Hello", "-n", "2")
+    assert result.exit_code == 1
+    assert f"eos_token_id of {other} is {value!r}" in " ".join(result.stderr.split())

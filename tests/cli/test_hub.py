@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, inspect_checkpoint
 from flashsparse_plugin.checkpoint.hub import HubModel
+from flashsparse_plugin.checkpoint.publishing import Publisher
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.cli.advise import _shapes
 
@@ -133,6 +134,34 @@ def test_what_is_not_to_be_had_is_explained(hub, tmp_path, monkeypatch):
     assert "hf download example/tiny --local-dir tiny" in refusal(*look)
 
 
+@pytest.mark.parametrize(
+    ("instead", "told"),
+    [
+        ((200, b"<html>Welcome to our network</html>"), "is not the Hub"),
+        ((200, b"[]"), "is not the Hub"),
+        ((200, b"{}"), "is not the Hub"),
+        (
+            (500, b"{}"),
+            "the Hub answers with an error where example/tiny is fetched (Server error '500",
+        ),
+    ],
+)
+def test_what_answers_in_the_place_of_the_hub_is_explained(hub, instead, told, tmp_path):
+    hub.instead = instead
+    assert told in (found := refusal("inspect", ID)) and "run the command again" in found
+    hub.instead = None
+    assert flashsparse("inspect", ID).exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_download_that_is_dropped_is_explained(hub):
+    hub.drops = True
+    told = refusal("inspect", ID)
+    assert "the Hub cannot be reached any more (" in told and f"{ID} is not fetched" in told
+    hub.drops = False
+    assert flashsparse("inspect", ID).exit_code == 0
+
+
 def test_without_a_network_what_was_fetched_is_used(hub, monkeypatch):
     assert flashsparse("tune", ID, "--estimate", "H200").exit_code == 0
     asked = len(hub.fetched)
@@ -239,6 +268,18 @@ def test_a_push_that_would_be_refused_is_refused_before_the_work(account, model_
     account.whoami = nobody
     assert "log in with `hf auth login`" in told("me/tiny")
     assert not (tmp_path / "out").exists() and account.asked == []
+
+
+@pytest.mark.parametrize("instead", [(200, b"<html>"), (200, b"[]")])
+def test_a_push_to_what_is_not_the_hub(hub, instead, model_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_stub")
+    hub.instead = instead
+    told = refusal("convert", model_dir, tmp_path / "out", "--pack-all", "--push", "me/tiny")
+    assert "nothing is pushed to me/tiny: what answers at" in told
+    assert not (tmp_path / "out").exists()
+    # From the login to the upload the network was lost.
+    with pytest.raises(CheckpointError, match="is complete, and could not be pushed.*hf upload"):
+        Publisher(HubModel("me/tiny")).publish(model_dir, "a model")
 
 
 def test_a_push_that_fails_leaves_the_model(account, model_dir, tmp_path):

@@ -4,7 +4,9 @@
 import copy
 import json
 import logging
+import multiprocessing
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,14 @@ import torch
 from pydantic import ValidationError
 
 from flashsparse_plugin.dataflow import DeviceKey, TableError, Weight, resolve, table
-from flashsparse_plugin.dataflow.table import Entry, Table, read_table, table_path, write_table
+from flashsparse_plugin.dataflow.table import (
+    Entry,
+    Table,
+    add_to_table,
+    read_table,
+    table_path,
+    write_table,
+)
 from flashsparse_plugin.dataflow.tuner import packed_weight
 from flashsparse_plugin.formats import find_form, get_format
 
@@ -173,6 +182,34 @@ def test_writing_keeps_what_else_was_measured(tmp_path):
     found = read_table(tmp_path / "deep" / "table.json")
     assert len(found.entries) == 4 and again in found.entries and new in found.entries
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["table.json"]
+
+
+def measure(first, monkeypatch):
+    """What a process of `flashsparse tune` adds, one entry after the other."""
+
+    def slowly(path):
+        found = read_table(path)
+        time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(table, "read_table", slowly)
+    for rows in range(first, first + 15):
+        ranges = [{"max_tokens": None, "implementation": "library"}]
+        add_to_table([Entry(shape=(rows, 8), ranges=ranges)], GPU, "bfloat16")
+
+
+def test_processes_that_measure_at_once_keep_what_each_found(h200, monkeypatch):
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=measure, args=(n, monkeypatch)) for n in (1, 101)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    path = table_path(GPU, "bfloat16")
+    rows = {entry.shape[0] for entry in read_table(path).entries}
+    assert rows == {*range(1, 16), *range(101, 116)}
+    assert [*path.parent.iterdir()] == [path]
 
 
 def damaged(damage):

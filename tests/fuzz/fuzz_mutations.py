@@ -118,6 +118,8 @@ def of_safetensors(random: Random, data: bytes) -> bytes:
     if random.random() < 0.3:
         return of_bytes(random, data)
     length = int.from_bytes(data[:8], "little")
+    if not length:  # of a run that was stopped before it wrote the header
+        return of_bytes(random, data)
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
     if random.random() < 0.3:
         body = of_bytes(random, body)

@@ -217,7 +217,19 @@ class Quantization(_Lenient):
                 f"Its weights were made for activations in {others}; here activations "
                 "are 16 bits, which is more exact."
             )
+        if self._may_lack_codes():
+            told.append(
+                "compressed-tensors 0.14 drops codes of -128 from int8 weights that it writes as "
+                "sparse-24-bitmask: where this model is worse than before it was compressed, "
+                "compress it again with another format."
+            )
         return [one_line(each) for each in told]
+
+    def _may_lack_codes(self) -> bool:
+        """Whether it was written by code that takes -128, whose absolute value overflows, for 0."""
+        weights = [each.weights for each in self.config_groups.values() if each.weights]
+        kinds = [(each.type, each.num_bits) for each in weights]
+        return sparsity_format(self.model_dump()) == "sparse-24-bitmask" and ("int", 8) in kinds
 
     def _activations(self, rounded: bool) -> str:
         """Of the groups whose tokens are rounded, or of the others: what activations are there."""
