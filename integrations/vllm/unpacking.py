@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK, dense_weights
+from flashsparse_plugin.checkpoint.foreign import PRUNE_MASKS, dense_weights
 from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
 from flashsparse_plugin.checkpoint.headers import aligned
@@ -48,7 +48,9 @@ def install() -> None:
 
     @functools.wraps(inner)
     def get_all_weights(self: Any, model_config: Any, model: nn.Module) -> Iterable[Any]:
-        weights = dense_weights(inner(self, model_config, model), PRUNE_MASK)
+        weights = inner(self, model_config, model)
+        for layout in PRUNE_MASKS:
+            weights = dense_weights(weights, layout)
         if model_config.quantization is None:
             return _none_packed(weights, Path(model_config.model))
         if model_config.quantization != QUANT_METHOD:

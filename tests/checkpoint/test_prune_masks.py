@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
-from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK, dense_weights
+from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK, PRUNE_MASKS, dense_weights
 from flashsparse_plugin.checkpoint.reader import CheckpointError, ModelDirectory
 from flashsparse_plugin.cli import app
 
@@ -70,6 +70,68 @@ def test_a_model_is_the_one_that_prune_remove_would_give(masked):
     layer = packed.get_submodule(NAME)
     assert isinstance(layer, fs.SparseLinear)
     assert torch.equal(layer.packed.unpack(), right[f"{NAME}.weight"].to(torch.bfloat16))
+
+
+@pytest.fixture
+def masked_biases(tmp_path):
+    """The same with masks on biases: of layers with a masked weight, of others, and of a norm."""
+    torch.manual_seed(0)
+    model = tiny_model("opt")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm) and name != "lm_head":
+            module.bias.data.normal_()
+            torch_prune.random_unstructured(module, "bias", 0.5)
+            if name.endswith(("fc1", "q_proj")):
+                torch_prune.l1_unstructured(module, "weight", 0.6)
+    model.save_pretrained(tmp_path / "masked")
+    for module in model.modules():
+        for parameter in ("weight", "bias"):
+            if hasattr(module, f"{parameter}_mask"):
+                torch_prune.remove(module, parameter)
+    return tmp_path / "masked", model.eval()
+
+
+@torch.no_grad()
+def test_a_masked_bias_is_read_as_a_masked_weight_is(masked_biases, tmp_path):
+    path, model = masked_biases
+    right, name = model.state_dict(), "model.decoder.layers.0.fc1"
+    wanted = model(TOKENS).logits
+    dense = AutoModelForCausalLM.from_pretrained(path)
+    assert torch.equal(dense(TOKENS).logits, wanted)
+    config = fs.FlashSparseConfig(dtype="float16")
+    at_load = AutoModelForCausalLM.from_pretrained(path, quantization_config=config)
+    convert_checkpoint(path, tmp_path / "packed", dtype=torch.float16, pack_all=True)
+    for packed in (at_load, AutoModelForCausalLM.from_pretrained(tmp_path / "packed")):
+        layer = packed.get_submodule(name)
+        assert isinstance(layer, fs.SparseLinear)
+        assert (layer.bias == 0).float().mean() == 0.5
+        assert torch.equal(layer.bias, right[f"{name}.bias"].to(layer.bias.dtype))
+        error = (packed(TOKENS).logits - wanted).abs().max()
+        assert error <= 0.01 * wanted.abs().max()
+    assert {each.name for each in inspect_checkpoint(path).layers} >= {name}
+    more = ["prune", path, tmp_path / "more", "--method", "magnitude", "--sparsity", "0.8"]
+    result = CliRunner().invoke(app, [str(each) for each in more])
+    assert result.exit_code == 0, result.stderr
+    pruned = load_all(tmp_path / "more")
+    assert not [key for key in pruned if key.endswith(("_orig", "_mask"))]
+    assert torch.equal(pruned[f"{name}.bias"], right[f"{name}.bias"])
+
+
+def test_masks_of_weight_and_bias_come_in_any_order():
+    weight, bias = torch.ones(2, 3), torch.ones(2)
+    stream = [
+        ("x.bias_mask", torch.tensor([1.0, 0.0])),
+        ("x.weight_orig", weight),
+        ("x.bias_orig", bias),
+        ("x.weight_mask", torch.eye(2, 3)),
+    ]
+    found = stream
+    for layout in PRUNE_MASKS:
+        found = [*dense_weights(found, layout)]
+    assert {name: tensor.tolist() for name, tensor in found} == {
+        "x.bias": [1.0, 0.0],
+        "x.weight": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]],
+    }
 
 
 def test_commands_take_it(masked, tmp_path):

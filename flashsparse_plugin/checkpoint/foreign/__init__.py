@@ -24,19 +24,21 @@ LAYOUTS: Final[dict[str, Bitmask]] = {
 }
 """By the names that compressed-tensors has for them in `sparsity_config`."""
 
-PRUNE_MASK: Final = PruneMask()
+PRUNE_MASK: Final = PruneMask("weight")
 """Of which no config.json tells."""
 
-_ALL: Final[tuple[Layout, ...]] = (*LAYOUTS.values(), PRUNE_MASK)
-_PARTS = {part for layout in _ALL for part in layout.parts}
+PRUNE_MASKS: Final = (PRUNE_MASK, PruneMask("bias"))
+
+_ALL: Final[tuple[Layout, ...]] = (*LAYOUTS.values(), *PRUNE_MASKS)
+_PARAMETER_OF = {part: layout.parameter for layout in _ALL for part in layout.parts}
 
 
-def weight_name(prefix: str) -> str:
-    """The name of the weight that tensors of a layout are kept for.
+def weight_name(prefix: str, parameter: str = "weight") -> str:
+    """The name of the weight, or other parameter, that tensors of a layout are kept for.
 
     compressed-tensors names them after the module, up to release 0.8 after the parameter.
     """
-    return prefix if prefix.endswith((".weight", ".bias")) else f"{prefix}.weight"
+    return prefix if prefix.endswith((".weight", ".bias")) else f"{prefix}.{parameter}"
 
 
 def find_foreign(names: Iterable[str]) -> dict[str, tuple[Layout, dict[str, str]]]:
@@ -52,17 +54,17 @@ def find_foreign(names: Iterable[str]) -> dict[str, tuple[Layout, dict[str, str]
         FormatError: For a weight of which there are some tensors and others not, or that is there
             as it is, too.
     """
-    found: dict[str, dict[str, str]] = {}
+    found: dict[tuple[str, str], dict[str, str]] = {}
     known = set(names)
     for name in known:
         prefix, _, part = name.rpartition(".")
-        if part in _PARTS:
-            found.setdefault(prefix, {})[part] = name
+        if part in _PARAMETER_OF:
+            found.setdefault((prefix, _PARAMETER_OF[part]), {})[part] = name
     weights = {}
-    for prefix, parts in found.items():
+    for (prefix, parameter), parts in found.items():
         if len(parts) == 1:
             continue  # a parameter that is called so by chance
-        name = weight_name(prefix)
+        name = weight_name(prefix, parameter)
         layout = next((x for x in _ALL if parts.keys() == set(x.parts)), None)
         if layout is None:
             raise FormatError(
@@ -99,11 +101,12 @@ def dense_weights(
         parts = waiting.setdefault(prefix, {})
         parts[part] = tensor
         if len(parts) == len(layout.parts):
-            yield weight_name(prefix), layout.dense(weight_name(prefix), waiting.pop(prefix))
+            name = weight_name(prefix, layout.parameter)
+            yield name, layout.dense(name, waiting.pop(prefix))
     for prefix, parts in waiting.items():
+        name = weight_name(prefix, layout.parameter)
         raise FormatError(
-            f"{weight_name(prefix)!r}: of {layout.name} the checkpoint has {_listed(parts)} alone. "
-            "Fetch it again"
+            f"{name!r}: of {layout.name} the checkpoint has {_listed(parts)} alone. Fetch it again"
         )
 
 

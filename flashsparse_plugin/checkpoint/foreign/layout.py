@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -31,11 +31,13 @@ class Layout(ABC):
         name: What it is called by those who write it.
         parts: Names of the tensors of a weight.
         values: The one of them that has its values, in its dtype.
+        parameter: What the parameter that it keeps is called in its module.
     """
 
-    name: ClassVar[str]
-    parts: ClassVar[tuple[str, ...]]
-    values: ClassVar[str]
+    name: str
+    parts: tuple[str, ...]
+    values: str
+    parameter: str = "weight"
 
     @abstractmethod
     def shape(

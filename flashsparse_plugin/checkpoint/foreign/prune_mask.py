@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that torch.nn.utils.prune masks, saved before `prune.remove` made the masks permanent."""
+"""Weights and biases that torch.nn.utils.prune masks, saved without `prune.remove`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from .layout import DTYPES, Layout
 
 
 class PruneMask(Layout):
-    """`weight_orig`, the weight with all of its elements, and `weight_mask`, 1 where they count."""
+    """`weight_orig`, the weight with all of its elements, and `weight_mask`, 1 where they count.
 
-    name = "weight_orig and weight_mask"
-    parts = ("weight_orig", "weight_mask")
-    values = "weight_orig"
+    Args:
+        parameter: "weight", or "bias", which is kept in the same way beside it.
+    """
+
+    def __init__(self, parameter: str):
+        self.parameter = parameter
+        self.values, self.mask = f"{parameter}_orig", f"{parameter}_mask"
+        self.parts = (self.values, self.mask)
+        self.name = f"{self.values} and {self.mask}"
 
     def shape(
         self,
@@ -25,7 +31,7 @@ class PruneMask(Layout):
         dtypes: Sequence[torch.dtype] = DTYPES,
     ) -> tuple[int, ...]:
         self.check_values(name, tensors, dtypes)
-        shape, mask = tensors["weight_orig"].shape, tensors["weight_mask"]
+        shape, mask = tensors[self.values].shape, tensors[self.mask]
         if mask.shape != shape or mask.is_complex():
             self.refuse(name, shape, f"its mask is {mask.dtype} {list(mask.shape)}")
         return tuple(shape)
@@ -36,7 +42,7 @@ class PruneMask(Layout):
         tensors: Mapping[str, Tensor],
         dtypes: Sequence[torch.dtype] = DTYPES,
     ) -> tuple[int, ...]:
-        shape, mask = self.shape(name, tensors, dtypes), tensors["weight_mask"]
+        shape, mask = self.shape(name, tensors, dtypes), tensors[self.mask]
         if not bool(((mask == 0) | (mask == 1)).all()):
             self.refuse(name, shape, "its mask has other elements than 0 and 1")
         return shape
@@ -48,4 +54,4 @@ class PruneMask(Layout):
         dtypes: Sequence[torch.dtype] = DTYPES,
     ) -> Tensor:
         self.check(name, tensors, dtypes)
-        return tensors["weight_orig"].masked_fill(tensors["weight_mask"] == 0, 0)
+        return tensors[self.values].masked_fill(tensors[self.mask] == 0, 0)
