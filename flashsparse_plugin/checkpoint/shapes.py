@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..modules import experts_of, linear_modules, shape_of
-<<<<<<< HEAD
 from ..roles import routers
-=======
 from .headers import CheckpointError
->>>>>>> foreign
 from .linears import build_config_on_meta
 
 Shape = tuple[int, int]  # (out_features, in_features)
@@ -59,23 +56,18 @@ def model_shapes(path: Path) -> ModelShapes:
     """
     model = build_config_on_meta(path)
     head = model.get_output_embeddings()
-<<<<<<< HEAD
     dense = routers(model)
     shapes = {
         name: shape_of(module)
         for name, module in linear_modules(model).items()
         if module is not head and name not in dense
     }
-=======
-    linears = {name: module for name, module in linear_modules(model).items() if module is not head}
-    shapes = {name: shape_of(module) for name, module in linears.items()}
     for name, shape in shapes.items():
         if min(shape) < 1:
             raise CheckpointError(
                 f"layer {name!r} is {list(shape)}, by the config.json in {path}: a layer has rows "
                 "and columns. Fetch config.json again"
             )
->>>>>>> foreign
     alone = as_merged(shapes)
     parameters = sum(each.numel() for each in model.parameters())
     return ModelShapes(
