@@ -448,7 +448,11 @@ class Format(ABC):
 
     @abstractmethod
     def nonzeros(self, packed: PackedWeight) -> int:
-        """Counts the elements other than zero."""
+        """Counts the elements other than zero.
+
+        A format that marks what it keeps counts that: also a kept 0, which no packer of ours
+        writes.
+        """
 
     # ---- forms ----------------------------------------------------------------------------------
 

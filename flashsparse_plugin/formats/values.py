@@ -44,6 +44,15 @@ def value_bits(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype == torch.float32 else torch.int16
 
 
+def magnitudes(bits: Tensor) -> Tensor:
+    """Value bits without their sign, by which 0 and -0 are the same.
+
+    Args:
+        bits: Of 16- or 32-bit values: int16 or int32.
+    """
+    return bits & torch.iinfo(bits.dtype).max
+
+
 def bits_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The bits of the last dimension's elements, as elements of another size.
 

@@ -17,6 +17,8 @@ from types import ModuleType
 import pytest
 import torch
 from checkpoints import edit_config, edit_weights, load_all, quantization, save_llama
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 from toy_format import Toy
@@ -30,7 +32,7 @@ from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.dataflow import Weight, model
 from flashsparse_plugin.dataflow.table import Entry
-from flashsparse_plugin.formats import all_formats, packed_names
+from flashsparse_plugin.formats import all_formats, get_format, packed_names, registry
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.ops.reference import linear as exact_linear
 from flashsparse_plugin.packed import FormatError, PackedWeight, TensorSpec
@@ -224,6 +226,163 @@ def test_a_part_of_any_size_runs_in_every_form(scheme):
             assert same(running.unpack(), weight[:row, columns.start : columns.stop])
             again = running.transcode(scheme).validate()
             assert all(torch.equal(again.tensors[n], each) for n, each in part.tensors.items())
+
+
+def runtime_forms():
+    """Storage schemes beside the runtime ones that hold the same weights, on any device."""
+    for form in all_formats():
+        if form.on_disk or form.name == "cusparselt_24":  # which a library packs
+            continue
+        stored = "tiled_bitmap" if form.name == "interleaved_bitmap" else "nm_vector"
+        for target in form.examples():
+            if target.dtype in get_format(stored).dtypes:
+                yield get_format(stored).scheme(target.dtype, target.values), target
+
+
+PAIRS = [pytest.param(*pair, id=str(pair[1])) for pair in runtime_forms()]
+
+
+WITH_SIGNED_ZEROS = [
+    pair
+    for pair in PAIRS
+    if pair.values[1].format.name != "interleaved_bitmap"
+    and pair.values[1].values.get("values", "fp8_e4m3") == "fp8_e4m3"
+]
+
+
+def is_valid(packed):
+    try:
+        packed.validate()
+    except FormatError:
+        return False
+    return True
+
+
+def damaged(packed, draw):
+    """A weight with a few elements or bytes changed, many of them in its last places."""
+    tensors = {name: each.clone() for name, each in packed.tensors.items()}
+    for _ in range(draw(st.integers(1, 3))):
+        flat = tensors[draw(st.sampled_from(sorted(tensors)))].view(-1)
+        value = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+        if draw(st.booleans()):
+            flat = flat.view(torch.uint8)
+        elif not flat.is_floating_point() and flat.itemsize > 1:
+            value = draw(st.sampled_from([packed.shape[1], torch.iinfo(flat.dtype).min]))
+        place = draw(st.integers(0, len(flat) - 1) | st.integers(-min(64, len(flat)), -1))
+        flat[place] = value
+    return PackedWeight(packed.scheme, packed.shape, tensors)
+
+
+@pytest.mark.parametrize(("scheme", "target"), PAIRS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.data(), st.sampled_from([(40, 70), (17, 300), (64, 32), (1, 5)]), st.sampled_from([0, 1])
+)  # fmt: skip
+def test_valid_in_one_form_is_valid_in_the_other(scheme, target, data, shape, direction):
+    """The same weight, too, whatever a runtime form pads: damage finds what one of them allows."""
+    pair = (scheme, target)
+    packed = scheme.format.pack(finite_weight_of(scheme, shape), scheme).transcode(pair[direction])
+    here = damaged(packed, data.draw)
+    if not is_valid(here):
+        return
+    there = here.transcode(pair[1 - direction]).validate()
+    back = there.transcode(pair[direction]).validate()
+    for weight in (there.unpack(), back.unpack(), here.format.reference.unpack(here)):
+        torch.testing.assert_close(weight, here.unpack(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("scheme", "target"), WITH_SIGNED_ZEROS)
+def test_zeros_of_either_sign_may_lie_beyond_the_edge(scheme, target):
+    """-0 is a zero for every reader, though no packer of ours writes it."""
+    shape = (17, 4 * scheme.options.m + 1)
+    packed = scheme.format.pack(finite_weight_of(scheme, shape), scheme)
+    bits = packed.tensors["weight_packed"]
+    bits[bits == 0] = 0x80 if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min
+    there = packed.validate().transcode(target).validate()
+    assert torch.equal(there.unpack(), packed.unpack())
+    assert there.transcode(scheme).validate().density == packed.density
+
+
+TWO_OF_FOUR, TWO_OF_EIGHT = {"n": 2, "m": 4}, {"n": 2, "m": 8}
+PANELS = {"n": 2, "m": 4, "vector_length": 16}
+GATHERED = {"n": 2, "m": 4, "vector_length": 8}
+NIBBLES = {"n": 8, "m": 32, "vector_length": 32, "values": "int4", "group": 128}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "claimed", "shape", "rule"),
+    [
+        ("nm_panels", PANELS, PANELS, (15, 64), "values has a nonzero beyond the weight's edge"),
+        (
+            "nm_rows",
+            TWO_OF_FOUR | {"values": "int8"},
+            None,
+            (15, 64),
+            "values has a nonzero beyond",
+        ),
+        ("nm_gather", GATHERED, GATHERED, (15, 64), "has values for rows beyond"),
+        ("sparse_24", TWO_OF_FOUR, TWO_OF_FOUR, (15, 64), "values beyond the weight's edge"),
+        ("sparse_24", TWO_OF_FOUR, TWO_OF_FOUR, (16, 61), "values beyond the weight's edge"),
+        ("sparse_24", TWO_OF_FOUR, TWO_OF_EIGHT, (16, 64), "in 4 columns of 8 .* 2:8 keeps 2"),
+        (
+            *("sparse_24", TWO_OF_FOUR | {"values": "int8", "group": 32}, None, (16, 32)),
+            "scales beyond the weight's edge",
+        ),
+    ],
+)
+def test_a_form_holds_nothing_that_its_weight_has_not(name, options, claimed, shape, rule):
+    """Of a weight [16, 64] in a form: claimed to be another pattern, or a smaller shape."""
+    form, dtype = registry._FORMATS[name], torch.float16
+    weight = torch.ones(16, 64, dtype=dtype)
+    if "group" in options:  # zero, as what is claimed, but for the scales
+        weight[:, 32:] = 0
+    kept = form.conform(weight, form.scheme(dtype, options))
+    packed = form.pack(kept, form.scheme(dtype, options)).validate()
+    wrong = PackedWeight(form.scheme(dtype, claimed or options), shape, packed.tensors)
+    wrong = PackedWeight(wrong.scheme, shape, trimmed(wrong))
+    with pytest.raises(FormatError, match=rule):
+        wrong.validate()
+
+
+def trimmed(packed):
+    """The tensors as large as those of the shape that is claimed."""
+    specs = packed.format.tensors(packed.scheme, packed.shape)
+    return {
+        name: each[tuple(map(slice, specs[name].shape))].contiguous()
+        for name, each in packed.tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {(0, 0, 512): 0x41},  # row 0, the first of two steps of a group
+        {(1, 0, 631): 0x41, (1, 0, 639): 0x41},  # row 63 of 40, both steps
+        {(1, -1, 513): 0x41},  # the last group of columns
+    ],
+)
+def test_copies_of_a_scale_are_equal_and_zero_beyond_the_edge(damage):
+    form = registry._FORMATS["nm_gather"]
+    scheme = form.scheme(torch.bfloat16, NIBBLES)
+    packed = form.pack(finite_weight_of(scheme, (40, 250)), scheme).validate()
+    tensors = {name: each.clone() for name, each in packed.tensors.items()}
+    for place, byte in damage.items():
+        assert tensors["gather_values"][place] != byte
+        tensors["gather_values"][place] = byte
+    with pytest.raises(FormatError, match="other scales for the steps of a group"):
+        PackedWeight(scheme, packed.shape, tensors).validate()
+
+
+def test_columns_of_panels_are_those_of_their_window():
+    """The one column beyond the edge, too: in another window it would lose a weight."""
+    form = registry._FORMATS["nm_panels"]
+    scheme = form.scheme(torch.bfloat16, PANELS)
+    packed = form.pack(finite_weight_of(scheme, (32, 70)), scheme).validate()
+    for place in (1, 3):
+        tensors = {name: each.clone() for name, each in packed.tensors.items()}
+        tensors["columns"][0, place] = 70
+        with pytest.raises(FormatError, match="columns has one outside of its window"):
+            PackedWeight(scheme, packed.shape, tensors).validate()
 
 
 @every_scheme

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
 from ..value_types import scale_count, split_nibbles, spread_scales
+from ..values import magnitudes
 from . import int4
 
 STEP, PAIR = 16, 32  # kept columns: the depth of one mma, and what a warp loads at a time
@@ -242,7 +243,7 @@ class Layout:
         """
         n, m = self.options.n, self.options.m
         entry = torch.arange(self.pairs * PAIR, device=gather_index.device)
-        for groups, units, _ in self.slabs():
+        for groups, units, rows in self.slabs():
             columns = self.columns(gather_index[groups])
             by_panel = columns.view(len(columns), self.panels, -1).sort(2).values.flatten(1)
             repeated = (by_panel[:, 1:] == by_panel[:, :-1]).any()
@@ -251,11 +252,33 @@ class Layout:
             beyond = columns >= self.shape[1]
             beyond = beyond.repeat_interleave(self.options.vector_length // self.unit_rows, 0)
             own = self.from_fragments(gather_values[units])
-            if bool((own.ne(0) & beyond[: len(own), None]).any()):
+            nonzero = self.magnitudes(own).ne(0)
+            if bool((nonzero & beyond[: len(own), None]).any()):
                 return "gather_values has values for columns beyond the weight's"
+            if bool(nonzero.flatten(0, 1)[rows.stop - rows.start :].any()):
+                return "gather_values has values for rows beyond the weight's"
             if self.options.values == "fp8_e4m3" and bool((own & 0x7F).eq(0x7F).any()):
                 return "gather_values has a code that is NaN"
+        if value_bits(self.options) == 4 and self.scales_differ(gather_values):
+            return (
+                "gather_values has other scales for the steps of a group, or some beyond the edge"
+            )
         return None
+
+    def magnitudes(self, bits: Tensor) -> Tensor:
+        """Bits of values or codes without their sign, by which 0 and -0 are the same."""
+        if self.options.value_type is None:
+            return magnitudes(bits)
+        return bits & 0x7F if self.options.values == "fp8_e4m3" else bits
+
+    def scales_differ(self, gather_values: Tensor) -> bool:
+        """Whether copies of a scale differ, or one is not zero where there is no weight."""
+        steps = self.panel_entries // STEP
+        copies = int4.scales_of(gather_values, 1, torch.int16).unflatten(1, (-1, steps))
+        held = copies[..., :1].clone()
+        held[self.shape[0] :] = 0
+        held[:, scale_count(self.shape[1], self.options.group) :] = 0
+        return bool((copies != held).any())
 
     # ---- to the dense weight --------------------------------------------------------------------
 

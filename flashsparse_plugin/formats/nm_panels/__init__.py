@@ -18,7 +18,7 @@ from ...plan import Plan
 from ..entry_form import ROWS, EntryForm, by_panel, decode_panels
 from ..nm_pattern import PatternOptions, options_of, unpack_positions
 from ..value_types import require_scales, scale_count, scale_dtype
-from ..values import value_bits
+from ..values import magnitudes, value_bits
 from . import reference
 from .ops import ops
 
@@ -110,13 +110,16 @@ class NMPanels(EntryForm):
         columns = packed.tensors["columns"].cpu()
         windows = torch.arange(columns.shape[1] // options.n, dtype=torch.int32) * options.m
         first = windows.repeat_interleave(options.n)
-        if bool(((columns < first) | (columns >= first + options.m) & (columns != cols)).any()):
+        if bool(((columns < first) | (columns >= first + options.m)).any()):
             raise FormatError("columns has one outside of its window")
         if bool((columns > cols).any()):
             raise FormatError(f"columns has one beyond the weight's {cols} columns")
         inside = columns.view(len(columns), -1, options.n)
         if bool(((inside[..., 1:] <= inside[..., :-1]) & (inside[..., 1:] < cols)).any()):
             raise FormatError("the columns of a window do not rise")
+        beyond = (inside[:, -1] == cols).sum(1)
+        if bool((beyond > len(windows) * options.m - cols).any()):
+            raise FormatError("columns has more beyond the weight's edge than its last window")
         values = packed.tensors["values"].cpu()
         if options.value_type:
             scales = packed.tensors["scales"].cpu()
@@ -125,11 +128,10 @@ class NMPanels(EntryForm):
             if bool(values.isnan().any()):
                 raise FormatError("values has a code that is NaN")
         # An entry beyond the edge meets a zero, which an infinity would make NaN of.
-        values = values[:, -options.n :]
-        beyond = (columns[:, -options.n :] == cols).repeat_interleave(
-            options.vector_length // ROWS, 0
-        )[: len(values)]
-        if bool((values[beyond] != 0).any()):
+        outside = (columns == cols).repeat_interleave(options.vector_length // ROWS, 0)
+        nonzero = values != 0 if options.value_type else magnitudes(values) != 0
+        rows = packed.shape[0] - (len(values) - 1) * ROWS  # of the last panel
+        if bool(nonzero[outside[: len(values)]].any() | nonzero[-1, :, rows:].any()):
             raise FormatError("values has a nonzero beyond the weight's edge")
 
     def nonzeros(self, packed: PackedWeight) -> int:

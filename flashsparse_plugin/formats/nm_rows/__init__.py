@@ -125,7 +125,9 @@ class NMRows(EntryForm):
             if bool(numbers.isnan().any()):
                 raise FormatError("values has a code that is NaN")
             beyond = windows + first >= cols
-            if bool((numbers.reshape(windows.shape)[beyond] != 0).any()):
+            padding = decode_panels(codes[None], values, kept)[0, :, inside.stop :]
+            nonzero = numbers.reshape(windows.shape)[beyond] != 0
+            if bool(nonzero.any() | (inside.stop < ROWS and padding.any())):
                 raise FormatError("values has a nonzero beyond the weight's edge")
 
     def nonzeros(self, packed: PackedWeight) -> int:

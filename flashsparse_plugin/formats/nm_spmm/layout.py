@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
+from ..values import magnitudes
 
 UNIT, BLOCK = 32, 128  # rows that are contiguous, and that share a list of columns
 REACH = 256  # columns that an index byte tells apart
@@ -173,10 +174,10 @@ class Layout:
             last = own[:, -1] + (self.panels - 1) * self.columns  # [blocks, groups, entries]
             beyond = (last >= self.shape[1]).repeat_interleave(self.options.vector_length, 1)
             found = values[blocks, -1].permute(0, 1, 3, 2).flatten(1, 2)  # [blocks, rows, entries]
-            if bool((found.ne(0) & beyond).any()):
+            if bool((magnitudes(found).ne(0) & beyond).any()):
                 return "spmm_values has values for columns beyond the weight's"
             by_row = values[blocks].permute(0, 2, 4, 1, 3).flatten(0, 2)
-            if bool(by_row[rows.stop - rows.start :].any()):
+            if bool(magnitudes(by_row[rows.stop - rows.start :]).any()):
                 return "spmm_values has values for rows beyond the weight's"
         return ""
 

@@ -18,7 +18,14 @@ from torch.cuda import get_device_properties
 from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
-from ..nm_pattern import PatternOptions, options_of, store, store_codes, value_arguments
+from ..nm_pattern import (
+    PatternOptions,
+    columns_used,
+    options_of,
+    store,
+    store_codes,
+    value_arguments,
+)
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
 from . import cost, layout, reference
@@ -137,26 +144,40 @@ class Sparse24(CudaPatternForm):
     def check(self, packed: PackedWeight) -> None:
         """No word is an address; but positions that do not rise are undefined behaviour of mma.
 
-        Codes may not be NaN, which kernels do not know, and scales may not be so either.
+        Codes may not be NaN, which kernels do not know, and scales may not be so either. What lies
+        beyond the weight's edge meets zeros of x, which an infinity would make NaN of.
         """
+        options, (rows, columns) = options_of(packed.scheme), packed.shape
         own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
         values = options_of(packed.scheme).value_type
         if values is not None:
             require_scales(self._scales(packed), values, packed.dtype)
-        for slab in layout.slabs(len(units), units.shape[1] * layout.UNIT_COLS):
-            lower, upper = layout.places_of(units[slab], own).unbind(-1)
+        for slab in layout.slabs(len(units) * layout.UNIT_ROWS, units.shape[1] * layout.UNIT_COLS):
+            held = units[layout.unit_rows(slab)]
+            lower, upper = layout.places_of(held, own).unbind(-1)
             wrong = (lower >= upper).nonzero()
             if len(wrong):
                 down, across, line, four = wrong[0].tolist()
-                row = (slab.start + down) * layout.UNIT_ROWS + line
+                row = slab.start + down * layout.UNIT_ROWS + line
                 column = across * layout.UNIT_COLS + 4 * four
                 raise FormatError(
                     f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
                 )
             if own.values == "fp8_e4m3" and bool(
-                (layout.values_of(units[slab], own) & 0x7F == 0x7F).any()
+                (layout.values_of(held, own) & 0x7F == 0x7F).any()
             ):
                 raise FormatError("units have a code that is NaN")
+            kept = layout.kept_of(held, own)
+            if bool(kept[:, columns:].any() | kept[max(rows - slab.start, 0) :].any()):
+                raise FormatError("units have values beyond the weight's edge")
+            used = columns_used(kept, options.m, options.vector_length, options.n)
+            if used > options.n:
+                raise FormatError(
+                    f"units have values in {used} columns of {options.m} and "
+                    f"{options.vector_length} rows: {options.title} keeps {options.n}"
+                )
+        if own.group is not None and layout.has_scales_beyond(units, packed.shape, own):
+            raise FormatError("units have scales beyond the weight's edge")
 
     def nonzeros(self, packed: PackedWeight) -> int:
         own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]

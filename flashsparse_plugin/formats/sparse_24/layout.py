@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ..nm_pattern import PatternOptions, unpack_positions
 from ..value_types import VALUE_TYPES, join_nibbles, split_nibbles, spread_scales
-from ..values import bits_as
+from ..values import bits_as, magnitudes
 
 UNIT_ROWS, UNIT_COLS = 16, 256
 METADATA_WORDS = 128
@@ -138,7 +138,7 @@ def arrange(
         parts = _units(bits[:, :width], two_of_four, layout)
         if layout.group is not None:
             parts.append(_scale_words(stored["weight_scale"][slab], across, layout.group))
-        units[_unit_rows(slab)] = torch.cat(parts, 2)
+        units[unit_rows(slab)] = torch.cat(parts, 2)
     return units
 
 
@@ -179,7 +179,7 @@ def bits_of(units: Tensor, shape: tuple[int, int], layout: UnitLayout = NATIVE) 
     """The value bits of units by rows, zeros included: [out_features, in_features]."""
     bits = units.new_empty(shape, dtype=layout.value_dtype)
     for slab in slabs(*shape):
-        found = _bits(units[_unit_rows(slab)], layout)
+        found = _bits(units[unit_rows(slab)], layout)
         bits[slab] = found[: slab.stop - slab.start, : shape[1]]
     return bits
 
@@ -189,11 +189,32 @@ def scales_of(
 ) -> Tensor:
     """The scales of groups that lie in units: [out_features, ceil(in_features / group)]."""
     assert layout.group is not None
-    down, across, words = units.shape
-    first = layout.value_words + METADATA_WORDS
-    scales = bits_as(units[:, :, first:words], dtype)
-    rows = scales.view(down, across, -1, UNIT_ROWS).permute(0, 3, 1, 2).reshape(down * 16, -1)
+    rows = _all_scales(units, layout, dtype)
     return rows[: shape[0], : -(-shape[1] // layout.group)].contiguous()
+
+
+def has_scales_beyond(units: Tensor, shape: tuple[int, int], layout: UnitLayout) -> bool:
+    """Whether a scale in units that is beyond the weight's edge is not zero."""
+    assert layout.group is not None
+    rows = _all_scales(units, layout, torch.int16)
+    return bool(rows[shape[0] :].any() | rows[:, -(-shape[1] // layout.group) :].any())
+
+
+def _all_scales(units: Tensor, layout: UnitLayout, dtype: torch.dtype) -> Tensor:
+    """The scales of groups that lie in units, of whole units."""
+    down, across, words = units.shape
+    scales = bits_as(units[:, :, layout.value_words + METADATA_WORDS : words], dtype)
+    return scales.view(down, across, -1, UNIT_ROWS).permute(0, 3, 1, 2).reshape(down * 16, -1)
+
+
+def kept_of(units: Tensor, layout: UnitLayout) -> Tensor:
+    """Which elements of whole units are other than zero: bool [rows, columns]."""
+    bits = _bits(units, layout)
+    if layout.values == "native":
+        bits = magnitudes(bits)
+    elif layout.values == "fp8_e4m3":
+        bits = bits & 0x7F
+    return bits != 0
 
 
 def places_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
@@ -269,7 +290,8 @@ def _order(layout: UnitLayout) -> tuple[int, ...]:
     return (_DOWN, _ACROSS, _VECTOR, _GROUP, _FOUR, _STEP, *_ORDERS[layout.values])
 
 
-def _unit_rows(slab: slice) -> slice:
+def unit_rows(slab: slice) -> slice:
+    """The units below each other that hold a slab of rows."""
     return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))
 
 
