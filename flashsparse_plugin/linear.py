@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .data_parallel import ignore_packed_tensors
 from .dataflow import plan_of
@@ -16,8 +17,11 @@ from .formats import get_format
 from .modules import bias_of, weight_of
 from .names import DEFAULT_FORMAT
 from .ops.packed_linear import autograd_as_needed
-from .packed import FormatError, PackedWeight, Scheme
+from .packed import FormatError, PackedWeight, Scheme, dtype_name
 from .plan import Plan
+
+# A set, since x may be what stands for a tensor in a trace of torch.fx: it is equal to nothing.
+_ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 class SparseLinear(nn.Module):
@@ -197,6 +201,8 @@ class SparseLinear(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype not in _ACTIVATIONS:
+            return self._forward_other(x)
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x ends in {x.shape[-1]} features, {self} takes {self.in_features}")
         device = "cuda" if x.is_cuda else "cpu"
@@ -205,12 +211,39 @@ class SparseLinear(nn.Module):
         # An attribute that nn.Module has to search for takes longer than all other lines here.
         # nn.DataParallel's copies of a module have plain attributes in place of parameters.
         own: dict[str, Any] = self._parameters or self.__dict__
-        bias, shape = own.get("bias"), (self.out_features, self.in_features)
+        bias = own.get("bias")
+        if bias is None:
+            bias = self.bias  # which is no parameter where torch.nn.utils.prune computes it
+        shape = (self.out_features, self.in_features)
         # A layer without bias has no other parameters than packed tensors.
         are_all = len(own) == len(self._names)
         tensors = own if are_all else {name: own[name] for name in self._names}
-        with autograd_as_needed(x, bias):
+        context = autograd_as_needed(x, bias)
+        if context is None:
+            return PackedWeight(self.held, shape, tensors).linear(x, bias, self.plan)
+        with context:
             return self.held.format.linear(x, self.held, shape, tensors, bias, self.plan)
+
+    def _forward_other(self, x: Any) -> Any:
+        """Stands for itself in a graph that torch.fx traces; refuses other inputs."""
+        if isinstance(x, Proxy):
+            tracer: Any = x.tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), (x,), {})
+        known = ", ".join(sorted(map(dtype_name, _ACTIVATIONS)))
+        raise ValueError(
+            f"x is {dtype_name(x.dtype)}, and {self} multiplies {known}. Remedy: x.float(), for a "
+            f"whole model model.to(torch.float32); a dense model multiplies {dtype_name(x.dtype)}, "
+            "model.dequantize()"
+        )
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name == "weight_orig":
+            raise FormatError(
+                f"torch.nn.utils.prune cannot mask the weight of {self}, which is packed without "
+                "its zeros. Remedy: prune the dense model, by it or by `flashsparse prune`, and "
+                "pack that; model.dequantize() and SparseLinear.to_linear() give dense layers back"
+            )
+        super().register_parameter(name, param)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}, "

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .gpu import Gpu
 from .messages import PrintableMessage, is_out_of_memory
@@ -209,7 +210,14 @@ class PackedWeight:
                 f"x ends in {x.shape[-1]} features, the weight of shape {list(self.shape)} "
                 f"takes {self.shape[1]}"
             )
-        return self.format.linear(x, self.scheme, self.shape, self.tensors, bias, plan)
+        from .ops.transforms import is_transformed, transformed_linear
+
+        def multiply(x: Tensor, bias: Tensor | None) -> Tensor:
+            return self.format.linear(x, self.scheme, self.shape, self.tensors, bias, plan)
+
+        if not torch.compiler.is_compiling() and is_transformed():
+            return transformed_linear(x, bias, multiply, self.unpack)
+        return multiply(x, bias)
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Moves the tensors as they are, without changing the form."""
@@ -620,6 +628,13 @@ class Format(ABC):
             raise FormatError(
                 f"{self.name} packs a dense weight with zeros in it, not a tensor of layout "
                 f"{weight.layout}: unpack it first, weight.to_dense()"
+            )
+        if is_traceable_wrapper_subclass(weight):
+            raise FormatError(
+                f"{self.name} packs a plain tensor {list(weight.shape)}, not a "
+                f"{type(weight).__name__}, which another tool quantized or sharded. Remedy: pack "
+                "the model before that, or what its weight.dequantize() or weight.full_tensor() "
+                "gives"
             )
         if weight.dim() != 2 or min(weight.shape) < 1:
             raise FormatError(

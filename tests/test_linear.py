@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin import linear as module
 from flashsparse_plugin.plan import Plan
+from flashsparse_plugin.pruning.sparsify import sparsify_
 
 
 @pytest.fixture
@@ -208,3 +210,14 @@ def test_autocast_rules_the_dtype_as_of_a_dense_layer(stored, given, dtype):
         for layer in (packed, dense):
             with pytest.raises((RuntimeError, TypeError, ValueError)):
                 layer(x)
+
+
+def test_weights_of_another_tool_in_memory_are_refused():
+    """torchao and DTensor keep theirs in subclasses of Tensor, with the dtype of a plain one."""
+    linear = torch.nn.Linear(64, 32).to(torch.bfloat16)
+    inner = linear.weight.detach()
+    linear.weight = torch.nn.Parameter(TwoTensor(inner, inner.clone()))
+    with pytest.raises(fs.FormatError, match=r"not a TwoTensor.*Remedy: .*dequantize"):
+        fs.SparseLinear.from_linear(linear)
+    with pytest.raises(ValueError, match="a weight of TwoTensor cannot be pruned"):
+        sparsify_(torch.nn.Sequential(linear), sparsity=0.5)

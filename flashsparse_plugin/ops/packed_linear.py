@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import impl, register_autograd
 from torch.nn import functional as F
 
@@ -21,16 +22,21 @@ _NONE_OF = {
 }
 
 
-def autograd_as_needed(x: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
+def autograd_as_needed(x: Tensor, bias: Tensor | None) -> AbstractContextManager[None] | None:
     """A context in which a product is seen by autograd only where a gradient may be asked for.
+
+    None where a transform may ask for one that the op does not have: see `transforms`.
 
     The kernel by which a linear op has its gradient (`register_linear_autograd`) is written in
     Python, and takes a product of one token as long as the rest of the call; so ops pass it by
-    where nothing requires a gradient. It stays where a transform of torch.func may want one of a
-    tensor that does not show it, and for torch.compile, whose graphs hold the op as it is.
+    where nothing requires a gradient. It stays for torch.compile, whose graphs hold the op as it
+    is.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         return _UNCHANGED
+    # `transforms.is_transformed`, without the call of it, which is in every call of a layer.
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return None
     if torch.is_inference_mode_enabled():  # which passes autograd by itself
         return _UNCHANGED
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):

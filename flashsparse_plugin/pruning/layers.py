@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..matching import matches
 from ..modules import linear_modules, shape_of, weight_of
@@ -139,9 +140,9 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
             f"{name}: the weight is not in memory (device meta): "
             "load the model without offloading to prune it"
         )
-    if weight.dtype not in _DTYPES:
+    if weight.dtype not in _DTYPES or is_traceable_wrapper_subclass(weight):
         raise ValueError(
-            f"{name}: a weight of {weight.dtype} cannot be pruned; prune the model in "
+            f"{name}: a weight of {_kind(weight)} cannot be pruned; prune the model in "
             "float16, bfloat16 or float32, before it is quantized"
         )
     broken = weight.numel() - int(weight.isfinite().sum())
@@ -150,6 +151,12 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
             f"{name}: {broken} of {weight.numel()} elements are NaN or infinite; "
             "the checkpoint is broken, or add the layer to `ignore`"
         )
+
+
+def _kind(weight: torch.Tensor) -> str:
+    """What a weight is made of: a class of torchao or the like, or a dtype."""
+    is_plain = not is_traceable_wrapper_subclass(weight)
+    return str(weight.dtype) if is_plain else type(weight).__name__
 
 
 def prunable_linears(model: nn.Module, ignore: Sequence[str] = (LM_HEAD,)) -> dict[str, nn.Module]:

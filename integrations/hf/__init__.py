@@ -50,9 +50,18 @@ def _no_method_of_zeros_alone(inner: Callable[[Any], bool]) -> Callable[[Any], b
 
 def _ours_with_zeros(inner: Callable[..., Any]) -> Callable[..., Any]:
     def merge_quantization_configs(quantization_config: Any, given: Any, **more: Any) -> Any:
+        from flashsparse_plugin.checkpoint.explanations import about_quantized
         from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
+        from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
+        from flashsparse_plugin.packed import FormatError
 
         ours = QuantizedConfig.of(quantization_config, given)
+        if ours is None and isinstance(given, FlashSparseConfig):
+            is_read = not isinstance(quantization_config, dict)
+            stored = quantization_config.to_dict() if is_read else quantization_config
+            method = stored.get("quant_method")
+            if method != QUANT_METHOD:  # transformers would ask for a config of that class
+                raise FormatError(about_quantized("this checkpoint", method))
         return inner(quantization_config, given, **more) if ours is None else ours
 
     return merge_quantization_configs

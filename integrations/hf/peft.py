@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA on packed layers: `get_peft_model` takes SparseLinear as it takes nn.Linear.
 
-The packed weight stays frozen; the gradient passes through it to earlier layers.
+The packed weight stays frozen; the gradient passes through it to earlier layers. Adapters of other
+kinds, which peft has for its own list of layers, are refused before any layer is replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from peft.tuners.lora.config import LoraConfig
 from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.mixed.model import MixedModel
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND
+from peft.utils import INCLUDE_LINEAR_LAYERS_SHORTHAND, PeftType
 from torch import nn
 
 from flashsparse_plugin.linear import SparseLinear
@@ -55,7 +56,10 @@ def register() -> None:
 
 
 def _with_packed_layers(inner: Callable[[Any, nn.Module], Any]) -> Callable[[Any, nn.Module], Any]:
-    """Wraps what resolves `target_modules="all-linear"`, which knows nn.Linear and Conv1D alone."""
+    """Wraps what resolves `target_modules="all-linear"`, which knows nn.Linear and Conv1D alone.
+
+    It is called for every kind of adapter, before any is put on a layer.
+    """
 
     @functools.wraps(inner)
     def include(config: Any, model: nn.Module) -> Any:
@@ -71,9 +75,28 @@ def _with_packed_layers(inner: Callable[[Any, nn.Module], Any]) -> Callable[[Any
                 and module is not head
                 and not any(name.startswith(f"{layer}.") for layer in adapted)
             }
+        if config.peft_type != PeftType.LORA:
+            _refuse_packed_layers(config, model)
         return config
 
     return include
+
+
+def _refuse_packed_layers(config: Any, model: nn.Module) -> None:
+    """Raises ValueError where an adapter that is not LoRA would be put on packed layers."""
+    packed = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, SparseLinear)
+        and tuners_utils.check_target_module_exists(config, name)
+    ]
+    if packed:
+        more = f" and {len(packed) - 1} more" if len(packed) > 1 else ""
+        raise ValueError(
+            f"peft has no {config.peft_type.value} adapter for packed layers, such as layer "
+            f"{packed[0]!r}{more}. Remedy: LoraConfig, with or without use_dora; target_modules "
+            "that are dense; or a dense model, by FlashSparseConfig(dequantize=True)"
+        )
 
 
 def _before_merging(inner: Callable[..., Any]) -> Callable[..., Any]:

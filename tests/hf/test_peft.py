@@ -4,7 +4,17 @@
 import pytest
 import tiny
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import (
+    IA3Config,
+    LNTuningConfig,
+    LoHaConfig,
+    LoraConfig,
+    OFTConfig,
+    OSFConfig,
+    PeftModel,
+    VeraConfig,
+    get_peft_model,
+)
 from peft.tuners.lora import LoraLayer
 from transformers.trainer_utils import validate_quantization_for_training
 
@@ -162,6 +172,25 @@ def test_unloading_gives_the_packed_model_back(llama, wanted):
 def test_initialisations_that_rewrite_the_weight_are_refused(init, llama):
     with pytest.raises(ValueError, match="rewrites the base weight"):
         adapted(llama, init_lora_weights=init)
+
+
+@pytest.mark.parametrize("kind", [IA3Config, VeraConfig, OFTConfig, LoHaConfig, OSFConfig])
+def test_other_adapters_are_refused_before_a_layer_is_replaced(kind, llama):
+    """OSF passed packed layers over in silence; others named no way out."""
+    packing = fs.FlashSparseConfig(ignore=["lm_head", "re:.*layers\\.0\\..*"])
+    model = tiny.load(llama.masked, quantization_config=packing)
+    before = {name: type(module) for name, module in model.named_modules()}
+    more = {"feedforward_modules": ["down_proj"]} if kind is IA3Config else {}
+    refused = r"no \w+ adapter for packed layers, such as layer 'model\.layers\.1.*LoraConfig"
+    with pytest.raises(ValueError, match=refused):
+        get_peft_model(model, kind(target_modules=["q_proj", "down_proj"], **more))
+    assert {name: type(module) for name, module in model.named_modules()} == before
+
+
+def test_adapters_of_dense_layers_of_a_packed_model_are_let_through(llama):
+    model = tiny.load(llama.packed)
+    adapted = get_peft_model(model, LNTuningConfig(target_modules=["input_layernorm"]))
+    assert all("layernorm" in name for name, p in adapted.named_parameters() if p.requires_grad)
 
 
 def test_register_again_changes_nothing():

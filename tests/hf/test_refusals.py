@@ -453,3 +453,14 @@ def test_a_packed_checkpoint_whose_layers_the_model_does_not_have(packed_copy):
 def rename_all(state, old, new):
     for key in list(state):
         state[key.replace(old, new)] = state.pop(key)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "torchao"])
+def test_a_checkpoint_of_another_method_is_not_packed_while_it_is_loaded(method, llama, tmp_path):
+    """transformers would ask for a configuration of the other method's class."""
+    path = shutil.copytree(llama.dense, tmp_path / "quantized")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(fs.FormatError, match=f"{method}.*before it was quantized"):
+        tiny.load(path, quantization_config=fs.FlashSparseConfig())
