@@ -212,8 +212,8 @@ class SparseLinear(nn.Module):
         # nn.DataParallel's copies of a module have plain attributes in place of parameters.
         own: dict[str, Any] = self._parameters or self.__dict__
         bias = own.get("bias")
-        if bias is None:
-            bias = self.bias  # which is no parameter where torch.nn.utils.prune computes it
+        if bias is None:  # torch.nn.utils.prune computes it, and keeps it as a plain attribute
+            bias = self.__dict__.get("bias")
         shape = (self.out_features, self.in_features)
         # A layer without bias has no other parameters than packed tensors.
         are_all = len(own) == len(self._names)
