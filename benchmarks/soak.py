@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a server of packed weights hold out? Many streams at once, every token compared.
 
-    python benchmarks/soak.py [--seconds 600] [--streams 64] [--model PACKED] [-- VLLM OPTIONS]
+    python benchmarks/soak.py [--seconds 600] [--streams 64] [--packed SCHEME | --model PACKED]
+                              [-- VLLM OPTIONS]
 
 Starts `vllm serve` on a packed model, by default a tiny one of random weights, and asks it for
-greedy continuations from 64 clients at once until the time is over, half of them streamed. Each
-answer has to be what transformers gives in float32. The memory of the server's processes is read
+greedy continuations from 64 clients at once until the time is over, half of them streamed; a
+quarter of those hang up after a few tokens. Each answer, up to where its client hung up, has to be
+what transformers gives in float32. The memory of the server's processes is read
 once a second: it has to be flat from the second quarter of the time to the last. The exit code is 1
 after a wrong token, a request that failed, or memory that grew.
 """
@@ -31,6 +33,13 @@ from _server import NAME, PATIENCE, serving
 
 GROWTH = 0.02  # of memory, that is noise
 SHOWN = 5  # of what went wrong
+CANCELLED = 4  # events of a stream whose client hangs up, of 8 tokens at least
+PACKED: dict[str, dict[str, Any]] = {
+    "tiled_bitmap": {"format": "tiled_bitmap"},
+    "tiled_bitmap-int8": {"format": "tiled_bitmap", "options": {"values": "int8"}},
+    "2:4": {"format": "nm_vector", "options": {"n": 2, "m": 4}},
+    "2:4-int8": {"format": "nm_vector", "options": {"n": 2, "m": 4, "values": "int8"}},
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class Outcome:
 
     Attributes:
         requests, tokens: How many were answered right.
+        cancelled: How many of these requests hung up early.
         wrong: What the others got, one sentence each.
         memory: Bytes of the server's processes, a sample a second.
         seconds: How long it took.
@@ -54,6 +64,7 @@ class Outcome:
 
     requests: int = 0
     tokens: int = 0
+    cancelled: int = 0
     wrong: list[str] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -77,6 +88,7 @@ class Outcome:
         start, end = (self.memory[0], self.memory[-1]) if self.memory else (0, 0)
         return [
             f"answers    {self.requests:,} right, {len(self.wrong):,} wrong",
+            f"hung up    {self.cancelled:,} of the right ones, by the client",
             f"tokens     {self.tokens:,}, {self.tokens / max(self.seconds, 1e-9):,.0f} a second",
             f"memory     {start / 1e6:,.0f} MB at first, {end / 1e6:,.0f} MB at last: {flat}",
             *(f"wrong      {each}" for each in self.wrong[:SHOWN]),
@@ -107,18 +119,20 @@ def soak(
             with lock:
                 number = next(turn)
             request = requests[number % len(requests)]
+            most = CANCELLED if number % 8 == 1 else None
             try:
-                tokens = complete(url, request, streamed=number % 2 == 1)
+                tokens, whole = complete(url, request, streamed=number % 2 == 1, most=most)
             except Exception as error:  # whatever it is, it is no answer
                 told = f"request {number}: {type(error).__name__}: {error}"
             else:
-                told = difference(number, tokens, request)
+                told = difference(number, tokens, request, cut=not whole)
             with lock:
                 if told is not None:
                     outcome.wrong.append(told)
                 else:
                     outcome.requests += 1
-                    outcome.tokens += len(request.expected)
+                    outcome.tokens += len(tokens)
+                    outcome.cancelled += not whole
 
     threads = [threading.Thread(target=client) for _ in range(streams)]
     for thread in threads:
@@ -130,8 +144,13 @@ def soak(
     return outcome
 
 
-def complete(url: str, request: Request, streamed: bool) -> list[int]:
-    """The greedy tokens that a server gives after a prompt."""
+def complete(
+    url: str, request: Request, streamed: bool, most: int | None = None
+) -> tuple[list[int], bool]:
+    """The greedy tokens that a server gives after a prompt, and whether these are all it gives.
+
+    Of a stream the first `most` events are read.
+    """
     body = {"model": NAME, "prompt": request.prompt, "max_tokens": len(request.expected)}
     body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": streamed}
     asked = urllib.request.Request(
@@ -139,19 +158,30 @@ def complete(url: str, request: Request, streamed: bool) -> list[int]:
     )
     with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
         if not streamed:
-            return json.load(answer)["choices"][0]["token_ids"]
-        events = [line[6:].strip() for line in answer if line.startswith(b"data: ")]
-    if not events or events[-1] != b"[DONE]":
+            return json.load(answer)["choices"][0]["token_ids"], True
+        lines = (line[6:].strip() for line in answer if line.startswith(b"data: "))
+        events = list(itertools.islice(lines, most))
+    whole = bool(events) and events[-1] == b"[DONE]"
+    if most is None and not whole:
         raise ValueError("the stream was cut off")
-    parts = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
-    return [token for part in parts for token in part.get("token_ids") or []]
+    events = events[:-1] if whole else events
+    parts = [choice for event in events for choice in json.loads(event)["choices"]]
+    return [token for part in parts for token in part.get("token_ids") or []], whole
 
 
-def difference(number: int, tokens: Sequence[int], request: Request) -> str | None:
-    """How an answer differs from what is expected, in a sentence; None where it does not."""
-    if tuple(tokens) == request.expected:
+def difference(
+    number: int, tokens: Sequence[int], request: Request, cut: bool = False
+) -> str | None:
+    """How an answer differs from what is expected, in a sentence; None where it does not.
+
+    Of one that was cut short by the client some first tokens are expected.
+    """
+    if cut and not tokens:
+        return f"request {number}: no token before the client hung up"
+    expected = request.expected[: len(tokens)] if cut else request.expected
+    if tuple(tokens) == expected:
         return None
-    pairs = enumerate(itertools.zip_longest(tokens, request.expected))
+    pairs = enumerate(itertools.zip_longest(tokens, expected))
     place, (got, wanted) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
     return f"request {number}: token {place} is {got}, not {wanted}"
 
@@ -181,8 +211,13 @@ def server_options(streams: int) -> list[str]:
     return options
 
 
-def tiny_model(folder: Path) -> Path:
-    """A packed Llama of random weights, whose logits are far enough apart for any rounding."""
+def tiny_model(folder: Path, packed: str = "tiled_bitmap") -> Path:
+    """A packed Llama of random weights, whose logits are far enough apart for any rounding.
+
+    Args:
+        folder: Where to make it.
+        packed: One of `PACKED`.
+    """
     import torch
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -195,12 +230,13 @@ def tiny_model(folder: Path) -> Path:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
     more = {"initializer_range": 0.3, "tie_word_embeddings": False, "eos_token_id": None}
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **more)).to(torch.bfloat16)
-    prune(model, sparsity=0.7, progress=False)
+    pattern = (2, 4) if packed.startswith("2:4") else None
+    prune(model, sparsity=None if pattern else 0.7, pattern=pattern, progress=False)
     model.save_pretrained(folder / "dense")
     words = models.WordLevel({f"w{n}": n for n in range(512)}, unk_token="w0")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="w2")
     tokenizer.save_pretrained(folder / "dense")  # the server wants one, if only ids are asked
-    convert_checkpoint(folder / "dense", folder / "packed")
+    convert_checkpoint(folder / "dense", folder / "packed", **PACKED[packed])
     return folder / "packed"
 
 
@@ -228,12 +264,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=48, help="that differ")
+    parser.add_argument(
+        "--packed", choices=PACKED, default="tiled_bitmap", help="how the tiny model is"
+    )
     parser.add_argument("--model", type=Path, help="a packed model; default: a tiny random one")
     parser.add_argument("options", nargs="*", help="of vllm serve, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        model = arguments.model or tiny_model(folder)
+        model = arguments.model or tiny_model(folder, arguments.packed)
         requests = requests_of(model, arguments.prompts)
         print(f"{arguments.streams} streams for {arguments.seconds:g} s on {model}", flush=True)
         options = [*server_options(arguments.streams), *arguments.options]

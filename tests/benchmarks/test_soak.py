@@ -89,3 +89,14 @@ def test_the_model_and_what_is_expected_of_it(tmp_path):
     first, second = soak.requests_of(soak.tiny_model(tmp_path), 2)
     assert (len(first.prompt), len(first.expected), len(second.prompt)) == (1, 8, 6)
     assert len({*second.expected}) > 3  # one that repeats a token proves nothing
+
+
+def test_clients_that_hang_up_are_counted_and_what_they_got_is_compared():
+    outcome = run()
+    assert 0 < outcome.cancelled < outcome.requests
+
+    def third_is_wrong(number, tokens):
+        return [*tokens[:2], 99, *tokens[3:]]
+
+    told = run(third_is_wrong).wrong
+    assert told and all("token 2 is 99" in each for each in told)
