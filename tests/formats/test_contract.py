@@ -264,7 +264,7 @@ def damaged(packed, draw):
     for _ in range(draw(st.integers(1, 3))):
         flat = tensors[draw(st.sampled_from(sorted(tensors)))].view(-1)
         value = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
-        if draw(st.booleans()):
+        if draw(st.booleans()) or flat.itemsize == 1:
             flat = flat.view(torch.uint8)
         elif not flat.is_floating_point() and flat.itemsize > 1:
             value = draw(st.sampled_from([packed.shape[1], torch.iinfo(flat.dtype).min]))
