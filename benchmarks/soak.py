@@ -7,9 +7,9 @@
 Starts `vllm serve` on a packed model, by default a tiny one of random weights, and asks it for
 greedy continuations from 64 clients at once until the time is over, half of them streamed; a
 quarter of those hang up after a few tokens. Each answer, up to where its client hung up, has to be
-what transformers gives in float32. The memory of the server's processes is read
-once a second: it has to be flat from the second quarter of the time to the last. The exit code is 1
-after a wrong token, a request that failed, or memory that grew.
+what transformers gives in float32. The memory of the server's processes is read once a second: it
+has to be flat from the second quarter of the time to the last. The exit code is 1 after a wrong
+token, a request that failed, or memory that grew.
 """
 
 from __future__ import annotations

@@ -56,10 +56,17 @@ def heads(model: nn.Module) -> set[str]:
         return {name for name, module in model.named_modules() if module is output}
     if "For" not in type(model).__name__:  # a base model, or none of transformers
         return set()
-    base = getattr(model, "base_model_prefix", "")
-    if isinstance(getattr(model, base, None) if base else None, nn.Module):
+    base = base_name(model)
+    if base is not None:
         return {name for name in linears if not name.startswith(f"{base}.")}
     return {name for name in linears if "." not in name}
+
+
+def base_name(model: nn.Module) -> str | None:
+    """The name of the base model in a model that adds to it; None where that is no part of it."""
+    base = getattr(model, "base_model_prefix", "")
+    part = getattr(model, base, None) if base else None
+    return base if isinstance(part, nn.Module) else None
 
 
 def routers(model: nn.Module) -> set[str]:

@@ -92,6 +92,14 @@ class TensorInfo:
             yield part
 
 
+@dataclass(frozen=True)
+class MadeTensorInfo(TensorInfo):
+    """A tensor that no file has as it is, but that `read` makes, whole, of what files have."""
+
+    def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
+        yield from self.read().split(max(1, max_elements * self.shape[0] // math.prod(self.shape)))
+
+
 def aligned(tensor: Tensor) -> Tensor:
     """A tensor as it was read from a file, or a copy where it does not start on a whole element.
 

@@ -7,8 +7,7 @@ that name, which a part of a packed tensor could not.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ..modules import linear_modules, stored_weight
 from .foreign.code_entries import CodesInfo
-from .headers import TensorInfo
+from .headers import MadeTensorInfo, TensorInfo
 from .stored import Names
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PartInfo(TensorInfo):
+class PartInfo(MadeTensorInfo):
     """One of the weights that transformers makes of a tensor.
 
     Attributes:
@@ -38,9 +37,6 @@ class PartInfo(TensorInfo):
 
     def read(self) -> Tensor:
         return self.names.parts(self.source.name, self.source.read())[self.name]
-
-    def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
-        yield from self.read().split(max(1, max_elements * self.shape[0] // math.prod(self.shape)))
 
 
 def split_weights(

@@ -23,6 +23,7 @@ from ..matching import matches
 from ..modules import linear_modules, shape_of
 from ..names import DENSE
 from ..packed import FormatError, PackedWeight
+from ..roles import base_name
 from .headers import CheckpointError, TensorInfo, natural
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ class Checkpoint:
     def refuse_incomplete(self, model: PreTrainedModel, ignore: Sequence[str] = ()) -> None:
         """Raises FormatError for a tensor of the model that transformers would make up.
 
-        What is packed must be a whole model. Of the class's own are only a head, beside the base
-        model, and the base model's pooler: such a layer may be new, and trained later.
+        What is packed must be a whole model. Only a head, which is not part of the base model, and
+        a pooler may be missing: a class adds these to a base model, and they are trained later.
 
         Args:
             model: A skeleton without packed layers.
@@ -242,10 +243,10 @@ def _kind(name: str) -> str:
 
 def _is_own(model: PreTrainedModel, key: str) -> bool:
     """Whether a tensor is of a part that classes of a model add: a head, or the pooler."""
-    base, prefix = model.base_model, f"{model.base_model_prefix}."
-    if base is not model and not key.startswith(prefix):
+    base = base_name(model)
+    if base is not None and not key.startswith(f"{base}."):
         return True
-    return "pooler" in key.removeprefix(prefix).split(".")[:-1]
+    return "pooler" in key.split(".")[:-1]
 
 
 def require_shape(layer: str, own: tuple[int, ...] | None, wanted: tuple[int, int]) -> None:

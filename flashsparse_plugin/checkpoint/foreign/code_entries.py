@@ -7,9 +7,8 @@ scales as they are.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from torch import Tensor
 from ...formats.coded import CodePacker
 from ...formats.value_types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
-from ..headers import CheckpointError, TensorInfo
+from ..headers import CheckpointError, MadeTensorInfo, TensorInfo
 from . import LAYOUTS
 from .codes import UNUSED, CodeLayout, Codes, multiply
 from .eight_bits import EightBits
@@ -48,7 +47,7 @@ _FEW_BYTES = 16  # two numbers
 
 
 @dataclass(frozen=True)
-class CodesInfo(TensorInfo):
+class CodesInfo(MadeTensorInfo):
     """A weight that its files keep as codes and scales; whoever reads it gets it dense.
 
     Attributes:
@@ -133,9 +132,6 @@ class CodesInfo(TensorInfo):
     def read(self) -> Tensor:
         codes, scales = self.read_codes()
         return multiply(codes, scales, self.codes.group, self.dtype)
-
-    def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
-        yield from self.read().split(max(1, max_elements * self.shape[0] // math.prod(self.shape)))
 
 
 def find_codes(

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ...packed import FormatError
-from ..headers import CheckpointError, TensorInfo
+from ..headers import CheckpointError, MadeTensorInfo, TensorInfo
 from . import find_foreign
 from .layout import Layout
 
 
 @dataclass(frozen=True)
-class ForeignTensorInfo(TensorInfo):
+class ForeignTensorInfo(MadeTensorInfo):
     """A weight that its files keep in another tool's layout; whoever reads it gets it dense.
 
     Attributes:
@@ -75,9 +74,6 @@ class ForeignTensorInfo(TensorInfo):
             return question(self.name, {part: info.read() for part, info in self.parts.items()})
         except FormatError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
-
-    def rows(self, max_elements: int = 1 << 24) -> Iterator[Tensor]:
-        yield from self.read().split(max(1, max_elements * self.shape[0] // math.prod(self.shape)))
 
 
 _MAX_SHAPE_BYTES = 16  # two numbers
