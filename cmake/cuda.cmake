@@ -112,9 +112,9 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 # A format is found by its folders: kernels/cuda/<format>/ and bindings/<format>_cuda.cpp. Kernels
 # that only Hopper can run are in a folder sm_90a, those of mma of fp8 in sm_89, and are compiled for
 # nothing else, unless a build leaves those architectures out: then they are there, and empty.
-file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp kernels/cuda/*.cpp
+file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/bindings/*_cuda.cpp
      kernels/cuda/*/*.cpp)
-file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/cuda/*.cu kernels/cuda/*/*.cu)
+file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/cuda/*/*.cu)
 file(GLOB hopper_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_90a/*.cu)
 file(GLOB fp8_sources CONFIGURE_DEPENDS kernels/cuda/*/sm_89/*.cu)
 add_library(_C_cuda MODULE ${cuda_sources} ${kernel_sources} ${hopper_sources} ${fp8_sources})

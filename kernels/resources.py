@@ -160,18 +160,18 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
 
 
 def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
-    """What a linear::Shape in cuda/linear_shape.h takes, without the tile source's own bytes."""
+    """What a linear::Shape in cuda/tiled_csl/linear_shape.h takes, without the tile source's own bytes."""
     tile, x, flags = 128 * 64 * 2, tokens * 64 * 2, 2 * 4
     return warps // team_warps * (tile + 2 * x) + flags
 
 
 def flat_shared(tokens: int, row_blocks: int, warps_n: int, warps_k: int, stages: int) -> int:
-    """kSharedBytes of a FlatShape in cuda/flat_gemm.cuh: lines of 128 bytes of W and of x."""
+    """kSharedBytes of a FlatShape in cuda/dense/flat_gemm.cuh: lines of 128 bytes of W and of x."""
     return warps_n * warps_k * stages * (16 * row_blocks + tokens) * 128
 
 
 def gemv_shared(rows: int, warps_n: int, warps_k: int, stages: int) -> int:
-    """kSharedBytes of a GemvShape in cuda/gemv.cuh: 16 bytes a lane, row and stage."""
+    """kSharedBytes of a GemvShape in cuda/dense/gemv.cuh: 16 bytes a lane, row and stage."""
     return warps_n * warps_k * stages * rows * 32 * 16
 
 

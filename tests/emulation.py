@@ -36,7 +36,7 @@ SANITIZED = [pytest.param(name, marks=pytest.mark.slow) for name in ("thread", "
 EACH_BUILD = ["plain", *SANITIZED]
 # What a driver needs beside its own source: code of the host.
 HOST_SOURCES = {
-    "tiled_csl/linear_driver": ["cuda/linear_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
+    "tiled_csl/linear_driver": ["cuda/tiled_csl/stream_k_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
     "nm_gather/linear_driver": ["cuda/nm_gather/linear_plan.cpp"],
     "nm_gather/packed_driver": ["cuda/nm_gather/packed_plan.cpp"],
     "nm_gather/tiles_driver": ["cuda/nm_gather/tiles_plan.cpp"],
@@ -47,8 +47,8 @@ HOST_SOURCES = {
     "sparse_24/wgmma_codes_driver": ["cuda/sparse_24/wgmma_plan.cpp"],
     "tiled_bitmap/linear_driver": ["cuda/tiled_bitmap/linear_plan.cpp"],
     "tiled_bitmap/wgmma_driver": ["cuda/tiled_bitmap/wgmma_plan.cpp"],
-    "dense_driver": ["cuda/dense_plan.cpp"],
-    "decode_driver": ["cuda/unified_max_plan.cpp"],
+    "dense_driver": ["cuda/dense/dense_plan.cpp"],
+    "decode_driver": ["cuda/attention/unified_max_plan.cpp"],
 }
 SEEDS = (0, 1, 7)  # threads run in rising, falling and shuffled order
 EMULATOR_EXIT_CODE = 3

@@ -121,7 +121,7 @@ ISSUE = 4 * 0.72  # instructions a clock and multiprocessor
 # weight a lane, and waiting; of flat_gemm what a byte of x costs, which comes from L2, and how much
 # longer more than 16 tokens take.
 GEMV_CHUNK, GEMV_TOKEN = 52, 14
-FLAT_ROWS, FLAT_X, FLAT_MANY = 32, 0.15, 1.2  # rows of a block: kernels/cuda/dense_plan.h
+FLAT_ROWS, FLAT_X, FLAT_MANY = 32, 0.15, 1.2  # rows of a block: kernels/cuda/dense/dense_plan.h
 CHUNK = 32 * 8  # elements of a warp's 16-byte load
 
 

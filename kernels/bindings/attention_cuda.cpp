@@ -4,8 +4,8 @@
 
 #include "bindings/attention.h"
 #include "bindings/cuda.h"
-#include "cuda/arrivals.h"
-#include "cuda/unified_max_decode.h"
+#include "cuda/attention/unified_max_decode.h"
+#include "cuda/shared/arrivals.h"
 
 namespace flashsparse {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bindings/torch_stable.h"
-#include "cuda/gpu.h"
+#include "cuda/shared/gpu.h"
 
 namespace flashsparse {
 

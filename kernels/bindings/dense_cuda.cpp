@@ -6,8 +6,8 @@
 
 #include "bindings/cuda.h"
 #include "bindings/dense.h"
-#include "cuda/arrivals.h"
-#include "cuda/dense.h"
+#include "cuda/dense/dense.h"
+#include "cuda/shared/arrivals.h"
 
 namespace flashsparse {
 namespace {

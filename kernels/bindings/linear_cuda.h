@@ -5,9 +5,9 @@
 
 #include "bindings/cuda.h"
 #include "bindings/linear.h"
-#include "cuda/arrivals.h"
-#include "cuda/linear_arguments.h"
-#include "cuda/linear_plan.h"
+#include "cuda/shared/arrivals.h"
+#include "cuda/tiled_csl/linear_arguments.h"
+#include "cuda/tiled_csl/stream_k_plan.h"
 
 namespace flashsparse {
 

@@ -9,8 +9,8 @@
 #include "bindings/cuda.h"
 #include "bindings/linear.h"
 #include "bindings/nm_vector.h"
-#include "cuda/arrivals.h"
 #include "cuda/nm_spmm/nm_spmm.h"
+#include "cuda/shared/arrivals.h"
 
 namespace flashsparse {
 namespace {

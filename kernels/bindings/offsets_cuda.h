@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "bindings/cuda.h"
-#include "cuda/offsets.h"
+#include "cuda/shared/offsets.h"
 
 namespace flashsparse {
 

@@ -10,7 +10,7 @@
 #include "bindings/cuda.h"
 #include "bindings/early_begin.h"
 #include "bindings/unpacked_product.h"
-#include "cuda/arrivals.h"
+#include "cuda/shared/arrivals.h"
 #include "cuda/sparse_24/sparse_24.h"
 
 namespace flashsparse {

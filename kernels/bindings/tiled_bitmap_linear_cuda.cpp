@@ -12,8 +12,8 @@
 #include "bindings/tiled_bitmap_cuda.h"
 #include "bindings/tiled_bitmap_wgmma_cuda.h"
 #include "bindings/unpacked_product.h"
-#include "cuda/arrivals.h"
 #include "cuda/mma_units/quantise_x.h"
+#include "cuda/shared/arrivals.h"
 #include "cuda/tiled_bitmap/linear.h"
 
 namespace flashsparse {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bindings/tiled_bitmap_cuda.h"
-#include "cuda/arrivals.h"
+#include "cuda/shared/arrivals.h"
 #include "cuda/tiled_bitmap/wgmma.h"
 
 namespace flashsparse {

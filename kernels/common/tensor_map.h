@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a copy of tiles out of a matrix in global memory must know of it: CUtensorMap of the driver,
-// which the host makes (cuda/tensor_map.h) and a kernel takes as a parameter. The emulator's says
-// the same in its own words.
+// which the host makes (cuda/shared/tensor_map.h) and a kernel takes as a parameter. The emulator's
+// says the same in its own words.
 #pragma once
 #include <cstdint>
 

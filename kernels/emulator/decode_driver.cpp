@@ -16,7 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda/unified_max_kernel.cuh"
+#include "cuda/attention/unified_max_kernel.cuh"
 #include "emulator/driver.h"
 
 namespace {

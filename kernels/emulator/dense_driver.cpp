@@ -11,8 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda/flat_gemm.cuh"
-#include "cuda/gemv.cuh"
+#include "cuda/dense/flat_gemm.cuh"
+#include "cuda/dense/gemv.cuh"
 #include "emulator/driver.h"
 
 namespace {

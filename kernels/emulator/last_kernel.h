@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel before a launch may still use when the launch begins early (cuda/launch_early.h).
-// Here that kernel has ended long ago, and so nothing else would show that a block did not wait.
+// What the kernel before a launch may still use when the launch begins early
+// (cuda/shared/launch_early.h). Here that kernel has ended long ago, and so nothing else would show
+// that a block did not wait.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/offsets.cuh"
+#include "cuda/shared/offsets.cuh"
 #include "emulator/driver.h"
 
 namespace driver {

@@ -8,8 +8,8 @@
 //   (-1 where there are too many tokens for it)
 #include <cstdio>
 
-#include "cuda/flat_gemm.cuh"
-#include "cuda/gemv.cuh"
+#include "cuda/dense/flat_gemm.cuh"
+#include "cuda/dense/gemv.cuh"
 
 using namespace flashsparse::dense;
 

@@ -27,7 +27,7 @@ from kernel_weights import every_bit_pattern, skewed_weight
 
 PLAN = "cuda/tiled_csl/linear_plan.h"
 PARTS = (
-    *("linear_block.cuh", "stream_k.cuh", "tiled_csl/tile_source.cuh", "team.cuh", "tile_x.cuh"),
+    *("linear_block.cuh", "stream_k.cuh", "tile_source.cuh", "team.cuh", "tile_x.cuh"),
     *("multiply_mma.cuh", "multiply_wgmma.cuh"),
 )
 SIZES = (1, 63, 64, 65, 127, 128, 129, 300)
@@ -253,7 +253,7 @@ def small_cases() -> list[Case]:
 
 @pytest.mark.slow
 def test_every_barrier_is_needed():
-    headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
+    headers, places = with_switched_barriers([f"cuda/tiled_csl/{part}" for part in PARTS], ORDER)
     assert len(places) >= 15
     binary = compile_driver(
         "tiled_csl/linear_driver", "thread", headers | with_shapes(SMALL_SHAPES)

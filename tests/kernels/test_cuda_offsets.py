@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from emulation import RACE_EXIT_CODE, SANITIZED, SEEDS, run_without_each_barrier
 
-OFFSETS_KERNEL = "cuda/offsets.cuh"
+OFFSETS_KERNEL = "cuda/shared/offsets.cuh"
 INT32_MAX = 2**31 - 1
 
 

@@ -24,7 +24,7 @@ from emulation import (
 from flashsparse_plugin.attention.calibration import LayerScores, finding
 from flashsparse_plugin.ops import attention_reference
 
-KERNEL, PLAN = "cuda/unified_max_decode.cuh", "cuda/unified_max_plan.h"
+KERNEL, PLAN = "cuda/attention/unified_max_decode.cuh", "cuda/attention/unified_max_plan.h"
 HEAD_DIMS = (64, 80, 96, 128, 256)
 # Under sanitizers: every lane copies, or some have nothing to copy; 8 heads or 16.
 SMALL_SHAPES = ("64, 1", "80, 1", "64, 2")

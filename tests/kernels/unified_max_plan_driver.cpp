@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cuda/unified_max_plan.h"
+#include "cuda/attention/unified_max_plan.h"
 
 using namespace flashsparse::unified_max;
 

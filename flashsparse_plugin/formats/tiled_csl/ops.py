@@ -98,7 +98,7 @@ def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None, spa
 def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias, shape, blocks):
     """tiled_csl_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
 
-    shape is an index into the compiled shapes of kernels/cuda/linear_plan.h, blocks the size of the
+    shape is an index into the compiled shapes of kernels/cuda/tiled_csl/stream_k_plan.h, blocks the size of the
     grid.
     """
     _check_offsets(tile_offsets, out_features, x.shape[-1])

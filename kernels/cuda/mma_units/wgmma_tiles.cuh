@@ -3,7 +3,7 @@
 #pragma once
 #include "common/device.cuh"
 #include "cuda/mma_units/wgmma_arguments.h"
-#include "cuda/tile_range.cuh"
+#include "cuda/shared/tile_range.cuh"
 #include "formats/mma_units.h"
 
 namespace flashsparse::mma_units {

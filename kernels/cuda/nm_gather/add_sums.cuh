@@ -4,8 +4,8 @@
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
-#include "cuda/linear_y.cuh"
 #include "cuda/nm_gather/linear_shape.h"
+#include "cuda/shared/linear_y.cuh"
 
 namespace flashsparse::nm_gather {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/allow_shared.h"
-#include "cuda/launch_early.h"
 #include "cuda/nm_gather/linear.cuh"
 #include "cuda/nm_gather/nm_gather.h"
+#include "cuda/shared/allow_shared.h"
+#include "cuda/shared/launch_early.h"
 
 namespace flashsparse::nm_gather {
 

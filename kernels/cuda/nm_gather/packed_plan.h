@@ -9,7 +9,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/gpu.h"
+#include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 
 namespace flashsparse::nm_gather {

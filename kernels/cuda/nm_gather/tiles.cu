@@ -4,9 +4,9 @@
 #include <mutex>
 #include <tuple>
 
-#include "cuda/allow_shared.h"
 #include "cuda/nm_gather/nm_gather.h"
 #include "cuda/nm_gather/tiles.cuh"
+#include "cuda/shared/allow_shared.h"
 
 namespace flashsparse::nm_gather {
 

@@ -10,8 +10,8 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/gpu.h"
 #include "cuda/nm_gather/transpose_x.h"
+#include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 
 namespace flashsparse::nm_gather {

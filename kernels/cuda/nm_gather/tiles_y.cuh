@@ -3,9 +3,9 @@
 // memory, 8 tokens at a time: no other warp waits, and copies of the next tile go on.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/linear_y.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
 #include "cuda/nm_gather/tiles_shape.h"
+#include "cuda/shared/linear_y.cuh"
 
 namespace flashsparse::nm_gather {
 

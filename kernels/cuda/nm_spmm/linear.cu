@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/allow_shared.h"
 #include "cuda/nm_spmm/linear.cuh"
 #include "cuda/nm_spmm/nm_spmm.h"
 #include "cuda/nm_spmm/transpose.cuh"
+#include "cuda/shared/allow_shared.h"
 
 namespace flashsparse::cuda {
 

@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/gpu.h"
+#include "cuda/shared/gpu.h"
 #include "formats/nm_spmm.h"
 
 namespace flashsparse::nm_spmm {

@@ -3,8 +3,8 @@
 // what all have left in the workspace, always in the same order.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/linear_y.cuh"
 #include "cuda/nm_spmm/multiply.cuh"
+#include "cuda/shared/linear_y.cuh"
 
 namespace flashsparse::nm_spmm {
 

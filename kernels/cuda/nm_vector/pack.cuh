@@ -6,8 +6,8 @@
 // makes the list of columns that are kept. Their values are read again, from the caches.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/lanes.cuh"
 #include "cuda/nm_vector/pack_tile.h"
+#include "cuda/shared/lanes.cuh"
 #include "formats/zero.h"
 
 namespace flashsparse::nm_vector {

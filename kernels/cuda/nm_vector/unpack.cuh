@@ -10,10 +10,10 @@
 #include "common/dtype.h"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
-#include "cuda/lanes.cuh"
 #include "cuda/nm_vector/extent.h"
 #include "cuda/nm_vector/positions.cuh"
 #include "cuda/nm_vector/unpack_tile.h"
+#include "cuda/shared/lanes.cuh"
 #include "formats/value_type.h"
 
 namespace flashsparse::nm_vector {

@@ -4,10 +4,10 @@
 // eight positions.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/lanes.cuh"
 #include "cuda/nm_vector/extent.h"
 #include "cuda/nm_vector/positions.cuh"
 #include "cuda/nm_vector/verdict.h"
+#include "cuda/shared/lanes.cuh"
 
 namespace flashsparse::nm_vector {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/allow_shared.h"
-#include "cuda/launch_early.h"
+#include "cuda/shared/allow_shared.h"
+#include "cuda/shared/launch_early.h"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/linear_compiled.h"
 #include "cuda/sparse_24/sparse_24.h"

@@ -8,7 +8,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/gpu.h"
+#include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/launch_early.h"
 #include "cuda/mma_units/quantise_x.cuh"
+#include "cuda/shared/launch_early.h"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/sparse_24.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "common/host_device.h"
-#include "cuda/gpu.h"
 #include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
 namespace flashsparse::sparse_24 {

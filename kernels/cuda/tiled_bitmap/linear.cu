@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/allow_shared.h"
-#include "cuda/launch_early.h"
+#include "cuda/shared/allow_shared.h"
+#include "cuda/shared/launch_early.h"
 #include "cuda/tiled_bitmap/linear.h"
 #include "cuda/tiled_bitmap/linear_compiled.h"
 #include "cuda/tiled_bitmap/linear_shared.h"

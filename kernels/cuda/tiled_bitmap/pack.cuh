@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense -> tiled_bitmap on the GPU, a warp a unit: the same bytes as the CPU's packer writes.
-// count_kernel tells the lines of each unit, cuda/offsets.cuh sums them up, pack_kernel writes
-// them.
+// count_kernel tells the lines of each unit, cuda/shared/offsets.cuh sums them up, pack_kernel
+// writes them.
 #pragma once
 #include "common/integer.cuh"
 #include "cuda/tiled_bitmap/unit.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/mma.cuh"
-#include "cuda/launch_early.h"
 #include "cuda/mma_units/quantise_x.cuh"
+#include "cuda/shared/launch_early.h"
 #include "cuda/tiled_bitmap/codes_of_x.cuh"
 #include "cuda/tiled_bitmap/linear.h"
 

@@ -12,8 +12,8 @@ namespace flashsparse::cuda {
 // Packs weight[rows, cols] (row by row, 16-bit values, or codes of int8 in float16 whose items have
 // one byte) in two steps, since the lines can only be allocated when they are counted. The first
 // fills lengths[units], of which sum_offsets
-// (cuda/offsets.h) makes the offsets and the number of lines. The second fills packed[lines][32],
-// aligned to 16 bytes.
+// (cuda/shared/offsets.h) makes the offsets and the number of lines. The second fills
+// packed[lines][32], aligned to 16 bytes.
 cudaError_t tiled_bitmap_count(const uint16_t* weight, int64_t rows, int64_t cols, int item_bytes,
                                int32_t* lengths, cudaStream_t stream);
 cudaError_t tiled_bitmap_pack(const uint16_t* weight, int64_t rows, int64_t cols, int item_bytes,

@@ -4,7 +4,7 @@
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
-#include "cuda/lanes.cuh"
+#include "cuda/shared/lanes.cuh"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {

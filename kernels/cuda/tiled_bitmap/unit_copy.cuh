@@ -2,7 +2,7 @@
 // A unit of tiled_bitmap on its way to a warp that will unpack it.
 #pragma once
 #include "common/memory.cuh"
-#include "cuda/lanes.cuh"
+#include "cuda/shared/lanes.cuh"
 #include "cuda/tiled_bitmap/unit.cuh"
 
 namespace flashsparse::tiled_bitmap {

@@ -5,8 +5,8 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/gpu.h"
 #include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/shared/gpu.h"
 #include "formats/tiled_bitmap.h"
 
 namespace flashsparse::tiled_bitmap {

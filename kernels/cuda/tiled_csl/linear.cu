@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/linear_launch.cuh"
 #include "cuda/tiled_csl/linear.cuh"
+#include "cuda/tiled_csl/linear_launch.cuh"
 #include "cuda/tiled_csl/tiled_csl.h"
 
 namespace flashsparse::cuda {

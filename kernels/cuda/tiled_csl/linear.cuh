@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear kernel over Tiled-CSL words in all the shapes that it is compiled for.
 #pragma once
-#include "cuda/linear_kernel.cuh"
+#include "cuda/tiled_csl/linear_kernel.cuh"
 #include "cuda/tiled_csl/linear_plan.h"
 #include "cuda/tiled_csl/tile_source.cuh"
 

@@ -4,14 +4,14 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/gpu.h"
-#include "cuda/linear_plan.h"
+#include "cuda/shared/gpu.h"
+#include "cuda/tiled_csl/stream_k_plan.h"
 
 namespace flashsparse::tiled_csl {
 
 // The compiled shapes: X(tokens, for Hopper, wgmma, warps a team, words held a lane, warps a block,
-// blocks a multiprocessor). cuda/linear_shape.h and tile_source.cuh explain each; docs/kernels.md
-// says how they were chosen.
+// blocks a multiprocessor). cuda/tiled_csl/linear_shape.h and tile_source.cuh explain each;
+// docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X)         \
   X(8, true, false, 2, 12, 16, 1)   \
   X(8, true, false, 2, 26, 16, 1)   \

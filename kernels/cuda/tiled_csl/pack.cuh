@@ -8,7 +8,7 @@
 // without any exchange but how many words the warps before it have, and all 32 lanes always store
 // to, and load from, 32 different banks.
 #pragma once
-#include "cuda/lanes.cuh"
+#include "cuda/shared/lanes.cuh"
 #include "formats/tiled_csl.h"
 
 namespace flashsparse::tiled_csl {

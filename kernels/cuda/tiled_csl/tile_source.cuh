@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of a Tiled-CSL weight for the stream-K kernel (cuda/linear_block.cuh).
+// Tiles of a Tiled-CSL weight for the stream-K kernel (cuda/tiled_csl/linear_block.cuh).
 //
 //   scatter   each lane stores its words' values at their locations, 32 words at a time, which the
 //             order of words puts into 32 different banks
@@ -12,7 +12,7 @@
 #include "common/device.cuh"
 #include "common/integer.cuh"
 #include "common/memory.cuh"
-#include "cuda/team.cuh"
+#include "cuda/tiled_csl/team.cuh"
 #include "cuda/tiled_csl/words.h"
 #include "formats/tiled_csl.h"
 

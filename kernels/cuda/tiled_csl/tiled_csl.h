@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/linear_arguments.h"
+#include "cuda/tiled_csl/linear_arguments.h"
 #include "cuda/tiled_csl/linear_plan.h"
 #include "cuda/tiled_csl/words.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "cuda/allow_shared.h"
 #include "cuda/nm_gather/nm_gather.h"
 #include "cuda/nm_gather/packed.cuh"
+#include "cuda/shared/allow_shared.h"
 
 namespace flashsparse::cuda {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/allow_shared.h"
+#include "cuda/shared/allow_shared.h"
+#include "cuda/shared/tensor_map.h"
 #include "cuda/sparse_24/codes.cuh"
 #include "cuda/sparse_24/sparse_24.h"
 #include "cuda/sparse_24/wgmma_compiled.h"
-#include "cuda/tensor_map.h"
 
 namespace flashsparse {
 namespace {

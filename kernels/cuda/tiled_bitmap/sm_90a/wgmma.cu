@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/mma.cuh"
-#include "cuda/allow_shared.h"
-#include "cuda/tensor_map.h"
+#include "cuda/shared/allow_shared.h"
+#include "cuda/shared/tensor_map.h"
 #include "cuda/tiled_bitmap/wgmma.h"
 #include "cuda/tiled_bitmap/wgmma_compiled.h"
 

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/unified_max_decode.h"
+#include "cuda/attention/unified_max_kernel.cuh"
+#include "cuda/shared/allow_shared.h"
+
+namespace flashsparse::cuda {
+
+using namespace unified_max;
+
+cudaError_t unified_max_decode(const DecodeArguments& arguments, const Problem& problem,
+                               const DecodePlan& plan, bool bfloat16, cudaStream_t stream) {
+  const auto kernel = compiled_decode(problem, bfloat16);
+  const int64_t heads = problem.kv_heads * problem.group_blocks();
+  constexpr int64_t kMostOfAxis = 65535;
+  if (!kernel || heads > kMostOfAxis || problem.sequences > kMostOfAxis) {
+    return cudaErrorInvalidValue;
+  }
+  const uint32_t shared_bytes = plan.shared_bytes(problem);
+  const cudaError_t error = allow_shared(kernel, shared_bytes);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(plan.splits, static_cast<uint32_t>(heads),
+                  static_cast<uint32_t>(problem.sequences));
+  kernel<<<grid, plan.warps * 32, shared_bytes, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace flashsparse::cuda

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of one new token a sequence over its cached keys and values, with a unified maximum
+// (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; in short:
+//
+// A block takes one split of a sequence's positions for up to 8 query heads (or 16, kHeadTiles)
+// that share a kv head. Its warps take tiles of 16 positions in turn, each through a ring of its
+// own in shared memory, without a barrier of the block until their tiles are done:
+//   load      copies of a tile some turns ahead start (unified_max_load.cuh)
+//   scores    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
+//   terms     P = 2^(S - reference), rounded to 16 bits, transposed in registers
+//   sums      O^T [head_dim, 8 heads] += V^T P, mma; and the sum of P alone, by one mma with ones
+// Positions are the 16-row side of mma and heads the 8-column side: the other way round half of the
+// rows would be padding.
+//
+// The reference is phi, the same everywhere, so that splits have nothing to tell each other and
+// their sums simply add up. When a warp is done, one comparison a head says whether that was right:
+// all terms are positive, so the sum bounds each of them, infinity and NaN stay in it, and a sum
+// too small says that terms were lost. If it was not, the warp does its own tiles again with the
+// online softmax and its own reference, which weighs its sums when they are joined. Without phi it
+// is the online softmax from the start, whose reference moves only when a score is more than 2^8
+// above it.
+//
+// The splits of a row leave their sums in `partials`, and the block that arrives last adds them up
+// in the order of splits: one launch, and the same bits every time.
+#pragma once
+#include "common/device.cuh"
+#include "common/float32.cuh"
+#include "common/memory.cuh"
+#include "common/mma.cuh"
+#include "common/registers.cuh"
+#include "cuda/attention/unified_max_arguments.h"
+#include "cuda/attention/unified_max_join.cuh"
+#include "cuda/attention/unified_max_load.cuh"
+#include "cuda/attention/unified_max_plan.h"
+#include "cuda/attention/unified_max_scores.cuh"
+
+namespace flashsparse::unified_max {
+
+// Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), whole warps,
+// kMaxWarps at most, and ring_bytes for each warp.
+template <class Type, int kHeadDim, int kHeadTiles>
+class DecodeBlock {
+ public:
+  __device__ __forceinline__ DecodeBlock(const DecodeArguments& a, uint32_t shared)
+      : a_(a),
+        shared_(shared),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32),
+        warps_(blockDim.x / 32),
+        sequence_(blockIdx.z),
+        kv_head_(blockIdx.y / (gridDim.y / a.kv_heads)),
+        row_(blockIdx.z * gridDim.y + blockIdx.y),
+        first_head_(kv_head_ * a.group + blockIdx.y % (gridDim.y / a.kv_heads) * kBlockHeads),
+        heads_(min(kv_head_ * a.group + a.group - first_head_, kBlockHeads)),
+        ring_(shared + warp_ * kRingBytes),
+        loader_(a, ring_, sequence_, kv_head_) {
+    FS_UNROLL
+    for (int i = 0; i < kPlaces; ++i) {
+      keys_[i] = keep(ring_ + Order::place(lane_ % 16, 2 * i + lane_ / 16));
+      values_[i] =
+          keep(ring_ + kValues + Order::place(lane_ % 8 + lane_ / 16 * 8, 2 * i + lane_ / 8 % 2));
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    if (!find_split()) return;
+    load_query();
+    FS_NO_UNROLL
+    for (bool online = a_.phi == nullptr;; online = true) {
+      attend(online);
+      if (online || !left_the_range()) break;
+    }
+    leave_sums();
+    __syncthreads();
+    join_parts();
+  }
+
+ private:
+  static constexpr float kLog2e = 1.4426950408889634f;
+  static constexpr float kHeadroom = 8;  // log2 of what a term may be before rescaling
+  static constexpr int kBlockHeads = kHeadTiles * kHeads;
+  static constexpr int kSteps = kHeadDim / 16;  // mma steps along the head
+  static constexpr int kStages = stages(kHeadDim);
+  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
+  static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
+  using Order = TileOrder<kHeadDim>;
+  // After kPlaces steps along the head, a lane's place is kPlaces * 32 bytes further on.
+  static constexpr int kPlaces = Order::kSwizzled / 2;
+
+  static __device__ __forceinline__ uint32_t at_step(const uint32_t (&places)[kPlaces], int k) {
+    return places[k % kPlaces] + k / kPlaces * kPlaces * 32;
+  }
+
+  // ---- which positions are this warp's ----------------------------------------------------------
+
+  // False where the sequence has too few positions for this split. Split 0 there always is.
+  __device__ __forceinline__ bool find_split() {
+    int length = a_.positions;
+    if (a_.lengths) length = max(min(load_readonly(a_.lengths + sequence_), length), 0);
+    const int start = a_.window > 0 ? max(length - a_.window, 0) : 0;
+    const int first = start / kTile, tiles = (length + kTile - 1) / kTile - first;
+    const int launched = gridDim.x, split = blockIdx.x;
+    const int share = max((tiles + launched - 1) / launched, least_tiles(tiles));
+    splits_ = max((tiles + share - 1) / share, 1);
+    begin_ = first + split * share + warp_;
+    end_ = first + min((split + 1) * share, tiles);
+    loader_.set_positions(start, length);
+    return split < splits_;
+  }
+
+  // ---- the warp's tiles -------------------------------------------------------------------------
+
+  // Q^T is mma's B operand: row d, column head. Heads that are not there are zero.
+  __device__ __forceinline__ void load_query() {
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      const int head = h * kHeads + lane_ / 4;
+      const uint16_t* const mine =
+          a_.query +
+          (sequence_ * a_.query_sequence + (first_head_ + head) * a_.query_head + lane_ % 4 * 2);
+      FS_UNROLL
+      for (int k = 0; k < kSteps; ++k) {
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const auto* const two = reinterpret_cast<const uint32_t*>(mine + k * 16 + i * 8);
+          query_[h][k][i] = head < heads_ ? load_readonly(two) : 0;
+        }
+      }
+    }
+  }
+
+  // A lane's scores are those of positions lane / 4 and lane / 4 + 8, for two heads of each tile.
+  __device__ __forceinline__ int head_of(int h, int i) const {
+    return h * kHeads + lane_ % 4 * 2 + i;
+  }
+
+  __device__ __forceinline__ void attend(bool online) {
+    seen_ = 0;
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int head = head_of(h, i);
+        const bool fixed = !online && head < heads_;
+        reference_[h][i] = fixed ? load_readonly(a_.phi + first_head_ + head) * kLog2e : 0;
+        if (online) reference_[h][i] = kNoScore;
+        limit_[h][i] = kNoScore;
+      }
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        norm_[h][i] = 0;
+        FS_UNROLL
+        for (int k = 0; k < kSteps; ++k) sums_[h][k][i] = 0;
+      }
+    }
+    loader_.begin(begin_, end_, warps_);
+    uint32_t slot = 0;
+    FS_NO_UNROLL
+    for (int tile = begin_ - (kStages - 1) * warps_; tile < end_; tile += warps_) {
+      copy_async_wait<kStages - 2>();
+      __syncwarp();  // this tile is there, and the one before it has been read
+      loader_.load_next(slot);
+      copy_async_commit();
+      slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
+      const uint32_t here = loader_.looked_at(kStages - 1);  // none while the ring fills
+      if (here != 0) multiply(slot, here, online);
+    }
+    __syncwarp();  // the last one has been read, too; every copy has landed
+  }
+
+  __device__ __forceinline__ void multiply(uint32_t slot, uint32_t here, bool online) {
+    seen_ = 1;
+    float halves[kHeadTiles][2][4] = {};  // two sums: each mma waits for the one before in its sum
+    FS_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t key[4];
+      ldmatrix_x4(key, at_step(keys_, k) + slot);
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        mma_m16n8k16<Type>(halves[h][k % 2], key, query_[h][k][0], query_[h][k][1]);
+      }
+    }
+    float scores[kHeadTiles][4];
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) scores[h][i] = halves[h][0][i] + halves[h][1][i];
+    }
+    if (a_.scaling.cap > 0) {
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        FS_UNROLL
+        for (int i = 0; i < 4; ++i) scores[h][i] = capped(scores[h][i], a_.scaling);
+      }
+    }
+    if (here != kAllPositions) {
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        FS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (!(here >> (lane_ / 4 + i / 2 * 8) & 1)) scores[h][i] = -INFINITY;
+        }
+      }
+    }
+    if (online) {
+      float top[kHeadTiles][2];
+      bool above = false;
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          top[h][i] = fmaxf(scores[h][i], scores[h][i + 2]);
+          above = above || top[h][i] > limit_[h][i];
+        }
+      }
+      if (__any_sync(~0u, above)) raise_references(top);
+    }
+    uint32_t terms[kHeadTiles][2];
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      float exact[4];
+      FS_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        exact[i] = exp2_approx(fmaf(scores[h][i], a_.scaling.factor, -reference_[h][i % 2]));
+      }
+      // From positions by heads, as they come out of mma, to the B operand: heads by positions.
+      terms[h][0] = transpose_8x8(from_floats<Type>(exact[0], exact[1]));
+      terms[h][1] = transpose_8x8(from_floats<Type>(exact[2], exact[3]));
+      constexpr uint32_t kOnes = ones<Type>();  // for the sum of what was rounded
+      mma_m16n8k16<Type>(norm_[h], {kOnes, kOnes, kOnes, kOnes}, terms[h][0], terms[h][1]);
+    }
+    FS_UNROLL
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t value[4];
+      ldmatrix_x4<true>(value, at_step(values_, k) + slot);
+      FS_UNROLL
+      for (int h = 0; h < kHeadTiles; ++h) {
+        mma_m16n8k16<Type>(sums_[h][k], value, terms[h][0], terms[h][1]);
+      }
+    }
+  }
+
+  // The reference of each head becomes its highest score; what was summed up is scaled to it.
+  __device__ __forceinline__ void raise_references(const float (&top)[kHeadTiles][2]) {
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        float highest = top[h][i];
+        FS_UNROLL
+        for (int lanes = 4; lanes < 32; lanes *= 2) {
+          highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, lanes));
+        }
+        const float raised = fmaxf(reference_[h][i], highest * a_.scaling.factor);
+        const float shrink = exp2_approx(reference_[h][i] - raised);
+        reference_[h][i] = raised;
+        limit_[h][i] = (raised + kHeadroom) * a_.scaling.inverse;
+        FS_UNROLL
+        for (int half = 0; half < 4; half += 2) {
+          norm_[h][i + half] *= shrink;
+          FS_UNROLL
+          for (int k = 0; k < kSteps; ++k) sums_[h][k][i + half] *= shrink;
+        }
+      }
+    }
+  }
+
+  // Whether the reference was wrong for a head of this warp. Every lane has its heads' whole sums.
+  __device__ __forceinline__ bool left_the_range() {
+    bool any = false;
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const bool sound = norm_[h][i] >= a_.low && norm_[h][i] < a_.high;  // false for NaN, too
+        redone_[h][i] = seen_ && head_of(h, i) < heads_ && !sound;
+        any = any || redone_[h][i];
+      }
+    }
+    return __any_sync(~0u, any);
+  }
+
+  // ---- joining ----------------------------------------------------------------------------------
+
+  static constexpr int kRecord = record_floats(kHeadDim);
+  static constexpr uint32_t kRecordBytes = kRecord * sizeof(float);
+  static constexpr int kQuads = kHeadDim / 4;  // four sums, what a thread joins at a time
+  static_assert(kBlockHeads * kRecordBytes <= kRingBytes);
+
+  // Writes the warp's sums to its own ring, which no other warp reads or writes before a barrier.
+  __device__ __forceinline__ void leave_sums() {
+    FS_UNROLL
+    for (int h = 0; h < kHeadTiles; ++h) {
+      FS_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t to =
+            ring_ + head_of(h, i) * kRecordBytes + lane_ / 4 * uint32_t{sizeof(float)};
+        FS_UNROLL
+        for (int k = 0; k < kSteps; ++k) {
+          store_shared(to + k * 64, sums_[h][k][i]);
+          store_shared(to + k * 64 + 32, sums_[h][k][i + 2]);
+        }
+        if (lane_ / 4 == 0) {
+          const float reference = seen_ ? reference_[h][i] : kNoScore;
+          store_shared(to + kAbout<kHeadDim>,
+                       make_float4(reference, norm_[h][i], redone_[h][i], 0));
+        }
+      }
+    }
+  }
+
+  // What the block's warps left, and then, in the block that arrives last, what the row's splits
+  // did: fetched all at once, as each trip to memory takes its time, and joined by the same code,
+  // which this multiprocessor has just run.
+  __device__ __forceinline__ void join_parts() {
+    // The row's: a record for each head of each split.
+    float* const partials =
+        a_.partials + static_cast<int64_t>(row_) * gridDim.x * kBlockHeads * kRecord;
+    int parts = warps_;
+    uint32_t records = shared_, stride = kRingBytes;
+    FS_NO_UNROLL
+    for (bool complete = splits_ == 1;; complete = true) {
+      FS_NO_UNROLL
+      for (int i = threadIdx.x; i < heads_ * kQuads; i += blockDim.x) {
+        const int head = i / kQuads, quad = i % kQuads;
+        const Joined joined = join<kHeadDim>(parts, records + head * kRecordBytes, stride, quad);
+        if (complete) {
+          store_result(head, quad, joined);
+        } else {
+          const int record = blockIdx.x * heads_ + head;
+          float4* const to = reinterpret_cast<float4*>(partials + record * kRecord);
+          store_global(to + quad, joined.sums);
+          if (quad == 0) store_global(to + kQuads, joined.about());
+        }
+      }
+      if (complete || !is_last()) return;
+      records = shared_ + kSplitsAt;
+      const auto* const chunks = reinterpret_cast<const float4*>(partials);
+      FS_NO_UNROLL
+      for (int i = threadIdx.x; i < splits_ * heads_ * (kRecord / 4); i += blockDim.x) {
+        copy_async<16>(records + i * 16, chunks + i, true);
+      }
+      copy_async_commit();
+      copy_async_wait<0>();
+      __syncthreads();
+      parts = splits_;
+      stride = heads_ * kRecordBytes;
+    }
+  }
+
+  // Whether all other splits have been left, too.
+  __device__ __forceinline__ bool is_last() {
+    __syncthreads();  // every thread's stores before the arrival
+    if (threadIdx.x == 0) store_shared(shared_, arrive(a_.arrivals + row_));
+    __syncthreads();
+    const bool last = load_shared<uint32_t>(shared_) == static_cast<uint32_t>(splits_ - 1);
+    if (last && threadIdx.x == 0) a_.arrivals[row_] = 0;
+    return last;
+  }
+
+  __device__ __forceinline__ void store_result(int head, int quad, const Joined& joined) const {
+    const int64_t row =
+        static_cast<int64_t>(sequence_) * a_.kv_heads * a_.group + first_head_ + head;
+    const float inverse = joined.norm == 0 ? 0.0f : 1.0f / joined.norm;  // no positions: zero
+    const float4& sums = joined.sums;
+    store_global(reinterpret_cast<uint2*>(a_.out + (row * kHeadDim + quad * 4)),
+                 make_uint2(from_floats<Type>(sums.x * inverse, sums.y * inverse),
+                            from_floats<Type>(sums.z * inverse, sums.w * inverse)));
+    if (quad == 0) store_global(a_.recomputed + row, static_cast<int32_t>(joined.redone));
+  }
+
+  const DecodeArguments& a_;
+  const uint32_t shared_;
+  const int lane_, warp_, warps_;
+  const int sequence_, kv_head_, row_, first_head_, heads_;
+  const uint32_t ring_;  // the warp's
+  TileLoader<kHeadDim> loader_;
+  uint32_t keys_[kPlaces], values_[kPlaces];  // what this lane reads of the ring's first slot
+
+  int splits_;       // of the sequence
+  int begin_, end_;  // the warp's tiles: every warps_-th
+
+  uint32_t query_[kHeadTiles][kSteps][2];
+  float sums_[kHeadTiles][kSteps][4], norm_[kHeadTiles][4];
+  float reference_[kHeadTiles][2];  // log2
+  float limit_[kHeadTiles][2];      // of scores, not scaled, where the reference has to move
+  bool redone_[kHeadTiles][2] = {};
+  int seen_;  // whether there was a position to attend to
+};
+
+}  // namespace flashsparse::unified_max

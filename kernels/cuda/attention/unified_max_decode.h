@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher of decode attention. Pointers are device memory; nothing here synchronises.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "cuda/attention/unified_max_arguments.h"
+#include "cuda/attention/unified_max_plan.h"
+
+namespace flashsparse::cuda {
+
+// By a plan for this very problem.
+cudaError_t unified_max_decode(const unified_max::DecodeArguments& arguments,
+                               const unified_max::Problem& problem,
+                               const unified_max::DecodePlan& plan, bool bfloat16,
+                               cudaStream_t stream);
+
+}  // namespace flashsparse::cuda

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adding up parts of one softmax: each is sums of 2^(score - reference) times values, the norm,
+// which is the sum of these terms alone, and the reference that they were taken against.
+#pragma once
+#include <cfloat>
+
+#include "common/device.cuh"
+#include "common/float32.cuh"
+#include "common/memory.cuh"
+#include "cuda/attention/unified_max_plan.h"
+
+namespace flashsparse::unified_max {
+
+inline constexpr float kNoScore = -FLT_MAX;  // the reference of a part that has seen none
+
+// A part is a record for each head, in shared memory: the sums, and behind them this.
+template <int kHeadDim>
+inline constexpr uint32_t kAbout = kHeadDim * sizeof(float);  // (reference, norm, done again, -)
+
+struct Joined {
+  float4 sums;
+  float reference, norm, redone;
+
+  __device__ __forceinline__ float4 about() const {
+    return make_float4(reference, norm, redone, 0);
+  }
+};
+
+// The `quad`th four sums of a head over all parts, in their order, whose records of that head lie
+// `stride` apart. With one reference for all, weights are 1.
+template <int kHeadDim>
+__device__ __forceinline__ Joined join(int parts, uint32_t record, uint32_t stride, int quad) {
+  const uint32_t about = record + kAbout<kHeadDim>, four = record + quad * 16;
+  Joined joined{make_float4(0, 0, 0, 0), kNoScore, 0, 0};
+  FS_UNROLL_BY(8)
+  for (int part = 0; part < parts; ++part) {
+    joined.reference = fmaxf(joined.reference, load_shared<float>(about + part * stride));
+  }
+  FS_UNROLL_BY(8)
+  for (int part = 0; part < parts; ++part) {
+    const float4 known = load_shared<float4>(about + part * stride);
+    const float4 sums = load_shared<float4>(four + part * stride);
+    const float weight = exp2_approx(known.x - joined.reference);
+    joined.norm += weight * known.y;
+    joined.redone += known.z;
+    joined.sums.x += weight * sums.x;
+    joined.sums.y += weight * sums.y;
+    joined.sums.z += weight * sums.z;
+    joined.sums.w += weight * sums.w;
+  }
+  return joined;
+}
+
+}  // namespace flashsparse::unified_max

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The decode attention kernel in all the shapes that it is compiled for.
+#pragma once
+#include "cuda/attention/unified_max_decode.cuh"
+
+namespace flashsparse::unified_max {
+
+// One block of kMaxWarps a multiprocessor: for more ptxas would do without registers, and spill.
+template <class Type, int kHeadDim, int kHeadTiles>
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+    decode_kernel(const DecodeArguments arguments) {
+  FS_DYNAMIC_SHARED(shared);
+  DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
+}
+
+// Null for another head dim.
+inline auto compiled_decode(const Problem& problem, bool bfloat16) -> void (*)(DecodeArguments) {
+  const int tiles = head_tiles_of_block(problem.head_dim, problem.group);
+#define FS_DECODE_KERNEL(dim, head_tiles)                      \
+  if (problem.head_dim == dim && tiles == head_tiles) {        \
+    return bfloat16 ? decode_kernel<BFloat16, dim, head_tiles> \
+                    : decode_kernel<Float16, dim, head_tiles>; \
+  }
+  FS_DECODE_SHAPES(FS_DECODE_KERNEL)
+#undef FS_DECODE_KERNEL
+  return nullptr;
+}
+
+}  // namespace flashsparse::unified_max

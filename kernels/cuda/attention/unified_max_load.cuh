@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings one warp's tiles of keys and values to shared memory, wherever they lie: contiguous, in
+// pages, masked, or beyond the end of their sequence.
+#pragma once
+#include "common/device.cuh"
+#include "common/memory.cuh"
+#include "common/registers.cuh"
+#include "cuda/attention/unified_max_arguments.h"
+#include "cuda/attention/unified_max_plan.h"
+
+namespace flashsparse::unified_max {
+
+inline constexpr uint32_t kAllPositions = 0xffff;  // of a tile, a bit each
+
+// The order of a tile's 16-byte chunks in shared memory: the eight rows of an ldmatrix must lie in
+// different banks. Chunk c of row r lies where chunk c ^ swizzle(r) would: it changes its place
+// among kSwizzled chunks, the largest power of two that divides a row, at most 8.
+template <int kHeadDim>
+struct TileOrder {
+  static constexpr int kChunks = kHeadDim / 8;  // of a row
+  static constexpr uint32_t kRowBytes = row_bytes(kHeadDim);
+  static constexpr int kPower = kChunks & -kChunks, kSwizzled = kPower < 8 ? kPower : 8;
+
+  // In bytes from the tile's first key or value.
+  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
+    const int swizzle = row / (8 / kSwizzled) % kSwizzled;
+    return row * kRowBytes + (chunk ^ swizzle) * 16;
+  }
+};
+
+template <int kHeadDim>
+class TileLoader {
+ public:
+  __device__ __forceinline__ TileLoader(const DecodeArguments& a, uint32_t ring, int sequence,
+                                        int kv_head)
+      : a_(a),
+        sequence_(sequence),
+        lane_(threadIdx.x % 32),
+        key_(keep(first_chunk(a.key, a.key_strides, kv_head))),
+        value_(keep(first_chunk(a.value, a.value_strides, kv_head))),
+        ring_(keep(ring)) {
+    FS_UNROLL
+    for (int i = 0; i < kPlaces; ++i) to_[i] = keep(ring + place(i * kRows));
+  }
+
+  // The positions of the sequence to attend to.
+  __device__ __forceinline__ void set_positions(int start, int length) {
+    start_ = start;
+    length_ = length;
+  }
+
+  // The tiles begin, begin + step, ... below end are those that load_next will take, in turn.
+  __device__ __forceinline__ void begin(int begin, int end, int step) {
+    next_ = begin;
+    end_ = end;
+    step_ = step;
+    pages_ = sequence_;
+    turn_ = 0;
+    tile_in_page_ = next_ % a_.page_tiles;
+    looked_at_ = 0;
+    look_up();
+  }
+
+  // Starts the copies of the next tile to this slot of the ring, or of none after the last one.
+  // Positions that are not attended to become zero, and their memory is not read.
+  __device__ __forceinline__ void load_next(uint32_t slot) {
+    const uint32_t here = next_ < end_ ? positions_of_next() : 0;
+    looked_at_ = looked_at_ << kTile | here;
+    const uint32_t page = __shfl_sync(~0u, pages_, turn_);
+    const int row = lane_ / kChunks;
+    if (here != 0 && row < kRows) {
+      const unsigned char* key = key_ + tile_offset(a_.key_strides, page);
+      const unsigned char* value = value_ + tile_offset(a_.value_strides, page);
+      const uint32_t key_step = kRows * 16 * a_.key_strides.position;
+      const uint32_t value_step = kRows * 16 * a_.value_strides.position;
+      if (here == kAllPositions) {
+        FS_UNROLL
+        for (int i = 0; i * kRows < kTile; ++i) {
+          if (kTile % kRows == 0 || row + i * kRows < kTile) {
+            const uint32_t to = to_[i % kPlaces] + slot + i / kPlaces * kPlaces * kRows * kRowBytes;
+            copy_async<16>(to, key, true);
+            copy_async<16>(to + kValues, value, true);
+          }
+          key += key_step;
+          value += value_step;
+        }
+      } else {
+        FS_NO_UNROLL
+        for (int r = row; r < kTile; r += kRows) {
+          const uint32_t to = ring_ + slot + place(r - row);
+          copy_async<16>(to, key, here >> r & 1);
+          copy_async<16>(to + kValues, value, here >> r & 1);
+          key += key_step;
+          value += value_step;
+        }
+      }
+    }
+    next_ += step_;
+    tile_in_page_ += step_;
+    while (tile_in_page_ >= a_.page_tiles) tile_in_page_ -= a_.page_tiles;
+    turn_ = (turn_ + 1) % 32;
+    look_up();
+  }
+
+  // Which positions to attend to in the tile loaded `turns` turns before the latest, at most 3.
+  __device__ __forceinline__ uint32_t looked_at(int turns) const {
+    return looked_at_ >> turns * kTile & kAllPositions;
+  }
+
+ private:
+  using Order = TileOrder<kHeadDim>;
+  static constexpr int kChunks = Order::kChunks;
+  static constexpr int kRows = 32 / kChunks;  // that a warp copies at once, a chunk a lane
+  static constexpr uint32_t kRowBytes = Order::kRowBytes, kValues = kTile * kRowBytes;
+  // After 8 rows the order of chunks is that of the first row again.
+  static constexpr int kPlaces = 8 % kRows == 0 ? 8 / kRows : (kTile + kRows - 1) / kRows;
+
+  // Where this lane's chunk goes of the row that is `rows` after its first one.
+  __device__ __forceinline__ uint32_t place(int rows) const {
+    return Order::place(lane_ / kChunks + rows, lane_ % kChunks);
+  }
+
+  __device__ __forceinline__ uint32_t positions_of_next() const {
+    const int first = next_ * kTile, beyond = first + kTile - length_;
+    uint32_t bits = kAllPositions;
+    if (first < start_) bits &= kAllPositions << (start_ - first);
+    if (beyond > 0) bits &= kAllPositions >> beyond;
+    if (a_.mask) bits &= __ballot_sync(~0u, allowed_);
+    return bits;
+  }
+
+  // Looks up what loading the tile `next_` will need: well before, as it is a load itself. Of the
+  // table, what the next 32 tiles will need, a lane each: a ring filled by one lookup after the
+  // other would wait for each.
+  __device__ __forceinline__ void look_up() {
+    if (next_ >= end_) return;
+    if (a_.table && turn_ == 0) {
+      const int tile = min(next_ + lane_ * step_, end_ - 1);
+      const int64_t entry =
+          static_cast<int64_t>(sequence_) * a_.table_stride + tile / a_.page_tiles;
+      pages_ = min(static_cast<uint32_t>(load_readonly(a_.table + entry)), a_.pages - 1);
+    }
+    if (a_.mask) {
+      const int position = next_ * kTile + lane_ % kTile;
+      allowed_ = position < length_ &&
+                 load_readonly(a_.mask + (sequence_ * a_.mask_stride + position)) != 0;
+    }
+  }
+
+  // What this lane copies first of page 0's first tile, and how far from there that of a tile is.
+  __device__ __forceinline__ const unsigned char* first_chunk(const uint16_t* cache,
+                                                              const Strides& strides,
+                                                              int kv_head) const {
+    const uint64_t chunk = uint64_t{strides.head} * kv_head +
+                           uint64_t{strides.position} * (lane_ / kChunks) + lane_ % kChunks;
+    return reinterpret_cast<const unsigned char*>(cache) + chunk * 16;
+  }
+  __device__ __forceinline__ uint64_t tile_offset(const Strides& strides, uint32_t page) const {
+    return (uint64_t{strides.page} * page + uint64_t{kTile * strides.position} * tile_in_page_) *
+           16;
+  }
+
+  const DecodeArguments& a_;
+  const int sequence_, lane_;
+  const unsigned char *const key_, *const value_;
+  const uint32_t ring_;
+  uint32_t to_[kPlaces];  // in the ring's first slot
+
+  int start_, length_;
+  int end_, step_;
+  // The tile whose loading starts next, and what is known about it.
+  int next_, turn_;                // of 32 tiles
+  uint32_t pages_, tile_in_page_;  // the page of this lane's turn
+  bool allowed_ = false;           // position next_ * 16 + lane % 16
+  uint64_t looked_at_;             // of the last four tiles, 16 bits each, the latest lowest
+};
+
+}  // namespace flashsparse::unified_max
