@@ -160,7 +160,7 @@ def _short(symbols: Sequence[str]) -> dict[str, str]:
 
 
 def linear_shared(tokens: int, team_warps: int, warps: int) -> int:
-    """What a linear::Shape in cuda/tiled_csl/linear_shape.h takes, without the tile source's own bytes."""
+    """Bytes of a linear::Shape (tiled_csl/linear_shape.h), without those of the tile source."""
     tile, x, flags = 128 * 64 * 2, tokens * 64 * 2, 2 * 4
     return warps // team_warps * (tile + 2 * x) + flags
 

@@ -36,7 +36,10 @@ SANITIZED = [pytest.param(name, marks=pytest.mark.slow) for name in ("thread", "
 EACH_BUILD = ["plain", *SANITIZED]
 # What a driver needs beside its own source: code of the host.
 HOST_SOURCES = {
-    "tiled_csl/linear_driver": ["cuda/tiled_csl/stream_k_plan.cpp", "cuda/tiled_csl/linear_plan.cpp"],
+    "tiled_csl/linear_driver": [
+        "cuda/tiled_csl/stream_k_plan.cpp",
+        "cuda/tiled_csl/linear_plan.cpp",
+    ],
     "nm_gather/linear_driver": ["cuda/nm_gather/linear_plan.cpp"],
     "nm_gather/packed_driver": ["cuda/nm_gather/packed_plan.cpp"],
     "nm_gather/tiles_driver": ["cuda/nm_gather/tiles_plan.cpp"],

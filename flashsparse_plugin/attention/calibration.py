@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 # A part is the share of a split that one warp computes. This is the shortest: 32 positions, 2 tiles
 # of 16, alternating with 7 other warps (least_tiles and kMaxWarps in
-# kernels/cuda/attention/unified_max_plan.h, find_split in unified_max_decode.cuh). Contexts beyond 4,096
-# tokens and large batches have larger parts, and on the CPU a whole sequence is one part: larger
-# sums, of which fewer are too small.
+# kernels/cuda/attention/unified_max_plan.h, find_split in unified_max_decode.cuh). Contexts beyond
+# 4,096 tokens and large batches have larger parts, and on the CPU a whole sequence is one part:
+# larger sums, of which fewer are too small.
 TILE, WARPS, TURNS = 16, 8, 2
 SPLIT = TILE * WARPS * TURNS
 

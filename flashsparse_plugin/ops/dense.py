@@ -44,8 +44,8 @@ def _(x, weight, bias=None):
 def _(x, weight, bias, shape, split):
     """flat_gemm by one CUDA kernel, planned by the caller; for benchmarks and tuning.
 
-    shape is an index into the compiled shapes of kernels/cuda/dense/dense_plan.h, split the number of
-    parts that in_features is cut into. More tokens than the shape has take several launches.
+    shape is an index into the compiled shapes of kernels/cuda/dense/dense_plan.h, split the number
+    of parts that in_features is cut into. More tokens than the shape has take several launches.
     """
     return _result(x, weight)
 

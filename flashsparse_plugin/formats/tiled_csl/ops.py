@@ -98,8 +98,8 @@ def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None, spa
 def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias, shape, blocks):
     """tiled_csl_linear by one sparse CUDA kernel, planned by the caller; for benchmarks.
 
-    shape is an index into the compiled shapes of kernels/cuda/tiled_csl/stream_k_plan.h, blocks the size of the
-    grid.
+    shape is an index into kLinearShapes of kernels/cuda/tiled_csl/linear_plan.h, blocks the size of
+    the grid.
     """
     _check_offsets(tile_offsets, out_features, x.shape[-1])
     return linear_result(x, out_features, bias)
