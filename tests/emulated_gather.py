@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from emulated_products import run, split
+from emulated_products import run, scaled_tokens, split, token_scales
 from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
@@ -67,6 +67,7 @@ class Case:
     seed: int = 0
     packed: tuple[Tensor, ...] = field(default=(), repr=False)
     exact: Tensor | None = field(default=None, repr=False)
+    x_scales: Tensor | None = None  # float32 [tokens], where x holds codes in 16 bits
 
     def __post_init__(self) -> None:
         if self.exact is None:
@@ -89,9 +90,11 @@ class Case:
         (rows, cols), tokens = self.weight.shape, len(self.x)
         bfloat16, has_bias = self.weight.dtype == torch.bfloat16, self.bias is not None
         numbers = (*PatternOptions(**self.options).numbers, self.value_type)
-        header = [*(rows, cols, tokens, *numbers, bfloat16, has_bias, self.seed), *self.launch()]
+        has_scales = self.x_scales is not None
+        header = [rows, cols, tokens, *numbers, bfloat16, has_bias, has_scales, self.seed]
+        header += self.launch()
         tensors = [*self.packed, F.pad(self.x, (0, -cols % 64)).contiguous()]
-        tensors += [] if self.bias is None else [self.bias]
+        tensors += [each for each in (self.bias, self.x_scales) if each is not None]
         parts = [np.array(header, dtype=np.int64).tobytes()]
         return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
 
@@ -144,7 +147,10 @@ def code_case(
     """A product with codes, int8 or the bits of fp8_e4m3, and scales of rows or groups.
 
     Unpacked weights of groups are rounded before they are multiplied; scales of rows meet the sums.
+    An odd number of tokens have scales of their own, as quantized activations do.
     """
+    if len(x) % 2:
+        rest.setdefault("x_scales", token_scales(x))
     scheme = NMVector().scheme(x.dtype, options)
     stored = NMVector().pack_codes(codes, scales, scheme)
     packed = NMGather().arrange(stored.tensors, NMGather().scheme(x.dtype, options), stored.shape)
@@ -165,8 +171,8 @@ def answers(binary: Path, cases: list[Case], **environment: str) -> list[Tensor]
 def require_exact(case: Case, y: Tensor) -> None:
     """y is the float64 product up to sums in float32 and one rounding."""
     assert case.exact is not None
-    exact = case.x.double() @ case.exact.T
-    magnitude = case.x.double().abs() @ case.exact.abs().T
+    x = scaled_tokens(case.x, case.x_scales)
+    exact, magnitude = x @ case.exact.T, x.abs() @ case.exact.abs().T
     if case.bias is not None:
         exact += case.bias.double()
         magnitude += case.bias.double().abs()

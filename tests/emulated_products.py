@@ -39,3 +39,14 @@ def split(written: bytes, cases: Sequence[Product]) -> list[Tensor]:
         part.view(case.weight.dtype).view(len(case.x), -1)
         for part, case in zip(bits.split(sizes), cases, strict=True)
     ]
+
+
+def token_scales(x: Tensor) -> Tensor:
+    """Random scales of the tokens of x [tokens, in_features], float32 [tokens]."""
+    generator = torch.Generator().manual_seed(x.shape[0])
+    return torch.rand(len(x), generator=generator) + 0.5
+
+
+def scaled_tokens(x: Tensor, scales: Tensor | None) -> Tensor:
+    """x times the scales of its tokens, or x where it has none, in float64."""
+    return x.double() if scales is None else x.double() * scales.double()[:, None]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from emulated_linear import require_exact
-from emulated_products import run, split
+from emulated_products import run, scaled_tokens, split
 from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,6 +57,7 @@ class Case:
     seed: int = 0
     options: PatternOptions = TWO_OF_FOUR
     rounds: bool = False  # does the kernel round code x scale, as unpacking does?
+    x_scales: Tensor | None = None  # float32 [tokens], where x holds codes in 16 bits
 
     @cached_property
     def packed(self) -> PackedWeight:
@@ -80,9 +81,9 @@ class Case:
         (rows, cols), bfloat16 = self.weight.shape, self.weight.dtype == torch.bfloat16
         header = [rows, cols, len(self.x), int(bfloat16), int(self.bias is not None), self.seed]
         header += [*self.gpu, *self.plan, VALUES.index(self.options.values)]
-        header.append(self.options.group or 0)
+        header += [self.options.group or 0, int(self.x_scales is not None)]
         tensors = [*self.packed.tensors.values(), F.pad(self.x, (0, -cols % 8)).contiguous()]
-        tensors += [] if self.bias is None else [self.bias]
+        tensors += [each for each in (self.bias, self.x_scales) if each is not None]
         parts = [np.array(header, dtype=np.int64).tobytes()]
         return b"".join(parts + [t.view(torch.uint8).numpy().tobytes() for t in tensors])
 
@@ -137,4 +138,4 @@ def integer_product(case: Case) -> tuple[Tensor, Tensor]:
 
 def judge(case: Case, y: Tensor) -> None:
     """Holds a result against float64."""
-    require_exact(replace(case, weight=case.exact), y)
+    require_exact(replace(case, x=scaled_tokens(case.x, case.x_scales), weight=case.exact), y)

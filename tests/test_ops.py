@@ -159,6 +159,10 @@ SAMPLES = {
         (x(), *GATHER, OUT, *PATTERN, torch.bfloat16),
         (x(torch.float16), *GATHER, OUT, *PATTERN, torch.bfloat16, bias(), 4),
         (x(), *GATHER_CODES, OUT, *PATTERN, torch.bfloat16, None, 4, GATHER_SCALE, "int8", 0),
+        (
+            *(x(torch.bfloat16), *GATHER_CODES, OUT, *PATTERN, torch.bfloat16, bias(), 4),
+            *(GATHER_SCALE, "int8", 0, torch.rand(x().shape[:-1].numel())),
+        ),
     ],
     "nm_gather_linear_planned": [],  # CUDA only, as are the next two
     "nm_gather_linear_tiles_planned": [],

@@ -255,7 +255,12 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         def product(codes: Tensor) -> Tensor:
-            return linear(codes, self.codes.to(codes.dtype)).float() * self.scales
+            if not codes.is_cuda:
+                return linear(codes, self.codes.float()) * self.scales
+            # bfloat16 holds codes times powers of two, and tensor cores sum them in float32.
+            tokens = codes.flatten(0, -2).bfloat16()
+            y = torch.mm(tokens, self.codes.bfloat16().T, out_dtype=torch.float32)
+            return y.view(*codes.shape[:-1], -1) * self.scales
 
         return multiply_rounded(x, VALUE_TYPES["fp8_e4m3"], self.bias, product)
 

@@ -13,9 +13,10 @@ import torch
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor
 
+from ..ops.packed_linear import X_SCALES
 from ..packed import Format, FormatError, Options, PackedWeight, Scheme, dtype_name
 from ..plan import Plan
-from .activations import multiply_codes, multiply_rounded, rounded_tokens, takes_16_bits
+from .activations import codes_in_16_bits, multiply_rounded, rounded_tokens, takes_16_bits
 from .value_types import (
     VALUE_TYPES,
     ValueType,
@@ -124,7 +125,10 @@ class CodedFormat(Format):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """`linear`, of activations as they are."""
+        """`linear`, of activations as they are; sums are multiplied by `tensors[X_SCALES]`, if any.
+
+        Only a GPU's forms are given X_SCALES, with x in the 16-bit dtype of the scheme.
+        """
 
     def multiply_rounded(
         self,
@@ -136,30 +140,22 @@ class CodedFormat(Format):
         plan: Plan | None,
     ) -> Tensor:
         """`linear`, of activations that are rounded to codes first."""
-        options = value_options(scheme)
-        values = options.activation_type
+        values = value_options(scheme).activation_type
         assert values is not None
-        if not takes_16_bits(x) or options.scale_group is not None:
-            return multiply_rounded(
-                x,
-                values,
-                bias,
-                lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan),
-            )
-        plain = Scheme(scheme.format, torch.float16, scheme.options)
-        y = multiply_codes(
+        if takes_16_bits(x, scheme.dtype):
+            codes, scales = codes_in_16_bits(x, values)
+            scaled = {**tensors, X_SCALES: scales}
+            if not x.requires_grad:
+                return self.multiply(codes, scheme, shape, scaled, bias, plan)
+            y = self.multiply(codes, scheme, shape, scaled, bias, plan).detach()
+            straight = self.multiply(x, scheme, shape, tensors, bias, plan)
+            return y + (straight - straight.detach())  # plus zero, which has the gradient
+        return multiply_rounded(
             x,
             values,
             bias,
-            tensors[SCALE],
-            lambda codes, scales: self.multiply(
-                codes, plain, shape, {**tensors, SCALE: scales}, None, plan
-            ),
+            lambda codes: self.multiply(codes, scheme, shape, tensors, None, plan),
         )
-        if not x.requires_grad:
-            return y
-        straight = self.multiply(x, scheme, shape, tensors, bias, plan)
-        return y.detach() + (straight - straight.detach())  # plus zero, which has the gradient
 
     def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
         """Whether a device has a kernel of this form for activations rounded to codes.

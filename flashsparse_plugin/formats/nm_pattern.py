@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..ops import ops, where_kernels_are
+from ..ops.packed_linear import X_SCALES
 from ..packed import Scheme, rules
 from .coded import ValueOptions
 from .value_types import GROUPS, quantise, to_codes
@@ -224,8 +225,10 @@ def options_of(scheme: Scheme) -> PatternOptions:
 
 def value_arguments(
     scheme: Scheme, tensors: Mapping[str, Tensor]
-) -> tuple[Tensor | None, str, int] | tuple[()]:
+) -> tuple[Tensor | str | int | None, ...]:
     """How values are stored, as ops take it last: scales of rows or None, the type, and the group.
+
+    Behind them the scales of quantized activations, where there are any.
 
     Nothing where they are stored as they are, which is what ops take for granted: each argument
     costs a call half a microsecond.
@@ -237,7 +240,8 @@ def value_arguments(
     options = options_of(scheme)
     if options.value_type is None:
         return ()
-    return tensors.get("weight_scale"), options.values, options.group or 0
+    stored = (tensors.get("weight_scale"), options.values, options.group or 0)
+    return (*stored, tensors[X_SCALES]) if X_SCALES in tensors else stored
 
 
 def conform_to(options: PatternOptions, weight: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 from .library import ops
 
+X_SCALES = "x_scales"
+"""The argument with the scales of quantized activations, of ops that take some."""
+
 _UNCHANGED = nullcontext()
 _NONE_OF = {
     "sparse_tokens": "unpack for any number of tokens",
@@ -64,7 +67,7 @@ def register_linear_autograd(name: str, unpack: str) -> None:
         given = wanted | defaults | dict(zip(names, inputs, strict=False))
         x, bias = given["x"], given["bias"]
         given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
-        ctx.tensors = [each for each in wanted if isinstance(given[each], Tensor)]
+        ctx.tensors = [name for name in (*wanted, X_SCALES) if isinstance(given.get(name), Tensor)]
         ctx.save_for_backward(*(given[each] for each in ctx.tensors))
         ctx.plain = {each: given[each] for each in wanted if each not in ctx.tensors}
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -73,8 +76,10 @@ def register_linear_autograd(name: str, unpack: str) -> None:
         gradients = dict.fromkeys(names)
         if ctx.needs_input_grad[names.index("x")]:
             saved = dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+            scales = saved.pop(X_SCALES, None)
             weight = unpacked(**saved, **ctx.plain)
-            gradients["x"] = dy @ weight.to(dy.dtype)
+            of_sums = dy if scales is None else scaled(dy, scales)
+            gradients["x"] = of_sums @ weight.to(dy.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[names.index("bias")]:
             gradients["bias"] = dy.reshape(-1, dy.shape[-1]).sum(0).to(ctx.bias_dtype)
         return tuple(gradients.values())
@@ -106,10 +111,17 @@ def register_unpacked_linear(name: str, unpack: str) -> None:
                 raise RuntimeError(f"{name} must be 0 ({of_none}) or more, not {most}")
         given |= {"in_features": x.shape[-1], "dtype": given["weight_dtype"]}
         weight = unpacked(**{each: given[each] for each in wanted})
-        y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-        return y.to(x.dtype)
+        y = F.linear(x.float(), weight.float())
+        if (scales := given.get(X_SCALES)) is not None:
+            y = scaled(y, scales)
+        return (y if bias is None else y + bias.float()).to(x.dtype)
 
     impl(f"flashsparse::{name}", "CPU", linear)
+
+
+def scaled(y: Tensor, x_scales: Tensor) -> Tensor:
+    """y [..., features] times float32 scales of its tokens, [tokens]; rounded to the dtype of y."""
+    return (y * x_scales.view(*y.shape[:-1], 1)).to(y.dtype)
 
 
 def _arguments(op: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 // What the linear ops of packed layers have in common, in any format and on every device.
 #pragma once
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bindings/packed.h"
@@ -15,8 +16,9 @@ inline int64_t row_length(const Tensor& x) { return x.size(x.dim() - 1); }
 
 // x and bias as a kernel wants them, and the shape of the result.
 struct LinearInputs {
-  Tensor x;                    // [..., in_features], contiguous
-  std::optional<Tensor> bias;  // [out_features], contiguous, in the dtype of x
+  Tensor x;                         // [..., in_features], contiguous
+  std::optional<Tensor> bias;       // [out_features], contiguous, in the dtype of x
+  const float* x_scales = nullptr;  // [tokens], or null: see take_x_scales
   int64_t tokens, in_features, out_features;
   std::vector<int64_t> y_shape;  // [..., out_features]
 
@@ -39,6 +41,21 @@ struct LinearInputs {
              "]");
     check_beside(*bias_, "bias", first, first_name);
     bias = as_contiguous(in_dtype(*bias_, x.scalar_type()));
+  }
+
+  // Takes scales of tokens, by which sums are multiplied before bias is added: of quantized
+  // activations, whose codes are x. 16 bits of the weight's dtype hold any code.
+  void take_x_scales(const std::optional<Tensor>& scales, ScalarType weight_dtype,
+                     const std::string& values) {
+    if (!scales) return;
+    FS_CHECK(values != "native", "x_scales are of quantized activations: native values have none");
+    FS_CHECK(is_16_bit(weight_dtype) && x.scalar_type() == weight_dtype && !x.is_cpu(),
+             "x_scales are for x in the 16-bit dtype of the weight, on a GPU. Remedy: multiply y");
+    check_tensor(*scales, "x_scales", ScalarType::Float, 1);
+    check_beside(*scales, "x_scales", x, "x");
+    FS_CHECK(scales->size(0) == tokens, "x_scales must be [", tokens,
+             "], one for each token, not [", scales->size(0), "]");
+    x_scales = scales->const_data_ptr<float>();
   }
 
   const void* bias_data() const { return bias ? bias->const_data_ptr() : nullptr; }

@@ -15,7 +15,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "nm_gather_linear(Tensor x, Tensor gather_values, Tensor gather_index, int out_features, "
       "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None, "
       "int? sparse_tokens=None, Tensor? weight_scale=None, str values=\"native\", "
-      "int group=0) -> Tensor");
+      "int group=0, Tensor? x_scales=None) -> Tensor");
   m.def(
       "nm_gather_linear_planned(Tensor x, Tensor gather_values, Tensor gather_index, "
       "int out_features, int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias, "

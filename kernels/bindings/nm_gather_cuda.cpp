@@ -10,7 +10,7 @@
 #include "bindings/early_begin.h"
 #include "bindings/linear_cuda.h"
 #include "bindings/nm_gather.h"
-#include "bindings/unpacked_product.h"
+#include "bindings/unpacked_product_cuda.h"
 #include "cuda/nm_gather/nm_gather.h"
 
 namespace flashsparse {
@@ -69,6 +69,7 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
     product.weight = weight;
     product.x = bits(x) + begin * row_length(x);
     product.x_stride = static_cast<int>(row_length(x));
+    product.x_scales = inputs.x_scales ? inputs.x_scales + begin : nullptr;
     product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
     product.y = mutable_bits(y) + begin * rows;
     product.partials = partials.data();
@@ -105,13 +106,14 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
                         const std::optional<Tensor>& row_scales, const std::string& value_type,
-                        int64_t group) {
+                        int64_t group, const std::optional<Tensor>& x_scales) {
   FS_CHECK(sparse_tokens.value_or(0) >= 0,
            "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
            sparse_tokens.value_or(0));
   check_weight_dtype(weight_dtype);
   const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
-  const LinearInputs inputs(x, rows, bias, values, "gather_values");
+  LinearInputs inputs(x, rows, bias, values, "gather_values");
+  inputs.take_x_scales(x_scales, weight_dtype, value_type);
   const int64_t cols = inputs.in_features;
   const GatherTensors weight{values, index, row_scales};
   check_readable(weight, rows, cols, layout);
@@ -134,9 +136,10 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
       tiles_product(inputs, own, layout, gpu, std::nullopt, y);
     }
   } else {
-    unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
-      return unpack_rows(weight, layout, first, count, cols, weight_dtype);
-    });
+    unpacked_product_cuda(inputs, weight_dtype, vector_length, y,
+                          [&](int64_t first, int64_t count) {
+                            return unpack_rows(weight, layout, first, count, cols, weight_dtype);
+                          });
   }
   return y;
 }

@@ -64,6 +64,7 @@ inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const nm_gathe
   cuda::NmGatherTiles product{};
   product.weight = weight;
   product.x_tiles = bits(x_tiles);
+  product.x_scales = inputs.x_scales ? inputs.x_scales + begin : nullptr;
   product.bias = inputs.bias ? bits(*inputs.bias) : nullptr;
   product.y = mutable_bits(y) + begin * inputs.out_features;
   product.rows = inputs.out_features;

@@ -87,10 +87,12 @@ Tensor nm_vector_unpack(const Tensor& values, const Tensor& index, int64_t out, 
 Tensor nm_vector_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t out,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, const std::optional<Tensor>& scales,
-                        std::string value_type, int64_t group) {
+                        std::string value_type, int64_t group,
+                        const std::optional<Tensor>& x_scales) {
   const auto pattern = check_pattern(n, m, vector_length);
   check_on_cpu(values, "weight_packed");
-  const LinearInputs inputs(x, out, bias, values, "weight_packed");
+  LinearInputs inputs(x, out, bias, values, "weight_packed");
+  inputs.take_x_scales(x_scales, weight_dtype, value_type);
   const int64_t in = inputs.in_features;
   const VectorTensors weight(values, index, scales, value_type, group);
   check_nm_vector(weight, out, in, pattern, weight_dtype);
@@ -116,7 +118,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "nm_vector_linear(Tensor x, Tensor weight_packed, Tensor weight_index, int out_features, "
       "int n, int m, int vector_length, ScalarType weight_dtype, Tensor? bias=None, "
-      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
+      "Tensor? weight_scale=None, str values=\"native\", int group=0, Tensor? x_scales=None) "
+      "-> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CPU, m) {

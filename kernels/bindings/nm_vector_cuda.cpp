@@ -8,7 +8,7 @@
 #include "bindings/cuda.h"
 #include "bindings/linear.h"
 #include "bindings/nm_vector.h"
-#include "bindings/unpacked_product.h"
+#include "bindings/unpacked_product_cuda.h"
 #include "cuda/nm_vector/nm_vector.h"
 #include "cuda/nm_vector/pack_tile.h"
 #include "cuda/nm_vector/unpack_tile.h"
@@ -114,16 +114,18 @@ Tensor nm_vector_unpack(const Tensor& values, const Tensor& index, int64_t out, 
 Tensor nm_vector_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t out,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, const std::optional<Tensor>& scales,
-                        std::string value_type, int64_t group) {
+                        std::string value_type, int64_t group,
+                        const std::optional<Tensor>& x_scales) {
   const auto pattern = check_pattern(n, m, vector_length);
   check_on_cuda(values, "weight_packed");
   const DeviceGuard guard(values.get_device_index());
-  const LinearInputs inputs(x, out, bias, values, "weight_packed");
+  LinearInputs inputs(x, out, bias, values, "weight_packed");
+  inputs.take_x_scales(x_scales, weight_dtype, value_type);
   const VectorTensors weight(values, index, scales, value_type, group);
   check_nm_vector(weight, out, inputs.in_features, pattern, weight_dtype);
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
-  unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
+  unpacked_product_cuda(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
     return unpack_rows(weight, inputs.in_features, pattern, weight_dtype, first, count);
   });
   return y;

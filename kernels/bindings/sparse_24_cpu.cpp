@@ -13,7 +13,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def(
       "sparse_24_linear(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
       "Tensor? bias=None, int? sparse_tokens=None, int? few_tokens=None, "
-      "Tensor? weight_scale=None, str values=\"native\", int group=0) -> Tensor");
+      "Tensor? weight_scale=None, str values=\"native\", int group=0, Tensor? x_scales=None) "
+      "-> Tensor");
   m.def(
       "sparse_24_linear_planned(Tensor x, Tensor units, int out_features, ScalarType weight_dtype, "
       "Tensor? bias, int[] plan, Tensor? weight_scale=None, str values=\"native\", int group=0) "

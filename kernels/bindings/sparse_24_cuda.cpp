@@ -9,7 +9,7 @@
 
 #include "bindings/cuda.h"
 #include "bindings/early_begin.h"
-#include "bindings/unpacked_product.h"
+#include "bindings/unpacked_product_cuda.h"
 #include "cuda/shared/arrivals.h"
 #include "cuda/sparse_24/sparse_24.h"
 
@@ -63,7 +63,7 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
              "] weight: ", rule,
              ". Remedy: sparse_24_linear with sparse_tokens=0, which unpacks it");
     Partials partials(inputs.x, plan.partial_floats(rows));
-    mma_units::CodesArguments arguments;
+    mma_units::Arguments arguments{};
     arguments.units = words_of(packed.units);
     arguments.scales = packed.scale_data();
     arguments.x_scales = x.scales ? x.scales + begin : nullptr;
@@ -120,7 +120,7 @@ Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType
 void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                  const std::optional<LinearPlan>& given, Tensor& y) {
   const Tensor x = aligned_rows(inputs.x, 8);
-  launch_mma(inputs, packed, gpu, given, {bits(x), row_length(x), nullptr, 2}, y);
+  launch_mma(inputs, packed, gpu, given, {bits(x), row_length(x), inputs.x_scales, 2}, y);
 }
 
 // Fills y by wgmma.sp in one launch: by `given`, or by a plan of its own.
@@ -131,7 +131,7 @@ void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& g
   const WgmmaPlan plan =
       given ? *given : sparse_24::plan_wgmma(rows, cols, tokens, gpu, packed.layout);
   const TiledMatrix map{bits(x), tokens, cols, row_length(x), plan.copied_tokens()};
-  launch_wgmma(inputs, packed, gpu, plan, map, nullptr, y);
+  launch_wgmma(inputs, packed, gpu, plan, map, inputs.x_scales, y);
 }
 
 // Sparse tensor cores, by the kernel for few tokens or the one for many, as far as the caller says,
@@ -140,11 +140,13 @@ void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& g
 Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
                         std::optional<int64_t> few_tokens, const std::optional<Tensor>& scales,
-                        const std::string& values, int64_t group) {
+                        const std::string& values, int64_t group,
+                        const std::optional<Tensor>& x_scales) {
   check_sparse_tokens(sparse_tokens, few_tokens);
   check_weight_dtype(weight_dtype);
   const Units packed(units, scales, values, group);
-  const LinearInputs inputs(x, rows, bias, units, "units");
+  LinearInputs inputs(x, rows, bias, units, "units");
+  inputs.take_x_scales(x_scales, weight_dtype, values);
   const int64_t cols = inputs.in_features;
   packed.check(rows, cols);
   const DeviceGuard guard(units.get_device_index());
@@ -160,10 +162,10 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
       mma_product(inputs, packed, gpu, std::nullopt, y);
     }
   } else {
-    unpacked_product(inputs, weight_dtype, sparse_24::kUnitRows, y,
-                     [&](int64_t first, int64_t count) {
-                       return unpack_rows(packed, first, count, cols, weight_dtype);
-                     });
+    unpacked_product_cuda(inputs, weight_dtype, sparse_24::kUnitRows, y,
+                          [&](int64_t first, int64_t count) {
+                            return unpack_rows(packed, first, count, cols, weight_dtype);
+                          });
   }
   return y;
 }

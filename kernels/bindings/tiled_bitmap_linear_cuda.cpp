@@ -13,6 +13,7 @@
 #include "bindings/tiled_bitmap_wgmma_cuda.h"
 #include "bindings/unpacked_product.h"
 #include "cuda/mma_units/quantise_x.h"
+#include "cuda/mma_units/scale_sums_launch.h"
 #include "cuda/shared/arrivals.h"
 #include "cuda/tiled_bitmap/linear.h"
 
@@ -107,7 +108,7 @@ void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& uni
     const Tensor weight = units.unpack_beside_x(first, count, cols, stride);
     const Tensor sums = detail::library_int8_sums(rounded.codes, weight);
     mma_units::SumsToScale panel{};
-    panel.sums = sums.const_data_ptr<int32_t>();
+    panel.sums = words_of(sums);
     panel.sums_stride = row_length(sums);
     panel.scales = units.scale_data() + first;
     panel.x_scales = rounded.scales.const_data_ptr<float>();
@@ -116,8 +117,7 @@ void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& uni
     panel.y_stride = rows;
     panel.rows = static_cast<int>(count);
     panel.tokens = tokens;
-    STD_CUDA_CHECK(
-        cuda::tiled_bitmap_scale_sums(panel, x.scalar_type() == ScalarType::BFloat16, stream));
+    STD_CUDA_CHECK(cuda::scale_sums(panel, x.scalar_type() == ScalarType::BFloat16, stream));
   });
 }
 

@@ -196,6 +196,8 @@ def test_ops_keep_their_promises(codes):
     x, bias = torch.randn(2, 3, 70, requires_grad=True), torch.randn(50, requires_grad=True)
     opcheck(ops.sparse_24_unpack.default, (units, 50, 70, dtype, *stored))
     opcheck(ops.sparse_24_linear.default, (x, units, 50, dtype, bias, 4, 2, *stored))
+    scales = torch.rand(6)
+    opcheck(ops.sparse_24_linear.default, (x, units, 50, dtype, bias, 4, 2, *stored, scales))
     ops.sparse_24_linear(x, units, 50, dtype, bias, None, None, *stored).sum().backward()
     ours = x.grad, bias.grad
     x.grad = bias.grad = None

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulated_products import token_scales
 from emulated_sparse_24 import (
     CODES,
     SHAPES,
@@ -96,11 +97,16 @@ def test_every_compiled_shape_is_right(driver):
 
 @pytest.mark.parametrize(("values", "group"), CODES)
 def test_codes_are_multiplied(driver, values, group):
-    """In both dtypes, by one and by several warps; to the same bits in any schedule."""
+    """In both dtypes, by one and by several warps; to the same bits in any schedule.
+
+    Every second case has scales of tokens, as 16-bit codes of quantized activations do.
+    """
     cases = []
     for shape in code_shapes(values, group):
         for warps in ((1, 2), (2, 1)):
-            cases.append(of_codes(values, group, len(cases) + 1, shape, warps))
+            case = of_codes(values, group, len(cases) + 1, shape, warps)
+            scales = token_scales(case.x) if len(cases) % 2 else None
+            cases.append(replace(case, x_scales=scales))
     require_all(driver(LINEAR, "plain"), cases)
     found = require_all(driver(LINEAR, "plain"), cases[0].with_seeds())
     assert all(torch.equal(y, found[0]) for y in found)
@@ -313,7 +319,7 @@ def test_a_plan_that_cannot_be_is_refused(driver):
         ran = run(driver(LINEAR, "plain"), [replace(case, plan=plan)])
         assert ran.returncode == 1 and told in ran.stderr.decode()
     int8 = PatternOptions(n=2, m=4, values="int8")
-    wide = replace(case, options=int8, plan=Plan(0)).encode()[: 16 * 8]
+    wide = replace(case, options=int8, plan=Plan(0)).encode()[: 17 * 8]
     wide = wide[:8] + (2**18 + 1).to_bytes(8, "little") + wide[16:]
     ran = subprocess.run([str(driver(CODES_X, "plain"))], input=wide, capture_output=True)
     assert ran.returncode == 1 and "262144 columns of int8" in ran.stderr.decode()

@@ -76,6 +76,7 @@ def _(
     weight_scale=None,
     values="native",
     group=0,
+    x_scales=None,
 ):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
@@ -88,6 +89,10 @@ def _(
     reads a transposed copy of x, or by the first in several launches where vectors have 8 rows. For
     more tokens the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always
     unpacked. A weight whose dtype x has not is always unpacked. On a CPU it always is.
+
+    x_scales, float32 [tokens], multiply the sums of their tokens before bias is added: activations
+    that are quantized by token, whose codes are x in the weight's 16-bit dtype (CUDA, quantized
+    values). So y is rounded once.
 
     Source: NM-SpMM, section III (the gather of activations).
     """

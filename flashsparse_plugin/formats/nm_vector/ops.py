@@ -85,12 +85,17 @@ def _(
     weight_scale=None,
     values="native",
     group=0,
+    x_scales=None,
 ):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
     By unpacking and torch's own linear: it runs in every place and for every pattern, and is what
     prepared layers use only where no other form fits. x is float32, float16 or bfloat16 and its
     dtype rules the arithmetic; sums are kept in float32. Codes are as for nm_vector_unpack.
+
+    x_scales, float32 [tokens], multiply the sums of their tokens before bias is added: activations
+    that are quantized by token, whose codes are x in the weight's 16-bit dtype (CUDA, quantized
+    values). So y is rounded once.
 
     Source: NM-SpMM, section II (the pattern).
     """

@@ -85,6 +85,7 @@ def _(
     weight_scale=None,
     values="native",
     group=0,
+    x_scales=None,
 ):
     """Computes x [..., in_features] times the transposed weight, plus bias [out_features].
 
@@ -102,6 +103,10 @@ def _(
     weight_scale, values and group are those of sparse_24_unpack. The sparse kernels multiply codes,
     and sums by scales, in float32: code x scale is not rounded, but for scales of groups and more
     than 8 tokens (16 where 128 columns share a scale).
+
+    x_scales, float32 [tokens], multiply the sums of their tokens before bias is added: activations
+    that are quantized by token, whose codes are x in the weight's 16-bit dtype (CUDA, quantized
+    values). So y is rounded once.
 
     Source: sparse tensor cores (Mishra et al., 2021), for the 2:4 case of NM-SpMM's pattern.
     """

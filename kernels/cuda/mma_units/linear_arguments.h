@@ -18,13 +18,9 @@ struct Arguments {
   uint32_t* arrivals;     // arrival counters, plan.arrivals(), all zero before and after
   int rows, cols;         // of the weight
   int tokens;             // no more than the shape has
-};
-
-// The same where x is codes of 8 bits. A pointer more costs registers: kernels for 16-bit x do
-// without.
-struct CodesArguments : Arguments {
-  const float* x_scales;   // of tokens
-  const uint32_t* x_sums;  // of a token's codes, modulo 2^32, where Sums want them
+  // By TokenScales:
+  const float* x_scales;   // [tokens]
+  const uint32_t* x_sums;  // sum of each token's codes, modulo 2^32, for accumulators of uint32_t
 };
 
 // Numbers of the plan of the format.

@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// From sums of products of codes with codes, which a library has left in memory, to y: what Sums
-// does with those that it has in registers (sums.cuh), to the last bit.
+// The epilogue of Sums (sums.cuh) for accumulators that a library's product has written to memory:
+// the same bits.
 #pragma once
+#include <type_traits>
+
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 #include "cuda/mma_units/scale_sums.h"
 
 namespace flashsparse::mma_units {
 
+template <class Sum>
+__device__ __forceinline__ float number(uint32_t bits) {
+  if constexpr (std::is_same_v<Sum, float>) return __uint_as_float(bits);
+  return static_cast<float>(static_cast<int32_t>(bits));
+}
+
 // Writes y [tokens, rows] of every token's first `rows` sums, a thread for kScaledRows of them and
 // kScaledTokens tokens.
 // Launch with scale_blocks(rows, tokens) blocks of kScaleThreads.
-template <class Type>
+template <class Type, class Sum>
 __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToScale a) {
   static_assert(kScaledRows == 4, "sums of 16 bytes");
   const int across = scale_row_blocks(a.rows);
@@ -21,7 +29,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToS
   FS_UNROLL
   for (int i = 0; i < kScaledRows; ++i) {
     const bool inside = row + i < a.rows;
-    scale[i] = inside ? a.scales[row + i] : 0.0f;
+    scale[i] = inside && a.scales ? a.scales[row + i] : 1.0f;
     bias[i] = inside && a.bias ? to_float<Type>(a.bias[row + i]) : 0.0f;
   }
   const int64_t first = int64_t{blockIdx.x / across} * kScaledTokens;
@@ -41,7 +49,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToS
     float y[kScaledRows];
     FS_UNROLL
     for (int i = 0; i < kScaledRows; ++i) {
-      y[i] = fmaf(static_cast<float>(static_cast<int32_t>(own[i])) * x_scale, scale[i], bias[i]);
+      y[i] = fmaf(number<Sum>(own[i]) * x_scale, scale[i], bias[i]);
     }
     const uint32_t two[2] = {from_floats<Type>(y[0], y[1]), from_floats<Type>(y[2], y[3])};
     uint16_t* const to = a.y + (first + t) * a.y_stride + row;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked for of sums that a library has left in memory, and the launch (scale_sums.cuh).
+// From the float32 or int32 product of a library to scaled, 16-bit y (scale_sums.cuh).
 #pragma once
 #include <cstdint>
 
@@ -12,15 +12,16 @@ inline constexpr int kScaledRows = 4, kScaledTokens = 8;  // of a thread
 
 // All of it device memory. y = sums * x_scales * scales + bias, of a panel of the weight's rows.
 struct SumsToScale {
-  const int32_t* sums;    // [tokens, sums_stride], on 16 bytes
+  const uint32_t* sums;   // [tokens, sums_stride], int32 or float32, on 16 bytes
   int64_t sums_stride;    // a multiple of 4, no less than `rows`
-  const float* scales;    // [rows]
+  const float* scales;    // [rows], or null for 1
   const float* x_scales;  // [tokens]
   const uint16_t* bias;   // [rows], or null
   uint16_t* y;            // [tokens, y_stride], on 8 bytes
   int64_t y_stride;
   int rows;
   int64_t tokens;
+  bool are_floats;  // the sums
 };
 
 // Blocks beside each other for so many rows, and in all.

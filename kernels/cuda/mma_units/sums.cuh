@@ -15,22 +15,22 @@
 #include "cuda/mma_units/moved_sums.cuh"
 #include "cuda/mma_units/steps.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
+#include "cuda/mma_units/token_scales.h"
 
 namespace flashsparse::mma_units {
 
-// `scaled`: whether sums are multiplied by scales of rows; `narrow_x`: whether x is codes with a
-// scale for each token. Sums of uint32_t are modulo 2^32, of the weight's bytes code + 128 by codes
-// of x, of whose sums 128 times as much is subtracted.
-template <class Type, class Shape, bool scaled, bool narrow_x = false, class Sum = float>
+// `scaled`: whether accumulators are multiplied by scales of rows. Accumulators of uint32_t are
+// modulo 2^32: products of the weight's bytes code + 128 with the codes of x, from which 128 times
+// the sum of the token's codes is subtracted.
+template <class Type, class Shape, bool scaled, TokenScales token_scales, class Sum = float>
 class Sums {
  public:
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
   using Tile = SumsTile<Shape, Sum>;
-  using AnyArguments = std::conditional_t<narrow_x, CodesArguments, Arguments>;
 
   // `layout` is of the format. Scales of rows are to be multiplied by `unit`.
   template <class Layout>
-  __device__ __forceinline__ Sums(const AnyArguments& a, const Cut& cut, const Layout& layout,
+  __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Layout& layout,
                                   int row_warp, int column_warp, uint32_t shared, float unit = 1)
       : a_(a),
         cut_(cut),
@@ -49,6 +49,9 @@ class Sums {
     if (column_warp_ > 0 || row_unit >= unit_rows(a_.rows)) return;
     const int first = steps.first_block(set), last = steps.last_block(set);
     if (first < last && !add_blocks(sums, steps, set, first, last)) return;
+    if constexpr (token_scales == TokenScales::kOptional) {
+      if (a_.x_scales) scale_tokens(sums);
+    }
     store(sums, row_unit);
   }
 
@@ -147,9 +150,23 @@ class Sums {
     }
   }
 
-  // Of a token, by its scale.
+  // Multiplies each accumulator by the scale of its token.
+  __device__ __forceinline__ void scale_tokens(Tile& sums) const {
+    FS_UNROLL
+    for (int i = 0; i < 2 * kTokenBlocks; ++i) {
+      const int token = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+      const float scale = token < a_.tokens ? a_.x_scales[token] : 0.0f;
+      FS_UNROLL
+      for (int m = 0; m < kRowUnits; ++m) {
+        sums[m][i / 2][i % 2] *= scale;
+        sums[m][i / 2][2 + i % 2] *= scale;
+      }
+    }
+  }
+
+  // The accumulator of a token as a float; of codes, times the token's scale.
   __device__ __forceinline__ float number(Sum sum, int token) const {
-    if constexpr (!narrow_x) {
+    if constexpr (token_scales != TokenScales::kAlways) {
       return sum;
     } else if constexpr (std::is_same_v<Sum, uint32_t>) {
       if (token >= a_.tokens) return 0;
@@ -175,7 +192,7 @@ class Sums {
     sums[2] += sum_of_bits<Sum>(more.z), sums[3] += sum_of_bits<Sum>(more.w);
   }
 
-  const AnyArguments& a_;
+  const Arguments& a_;
   const Cut& cut_;
   const int row_warp_, column_warp_;
   const float unit_;

@@ -13,7 +13,7 @@ namespace flashsparse::mma_units {
 struct WgmmaArguments {
   const uint32_t* units;  // on 16 bytes
   const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
-  const float* x_scales;  // of tokens, where x is codes; else unused
+  const float* x_scales;  // [tokens]; null for 1, unless x is 8-bit codes
   const uint16_t* bias;   // or null
   uint16_t* y;            // on 4 bytes
   float* partials;        // workspace: plan.partial_floats() of any content, on 16 bytes

@@ -14,11 +14,10 @@
 
 namespace flashsparse::mma_units {
 
-// `narrow_x`: whether x is codes with a scale for each token.
-template <class Type, class Shape, bool narrow_x, class Sum = float>
+template <class Type, class Shape, TokenScales token_scales, class Sum = float>
 class WgmmaSums {
  public:
-  using Y = WgmmaY<Type, narrow_x>;
+  using Y = WgmmaY<Type, token_scales>;
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
 
   // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`; `buffer` and

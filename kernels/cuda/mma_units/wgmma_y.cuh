@@ -8,21 +8,21 @@
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "cuda/mma_units/token_scales.h"
 #include "cuda/mma_units/wgmma_arguments.h"
 
 namespace flashsparse::mma_units {
 
-// `narrow_x`: whether x is codes with a scale for each token.
-template <class Type, bool narrow_x>
+template <class Type, TokenScales token_scales>
 class WgmmaY {
  public:
   __device__ __forceinline__ WgmmaY(const WgmmaArguments& a, int first_row, int first_token)
-      : tokens_(a.tokens - first_token),
+      : a_(a),
+        tokens_(a.tokens - first_token),
         stride_(a.rows),
         rows_(a.rows - first_row - place()),
         upper_(a, first_row + group()),
         lower_(a, first_row + group() + 8),
-        x_scales_(narrow_x ? a.x_scales + first_token : nullptr),
         y_(a.y + ((int64_t{first_token} + group()) * a.rows + first_row + place())) {}
 
   // From the tile's first on.
@@ -30,7 +30,8 @@ class WgmmaY {
 
   // Scales, adds bias, rounds and stores the sums of the tokens from 8 n on: two of each row.
   __device__ __forceinline__ void store(int n, float4 sums) const {
-    if constexpr (narrow_x) {
+    if (token_scales == TokenScales::kAlways ||
+        (token_scales == TokenScales::kOptional && a_.x_scales)) {
       const float one = x_scale(8 * n + pair()), other = x_scale(8 * n + pair() + 1);
       sums.x *= one, sums.y *= other, sums.z *= one, sums.w *= other;
     }
@@ -60,8 +61,9 @@ class WgmmaY {
   static __device__ __forceinline__ int place() {
     return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   }
+  // A pointer of its own would cost registers, which 256 tokens of int4 do not have.
   __device__ __forceinline__ float x_scale(int token) const {
-    return token < tokens_ ? x_scales_[token] : 0.0f;
+    return token < tokens_ ? a_.x_scales[a_.tokens - tokens_ + token] : 0.0f;
   }
 
   __device__ __forceinline__ void store_four(uint16_t* place, const uint2& four) const {
@@ -76,9 +78,9 @@ class WgmmaY {
     }
   }
 
+  const WgmmaArguments& a_;
   const int tokens_, stride_, rows_;  // rows_ from the lane's first on
   const Row upper_, lower_;           // the rows that the lane has sums of
-  const float* const x_scales_;
   uint16_t* const y_;
 };
 

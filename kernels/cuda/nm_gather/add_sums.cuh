@@ -4,6 +4,7 @@
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
+#include "cuda/mma_units/token_scales.h"
 #include "cuda/nm_gather/linear_shape.h"
 #include "cuda/shared/linear_y.cuh"
 
@@ -38,11 +39,24 @@ __device__ __forceinline__ float4 scaled(const float4& sum, const float* row_sca
   return make_float4(sum.x * scale(0), sum.y * scale(1), sum.z * scale(2), sum.w * scale(3));
 }
 
+// The scale of a token of quantized activations; 1 where `x_scales` is null. Native values have
+// none.
+template <class Shape>
+__device__ __forceinline__ float token_scale(const float* x_scales, int token) {
+  if constexpr (token_scales_of(Shape::kValues, 2) == TokenScales::kNone) return 1;
+  return x_scales ? x_scales[token] : 1.0f;
+}
+
+__device__ __forceinline__ float4 times(const float4& sum, float scale) {
+  return make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
+}
+
 // What a block knows of its part of y, and of the blocks that share it.
 struct SumsOfBlock {
   uint16_t* y;              // of its first token
   const uint16_t* bias;     // or null
   const float* row_scales;  // of codes, [rows]
+  const float* x_scales;    // of the block's tokens, or null
   float* partials;          // of all blocks of rows, for its tokens
   uint32_t* arrivals;       // the same
   int rows, tokens;         // of the weight; of the block
@@ -144,11 +158,10 @@ class AddSums {
   __device__ __forceinline__ void store(int quad, const float4& sum) const {
     const int token = quad / across_;
     const int row = (a_.row_block * across_ + (quad - token * across_)) * 4;
-    if constexpr (scaled_by_row(Shape::kValues)) {
-      store_y<Type>(a_.y, a_.bias, a_.rows, token, row, scaled(sum, a_.row_scales, row, a_.rows));
-    } else {
-      store_y<Type>(a_.y, a_.bias, a_.rows, token, row, sum);
-    }
+    float4 own = sum;
+    if constexpr (scaled_by_row(Shape::kValues)) own = scaled(own, a_.row_scales, row, a_.rows);
+    own = times(own, token_scale<Shape>(a_.x_scales, token));
+    store_y<Type>(a_.y, a_.bias, a_.rows, token, row, own);
   }
 
   const SumsOfBlock& a_;

@@ -19,6 +19,7 @@ cudaError_t nm_gather_linear(const nm_gather::Layout& layout, const NmGatherProd
   nm_gather::Arguments arguments{};
   arguments.x = product.x;
   arguments.x_stride = product.x_stride;
+  arguments.x_scales = product.x_scales;
   arguments.bias = product.bias;
   arguments.y = product.y;
   arguments.partials = product.partials;

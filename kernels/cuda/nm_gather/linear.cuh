@@ -134,10 +134,10 @@ class Block {
     __syncthreads();
     const int row_block = blockIdx.x, row_blocks = gridDim.x;
     const int split = blockIdx.y, splits = gridDim.y;
-    const SumsOfBlock sums{a_.y,           a_.bias,          weight_.row_scales, a_.partials,
-                           a_.arrivals,    a_.rows,          a_.tokens,          a_.row_warps,
-                           a_.depth_warps, row_block,        row_blocks,         split,
-                           splits,         shared_ + a_.flag};
+    const SumsOfBlock sums{
+        a_.y,    a_.bias,   weight_.row_scales, a_.x_scales,    a_.partials, a_.arrivals,
+        a_.rows, a_.tokens, a_.row_warps,       a_.depth_warps, row_block,   row_blocks,
+        split,   splits,    shared_ + a_.flag};
     AddSums<Type, Shape>(sums, shared_).run();
   }
 

@@ -65,15 +65,16 @@ inline constexpr uint32_t kPerQuad = 1u << kPerQuadBits;
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype, accumulated in fp32.
 struct Arguments {
-  const uint16_t* x;     // on 8 bytes; zero from cols up to x_stride
-  int x_stride;          // elements from one row of x to the next, a multiple of 4
-  const uint16_t* bias;  // or null
-  uint16_t* y;           // on 8 bytes
-  float* partials;       // workspace: Plan::partial_floats() of any content, on 16 bytes
-  uint32_t* arrivals;    // arrival counters, one a block of rows, all zero before and after
-  int rows;              // of the weight
-  int tokens;            // no more than the shape has
-  int units;             // of rows
+  const uint16_t* x;      // on 8 bytes; zero from cols up to x_stride
+  int x_stride;           // elements from one row of x to the next, a multiple of 4
+  const float* x_scales;  // [tokens] where x holds codes of quantized tokens, else null
+  const uint16_t* bias;   // or null
+  uint16_t* y;            // on 8 bytes
+  float* partials;        // workspace: Plan::partial_floats() of any content, on 16 bytes
+  uint32_t* arrivals;     // arrival counters, one a block of rows, all zero before and after
+  int rows;               // of the weight
+  int tokens;             // no more than the shape has
+  int units;              // of rows
   int row_warps, depth_warps, chunk_sections, chunk_rows;  // of the plan
   uint32_t per_quad;  // kPerQuad / (chunk_rows / 4), rounded up
   uint32_t rings;     // where in shared memory the rings begin, behind x

@@ -49,6 +49,7 @@ cudaError_t nm_gather_tiles(const nm_gather::Layout& layout, const NmGatherTiles
   const nm_gather::Weight weight = nm_gather::weight_of(layout, product.cols, product.weight);
   nm_gather::TileArguments arguments{};
   arguments.x_tiles = product.x_tiles;
+  arguments.x_scales = product.x_scales;
   arguments.bias = product.bias;
   arguments.y = product.y;
   arguments.partials = product.partials;

@@ -129,6 +129,7 @@ class TileBlock {
     const SumsOfBlock own{a_.y + int64_t{token} * a_.rows,
                           a_.bias,
                           weight_.row_scales,
+                          a_.x_scales ? a_.x_scales + token : nullptr,
                           a_.partials + blocks_before * a_.splits *
                                             (a_.row_warps * Shape::kUnitRows * Shape::kTokens),
                           a_.arrivals + blocks_before,

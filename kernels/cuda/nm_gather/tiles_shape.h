@@ -40,6 +40,7 @@ struct TileShape {
 struct TileArguments {
   const uint16_t* x_tiles;  // of transpose_x
   int x_columns;            // of x_tiles
+  const float* x_scales;    // [tokens] where x holds codes of quantized tokens, else null
   const uint16_t* bias;     // or null
   uint16_t* y;              // on 8 bytes
   float* partials;          // workspace: TilesPlan::partial_floats() of any content, on 16 bytes

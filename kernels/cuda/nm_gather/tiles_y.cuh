@@ -44,9 +44,10 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Shape::kTiles][Sh
       const float4 sum =
           load_shared<float4>(place + (in_plane * Shape::kSumStride + quad * 4) * kFloat);
       if (token < a.tokens) {
+        const float4 own = times(scale, token_scale<Shape>(a.x_scales, token));
         store_y<Type>(a.y, nullptr, a.rows, token, row,
-                      make_float4(sum.x * scale.x + bias[0], sum.y * scale.y + bias[1],
-                                  sum.z * scale.z + bias[2], sum.w * scale.w + bias[3]));
+                      make_float4(sum.x * own.x + bias[0], sum.y * own.y + bias[1],
+                                  sum.z * own.z + bias[2], sum.w * own.w + bias[3]));
       }
     }
     __syncwarp();

@@ -9,8 +9,7 @@
 namespace flashsparse {
 namespace {
 
-template <class Arguments>
-cudaError_t launch(const sparse_24::CompiledFor<Arguments>& compiled, const Arguments& arguments,
+cudaError_t launch(const sparse_24::Compiled& compiled, const mma_units::Arguments& arguments,
                    const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                    cudaStream_t stream) {
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
@@ -35,13 +34,13 @@ cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
   return launch(compiled[plan.shape], arguments, plan, bfloat16, early, stream);
 }
 
-cudaError_t sparse_24_linear_codes(const mma_units::CodesArguments& arguments,
+cudaError_t sparse_24_linear_codes(const mma_units::Arguments& arguments,
                                    const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                                    cudaStream_t stream) {
   using namespace sparse_24;
-  const CodesCompiled* const compiled = plan.unit.type == ValueType::kFp8
-                                            ? compiled_codes_linear<Fp8Codes>()
-                                            : compiled_codes_linear<Int8Codes>();
+  const Compiled* const compiled = plan.unit.type == ValueType::kFp8
+                                       ? compiled_codes_linear<Fp8Codes>()
+                                       : compiled_codes_linear<Int8Codes>();
   return launch(compiled[plan.shape], arguments, plan, bfloat16, early, stream);
 }
 

@@ -46,9 +46,8 @@ inline constexpr int kStagesBeforeX = 2;
 //   kXBytes               of an element of x: 2, or 1 of codes, which the launch before makes
 //   sums                  of the units so far
 //   multiply(units, x)    adds the product of units in shared memory
-// Of codes `a` are CodesArguments.
-template <class Type, class Shape, class Multiplier, class Arguments>
-__device__ __forceinline__ void run_block(const Arguments& a, const mma_units::Cut& cut,
+template <class Type, class Shape, class Multiplier>
+__device__ __forceinline__ void run_block(const mma_units::Arguments& a, const mma_units::Cut& cut,
                                           uint32_t shared) {
   using Values = typename Multiplier::Values;
   using XRing = mma_units::XRing<Shape>;
@@ -94,7 +93,9 @@ __device__ __forceinline__ void run_block(const Arguments& a, const mma_units::C
   FS_NO_UNROLL
   for (int i = before; i < cut.weight_stages; ++i) weights.refill();
 
-  mma_units::Sums<Type, Shape, Values::kLayout.has_row_scales(), kNarrowX, typename Multiplier::Sum>
+  mma_units::Sums<Type, Shape, Values::kLayout.has_row_scales(),
+                  token_scales_of(Values::kLayout.type, Multiplier::kXBytes),
+                  typename Multiplier::Sum>
       sums(a, cut, layout, row_warp, column_warp, shared);
   Multiplier multiplier(column_warp * Shape::kXUnitBytes);
   FS_NO_UNROLL

@@ -69,7 +69,7 @@ class CodesMultiplier {
 // plan.shared_bytes(). Empty where the GPU does not multiply such codes by mma.
 template <class Type, class Shape, class Codes>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    linear_codes_kernel(const mma_units::CodesArguments arguments, const mma_units::Cut cut) {
+    linear_codes_kernel(const mma_units::Arguments arguments, const mma_units::Cut cut) {
   if constexpr (Codes::kHasMma) {
     FS_DYNAMIC_SHARED(shared);
     using Narrow = CodesShape<Shape>;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 }
 
 template <class Shape, class Codes>
-constexpr CodesCompiled compiled_codes_in() {
+constexpr Compiled compiled_codes_in() {
   if constexpr (is_compiled(Shape::kInfo, Codes::Values::kLayout, 1)) {
     return {linear_codes_kernel<Float16, Shape, Codes>,
             linear_codes_kernel<BFloat16, Shape, Codes>};
@@ -88,10 +88,10 @@ constexpr CodesCompiled compiled_codes_in() {
 }
 
 template <class Codes>
-const CodesCompiled* compiled_codes_linear() {
+const Compiled* compiled_codes_linear() {
 #define FS_COMPILED(tokens, row_units, warps) \
   compiled_codes_in<Shape<tokens, row_units, warps>, Codes>(),
-  static const CodesCompiled compiled[] = {FS_SPARSE_24_SHAPES(FS_COMPILED)};
+  static const Compiled compiled[] = {FS_SPARSE_24_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
   return compiled;
 }

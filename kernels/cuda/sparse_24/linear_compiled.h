@@ -7,13 +7,10 @@
 
 namespace flashsparse::sparse_24 {
 
-template <class Arguments>
-struct CompiledFor {
-  void (*float16)(Arguments, mma_units::Cut);
-  void (*bfloat16)(Arguments, mma_units::Cut);
+struct Compiled {
+  void (*float16)(mma_units::Arguments, mma_units::Cut);
+  void (*bfloat16)(mma_units::Arguments, mma_units::Cut);
 };
-using Compiled = CompiledFor<mma_units::Arguments>;
-using CodesCompiled = CompiledFor<mma_units::CodesArguments>;
 
 // By the index of kShapes; null where values of this kind (values.cuh) are not compiled in a shape.
 template <class Values>
@@ -21,6 +18,6 @@ const Compiled* compiled_linear();
 
 // The same of codes (codes.cuh) by x of such codes.
 template <class Codes>
-const CodesCompiled* compiled_codes_linear();
+const Compiled* compiled_codes_linear();
 
 }  // namespace flashsparse::sparse_24

@@ -67,8 +67,10 @@ class WgmmaMultiplier {
     mma_units::WgmmaTiles tiles(arguments_, Shape::kTokens, tile_units * kUnitRows);
     Weights weights(arguments_, x_, tiles, unit, tile_units);
     weights.begin();
-    const mma_units::WgmmaSums<Type, Shape, Operand::kXBytes == 1, typename Operand::Sum> store(
-        arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
+    const mma_units::WgmmaSums<Type, Shape,
+                               token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
+                               typename Operand::Sum>
+        store(arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
     wait_for_last_kernel();
     operand_.make(a_[0], weights.first(), 0);
     int turn = 0;  // of the units that were loaded at once

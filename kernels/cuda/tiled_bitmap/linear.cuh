@@ -212,6 +212,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   constexpr Operands kOperands = Shape::kOperands;
   constexpr bool kScaled = kOperands != Operands::kNative;
   constexpr bool kNarrowX = kOperands == Operands::kRounded;
+  constexpr TokenScales kTokenScales = kNarrowX ? TokenScales::kAlways : TokenScales::kNone;
   using XRing = mma_units::XRing<Shape>;
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
@@ -253,7 +254,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   weights.fill();
 
   const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
-  mma_units::Sums<Type, Shape, kScaled, kNarrowX, typename Shape::Sum> sums(
+  mma_units::Sums<Type, Shape, kScaled, kTokenScales, typename Shape::Sum> sums(
       a, cut, layout, row_warp, column_warp, shared,
       kOperands == Operands::kCodes ? 1 / kWidenedByte<Type> : 1);
   Multiplier<Type, Shape> multiplier(

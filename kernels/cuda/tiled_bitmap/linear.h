@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of the linear kernel of tiled_bitmap, of the one that rounds x for it, and of the one
-// that scales what a library has summed. Pointers are device memory; they do not wait.
+// Launchers of the linear kernel of tiled_bitmap and of the one that quantizes x for it. Pointers
+// are device memory; they do not wait.
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "cuda/mma_units/scale_sums.h"
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_plan.h"
 
@@ -21,9 +20,5 @@ cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
 cudaError_t tiled_bitmap_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
                                     bool bfloat16, bool is_early, uint16_t* codes, float* scales,
                                     uint32_t* sums, cudaStream_t stream);
-
-// Makes y of sums (cuda/mma_units/scale_sums.cuh); rows and tokens >= 1.
-cudaError_t tiled_bitmap_scale_sums(const mma_units::SumsToScale& sums, bool bfloat16,
-                                    cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

@@ -7,9 +7,8 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// `units` is weight_packed; `scales` is null where values are native; those of x are, and its sums,
-// where it is not rounded.
-struct Arguments : mma_units::CodesArguments {
+// `units` is weight_packed. Pointers that the operands of a kernel do not need are null.
+struct Arguments : mma_units::Arguments {
   const int32_t* offsets;  // of units, in lines
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the kernels for many tokens over every case on stdin and writes the results to stdout.
 //   case    int64 rows, cols, tokens, n, m, vector_length, value type, bfloat16,
-//           has_bias, seed,
+//           has_bias, has_x_scales, seed,
 //           multiprocessors, shared_bytes, plan[7]: the numbers of TilesPlan in their order, or -1
 //           first to let the host plan for such a GPU;
 //           the weight (case.h); uint16 x[tokens][cols to a multiple of 64];
-//           uint16 bias[rows] if has_bias
+//           uint16 bias[rows] if has_bias; float32 x_scales[tokens] if has_x_scales
 //   answer  uint16 y[tokens][rows]
 #include <algorithm>
 #include <cstdint>
@@ -33,15 +33,16 @@ auto unwritten(size_t count) {
 
 int main(int argc, char** argv) {
   const driver::Counting counting(argc, argv);
-  int64_t header[19];
+  int64_t header[20];
   while (driver::read_header(header)) {
-    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias, seed,
-                multiprocessors, shared_bytes, shape, row_warps, splits, x_stages, weight_stages,
-                band, cluster] = header;
+    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias,
+                has_x_scales, seed, multiprocessors, shared_bytes, shape, row_warps, splits,
+                x_stages, weight_stages, band, cluster] = header;
     const driver::NmGatherWeight packed(n, m, vector_length, value_type, rows, cols);
     const int64_t x_stride = (cols + 63) / 64 * 64;
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
+    const auto x_scales = driver::read<float>(has_x_scales ? tokens : 0);
 
     const Gpu gpu{static_cast<int>(multiprocessors), shared_bytes, shared_bytes >= 227 << 10};
     TilesPlan plan{static_cast<int>(shape),         static_cast<int>(row_warps),
@@ -69,6 +70,7 @@ int main(int argc, char** argv) {
     const Weight weight = weight_of(packed.layout, cols, packed.stored());
     TileArguments arguments{};
     arguments.x_tiles = x_tiles.get();
+    arguments.x_scales = has_x_scales ? x_scales.get() : nullptr;
     arguments.bias = has_bias ? bias.get() : nullptr;
     arguments.y = y.get();
     arguments.partials = partials.get();

@@ -2,16 +2,15 @@
 // What the drivers of sparse_24's kernels for few tokens have in common: a case on stdin, its
 // launch, and y on stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
-//           plan[6], value type, group; int32 units; float scales[rows] if rows have them; uint16
-//           x[tokens * stride], the stride being cols up to a multiple of 8; uint16 bias[rows] if
-//           it has one
-//           plan: the numbers of LinearPlan in their order, or -1 first to let the host plan for a
-//           GPU of so many multiprocessors and bytes of shared memory
+//           plan[6], value type, group, has_x_scales; int32 units; float scales[rows] if rows have
+//           them; uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
+//           bias[rows] if it has one; float32 x_scales[tokens] if it has them, for 16-bit x that
+//           holds codes plan: the numbers of LinearPlan in their order, or -1 first to let the host
+//           plan for a GPU of so many multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
 #pragma once
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "cuda/sparse_24/linear_compiled.h"
 #include "emulator/driver.h"
@@ -28,17 +27,17 @@ driver::DeviceArray<T> unwritten(size_t count) {
 
 struct LinearCase {
   int64_t rows, cols, tokens, seed;
-  bool bfloat16, has_bias;
+  bool bfloat16, has_bias, has_x_scales;
   LinearPlan plan;
   driver::DeviceArray<uint32_t> units{nullptr, &std::free};
-  driver::DeviceArray<float> scales{nullptr, &std::free};
+  driver::DeviceArray<float> scales{nullptr, &std::free}, x_scales{nullptr, &std::free};
   driver::DeviceArray<uint16_t> x{nullptr, &std::free}, bias{nullptr, &std::free};
 
   int64_t stride() const { return (cols + 7) / 8 * 8; }
 
   // The next one, if there is one; ends the program where its plan breaks a rule.
   bool read(int x_bytes) {
-    int64_t header[16];
+    int64_t header[17];
     if (!driver::read_header(header)) return false;
     rows = header[0], cols = header[1], tokens = header[2], seed = header[5];
     bfloat16 = header[3], has_bias = header[4];
@@ -57,13 +56,14 @@ struct LinearCase {
     scales = driver::read<float>(unit.has_row_scales() ? rows : 0);
     x = driver::read<uint16_t>(tokens * stride());
     bias = driver::read<uint16_t>(has_bias ? rows : 0);
+    has_x_scales = header[16];
+    x_scales = driver::read<float>(has_x_scales ? tokens : 0);
     return true;
   }
 
   // By x as the kernel reads it, made by the kernel before: given, or as codes with scales of
   // tokens.
-  template <class Arguments>
-  void run(const CompiledFor<Arguments>& compiled, const uint16_t* x_bits, int64_t x_stride,
+  void run(const Compiled& compiled, const uint16_t* x_bits, int64_t x_stride,
            const float* x_scales) const {
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
     if (!kernel) {
@@ -74,12 +74,10 @@ struct LinearCase {
     const auto partials = unwritten<float>(plan.partial_floats(rows));
     const auto arrivals = driver::device_array<uint32_t>(plan.arrivals(rows));
     std::memset(arrivals.get(), 0, plan.arrivals(rows) * sizeof(uint32_t));
-    Arguments arguments;
+    mma_units::Arguments arguments{};
     arguments.units = units.get();
     arguments.scales = scales.get();
-    if constexpr (std::is_same_v<Arguments, mma_units::CodesArguments>) {
-      arguments.x_scales = x_scales;
-    }
+    arguments.x_scales = x_scales;
     arguments.x = x_bits;
     arguments.x_stride = static_cast<int>(x_stride);
     arguments.bias = has_bias ? bias.get() : nullptr;

@@ -43,6 +43,6 @@ int main(int argc, char** argv) {
   while (c.read(2)) {
     const Compiled compiled = with_values(
         c.plan.unit, [&](auto values) { return emulated<decltype(values)>(c.plan.shape); });
-    c.run(compiled, c.x.get(), c.stride(), nullptr);
+    c.run(compiled, c.x.get(), c.stride(), c.has_x_scales ? c.x_scales.get() : nullptr);
   }
 }

@@ -2,11 +2,11 @@
 // What the drivers of sparse_24's wgmma kernel have in common: a case on stdin, its launch, and y
 // on stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
-//           plan[5], value type, group; int32 units; float32 scales[rows] if rows have them;
-//           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
-//           bias[rows] if it has one
-//           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
-//           GPU of so many multiprocessors and bytes of shared memory
+//           plan[5], value type, group, has_x_scales; int32 units; float32 scales[rows] if rows
+//           have them; uint16 x[tokens * stride], the stride being cols up to a multiple of 8;
+//           uint16 bias[rows] if it has one; float32 x_scales[tokens] if it has them, for 16-bit x
+//           that holds codes plan: the numbers of WgmmaPlan in their order, or -1 first to let the
+//           host plan for a GPU of so many multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
 #pragma once
 #include <cstdint>
@@ -30,15 +30,15 @@ struct WgmmaCase {
   bool bfloat16;
   WgmmaPlan plan;
   driver::DeviceArray<uint32_t> units{nullptr, &std::free};
-  driver::DeviceArray<float> scales{nullptr, &std::free};
+  driver::DeviceArray<float> scales{nullptr, &std::free}, x_scales{nullptr, &std::free};
   driver::DeviceArray<uint16_t> x{nullptr, &std::free}, bias{nullptr, &std::free};
-  bool has_bias;
+  bool has_bias, has_x_scales;
 
   int64_t stride() const { return (cols + 7) / 8 * 8; }
 
   // The next one, if there is one; ends the program where its plan breaks a rule.
   bool read(int x_bytes) {
-    int64_t header[15];
+    int64_t header[16];
     if (!driver::read_header(header)) return false;
     rows = header[0], cols = header[1], tokens = header[2], seed = header[5];
     bfloat16 = header[3], has_bias = header[4];
@@ -56,6 +56,8 @@ struct WgmmaCase {
     scales = driver::read<float>(unit.has_row_scales() ? rows : 0);
     x = driver::read<uint16_t>(tokens * stride());
     bias = driver::read<uint16_t>(has_bias ? rows : 0);
+    has_x_scales = header[15];
+    x_scales = driver::read<float>(has_x_scales ? tokens : 0);
     return true;
   }
 

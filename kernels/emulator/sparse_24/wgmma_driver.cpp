@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
     const WgmmaCompiled& native = compiled_wgmma<NativeValues>()[c.plan.shape];
     const auto kernel = c.bfloat16 ? find_kernel<BFloat16>(c.plan, native.bfloat16)
                                    : find_kernel<Float16>(c.plan, native.float16);
-    c.run(kernel, {c.x.get(), c.tokens, c.cols, c.stride(), c.plan.copied_tokens()}, nullptr);
+    c.run(kernel, {c.x.get(), c.tokens, c.cols, c.stride(), c.plan.copied_tokens()},
+          c.has_x_scales ? c.x_scales.get() : nullptr);
   }
 }

@@ -57,11 +57,18 @@ int main(int argc, char** argv) {
     }
 
     const auto y = driver::device_array<uint16_t>(tokens * rows);
-    const mma_units::SumsToScale to_scale{
-        sums.get(), padded, scales.get(),           x_scales.get(), has_bias ? bias.get() : nullptr,
-        y.get(),    rows,   static_cast<int>(rows), tokens};
-    const auto scale =
-        bfloat16 ? mma_units::scale_sums_kernel<BFloat16> : mma_units::scale_sums_kernel<Float16>;
+    const mma_units::SumsToScale to_scale{reinterpret_cast<const uint32_t*>(sums.get()),
+                                          padded,
+                                          scales.get(),
+                                          x_scales.get(),
+                                          has_bias ? bias.get() : nullptr,
+                                          y.get(),
+                                          rows,
+                                          static_cast<int>(rows),
+                                          tokens,
+                                          false};
+    const auto scale = bfloat16 ? mma_units::scale_sums_kernel<BFloat16, int32_t>
+                                : mma_units::scale_sums_kernel<Float16, int32_t>;
     simt::launch(mma_units::scale_blocks(to_scale.rows, tokens), mma_units::kScaleThreads, seed,
                  [&] { scale(to_scale); });
     driver::write(y.get(), tokens * rows);
