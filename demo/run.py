@@ -32,8 +32,8 @@ from transformers.utils import logging as transformers_logging
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
-from flashsparse_plugin.checkpoint.linears import StoredModel
-from flashsparse_plugin.checkpoint.pruned import write_pruned
+from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
+from flashsparse_plugin.checkpoint.read.linears import StoredModel
 from flashsparse_plugin.cli.console import err, out, print_error, size, table
 from flashsparse_plugin.cli.generate import Stream, describe, encode
 from flashsparse_plugin.cli.generate import run as generate

@@ -101,8 +101,8 @@ def convert(
     ignore = ["lm_head"] if ignore is None else ignore
     with err.status("Starting"):
         from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
-        from flashsparse_plugin.checkpoint.keeping import target_of
-        from flashsparse_plugin.checkpoint.values import parse_size
+        from flashsparse_plugin.checkpoint.convert.keeping import target_of
+        from flashsparse_plugin.checkpoint.convert.values import parse_size
         from flashsparse_plugin.formats import get_format
         from flashsparse_plugin.formats.values import parse_dtype
         from flashsparse_plugin.matching import matches
@@ -192,7 +192,7 @@ def _own_warnings() -> Iterator[None]:
 
 
 def _show(report: ConversionReport, seconds: float) -> None:
-    from flashsparse_plugin.checkpoint.report import by_kind, mean_sparsity
+    from flashsparse_plugin.checkpoint.write.report import by_kind, mean_sparsity
 
     made = table("Kind", "packed", "shape", "zeros", "dense", "here", "")
     for kind, layers in by_kind(x for x in report.layers if x.sparsity is not None).items():

@@ -123,7 +123,7 @@ def eval(
         raise usage("it draws perplexity, which needs --text", "--plot")
     directories = [model_directory(each, card and i == 0) for i, each in enumerate(models)]
     if card:
-        from flashsparse_plugin.checkpoint.card_section import read_card
+        from flashsparse_plugin.checkpoint.card.section import read_card
 
         read_card(directories[0])
     with err.status("Starting"):
@@ -154,7 +154,7 @@ def eval(
         chart.draw(_points(lines, chart.Point), about, plot)
         err.print(Text(f"Drawn to {plot}"), soft_wrap=True)
     if card:
-        from flashsparse_plugin.checkpoint.card_section import write_evaluation
+        from flashsparse_plugin.checkpoint.card.section import write_evaluation
 
         write_evaluation(directories[0], [each.to_dict() for each in lines], about)
         err.print(Text(f"Written into {directories[0] / 'README.md'}"), soft_wrap=True)

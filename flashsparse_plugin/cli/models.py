@@ -17,8 +17,8 @@ from .console import err, out, size, usage
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from flashsparse_plugin.checkpoint.hub import HubModel, Tell
-    from flashsparse_plugin.checkpoint.publishing import Publisher
+    from flashsparse_plugin.checkpoint.hub.fetching import HubModel, Tell
+    from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 
 
 class Dtype(StrEnum):
@@ -48,9 +48,9 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
     Raises:
         typer.BadParameter: If something is missing.
     """
-    from flashsparse_plugin.checkpoint.headers import CheckpointError
-    from flashsparse_plugin.checkpoint.hub import directory_of, named
-    from flashsparse_plugin.checkpoint.places import hub_name
+    from flashsparse_plugin.checkpoint.files.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.files.places import hub_name
+    from flashsparse_plugin.checkpoint.hub.fetching import directory_of, named
 
     model = named(name)
     cached = hub_name(Path(name).expanduser()) if model is None else model.id
@@ -72,7 +72,7 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
 
 def model_name(directory: Path) -> str:
     """What to call a model in a message: its name on the Hub, or that of its directory."""
-    from flashsparse_plugin.checkpoint.places import name_of
+    from flashsparse_plugin.checkpoint.files.places import name_of
 
     return name_of(directory)
 
@@ -106,8 +106,8 @@ def may_push(name: str | None) -> Publisher | None:
     """
     if name is None:
         return None
-    from flashsparse_plugin.checkpoint.headers import CheckpointError
-    from flashsparse_plugin.checkpoint.publishing import Publisher
+    from flashsparse_plugin.checkpoint.files.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 
     try:
         return Publisher.of(name)
@@ -180,8 +180,8 @@ def load_model(
             and for ids of tokens that are none.
     """
     from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.linears import config_of, model_class
-    from flashsparse_plugin.checkpoint.settings import refuse_quantized
+    from flashsparse_plugin.checkpoint.convert.settings import refuse_quantized
+    from flashsparse_plugin.checkpoint.read.linears import config_of, model_class
     from flashsparse_plugin.packed import FormatError
 
     _transformers()
@@ -207,7 +207,7 @@ def load_model(
 
 def _require_token_ids(model: PreTrainedModel, path: Path) -> None:
     """Raises CheckpointError where a generation could not know its end."""
-    from flashsparse_plugin.checkpoint.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.files.headers import CheckpointError
 
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         found = getattr(model.generation_config, name, None)

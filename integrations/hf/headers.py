@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo
+from flashsparse_plugin.checkpoint.files.headers import read_headers as read
+from flashsparse_plugin.checkpoint.files.places import CONFIG, require_file, require_inside
 from flashsparse_plugin.checkpoint.foreign.entries import as_dense
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig, as_packed
-from flashsparse_plugin.checkpoint.headers import TensorInfo
-from flashsparse_plugin.checkpoint.headers import read_headers as read
-from flashsparse_plugin.checkpoint.places import CONFIG, require_file, require_inside
-from flashsparse_plugin.checkpoint.reader import shards_in
+from flashsparse_plugin.checkpoint.read.directory import shards_in
 from flashsparse_plugin.config import FlashSparseConfig
 
 if TYPE_CHECKING:

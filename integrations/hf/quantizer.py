@@ -20,14 +20,14 @@ import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 
-from flashsparse_plugin.checkpoint.checksums import verify
-from flashsparse_plugin.checkpoint.explanations import about_experts
+from flashsparse_plugin.checkpoint.files.explanations import about_experts
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo, aligned
+from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.headers import TensorInfo, aligned
-from flashsparse_plugin.checkpoint.linears import kind_of
-from flashsparse_plugin.checkpoint.report import told
-from flashsparse_plugin.checkpoint.stored import Checkpoint
-from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+from flashsparse_plugin.checkpoint.read.linears import kind_of
+from flashsparse_plugin.checkpoint.read.stored import Checkpoint
+from flashsparse_plugin.checkpoint.write.checksums import verify
+from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.formats import get_format

@@ -18,7 +18,7 @@ from flashsparse_plugin.checkpoint import (
     convert_checkpoint,
     inspect_checkpoint,
 )
-from flashsparse_plugin.checkpoint.linears import StoredModel
+from flashsparse_plugin.checkpoint.read.linears import StoredModel
 from flashsparse_plugin.linear import SparseLinear
 
 

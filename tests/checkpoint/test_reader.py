@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
-from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 
 INDEX = "model.safetensors.index.json"
 

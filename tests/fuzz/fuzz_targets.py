@@ -27,12 +27,12 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.attention import CalibrationError, unified_max_of
 from flashsparse_plugin.attention.calibration import text_config
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo
 from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
 from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK
 from flashsparse_plugin.checkpoint.foreign.code_entries import find_codes
 from flashsparse_plugin.checkpoint.foreign.packing import scheme_of
-from flashsparse_plugin.checkpoint.headers import TensorInfo
-from flashsparse_plugin.checkpoint.staging import STATE
+from flashsparse_plugin.checkpoint.write.staging import STATE
 from flashsparse_plugin.dataflow.table import SHIPPED, TableError, read_table
 from flashsparse_plugin.formats import all_formats
 from flashsparse_plugin.formats.nm_vector import NMVector

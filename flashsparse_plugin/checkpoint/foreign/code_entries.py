@@ -19,7 +19,7 @@ from torch import Tensor
 from ...formats.coded import CodePacker
 from ...formats.value_types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
-from ..headers import CheckpointError, MadeTensorInfo, TensorInfo
+from ..files.headers import CheckpointError, MadeTensorInfo, TensorInfo
 from . import LAYOUTS
 from .codes import UNUSED, CodeLayout, Codes, multiply
 from .eight_bits import EightBits

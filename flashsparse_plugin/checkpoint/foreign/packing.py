@@ -18,7 +18,7 @@ from ...formats.nm_vector import NMVector
 from ...formats.values import parse_dtype
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, Scheme, dtype_name
-from ..headers import TensorInfo
+from ..files.headers import TensorInfo
 from .code_entries import CodesInfo, find_codes, show_packed
 from .entries import as_dense
 from .quantization import (
