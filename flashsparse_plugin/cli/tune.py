@@ -160,8 +160,7 @@ def _shapes(target: str) -> tuple[list[tuple[int, int]], Path | None]:
 def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     """Shapes of the linear layers, and of those that engines merge: q, k and v; gate and up."""
     with err.status("Reading the model"):
-        from flashsparse_plugin.checkpoint.convert.settings import refuse_quantized
-        from flashsparse_plugin.checkpoint.read.directory import ModelDirectory
+        from flashsparse_plugin.checkpoint.read.directory import ModelDirectory, refuse_quantized
         from flashsparse_plugin.checkpoint.read.linears import find_linears
         from flashsparse_plugin.checkpoint.read.shapes import as_merged
 

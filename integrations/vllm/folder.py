@@ -10,8 +10,8 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from flashsparse_plugin.checkpoint.files.folder import INDEX
 from flashsparse_plugin.checkpoint.files.places import CONFIG
-from flashsparse_plugin.checkpoint.read.directory import INDEX
 
 logger = logging.getLogger("vllm.flashsparse")
 

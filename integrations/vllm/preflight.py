@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, TensorInfo
+from flashsparse_plugin.checkpoint.files.checksums import verify
 from flashsparse_plugin.checkpoint.foreign.entries import ForeignTensorInfo
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.checkpoint.read.linears import Linear, StoredModel
-from flashsparse_plugin.checkpoint.write.checksums import verify
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
 from flashsparse_plugin.matching import matches

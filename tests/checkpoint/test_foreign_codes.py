@@ -76,7 +76,7 @@ def expected_shape(directory, layer):
 def test_the_weights_are_those_that_compressed_tensors_makes(name):
     directory = ModelDirectory(WRITTEN / name)
     assert directory.has_codes
-    shown = directory.with_weights()
+    shown = directory.dense()
     assert shown.tensors.keys() == expected(name).keys()
     for key, tensor in expected(name).items():
         info = shown.tensors[key]
@@ -89,7 +89,7 @@ def test_the_weights_are_those_that_compressed_tensors_makes(name):
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_packed_they_keep_their_codes_and_scales(name):
-    shown = ModelDirectory(WRITTEN / name).with_weights().tensors
+    shown = ModelDirectory(WRITTEN / name).dense().tensors
     packed = dict(packed_weights(ModelDirectory(WRITTEN / name).packed()))
     assert len(packed) == 7
     assert packed[DOWN].scheme.options.title == SCHEMES[name]
@@ -287,7 +287,7 @@ def test_int8_codes_with_zeros_anywhere_are_packed_to_tiled_bitmap(structure, tm
     directory = ModelDirectory(tmp_path / "out")
     assert directory.quantization["options"] == {"values": "int8"}
     converted = load_all(tmp_path / "out")
-    shown = ModelDirectory(source).with_weights().tensors
+    shown = ModelDirectory(source).dense().tensors
     for layer, weight in packed.items():
         assert weight.scheme.title == "tiled_bitmap(int8)"
         assert torch.equal(weight.unpack(), expected("int8")[f"{layer}.weight"])

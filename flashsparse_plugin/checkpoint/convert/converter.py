@@ -22,13 +22,13 @@ from ...messages import one_line
 from ...names import DENSE
 from ...packed import FormatError, dtype_name
 from ..card.model_card import write_card
+from ..files.checksums import checksum
 from ..files.headers import CheckpointError, TensorInfo, read_header
 from ..files.places import CONFIG
 from ..hub.fetching import directory_of
-from ..read.directory import ModelDirectory
+from ..read.directory import ModelDirectory, refuse_quantized
 from ..read.linears import StoredModel
 from ..read.stored import Checkpoint
-from ..write.checksums import checksum
 from ..write.report import ConversionReport, LayerReport, human
 from ..write.room import disk_errors, require_room
 from ..write.staging import Staging, identity
@@ -39,7 +39,7 @@ from .choosing import settle, target_for
 from .keeping import target_of
 from .packer import Packer, cast_part
 from .readback import reads_back
-from .settings import Settings, refuse_overlap, refuse_quantized, settings_of
+from .settings import Settings, refuse_overlap, settings_of
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def convert_checkpoint(
     target = target_for(settings, device, batch)
     refuse_overlap(directory.path.resolve(), Path(out).resolve())
     require_room(Path(out))
-    directory = directory.with_weights(settings.dtype)
+    directory = directory.dense(settings.dtype)
     stored, choices = StoredModel(directory, split=True), list[str]()
     directory = stored.directory
     try:
@@ -331,7 +331,6 @@ class _Conversion:
 
     def _check_loading(self, staging: Staging) -> None:
         """Has the written files placed in the model, by their headers, as loading will."""
-        model = self.stored.model
         written = {
             info.name: info
             for shard in staging.finished
@@ -339,7 +338,7 @@ class _Conversion:
         }
         config = FlashSparseConfig(**self._quantization_config())
         try:
-            Checkpoint.read(model, written).place(model, config)
+            Checkpoint.read(self.stored.names, written).place(self.stored.model, config)
         except FormatError as error:
             raise CheckpointError(
                 f"{self.report.source} cannot be packed so that it loads: {error} --ignore "

@@ -18,16 +18,15 @@ from ...formats import format_names, get_format, packed_names
 from ...formats.values import cast, packable_dtype
 from ...names import DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, PackedWeight, Scheme, dtype_name
+from ..files.checksums import verify
 from ..files.headers import CheckpointError
 from ..hub.fetching import directory_of
-from ..read.directory import ModelDirectory
+from ..read.directory import ModelDirectory, refuse_quantized
 from ..read.linears import Linear, StoredModel
 from ..read.shapes import merged_names
-from ..write.checksums import verify
 from ..write.report import mean_sparsity
 from .advice import notes_on
 from .decision import IGNORED, reason_not_to_pack, reason_of_size
-from .settings import refuse_quantized
 
 _DEFAULTS = FlashSparseConfig()  # of `convert_checkpoint`
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from ...packed import PackedWeight
+from ..files.checksums import checksum
 from ..files.headers import TensorInfo
 from ..foreign.code_entries import CodesInfo
-from ..write.checksums import checksum
 from .packer import Packer, cast_part
 from .values import same_bits, same_bits_but_zero_sign
 

@@ -13,11 +13,9 @@ import torch
 from ...config import FlashSparseConfig
 from ...formats import get_format
 from ...formats.values import parse_dtype
-from ...names import AUTO, DEFAULT_FORMAT, QUANT_METHOD
+from ...names import AUTO, DEFAULT_FORMAT
 from ...packed import FormatError, dtype_name
-from ..files.explanations import about_packed, about_quantized
 from ..files.headers import CheckpointError
-from ..read.directory import ModelDirectory
 from .values import parse_size
 
 
@@ -73,26 +71,6 @@ def settings_of(
     )
     config.require_pattern()
     return Settings(config, wanted, pack_all, parse_size(max_shard_size))
-
-
-def refuse_quantized(
-    directory: ModelDirectory, *, packed: bool = False, codes: bool = True
-) -> None:
-    """Raises CheckpointError for a model whose weights are not dense.
-
-    Args:
-        directory: The model.
-        packed: Whether one that is packed by flashsparse will do.
-        codes: Whether one will do that another tool quantized to codes that are read.
-    """
-    quantization = directory.quantization
-    if quantization is None or (directory.has_codes and codes):
-        return
-    method = quantization.get("quant_method")
-    if method != QUANT_METHOD:
-        raise CheckpointError(about_quantized(str(directory.path), method))
-    if not packed:
-        raise CheckpointError(about_packed(str(directory.path), quantization.get("format")))
 
 
 def refuse_overlap(source: Path, out: Path) -> None:

@@ -108,6 +108,11 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % tensor.itemsize == 0 else tensor.clone()
 
 
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a CPU tensor, row by row; contiguous memory is not copied."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..files.explanations import about_gguf, about_pickles
+from ..files.folder import INDEX, PICKLES, SINGLE_FILE, shards_in
 from ..files.headers import CheckpointError
 from ..files.places import CONFIG, is_file_name, refuse_no_model
-from ..read.directory import INDEX, PICKLES, SINGLE_FILE, shards_in
 from ..write.surroundings import is_carried
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ...formats.values import cast
 from ...packed import dtype_name
+from ..files.folder import INDEX
 from ..files.headers import CheckpointError, TensorInfo
 from ..files.places import CONFIG
-from ..read.directory import INDEX, ModelDirectory
+from ..read.directory import ModelDirectory
 from ..read.linears import StoredModel
 from ..write.report import told
 from ..write.room import disk_errors, require_room

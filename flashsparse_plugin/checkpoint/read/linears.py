@@ -22,6 +22,7 @@ from ...roles import heads, routers
 from ..files.headers import CheckpointError, TensorInfo
 from .directory import ModelDirectory
 from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
+from .renaming import Names
 from .split import split_weights
 from .stored import Checkpoint, require_shape
 
@@ -186,6 +187,7 @@ class StoredModel:
     Attributes:
         directory: The directory, as it is shown.
         model: The model on the meta device, without memory for its weights.
+        names: What its tensors are called in files.
         checkpoint: The tensors of the directory by their names in the model.
         linears: The linear layers, and what only looks like one.
 
@@ -197,9 +199,10 @@ class StoredModel:
 
     def __init__(self, directory: ModelDirectory, split: bool = False):
         self.directory, self.model = directory, build_on_meta(directory)
+        self.names = Names(self.model)
         if split:
-            self.directory = directory.with_tensors(split_weights(self.model, directory.tensors))
-        self.checkpoint = Checkpoint.read(self.model, self.directory.tensors)
+            self.directory = directory.with_tensors(split_weights(self.names, directory.tensors))
+        self.checkpoint = Checkpoint.read(self.names, self.directory.tensors)
         self.linears = [*self._linears()]
         if not any(linear.stored for linear in self.linears):
             raise CheckpointError(

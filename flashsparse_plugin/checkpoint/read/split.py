@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +16,7 @@ from torch import Tensor
 from ...modules import linear_modules, stored_weight
 from ..files.headers import MadeTensorInfo, TensorInfo
 from ..foreign.code_entries import CodesInfo
-from .stored import Names
-
-if TYPE_CHECKING:
-    from transformers.modeling_utils import PreTrainedModel
+from .renaming import Names
 
 
 @dataclass(frozen=True)
@@ -39,20 +35,18 @@ class PartInfo(MadeTensorInfo):
         return self.names.parts(self.source.name, self.source.read())[self.name]
 
 
-def split_weights(
-    model: PreTrainedModel, tensors: Mapping[str, TensorInfo]
-) -> dict[str, TensorInfo]:
+def split_weights(names: Names, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Puts the weights of linear layers in the place of a tensor that holds several of them.
 
     A tensor stays as it is where it holds anything else, where another tool's codes are in it
     (which a split would have to round again), and where a part would not be found by its own name.
 
     Args:
-        model: A skeleton without packed layers.
+        names: Those of a skeleton without packed layers.
         tensors: The entries of a checkpoint.
     """
-    names = Names(model, model.state_dict())
-    weights = {f"{name}.weight": stored_weight(m) for name, m in linear_modules(model).items()}
+    linears = linear_modules(names.model)
+    weights = {f"{name}.weight": stored_weight(module) for name, module in linears.items()}
     shown: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
         _, made = names.of(key)

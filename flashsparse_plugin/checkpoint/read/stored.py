@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds, under the names that its tensors have in the model.
 
-Names in a file are not those of modules: prefixes come and go, old names are renamed, fused tensors
-are split. Only transformers knows how, so its own loader's renaming is asked, for loading and for
-converting alike. Everything here is known from the headers, before any tensor is read.
+For loading and for converting alike. Everything here is known from the headers, before any tensor
+is read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from ...names import DENSE
 from ...packed import FormatError, PackedWeight
 from ...roles import base_name
 from ..files.headers import CheckpointError, TensorInfo, natural
+from .renaming import Names
 
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
@@ -53,17 +52,16 @@ class Checkpoint:
     made: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> Checkpoint:
+    def read(cls, names: Names, infos: Mapping[str, TensorInfo]) -> Checkpoint:
         """Finds out what the loader makes of each tensor.
 
         Args:
-            model: A skeleton without packed layers.
+            names: Those of a skeleton without packed layers.
             infos: The entries of all tensors of the checkpoint, by their names in the files.
 
         Raises:
             FormatError: For a packed weight that the loader would merge with others or split.
         """
-        names = Names(model, model.state_dict())
         checkpoint = cls()
         packed = {
             key: (layer, own)
@@ -101,8 +99,8 @@ class Checkpoint:
 
         Which layer it belongs to was asked by the name of the dense weight.
         """
-        for name, tensors in self.packed.items():
-            names.skeleton |= {f"{name}.{own}": tensor for own, tensor in tensors.items()}
+        mine = {f"{x}.{own}": each for x, of in self.packed.items() for own, each in of.items()}
+        names = names.beside(mine)
         for name, tensors in self.packed.items():
             for own in tensors:
                 key = f"{self.stored_as[name]}.{own}"
@@ -270,59 +268,3 @@ def _aliases(model: PreTrainedModel) -> dict[str, set[str]]:
     for name, source in model.all_tied_weights_keys.items():
         groups.setdefault(source, {source}).add(name)
     return {name: group for group in groups.values() for name in group}
-
-
-class Names:
-    """transformers' own answer to what a tensor of a file becomes in a model.
-
-    Args:
-        model: The model.
-        state: Its tensors by name, of which the names alone count.
-    """
-
-    def __init__(self, model: PreTrainedModel, state: Mapping[str, Tensor]):
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
-        transforms: list[Any] = get_model_conversion_mapping(model)
-        self.renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
-        self.converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
-        self.model, self.prefix, self.skeleton = model, model.base_model_prefix, dict(state)
-
-    def of(self, key: str) -> tuple[str, list[str]]:
-        """Returns a tensor's name in the model, and what the loader makes of it and of others.
-
-        The list is empty for a tensor that the loader takes as it is.
-        """
-        target, pattern = self._renamed(key)
-        if pattern is None:
-            return target, []
-        first, *more = self._converter(pattern).target_patterns
-        return target, [target, *(target.replace(first, other) for other in more)]
-
-    def parts(self, key: str, tensor: Tensor) -> dict[str, Tensor]:
-        """What the loader makes of one tensor alone, by names in the model.
-
-        Args:
-            key: Its name in the file, of which `of` says that something is made.
-            tensor: The tensor, or one like it on the meta device.
-        """
-        target, pattern = self._renamed(key)
-        assert pattern is not None
-        converter = deepcopy(self._converter(pattern))
-        converter.add_tensor(target, key, pattern, tensor)
-        made = converter.convert(target, model=self.model, config=self.model.config)
-        return {name: part[0] if isinstance(part, list) else part for name, part in made.items()}
-
-    def _renamed(self, key: str) -> tuple[str, str | None]:
-        from transformers.core_model_loading import rename_source_key
-
-        target, pattern = rename_source_key(
-            key, self.renamings, self.converters, self.prefix, self.skeleton
-        )
-        if target not in self.skeleton and key in self.skeleton:
-            target, pattern = rename_source_key(key, [], [], self.prefix, self.skeleton)
-        return target, pattern
-
-    def _converter(self, pattern: str) -> Any:
-        return next(each for each in self.converters if pattern in each.source_patterns)

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files.folder import INDEX, PICKLES, SINGLE_FILE
 from ..files.headers import CheckpointError
 from ..files.places import CONFIG, is_file_name
-from ..read.directory import INDEX, PICKLES, SINGLE_FILE, ModelDirectory
+from ..read.directory import ModelDirectory
 from .report import human
 
 CARD = "README.md"

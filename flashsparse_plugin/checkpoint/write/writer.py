@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..files.headers import CHECKSUM, DTYPES, CheckpointError
+from ..files.headers import CHECKSUM, DTYPES, CheckpointError, as_bytes
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _ALIGNMENT = 8  # bytes: the size of the largest dtype, to which the header's length is rounded
@@ -104,11 +104,6 @@ class ShardWriter:
             "shape": list(shape),
             "data_offsets": [start, end],
         }
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a CPU tensor, row by row; contiguous memory is not copied."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest_of(path: Path) -> str:

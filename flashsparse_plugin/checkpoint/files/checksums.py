@@ -15,8 +15,7 @@ from collections.abc import Mapping
 import xxhash
 
 from ...packed import PackedWeight, dtype_name
-from ..files.headers import CheckpointError, TensorInfo
-from .writer import as_bytes
+from .headers import CheckpointError, TensorInfo, as_bytes
 
 
 def checksum(packed: PackedWeight, name: str) -> str:
