@@ -107,7 +107,8 @@ def convert(
         from flashsparse_plugin.formats.values import parse_dtype
         from flashsparse_plugin.matching import matches
 
-    target, wanted = target_of(ModelDirectory(directory), format, options)
+    opened = ModelDirectory(directory)
+    target, wanted = target_of(opened, format, options)
     if target != AUTO and (device, batch) != (None, None):
         raise usage(f"only --format {AUTO} chooses by it, and this is {target}", "--for, --batch")
     if target == AUTO and (wanted or pack_all):
@@ -128,7 +129,7 @@ def convert(
     start = time.perf_counter()
     with progress("Converting") as on_progress, _own_warnings():
         report = convert_checkpoint(
-            directory,
+            opened,
             destination,
             format=format,
             options=options,

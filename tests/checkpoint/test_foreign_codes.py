@@ -23,7 +23,11 @@ from flashsparse_plugin.checkpoint import (
     inspect_checkpoint,
 )
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized, pattern_of
+from flashsparse_plugin.checkpoint.foreign.quantization import (
+    Quantization,
+    is_quantized,
+    pattern_of,
+)
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
@@ -85,6 +89,15 @@ def test_the_weights_are_those_that_compressed_tensors_makes(name):
         assert torch.equal(torch.cat([*info.rows(max_elements=50)]), tensor), key
     stored = load_file(WRITTEN / name / "model.safetensors").values()
     assert shown.nbytes == directory.packed().nbytes == sum(tensor.nbytes for tensor in stored)
+
+
+def test_they_are_found_once_for_every_view(monkeypatch):
+    read, asked = Quantization.read, []
+    monkeypatch.setattr(Quantization, "read", lambda said: asked.append(said) or read(said))
+    directory = ModelDirectory(WRITTEN / "int8-24")
+    for view in (directory.dense(), directory.packed(), directory.dense(torch.float16)):
+        assert not view.has_codes and view.nbytes == directory.nbytes
+    assert directory.has_codes and len(asked) == 1
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

@@ -48,7 +48,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def convert_checkpoint(
-    source: str | Path,
+    source: str | Path | ModelDirectory,
     out: str | Path,
     *,
     format: str | None = None,
@@ -72,7 +72,8 @@ def convert_checkpoint(
 
     Args:
         source: Model directory with safetensors weights that are dense, with zeros; or, as a
-            string, the name of such a model on the Hub: "org/name" or "org/name@revision".
+            string, the name of such a model on the Hub: "org/name" or "org/name@revision"; or the
+            directory, opened.
         out: Directory to make; nothing is there before it is complete.
         format: Packed format, one of `format_names()`; None: the default, or the one that holds the
             codes of a model that another tool quantized. "auto": for each layer the one that should
@@ -103,7 +104,10 @@ def convert_checkpoint(
         FormatError: For a format or options that there are not.
         ValueError: For a device or a batch that there is not, or that nothing is chosen for.
     """
-    directory = ModelDirectory(directory_of(source))
+    if isinstance(source, ModelDirectory):
+        directory = source
+    else:
+        directory = ModelDirectory(directory_of(source))
     refuse_quantized(directory)
     format, options = target_of(directory, format, options)
     settings = settings_of(format, options, layers, dtype, ignore, pack_all, max_shard_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of quantized weights of another tool: dense, as code x scale, or packed with its codes."""
+"""Entries of quantized weights of another tool: dense, as code x scale, or packed as they are."""
 
 from __future__ import annotations
 

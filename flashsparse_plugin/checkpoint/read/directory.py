@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from ...config import FlashSparseConfig
+from ...formats import packed_names
 from ...names import QUANT_METHOD
 from ..files.explanations import about_packed, about_quantized
 from ..files.folder import Folder
@@ -124,6 +125,14 @@ class ModelDirectory:
         tensors, config = as_packed(self._quantized, wanted, given)
         own = {**self.config, "quantization_config": config.to_dict()}
         return self._view(tensors, own, self._quantized.notes)
+
+    def packed_layers(self) -> dict[str, dict[str, TensorInfo]]:
+        """Per packed layer the entries of its tensors, by their own names."""
+        named = packed_names(self.tensors)
+        return {
+            layer: {own: self.tensors[name] for own, name in tensors.items()}
+            for layer, tensors in named.items()
+        }
 
     def with_tensors(self, tensors: Mapping[str, TensorInfo]) -> ModelDirectory:
         """A view with these entries of tensors."""

@@ -257,6 +257,10 @@ class StoredModel:
             return f"stored as {self.checkpoint.stored_as[weight]}, and not as a weight"
         return "not in the checkpoint" if stored is None else None
 
+    def missing(self) -> list[str]:
+        """Names of linear layers that the checkpoint has in no form, not even tied to another."""
+        return self.checkpoint.missing(self.model)
+
     def unfit(self) -> dict[str, str]:
         """Names of layers that can be neither pruned nor packed, and why."""
         return {x.name: x.why_dense for x in self.linears if x.why_dense and not x.tied_to}
