@@ -38,6 +38,7 @@ class ModelDirectory:
     Attributes:
         path: The directory.
         config: The content of config.json, less what tells of nothing but zeros.
+        quantization: Its `quantization_config`; None if there is none.
         tensors: Header entries by tensor name, in file order and natural order of names. Weights
             that are kept in another tool's layout are entries of the dense ones. Those that
             another tool quantized are as they are, but in the views `dense` and `packed`.
@@ -56,32 +57,22 @@ class ModelDirectory:
         self._folder = folder = Folder(path)
         self.path, self.shards = folder.path, folder.shards
         self.config = without_sparsity(folder.config)
+        self.quantization = self._stated_quantization()
         self.notes: list[str] = []
-        quantization = self.quantization
         self._quantized: QuantizedTensors | None = None
-        if quantization is not None and is_quantized(quantization):
-            self._quantized = QuantizedTensors(folder.tensors, quantization, self.path)
+        if self.quantization is not None and is_quantized(self.quantization):
+            self._quantized = QuantizedTensors(folder.tensors, self.quantization, self.path)
             self.tensors = folder.tensors
         else:
             self.tensors = as_dense(folder.tensors, self.path)
         self._check_layer_counts(self.config)
         sealed = [name for name, info in self.tensors.items() if info.checksum is not None]
-        refuse_unmarked(self.tensors, quantization, self.path, sealed)
+        refuse_unmarked(self.tensors, self.quantization, self.path, sealed)
 
     @property
     def nbytes(self) -> int:
         """Total bytes of all tensors as they are in the files."""
         return sum(info.bytes_stored for info in self.tensors.values())
-
-    @property
-    def quantization(self) -> Mapping[str, Any] | None:
-        """The `quantization_config` of config.json, or None if there is none."""
-        found = self.config.get("quantization_config")
-        if found is not None and not isinstance(found, dict):
-            raise CheckpointError(
-                f"quantization_config in {self.path / CONFIG} is not a JSON object"
-            )
-        return found or None
 
     @property
     def has_codes(self) -> bool:
@@ -104,7 +95,7 @@ class ModelDirectory:
         if self._quantized is None:
             return self
         tensors = self._quantized.dense(dtype or half_dtype(*self._dtypes_named))
-        return self._view(tensors, self.config, self._quantized.notes)
+        return self._view(tensors, self._quantized.notes)
 
     def packed(
         self, given: FlashSparseConfig | None = None, dtype: torch.dtype | None = None
@@ -123,8 +114,10 @@ class ModelDirectory:
             return self
         wanted = half_dtype(dtype, *self._dtypes_named)
         tensors, config = as_packed(self._quantized, wanted, given)
-        own = {**self.config, "quantization_config": config.to_dict()}
-        return self._view(tensors, own, self._quantized.notes)
+        other = self._view(tensors, self._quantized.notes)
+        other.quantization = config.to_dict()
+        other.config = {**self.config, "quantization_config": other.quantization}
+        return other
 
     def packed_layers(self) -> dict[str, dict[str, TensorInfo]]:
         """Per packed layer the entries of its tensors, by their own names."""
@@ -140,16 +133,22 @@ class ModelDirectory:
         other.tensors = dict(tensors)
         return other
 
-    def _view(
-        self, tensors: Mapping[str, TensorInfo], config: dict[str, Any], notes: list[str]
-    ) -> ModelDirectory:
+    def _view(self, tensors: Mapping[str, TensorInfo], notes: list[str]) -> ModelDirectory:
         other = self.with_tensors(tensors)
-        other.config, other.notes, other._quantized = config, notes, None
+        other.notes, other._quantized = notes, None
         return other
 
     @property
     def _dtypes_named(self) -> list[Any]:
         return [self.config.get("dtype"), self.config.get("torch_dtype")]
+
+    def _stated_quantization(self) -> dict[str, Any] | None:
+        found = self.config.get("quantization_config")
+        if found is not None and not isinstance(found, dict):
+            raise CheckpointError(
+                f"quantization_config in {self.path / CONFIG} is not a JSON object"
+            )
+        return found or None
 
     def _check_layer_counts(self, config: Mapping[str, Any]) -> None:
         """Raises CheckpointError for a number of layers that would take all memory to build."""
