@@ -7,8 +7,9 @@ that name, which a part of a packed tensor could not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,14 +26,14 @@ class PartInfo(MadeTensorInfo):
 
     Attributes:
         source: The entry of the tensor.
-        names: What splits it.
+        split: Reads a tensor of that name and splits it.
     """
 
     source: TensorInfo = field(kw_only=True)
-    names: Names = field(kw_only=True, compare=False)
+    split: Callable[[str], Mapping[str, Tensor]] = field(kw_only=True, compare=False)
 
     def read(self) -> Tensor:
-        return self.names.parts(self.source.name, self.source.read())[self.name]
+        return self.split(self.source.name)[self.name]
 
 
 def split_weights(names: Names, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -45,6 +46,11 @@ def split_weights(names: Names, tensors: Mapping[str, TensorInfo]) -> dict[str, 
         names: Those of a skeleton without packed layers.
         tensors: The entries of a checkpoint.
     """
+
+    @lru_cache(maxsize=1)  # its parts are asked for one after the other, each several times
+    def split(key: str) -> Mapping[str, Tensor]:
+        return names.parts(key, tensors[key].read())
+
     linears = linear_modules(names.model)
     weights = {f"{name}.weight": stored_weight(module) for name, module in linears.items()}
     shown: dict[str, TensorInfo] = {}
@@ -60,7 +66,7 @@ def split_weights(names: Names, tensors: Mapping[str, TensorInfo]) -> dict[str, 
             shown[key] = info
             continue
         shown |= {
-            name: PartInfo(name, info.path, info.dtype, tuple(shape), source=info, names=names)
+            name: PartInfo(name, info.path, info.dtype, tuple(shape), source=info, split=split)
             for name, shape in shapes.items()
         }
     return shown
