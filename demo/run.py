@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from models import smollm2, tinyshakespeare
+from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -32,19 +33,21 @@ from transformers.utils import logging as transformers_logging
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
-from flashsparse_plugin.checkpoint.linears import StoredModel
-from flashsparse_plugin.checkpoint.pruned import write_pruned
-from flashsparse_plugin.cli.console import err, out, print_error, size, table
-from flashsparse_plugin.cli.generate import Stream, describe, encode
-from flashsparse_plugin.cli.generate import run as generate
+from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
+from flashsparse_plugin.checkpoint.read.linears import StoredModel
+from flashsparse_plugin.checkpoint.write.report import human
 from flashsparse_plugin.diagnostics import hardware
 from flashsparse_plugin.evaluation import perplexity
 from flashsparse_plugin.evaluation.speed import decode_rate
+from flashsparse_plugin.generation import Stream, describe, encode, generate
+from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.pruning import calibration_windows, prune
 
 BUILD = Path(__file__).resolve().parent.parent / "build" / "demo"
 PROMPT = "Once upon a time, in a small village by the sea, there lived"
 SAMPLES, LENGTH = 32, 256  # calibration windows, and tokens per window
+
+out, err = Console(highlight=False), Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,10 @@ def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> 
 
 
 def result_table(result: dict[str, Any]) -> Any:
-    made = table("", "dense", "pruned", "packed", "packed / dense")
+    made = Table(header_style="dim", box=None, pad_edge=False)
+    made.add_column()
+    for column in ("dense", "pruned", "packed", "packed / dense"):
+        made.add_column(column, justify="right")
     names = {
         "model_on_disk": "model on disk",
         "model_in_memory": "model in memory",
@@ -228,7 +234,7 @@ def result_table(result: dict[str, Any]) -> Any:
     }
     for key in ("model_on_disk", "linears_on_disk", "model_in_memory", "linears_in_memory"):
         dense, packed = result["bytes"][key]["dense"], result["bytes"][key]["packed"]
-        made.add_row(names[key], size(dense), size(dense), size(packed), f"{packed / dense:.2f}")
+        made.add_row(names[key], human(dense), human(dense), human(packed), f"{packed / dense:.2f}")
     made.add_section()
     quality = result["perplexity"]
     shown = [f"{quality[name]:.4g}" for name in ("dense", "pruned", "packed")]
@@ -298,7 +304,7 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
         if source is None:
             source = smollm2()
         shakespeare = tinyshakespeare()
-        say(f"{source.name}, {size(disk_bytes(source))}")
+        say(f"{source.name}, {human(disk_bytes(source))}")
     cut = len(shakespeare) * 4 // 5  # the last fifth is held out of the calibration
     stamp = max(file.stat().st_mtime for file in source.iterdir())
     settings = Settings(str(source.resolve()), stamp, sparsity, method, SAMPLES, LENGTH)
@@ -341,7 +347,7 @@ def tell(model: Any, tokenizer: Any, tokens: int) -> dict[str, Any]:
     out.print()
     out.print(Rule("[bold]from the sparse weights[/bold]", style="dim"))
     out.print(Text(PROMPT, style="italic dim"), end="")
-    stream = Stream(tokenizer)
+    stream = Stream(tokenizer, width=out.width if out.is_terminal else None)
     # A small model without half of its weights tends to repeat itself.
     generate(model, encode(tokenizer, PROMPT, chat=False), stream, tokens, repetition_penalty=1.15)
     out.print(Rule(style="dim"))
@@ -369,7 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
         err.print("\n[dim]Stopped.[/dim]")
         return 130
     except (ValueError, OSError, RuntimeError) as error:
-        print_error(error)
+        err.print(Text.assemble(("Error: ", "bold red"), one_line(str(error))))
         return 1
     out.print()
     out.print(result_table(result))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -31,6 +30,10 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from flashsparse_plugin.checkpoint import ModelDirectory
+from flashsparse_plugin.checkpoint.prune.recovered import write_recovered
+from flashsparse_plugin.checkpoint.read.linears import StoredModel
+from flashsparse_plugin.loading import load_model
 from flashsparse_plugin.pruning import LoRA, prune
 from flashsparse_plugin.pruning.lora import Training, _Linear
 from flashsparse_plugin.pruning.recovery import pruned_layers, recover_layers
@@ -169,31 +172,31 @@ def by_least_squares(pruned: Any, dense: Any, arguments: argparse.Namespace, clo
 
 
 def by_command(shape: Row, arguments: argparse.Namespace, clock: Clock) -> Row:
-    """`flashsparse recover --method lora`, on checkpoints of some layers."""
-    from typer.testing import CliRunner
-
-    from flashsparse_plugin.cli import app
-
+    """All that `flashsparse recover --method lora` does, on checkpoints of some layers."""
     with tempfile.TemporaryDirectory(dir=arguments.disk) as name:
         folder = Path(name)
         for own, zeros in (("dense", 0.0), ("pruned", 0.5)):
             (folder / own).mkdir()
             make_checkpoint(shape, folder / own, clock.device.type, zeros)
-        ids = windows_of(shape["vocab_size"], 1, 16 * arguments.length)[0].tolist()
-        (folder / "text.txt").write_text(" ".join(f"w{number}" for number in ids))
         size = sum(path.stat().st_size for path in (folder / "pruned").glob("*.safetensors"))
         steps = arguments.command_steps
-        given = ["recover", *(folder / each for each in ("pruned", "dense", "out"))]
-        given += ["--calibration", folder / "text.txt", "--samples", 16]
-        given += ["--length", arguments.length, "--method", "lora", "--steps", steps, "--json"]
         clock.begin()
-        ran = CliRunner().invoke(app, [*map(str, given)])
-        if ran.exit_code:
-            raise SystemExit(f"recover failed: {ran.stderr}")
-        report = json.loads(ran.stdout)
+        pruned, dense = (
+            load_model(folder / own, dense=True, device=clock.device.type)
+            for own in ("pruned", "dense")
+        )
+        report = write_recovered(
+            StoredModel(ModelDirectory(folder / "pruned")),
+            pruned,
+            ModelDirectory(folder / "dense"),
+            dense,
+            windows_of(shape["vocab_size"], 16, arguments.length),
+            folder / "out",
+            LoRA(steps=steps, batch=BATCH),
+        )
         row: Row = {"part": "command", "windows": BATCH, "length": arguments.length}
         row |= {"layers": shape["num_hidden_layers"], "steps": steps, "all_seconds": clock.lap()}
-        row |= {"before": report["before"], "after": report["after"]}
+        row |= {"before": report.before, "after": report.after}
         return row | {"model_bytes": size} | clock.memory()
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model directories: reading dense and packed ones, and making the one from the other."""
 
-from .converter import convert_checkpoint
-from .inspection import Inspection, LayerInspection, inspect_checkpoint
-from .reader import CheckpointError, ModelDirectory, TensorInfo
-from .report import ConversionReport, LayerReport
+from .convert.converter import convert_checkpoint
+from .convert.inspection import Inspection, LayerInspection, inspect_checkpoint
+from .files.headers import CheckpointError, TensorInfo
+from .read.directory import ModelDirectory
+from .write.report import ConversionReport, LayerReport
 
 __all__ = [
     "CheckpointError",

@@ -16,7 +16,7 @@ from .models import MODEL, model_directory
 from .tune import shapes_in
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.checkpoint.shapes import ModelShapes
+    from flashsparse_plugin.checkpoint.read.shapes import ModelShapes
     from flashsparse_plugin.dataflow.advice import Choice, Verdict
     from flashsparse_plugin.gpu import Gpu
 
@@ -100,7 +100,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _shapes(target: str) -> ModelShapes:
-    from flashsparse_plugin.checkpoint.shapes import ModelShapes, model_shapes
+    from flashsparse_plugin.checkpoint.read.shapes import ModelShapes, model_shapes
 
     found = shapes_in(target)
     if found is not None:

@@ -101,13 +101,14 @@ def convert(
     ignore = ["lm_head"] if ignore is None else ignore
     with err.status("Starting"):
         from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
-        from flashsparse_plugin.checkpoint.keeping import target_of
-        from flashsparse_plugin.checkpoint.values import parse_size
+        from flashsparse_plugin.checkpoint.convert.keeping import target_of
+        from flashsparse_plugin.checkpoint.convert.values import parse_size
         from flashsparse_plugin.formats import get_format
         from flashsparse_plugin.formats.values import parse_dtype
         from flashsparse_plugin.matching import matches
 
-    target, wanted = target_of(ModelDirectory(directory), format, options)
+    opened = ModelDirectory(directory)
+    target, wanted = target_of(opened, format, options)
     if target != AUTO and (device, batch) != (None, None):
         raise usage(f"only --format {AUTO} chooses by it, and this is {target}", "--for, --batch")
     if target == AUTO and (wanted or pack_all):
@@ -128,7 +129,7 @@ def convert(
     start = time.perf_counter()
     with progress("Converting") as on_progress, _own_warnings():
         report = convert_checkpoint(
-            directory,
+            opened,
             destination,
             format=format,
             options=options,
@@ -192,7 +193,7 @@ def _own_warnings() -> Iterator[None]:
 
 
 def _show(report: ConversionReport, seconds: float) -> None:
-    from flashsparse_plugin.checkpoint.report import by_kind, mean_sparsity
+    from flashsparse_plugin.checkpoint.write.report import by_kind, mean_sparsity
 
     made = table("Kind", "packed", "shape", "zeros", "dense", "here", "")
     for kind, layers in by_kind(x for x in report.layers if x.sparsity is not None).items():

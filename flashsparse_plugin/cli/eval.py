@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,39 +13,10 @@ import typer
 from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
-from .models import DTYPES, Dtype, best_device, load_model, load_tokenizer, model_directory
+from .models import DTYPES, Dtype, best_device, model_directory
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.evaluation import Effort, Figures, Method
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the table: a model and what was made of it."""
-
-    model: str
-    method: str
-    kind: str
-    figures: Figures
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values; what was not measured is left out."""
-        found = self.figures
-        rates = {"prefill_tokens_s": found.prefill, "decode_tokens_s": found.decode}
-        plain = {
-            "model": self.model,
-            "method": self.method,
-            "kind": self.kind,
-            "perplexity": found.perplexity and round(found.perplexity, 4),
-            **{name: round(score, 4) for name, score in found.tasks.items()},
-            "zeros": round(found.sparsity, 4),
-            "bits": round(found.sizes.bits, 3),
-            "disk_bytes": found.sizes.disk,
-            "memory_bytes": found.sizes.memory,
-            **{name: rate and round(rate, 2) for name, rate in rates.items()},
-            "ran": found.ran,
-        }
-        return {name: value for name, value in plain.items() if value is not None}
+    from flashsparse_plugin.evaluation import Effort, Line, Method
 
 
 def eval(
@@ -123,11 +93,11 @@ def eval(
         raise usage("it draws perplexity, which needs --text", "--plot")
     directories = [model_directory(each, card and i == 0) for i, each in enumerate(models)]
     if card:
-        from flashsparse_plugin.checkpoint.card_section import read_card
+        from flashsparse_plugin.checkpoint.card.section import read_card
 
         read_card(directories[0])
     with err.status("Starting"):
-        from flashsparse_plugin.evaluation import Effort, chart, parse_method
+        from flashsparse_plugin.evaluation import Comparison, Effort, chart, parse_method
         from flashsparse_plugin.evaluation.tasks import require_tasks
 
     wanted = [each.strip() for each in tasks.split(",")] if tasks else []
@@ -145,16 +115,18 @@ def eval(
             f"this machine is busy (load {load:.1f} on {cores} cores): its speeds are worth little"
         )
     lines: list[Line] = []
-    for line in _lines(directories, methods, content, effort, dtype, device):
-        lines.append(line)
-        if csv_file is not None:
-            _write(csv_file, lines)  # after each line: what follows may take long, or fail
+    with err.status("Loading") as status:
+        made = Comparison(methods, content, effort, dtype.value, device, status.update, _note)
+        for line in made.lines(directories):
+            lines.append(line)
+            if csv_file is not None:
+                _write(csv_file, lines)  # after each line: what follows may take long, or fail
     about = _about(directories, text, effort)
     if plot is not None:
         chart.draw(_points(lines, chart.Point), about, plot)
         err.print(Text(f"Drawn to {plot}"), soft_wrap=True)
     if card:
-        from flashsparse_plugin.checkpoint.card_section import write_evaluation
+        from flashsparse_plugin.checkpoint.card.section import write_evaluation
 
         write_evaluation(directories[0], [each.to_dict() for each in lines], about)
         err.print(Text(f"Written into {directories[0] / 'README.md'}"), soft_wrap=True)
@@ -174,83 +146,6 @@ def _methods(text: str | None, parse: Any, device: str) -> list[Method]:
     except ValueError as error:
         raise usage(str(error), "--with") from None
     return methods
-
-
-def _lines(
-    directories: Sequence[Path],
-    methods: Sequence[Method],
-    text: str | None,
-    effort: Effort,
-    dtype: Dtype,
-    device: str,
-) -> Iterator[Line]:
-    """Every model as it is and by every method that fits it, one in memory at a time."""
-    from flashsparse_plugin.evaluation import measure, sizes
-    from flashsparse_plugin.linear import SparseLinear
-    from flashsparse_plugin.packed import FormatError
-    from flashsparse_plugin.text import token_stream
-
-    names = _names(directories)
-    first_ids = None
-    for path, name in zip(directories, names, strict=True):
-        tokenizer = load_tokenizer(path)
-        if text is not None:
-            ids = token_stream(tokenizer, text[:2000]).tolist()
-            if first_ids not in (None, ids):
-                _note(f"{name} has another tokenizer than {names[0]}: their perplexities cannot "
-                      "be compared")  # fmt: skip
-            first_ids = first_ids or ids
-        fitting: list[Method | None] = [None, *methods]
-        for method in fitting:
-            what = "as it is" if method is None else method.title
-            with err.status(f"{name}, {what}: loading") as status:
-                own = dtype
-                if method is not None and method.dtype is not None:
-                    own = Dtype(str(method.dtype).removeprefix("torch."))
-                model = load_model(path, own, device=device)
-                layers = sizes.linear_names(model)
-                weights = sizes.count(model, layers)
-                sparsity = sizes.zeros(model, layers) / weights
-                packed = [m for m in model.modules() if isinstance(m, SparseLinear)]
-                if method is None:
-                    found = sizes.sizes_of(model, layers, weights)
-                    found = sizes.Sizes(weights, sizes.stored_bytes(path), found.memory)
-                    titles = dict.fromkeys(layer.scheme.title for layer in packed)
-                    what = " and ".join(titles) or str(model.dtype).removeprefix("torch.")
-                elif packed:
-                    _note(f"{name} is packed already: --with is for dense models")
-                    break
-                else:
-                    try:
-                        method.apply(model, layers)
-                    except FormatError as error:
-                        _note(f"{name} cannot be {method.title}: {error}")
-                        continue
-                    found = sizes.sizes_of(model, layers, weights)
-                status.update(f"{name}, {what}: measuring")
-                timed = method is None or method.is_timed
-                own_effort = effort if timed else replace(effort, decode_tokens=0)
-                figures = measure(model, tokenizer, text, found, sparsity, own_effort)
-            yield Line(name, what, _kind(method, bool(packed)), figures)
-            del model
-
-
-def _kind(method: Method | None, packed: bool) -> str:
-    from flashsparse_plugin.evaluation.methods import Packed
-
-    if method is None:
-        return "ours" if packed else "dense"
-    return "ours" if isinstance(method, Packed) else "rival"
-
-
-def _names(directories: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as tell the models apart."""
-    resolved = [path.absolute() for path in directories]
-    for depth in range(1, 6):
-        names = ["/".join(path.parts[-depth:]) for path in resolved]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in directories]
 
 
 def _note(text: str) -> None:

@@ -62,8 +62,8 @@ def inspect(
 
 
 def _show(found: Inspection, by_layer: bool) -> None:
-    from flashsparse_plugin.checkpoint.places import hub_name
-    from flashsparse_plugin.checkpoint.report import by_kind, schemes_of
+    from flashsparse_plugin.checkpoint.files.places import hub_name
+    from flashsparse_plugin.checkpoint.write.report import by_kind, schemes_of
 
     packed = schemes_of(found.layers) or found.format
     state = "dense" if packed is None else f"packed to {packed}"
@@ -118,7 +118,7 @@ def _sum(group: Sequence[LayerInspection], name: str) -> int | None:
 
 def _numbers(group: Sequence[LayerInspection], names: Sequence[str]) -> list[str | Text]:
     """Cells of a row: green where a size is below dense, yellow where it is above."""
-    from flashsparse_plugin.checkpoint.report import mean_sparsity
+    from flashsparse_plugin.checkpoint.write.report import mean_sparsity
 
     dense = sum(layer.bytes_dense for layer in group)
     cells: list[str | Text] = [f"{mean_sparsity(group):.1%}"]

@@ -17,8 +17,8 @@ from .console import err, out, size, usage
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from flashsparse_plugin.checkpoint.hub import HubModel, Tell
-    from flashsparse_plugin.checkpoint.publishing import Publisher
+    from flashsparse_plugin.checkpoint.hub.fetching import HubModel, Tell
+    from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 
 
 class Dtype(StrEnum):
@@ -48,9 +48,9 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
     Raises:
         typer.BadParameter: If something is missing.
     """
-    from flashsparse_plugin.checkpoint.headers import CheckpointError
-    from flashsparse_plugin.checkpoint.hub import directory_of, named
-    from flashsparse_plugin.checkpoint.places import hub_name
+    from flashsparse_plugin.checkpoint.files.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.files.places import hub_name
+    from flashsparse_plugin.checkpoint.hub.fetching import directory_of, named
 
     model = named(name)
     cached = hub_name(Path(name).expanduser()) if model is None else model.id
@@ -72,7 +72,7 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
 
 def model_name(directory: Path) -> str:
     """What to call a model in a message: its name on the Hub, or that of its directory."""
-    from flashsparse_plugin.checkpoint.places import name_of
+    from flashsparse_plugin.checkpoint.files.places import name_of
 
     return name_of(directory)
 
@@ -106,8 +106,8 @@ def may_push(name: str | None) -> Publisher | None:
     """
     if name is None:
         return None
-    from flashsparse_plugin.checkpoint.headers import CheckpointError
-    from flashsparse_plugin.checkpoint.publishing import Publisher
+    from flashsparse_plugin.checkpoint.files.headers import CheckpointError
+    from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 
     try:
         return Publisher.of(name)
@@ -163,86 +163,14 @@ def load_model(
     device: str = "cpu",
     causal: bool = True,
 ) -> PreTrainedModel:
-    """Loads a model, packed or dense, for inference, as the class that it was saved from.
+    """`flashsparse_plugin.loading.load_model`, imported when it is called."""
+    from flashsparse_plugin import loading
 
-    Args:
-        path: Directory of the model.
-        dtype: Dtype of its activations; "auto" means as stored.
-        dense: Refuse a packed or otherwise quantized model.
-        device: Device to load it to.
-        causal: Refuse a model that does not continue text.
-
-    Raises:
-        ImportError: If transformers is not installed.
-        FormatError: For a model that is refused: a quantized one if `dense` is set, one that does
-            not continue text if `causal` is.
-        CheckpointError: For a directory that is not to be read: pickles, links that lead out of it;
-            and for ids of tokens that are none.
-    """
-    from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.linears import config_of, model_class
-    from flashsparse_plugin.checkpoint.settings import refuse_quantized
-    from flashsparse_plugin.packed import FormatError
-
-    _transformers()
-    # Refuses what transformers would read: pickles, links that lead out, a million layers.
-    refuse_quantized(ModelDirectory(path), packed=not dense, codes=not dense)
-    config = config_of(path)
-    kind = model_class(config)
-    if causal and (config.is_encoder_decoder or not kind.can_generate()):
-        raise FormatError(
-            f"{path} is a {kind.__name__}, and this needs a model that continues text, a causal "
-            "language model (`flashsparse prune --method magnitude` and `convert` take any)"
-        )
-    model = kind.from_pretrained(
-        path,
-        dtype=dtype.value,
-        use_safetensors=True,
-        device_map=None if device == "cpu" else device,
-    )
-    if causal:
-        _require_token_ids(model, path)
-    return model.eval()
-
-
-def _require_token_ids(model: PreTrainedModel, path: Path) -> None:
-    """Raises CheckpointError where a generation could not know its end."""
-    from flashsparse_plugin.checkpoint.headers import CheckpointError
-
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        found = getattr(model.generation_config, name, None)
-        ids = found if isinstance(found, list) else [found]
-        if found is not None and not all(type(each) is int for each in ids):
-            raise CheckpointError(
-                f"{name} of {path} is {found!r:.100}, in generation_config.json or config.json: "
-                "ids of tokens are integers. Fetch the model again"
-            )
+    return loading.load_model(path, dtype.value, dense, device, causal)
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a model.
+    """`flashsparse_plugin.loading.load_tokenizer`, imported when it is called."""
+    from flashsparse_plugin import loading
 
-    Raises:
-        ValueError: If there is none.
-    """
-    transformers = _transformers()
-    try:
-        # None would ask on the terminal whether to run the code of a stranger.
-        return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{path} has no tokenizer that transformers can load ({error}): copy tokenizer.json "
-            "and tokenizer_config.json from its source model"
-        ) from error
-
-
-def _transformers():
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError(
-            "this command needs transformers: pip install transformers accelerate"
-        ) from None
-    # Commands show their own progress, and only on a terminal.
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
+    return loading.load_tokenizer(path)

@@ -212,12 +212,12 @@ def prune(
 
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.advice import notes_on_pruning
-    from flashsparse_plugin.checkpoint.card import write_pruned_card
-    from flashsparse_plugin.checkpoint.linears import StoredModel
-    from flashsparse_plugin.checkpoint.pruned import write_pruned
-    from flashsparse_plugin.checkpoint.pruning_record import Calibration, Pruning
-    from flashsparse_plugin.checkpoint.room import require_room
+    from flashsparse_plugin.checkpoint.card.model_card import write_pruned_card
+    from flashsparse_plugin.checkpoint.card.record import Calibration, Pruning
+    from flashsparse_plugin.checkpoint.convert.advice import notes_on_pruning
+    from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
+    from flashsparse_plugin.checkpoint.read.linears import StoredModel
+    from flashsparse_plugin.checkpoint.write.room import require_room
 
     start = time.perf_counter()
     directory = ModelDirectory(source)

@@ -31,7 +31,7 @@ from .models import (
 )
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.checkpoint.recovered import RecoveryReport
+    from flashsparse_plugin.checkpoint.prune.recovered import RecoveryReport
     from flashsparse_plugin.pruning import LeastSquares, LoRA
 
 
@@ -123,11 +123,11 @@ def recover(
     publisher = may_push(push)
 
     from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.card import write_pruned_card
-    from flashsparse_plugin.checkpoint.linears import StoredModel
-    from flashsparse_plugin.checkpoint.places import hub_name
-    from flashsparse_plugin.checkpoint.pruning_record import Calibration, Recovery, word
-    from flashsparse_plugin.checkpoint.recovered import write_recovered
+    from flashsparse_plugin.checkpoint.card.model_card import write_pruned_card
+    from flashsparse_plugin.checkpoint.card.record import Calibration, Recovery, word
+    from flashsparse_plugin.checkpoint.files.places import hub_name
+    from flashsparse_plugin.checkpoint.prune.recovered import write_recovered
+    from flashsparse_plugin.checkpoint.read.linears import StoredModel
     from flashsparse_plugin.modules import linear_modules
     from flashsparse_plugin.pruning import calibration_windows
     from flashsparse_plugin.pruning.layers import report as zeros_of

@@ -160,10 +160,9 @@ def _shapes(target: str) -> tuple[list[tuple[int, int]], Path | None]:
 def _model_shapes(directory: Path) -> list[tuple[int, int]]:
     """Shapes of the linear layers, and of those that engines merge: q, k and v; gate and up."""
     with err.status("Reading the model"):
-        from flashsparse_plugin.checkpoint.linears import find_linears
-        from flashsparse_plugin.checkpoint.reader import ModelDirectory
-        from flashsparse_plugin.checkpoint.settings import refuse_quantized
-        from flashsparse_plugin.checkpoint.shapes import as_merged
+        from flashsparse_plugin.checkpoint.read.directory import ModelDirectory, refuse_quantized
+        from flashsparse_plugin.checkpoint.read.linears import find_linears
+        from flashsparse_plugin.checkpoint.read.shapes import as_merged
 
         model = ModelDirectory(directory)
         refuse_quantized(model, packed=True)

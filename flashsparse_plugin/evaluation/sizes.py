@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoint.linears import StoredModel
-from ..checkpoint.reader import ModelDirectory
+from ..checkpoint.read.directory import ModelDirectory
+from ..checkpoint.read.linears import StoredModel
 from ..linear import SparseLinear
 from ..modules import is_linear, weight_of
 

@@ -50,7 +50,7 @@ def _no_method_of_zeros_alone(inner: Callable[[Any], bool]) -> Callable[[Any], b
 
 def _ours_with_zeros(inner: Callable[..., Any]) -> Callable[..., Any]:
     def merge_quantization_configs(quantization_config: Any, given: Any, **more: Any) -> Any:
-        from flashsparse_plugin.checkpoint.explanations import about_quantized
+        from flashsparse_plugin.checkpoint.files.explanations import about_quantized
         from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
         from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
         from flashsparse_plugin.packed import FormatError

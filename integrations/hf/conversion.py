@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 
-from flashsparse_plugin.checkpoint.shapes import merged_names
+from flashsparse_plugin.checkpoint.read.shapes import merged_names
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target

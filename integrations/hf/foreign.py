@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from flashsparse_plugin.checkpoint.files.headers import DTYPES, TensorInfo, tensor_names
 from flashsparse_plugin.checkpoint.foreign import find_foreign
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone
-from flashsparse_plugin.checkpoint.headers import DTYPES, TensorInfo, tensor_names
 from flashsparse_plugin.names import QUANT_METHOD
 
 from .headers import read_headers

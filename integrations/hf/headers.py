@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flashsparse_plugin.checkpoint.files.folder import shards_in
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo
+from flashsparse_plugin.checkpoint.files.headers import read_headers as read
+from flashsparse_plugin.checkpoint.files.places import CONFIG, require_file, require_inside
 from flashsparse_plugin.checkpoint.foreign.entries import as_dense
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig, as_packed
-from flashsparse_plugin.checkpoint.headers import TensorInfo
-from flashsparse_plugin.checkpoint.headers import read_headers as read
-from flashsparse_plugin.checkpoint.places import CONFIG, require_file, require_inside
-from flashsparse_plugin.checkpoint.reader import shards_in
+from flashsparse_plugin.checkpoint.foreign.quantized import QuantizedTensors
 from flashsparse_plugin.config import FlashSparseConfig
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ def packed_headers(
         FormatError: Where what is asked for contradicts the codes.
     """
     infos, home = _read(model, files)
-    tensors, settled, stated = as_packed(infos, home, config.foreign, dtype, config)
-    return tensors, settled, stated.notes
+    quantized = QuantizedTensors(infos, config.foreign, home)
+    tensors, settled = as_packed(quantized, dtype, config)
+    return tensors, settled, quantized.notes
 
 
 def refuse_odd_files(name_or_path: str | None) -> None:

@@ -16,7 +16,7 @@ from accelerate.hooks import AlignDevicesHook
 from accelerate.utils import PrefixedDataset
 from torch import Tensor, nn
 
-from flashsparse_plugin.checkpoint.headers import aligned
+from flashsparse_plugin.checkpoint.files.headers import aligned
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.wrapping import wrap_once
 

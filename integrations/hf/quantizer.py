@@ -20,14 +20,15 @@ import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 
-from flashsparse_plugin.checkpoint.checksums import verify
-from flashsparse_plugin.checkpoint.explanations import about_experts
+from flashsparse_plugin.checkpoint.files.checksums import verify
+from flashsparse_plugin.checkpoint.files.explanations import about_experts
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo, aligned
+from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.headers import TensorInfo, aligned
-from flashsparse_plugin.checkpoint.linears import kind_of
-from flashsparse_plugin.checkpoint.report import told
-from flashsparse_plugin.checkpoint.stored import Checkpoint
-from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+from flashsparse_plugin.checkpoint.read.linears import kind_of
+from flashsparse_plugin.checkpoint.read.renaming import Names
+from flashsparse_plugin.checkpoint.read.stored import Checkpoint
+from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.formats import get_format
@@ -155,7 +156,7 @@ class FlashSparseQuantizer(HfQuantizer):
 
     def _place_packed_layers(self, model: PreTrainedModel, infos: Mapping[str, TensorInfo]) -> None:
         config = self.quantization_config
-        checkpoint, ignored = Checkpoint.read(model, infos), self._ignored(model)
+        checkpoint, ignored = Checkpoint.read(Names(model), infos), self._ignored(model)
         if self.shown is not None:
             checkpoint.refuse_incomplete(model, ignored)
         self.infos = checkpoint.infos
@@ -180,7 +181,7 @@ class FlashSparseQuantizer(HfQuantizer):
         config.ignore = [*ignored, *(name for name in roles if name not in ignored)]
         _warn_of_experts(model, config.ignore)
         refuse_unmarked(infos, None, Path(model.config.name_or_path))
-        checkpoint = Checkpoint.read(model, infos)
+        checkpoint = Checkpoint.read(Names(model), infos)
         if infos:  # which a model that is given by state_dict= has none of
             checkpoint.refuse_incomplete(model, config.ignore)
         dense = checkpoint.dense

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from flashsparse_plugin.checkpoint.checksums import checksum
-from flashsparse_plugin.checkpoint.headers import CHECKSUM
-from flashsparse_plugin.checkpoint.stored import Names
+from flashsparse_plugin.checkpoint.files.checksums import checksum
+from flashsparse_plugin.checkpoint.files.headers import CHECKSUM
+from flashsparse_plugin.checkpoint.read.renaming import Names
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 from .layers import has_offload_hook, sparse_layers, stored_weight

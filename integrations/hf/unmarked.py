@@ -38,9 +38,12 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
         # Imported when a model is loaded: transformers must not get slower to import.
         from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-        from flashsparse_plugin.checkpoint.headers import sealed_names, tensor_names
-        from flashsparse_plugin.checkpoint.reader import CheckpointError
-        from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+        from flashsparse_plugin.checkpoint.files.headers import (
+            CheckpointError,
+            sealed_names,
+            tensor_names,
+        )
+        from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 
         if method != QUANT_METHOD:
             quantization = None if config is None else {"quant_method": method}

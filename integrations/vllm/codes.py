@@ -20,27 +20,28 @@ from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.names import AUTO
 from flashsparse_plugin.packed import FormatError
 
-from .folder import folder_of
 from .settings import METHOD, NONE, SettingsError
 
 _taken: dict[Path, ModelDirectory] = {}  # in this process
 
 
 def take(
-    asked: QuantizedConfig, settings: Mapping[str, Any], model_config: Any, load_config: Any
-) -> FlashSparseConfig:
-    """Returns the configuration that a packed checkpoint would have, for a quantized one.
+    asked: QuantizedConfig, settings: Mapping[str, Any], model_config: Any, folder: Path | None
+) -> tuple[ModelDirectory, FlashSparseConfig]:
+    """Takes a quantized checkpoint as a packed one.
 
     Args:
         asked: Its own configuration.
         settings: What the user asks for.
         model_config: vLLM's.
-        load_config: vLLM's.
+        folder: Where its files are; None where they are not at hand.
+
+    Returns:
+        The directory as that of a packed checkpoint, and the configuration that this would have.
 
     Raises:
         SettingsError: For codes that are not read, and where what is asked for contradicts them.
     """
-    folder = folder_of(model_config, load_config)
     if folder is None:
         raise SettingsError(
             f"{model_config.model} is quantized, and its files are not at hand to be looked at "
@@ -55,7 +56,7 @@ def take(
     except (CheckpointError, FormatError) as error:
         raise SettingsError(str(error)) from None
     _taken[folder] = directory
-    return FlashSparseConfig(**directory.quantization)
+    return directory, FlashSparseConfig(**directory.quantization)
 
 
 def directory_of(folder: Path) -> ModelDirectory:

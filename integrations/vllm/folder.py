@@ -10,7 +10,8 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from flashsparse_plugin.checkpoint.reader import CONFIG, INDEX
+from flashsparse_plugin.checkpoint.files.folder import INDEX
+from flashsparse_plugin.checkpoint.files.places import CONFIG
 
 logger = logging.getLogger("vllm.flashsparse")
 

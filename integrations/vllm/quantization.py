@@ -30,7 +30,7 @@ from flashsparse_plugin.names import AUTO
 from flashsparse_plugin.packed import FormatError, Scheme
 from flashsparse_plugin.roles import HEAD, ROUTER, called_head, called_router
 
-from .codes import directory_of, take
+from .codes import take
 from .compat import allow_matrix_registers, is_experts
 from .dense import DenseHeadMethod, DenseLinearMethod
 from .early_begin import begin_early
@@ -155,9 +155,10 @@ class FlashSparseQuantization(QuantizationConfig):
         if self.config is None:
             settings = settings_of(vllm_config.additional_config)
             if isinstance(self.stored, QuantizedConfig):
-                model_config, load_config = vllm_config.model_config, vllm_config.load_config
-                self.stored = take(self.stored, settings, model_config, load_config)
-                for note in directory_of(folder_of(model_config, load_config)).notes:
+                folder = folder_of(vllm_config.model_config, vllm_config.load_config)
+                taken = take(self.stored, settings, vllm_config.model_config, folder)
+                directory, self.stored = taken
+                for note in directory.notes:
                     logger.info("%s", note)
                 settings.pop("options", None)
                 if self.mapper is not None:

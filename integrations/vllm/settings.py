@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashsparse_plugin.checkpoint.headers import sealed_names, tensor_names
-from flashsparse_plugin.checkpoint.reader import CheckpointError
-from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+from flashsparse_plugin.checkpoint.files.headers import CheckpointError, sealed_names, tensor_names
+from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.formats import format_names
 from flashsparse_plugin.messages import PrintableMessage

@@ -17,12 +17,12 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from flashsparse_plugin.checkpoint.files.headers import aligned
+from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.checkpoint.foreign import PRUNE_MASKS, dense_weights
 from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone, layout_of
-from flashsparse_plugin.checkpoint.headers import aligned
-from flashsparse_plugin.checkpoint.linears import find_linears
-from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+from flashsparse_plugin.checkpoint.read.linears import find_linears
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.messages import one_line
 from flashsparse_plugin.names import QUANT_METHOD

@@ -8,8 +8,8 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import convert_checkpoint
-from flashsparse_plugin.checkpoint.card_section import EVALUATION
-from flashsparse_plugin.checkpoint.pruning_record import Calibration, Pruning
+from flashsparse_plugin.checkpoint.card.record import Calibration, Pruning
+from flashsparse_plugin.checkpoint.card.section import EVALUATION
 from flashsparse_plugin.cli import app
 
 SHA = "0123456789abcdef" * 4

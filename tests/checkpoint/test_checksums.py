@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, inspect_checkpoint
-from flashsparse_plugin.checkpoint.checksums import checksum, verify
-from flashsparse_plugin.checkpoint.headers import read_header
+from flashsparse_plugin.checkpoint.files.checksums import checksum, verify
+from flashsparse_plugin.checkpoint.files.headers import read_header
 
 LAYER = "model.layers.1.mlp.up_proj"
 DIFFERS = rf"layer '{LAYER}' \[200, 128\].*weight_packed.*checksum.*fetch both again"

@@ -62,7 +62,7 @@ def test_each_layer_gets_its_own_format(llama, tmp_path, monkeypatch):
         name = kinds.get(pattern.shape)
         return choice.Choice(name and get_format(name).scheme(dtype), "so")
 
-    monkeypatch.setattr("flashsparse_plugin.checkpoint.choosing.choose", chosen)
+    monkeypatch.setattr("flashsparse_plugin.checkpoint.convert.choosing.choose", chosen)
     report = convert_checkpoint(llama, tmp_path / "out", format="auto", device="H100", batch=1)
     assert sorted(report.schemes.split(" and ")) == ["tiled_bitmap", "tiled_csl"]
     inspected = inspect_checkpoint(tmp_path / "out", device="H100")

@@ -18,7 +18,8 @@ from flashsparse_plugin.checkpoint import (
     convert_checkpoint,
     inspect_checkpoint,
 )
-from flashsparse_plugin.checkpoint.linears import StoredModel
+from flashsparse_plugin.checkpoint.read.linears import StoredModel
+from flashsparse_plugin.checkpoint.read.renaming import Names
 from flashsparse_plugin.linear import SparseLinear
 
 
@@ -205,3 +206,23 @@ def test_a_router_that_is_named_is_packed_and_one_that_is_packed_loads(dense, tm
     for name in named:
         assert isinstance(model.get_submodule(name), SparseLinear)
         assert torch.equal(model.get_submodule(name).weight, dense_model.get_submodule(name).weight)
+
+
+def test_a_fused_tensor_is_split_once_to_pack_its_parts_and_once_to_check_them(
+    tmp_path, monkeypatch
+):
+    cycles = {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    config = transformers.HrmTextConfig(vocab_size=96, num_hidden_layers=2, **cycles, **sizes)
+    transformers.HrmTextForCausalLM(config).save_pretrained(tmp_path / "dense")
+    parts, split = Names.parts, []
+
+    def counted(self, key, tensor):
+        split.extend([key] * (tensor.device.type != "meta"))
+        return parts(self, key, tensor)
+
+    monkeypatch.setattr(Names, "parts", counted)
+    report = convert_checkpoint(tmp_path / "dense", tmp_path / "out", pack_all=True)
+    fused = [name for name in ModelDirectory(tmp_path / "dense").tensors if "gqkv" in name]
+    assert fused and len(report.packed) > 3 * len(fused)
+    assert all(split.count(name) <= 2 for name in fused), split

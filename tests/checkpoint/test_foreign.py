@@ -28,7 +28,7 @@ from flashsparse_plugin.checkpoint import (
 from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
 from flashsparse_plugin.checkpoint.foreign import dense_weights
 from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
-from flashsparse_plugin.checkpoint.report import human
+from flashsparse_plugin.checkpoint.write.report import human
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.packed import FormatError
 from flashsparse_plugin.pruning import prune_weight

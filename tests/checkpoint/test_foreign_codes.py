@@ -23,7 +23,11 @@ from flashsparse_plugin.checkpoint import (
     inspect_checkpoint,
 )
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized, pattern_of
+from flashsparse_plugin.checkpoint.foreign.quantization import (
+    Quantization,
+    is_quantized,
+    pattern_of,
+)
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.formats import packed_names
@@ -76,7 +80,7 @@ def expected_shape(directory, layer):
 def test_the_weights_are_those_that_compressed_tensors_makes(name):
     directory = ModelDirectory(WRITTEN / name)
     assert directory.has_codes
-    shown = directory.with_weights()
+    shown = directory.dense()
     assert shown.tensors.keys() == expected(name).keys()
     for key, tensor in expected(name).items():
         info = shown.tensors[key]
@@ -87,9 +91,18 @@ def test_the_weights_are_those_that_compressed_tensors_makes(name):
     assert shown.nbytes == directory.packed().nbytes == sum(tensor.nbytes for tensor in stored)
 
 
+def test_they_are_found_once_for_every_view(monkeypatch):
+    read, asked = Quantization.read, []
+    monkeypatch.setattr(Quantization, "read", lambda said: asked.append(said) or read(said))
+    directory = ModelDirectory(WRITTEN / "int8-24")
+    for view in (directory.dense(), directory.packed(), directory.dense(torch.float16)):
+        assert not view.has_codes and view.nbytes == directory.nbytes
+    assert directory.has_codes and len(asked) == 1
+
+
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_packed_they_keep_their_codes_and_scales(name):
-    shown = ModelDirectory(WRITTEN / name).with_weights().tensors
+    shown = ModelDirectory(WRITTEN / name).dense().tensors
     packed = dict(packed_weights(ModelDirectory(WRITTEN / name).packed()))
     assert len(packed) == 7
     assert packed[DOWN].scheme.options.title == SCHEMES[name]
@@ -287,7 +300,7 @@ def test_int8_codes_with_zeros_anywhere_are_packed_to_tiled_bitmap(structure, tm
     directory = ModelDirectory(tmp_path / "out")
     assert directory.quantization["options"] == {"values": "int8"}
     converted = load_all(tmp_path / "out")
-    shown = ModelDirectory(source).with_weights().tensors
+    shown = ModelDirectory(source).dense().tensors
     for layer, weight in packed.items():
         assert weight.scheme.title == "tiled_bitmap(int8)"
         assert torch.equal(weight.unpack(), expected("int8")[f"{layer}.weight"])

@@ -48,7 +48,7 @@ def test_what_is_quantized_otherwise_is_refused_by_its_layer(copy, rule):
     weights, told = RULES[rule]
     edit_groups(copy, weights=weights)
     with pytest.raises(CheckpointError, match=f"layer 'model.layers.0.*({told}).*with vLLM alone"):
-        ModelDirectory(copy).with_weights()
+        ModelDirectory(copy).dense()
 
 
 AT_LARGE = {
@@ -207,7 +207,7 @@ def test_hostile_scales_are_refused_with_codes_kept_and_unpacked(copy, scale, fo
 def test_codes_that_are_nan_are_refused_where_they_are_unpacked(copy):
     edit_weights(copy, change(DOWN, "weight", set_first(-torch.nan)))
     with pytest.raises(CheckpointError, match=f"{DOWN}.*no fp8_e4m3 numbers"):
-        ModelDirectory(copy).with_weights().tensors[f"{DOWN}.weight"].read()
+        ModelDirectory(copy).dense().tensors[f"{DOWN}.weight"].read()
 
 
 @of("int4-packed")
@@ -224,12 +224,12 @@ def test_the_files_shape_is_held_against_the_models(copy, read, tmp_path):
 def test_zero_points_may_be_zeros(copy):
     zeros = torch.zeros(32, 1, dtype=torch.int8)
     edit_weights(copy, lambda tensors: tensors.update({f"{DOWN}.weight_zero_point": zeros}))
-    shown = ModelDirectory(copy).with_weights()
+    shown = ModelDirectory(copy).dense()
     assert torch.equal(shown.tensors[f"{DOWN}.weight"].read(), expected("int8")[f"{DOWN}.weight"])
     zeros[3] = 1
     edit_weights(copy, lambda tensors: tensors.update({f"{DOWN}.weight_zero_point": zeros}))
     with pytest.raises(CheckpointError, match=f"{DOWN}.*asymmetric"):
-        ModelDirectory(copy).with_weights().tensors[f"{DOWN}.weight"].read()
+        ModelDirectory(copy).dense().tensors[f"{DOWN}.weight"].read()
 
 
 @of("int4-packed")

@@ -14,8 +14,11 @@ import pytest
 from checkpoints import assert_same_model, load_all
 from typer.testing import CliRunner
 
-from flashsparse_plugin.checkpoint import CheckpointError, converter, pruned, room, staging
-from flashsparse_plugin.checkpoint.writer import ShardWriter
+from flashsparse_plugin.checkpoint import CheckpointError
+from flashsparse_plugin.checkpoint.convert import converter
+from flashsparse_plugin.checkpoint.prune import pruned
+from flashsparse_plugin.checkpoint.write import room, staging
+from flashsparse_plugin.checkpoint.write.writer import ShardWriter
 from flashsparse_plugin.cli import app
 
 COMMANDS = {

@@ -16,7 +16,7 @@ from flashsparse_plugin.checkpoint import (
     convert_checkpoint,
     inspect_checkpoint,
 )
-from flashsparse_plugin.checkpoint.linears import find_linears
+from flashsparse_plugin.checkpoint.read.linears import find_linears
 from flashsparse_plugin.matching import matches
 
 NAME = "model.layers.10.self_attn.q_proj"

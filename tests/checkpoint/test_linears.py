@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_causal_lms import CONFIGS, tiny_model
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
-from flashsparse_plugin.checkpoint.linears import StoredModel, find_linears, kind_of
+from flashsparse_plugin.checkpoint.read.linears import StoredModel, find_linears, kind_of
 
 GATED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
 OPT = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head"}

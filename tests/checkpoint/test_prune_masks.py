@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
+from flashsparse_plugin.checkpoint.files.headers import CheckpointError
 from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK, PRUNE_MASKS, dense_weights
-from flashsparse_plugin.checkpoint.reader import CheckpointError, ModelDirectory
+from flashsparse_plugin.checkpoint.read.directory import ModelDirectory
 from flashsparse_plugin.cli import app
 
 NAME = "model.layers.0.mlp.up_proj"

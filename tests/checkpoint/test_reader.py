@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory
-from flashsparse_plugin.checkpoint.unmarked import refuse_unmarked
+from flashsparse_plugin.checkpoint.files import headers
+from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
+from flashsparse_plugin.cli import app
 
 INDEX = "model.safetensors.index.json"
 
@@ -27,6 +30,14 @@ def refused(path, *words):
         ModelDirectory(path)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_conversion_reads_each_header_of_the_source_once(sharded, tmp_path, monkeypatch):
+    read, asked = headers.read_header, []
+    monkeypatch.setattr(headers, "read_header", lambda path: asked.append(path) or read(path))
+    result = CliRunner().invoke(app, ["convert", str(sharded), str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert sorted(asked) == sorted(sharded.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("which", ["llama", "sharded"])

@@ -19,10 +19,10 @@ from checkpoints import assert_same_model, edit_config, edit_weights
 from safetensors.torch import load_file, save_file
 
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, convert_checkpoint
-from flashsparse_plugin.checkpoint import converter as converter_module
-from flashsparse_plugin.checkpoint import staging as staging_module
-from flashsparse_plugin.checkpoint.staging import STATE
-from flashsparse_plugin.checkpoint.writer import digest_of
+from flashsparse_plugin.checkpoint.convert import converter as converter_module
+from flashsparse_plugin.checkpoint.write import staging as staging_module
+from flashsparse_plugin.checkpoint.write.staging import STATE
+from flashsparse_plugin.checkpoint.write.writer import digest_of
 
 SIZE = "60kB"
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from flashsparse_plugin.checkpoint.writer import ShardWriter, digest_of
+from flashsparse_plugin.checkpoint.write.writer import ShardWriter, digest_of
 
 TENSORS = {
     "odd.bias": torch.arange(3, dtype=torch.bfloat16),

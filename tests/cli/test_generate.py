@@ -3,17 +3,14 @@
 
 import json
 import shutil
-from importlib import import_module
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli import app
-
-generate_module = import_module("flashsparse_plugin.cli.generate")
+from flashsparse_plugin.generation import Stream
 
 
 def generate(*arguments, stdin=None):
@@ -80,10 +77,8 @@ def test_sampling_depends_on_the_seed_alone(model_dir):
     assert len({text(seed) for seed in range(4)}) > 1
 
 
-def test_words_are_not_broken_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(generate_module, "out", Console(force_terminal=True, width=12))
-    stream = object.__new__(generate_module.Stream)
-    stream.text, stream._silent, stream._column = "", False, 0
+def test_words_are_not_broken_on_a_terminal(model_dir, capsys):
+    stream = Stream(AutoTokenizer.from_pretrained(model_dir), width=12)
     for word in ["One ", "lantern ", "snow ", "a\n", "twelve ", "cells", " ."]:
         stream._print(word)
     assert capsys.readouterr().out == "One lantern \nsnow a\ntwelve cells\n ."
@@ -124,7 +119,7 @@ def test_no_chat_template_and_no_tokenizer(model_dir, tmp_path):
 
 def test_what_a_model_says_sends_nothing_to_the_terminal(model_dir, capsys):
     """Its tokenizer may spell a token as any control sequence."""
-    stream = generate_module.Stream(AutoTokenizer.from_pretrained(model_dir))
+    stream = Stream(AutoTokenizer.from_pretrained(model_dir))
     stream._print("a\x1b]0;title\x07b\n")
     assert capsys.readouterr().out == "a\\x1b]0;title\\x07b\n"
     assert stream.text == "a\x1b]0;title\x07b\n"  # --json escapes it by itself

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from flashsparse_plugin.checkpoint import CheckpointError, convert_checkpoint, inspect_checkpoint
-from flashsparse_plugin.checkpoint.hub import HubModel
-from flashsparse_plugin.checkpoint.publishing import Publisher
+from flashsparse_plugin.checkpoint.hub.fetching import HubModel
+from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 from flashsparse_plugin.cli import app
 from flashsparse_plugin.cli.advise import _shapes
 

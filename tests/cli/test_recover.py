@@ -12,7 +12,7 @@ from checkpoints import load_all
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
-from flashsparse_plugin.checkpoint import recovered
+from flashsparse_plugin.checkpoint.prune import recovered
 from flashsparse_plugin.cli import app
 
 WINDOWS = ["--samples", "8", "--length", "32"]

@@ -27,12 +27,12 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.attention import CalibrationError, unified_max_of
 from flashsparse_plugin.attention.calibration import text_config
 from flashsparse_plugin.checkpoint import convert_checkpoint, inspect_checkpoint
+from flashsparse_plugin.checkpoint.files.headers import TensorInfo
 from flashsparse_plugin.checkpoint.foreign import LAYOUTS as KNOWN
 from flashsparse_plugin.checkpoint.foreign import PRUNE_MASK
-from flashsparse_plugin.checkpoint.foreign.code_entries import find_codes
 from flashsparse_plugin.checkpoint.foreign.packing import scheme_of
-from flashsparse_plugin.checkpoint.headers import TensorInfo
-from flashsparse_plugin.checkpoint.staging import STATE
+from flashsparse_plugin.checkpoint.foreign.quantized import QuantizedTensors
+from flashsparse_plugin.checkpoint.write.staging import STATE
 from flashsparse_plugin.dataflow.table import SHIPPED, TableError, read_table
 from flashsparse_plugin.formats import all_formats
 from flashsparse_plugin.formats.nm_vector import NMVector
@@ -193,8 +193,7 @@ class Codes(Target):
         return accepted(lambda: self._read(infos, self.configs[number]), FormatError)
 
     def _read(self, infos: dict[str, TensorInfo], config: dict[str, Any]) -> None:
-        codes, _ = find_codes(infos, config, torch.bfloat16, Path("file"))
-        weight = next(iter(codes.values()))
+        weight = QuantizedTensors(infos, config, Path("file")).weights(torch.bfloat16)[0]
         packed = weight.pack(
             scheme_of(NMVector(), weight, {"n": 2, "m": 4}, weight.dtype)
         ).validate("layer")

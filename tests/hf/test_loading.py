@@ -309,7 +309,7 @@ def test_auto_chooses_for_each_layer_and_says_so(llama, tmp_path, monkeypatch, c
 
 def test_auto_has_one_decision_for_layers_that_engines_merge(llama, tmp_path, monkeypatch, caplog):
     """q with many zeros and k with none: vLLM, which merges them, refuses one packed, one dense."""
-    from flashsparse_plugin.checkpoint.shapes import merged_names
+    from flashsparse_plugin.checkpoint.read.shapes import merged_names
     from flashsparse_plugin.dataflow.choice import Pattern
     from flashsparse_plugin.integrations.hf import conversion
 

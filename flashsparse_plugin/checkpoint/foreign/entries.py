@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...packed import FormatError
-from ..headers import CheckpointError, MadeTensorInfo, TensorInfo
+from ..files.headers import CheckpointError, MadeTensorInfo, TensorInfo
 from . import find_foreign
 from .layout import Layout
 

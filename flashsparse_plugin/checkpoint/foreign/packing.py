@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +18,16 @@ from ...formats.nm_vector import NMVector
 from ...formats.values import parse_dtype
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, Scheme, dtype_name
-from ..headers import TensorInfo
-from .code_entries import CodesInfo, find_codes, show_packed
-from .entries import as_dense
+from ..files.headers import TensorInfo
+from .code_entries import CodesInfo
 from .quantization import (
-    Quantization,
     has_zeros_anywhere,
     is_quantized,
     kinds_of_codes,
     pattern_of,
     share_of_zeros,
 )
+from .quantized import QuantizedTensors, by_part
 
 _HALF: Final = (torch.float16, torch.bfloat16)
 _LEAST_ZEROS: Final = 0.25
@@ -153,41 +152,34 @@ def scheme_of(
 
 
 def as_packed(
-    tensors: Mapping[str, TensorInfo],
-    path: Path,
-    quantization: Mapping[str, Any],
-    dtype: torch.dtype,
-    given: FlashSparseConfig | None = None,
-) -> tuple[dict[str, TensorInfo], FlashSparseConfig, Quantization]:
+    quantized: QuantizedTensors, dtype: torch.dtype, given: FlashSparseConfig | None = None
+) -> tuple[dict[str, TensorInfo], FlashSparseConfig]:
     """Takes a quantized checkpoint as a packed one.
 
     Args:
-        tensors: The entries of all its tensors.
-        path: Where the files are, for error messages.
-        quantization: Its `quantization_config`.
+        quantized: Its tensors.
         dtype: Of unpacked weights, where neither the user nor the scales of groups rule it.
         given: What the user asks for.
 
     Returns:
-        Entries with packed tensors in the place of codes, the configuration that a packed
-        checkpoint would have, and what its own says.
+        Entries with packed tensors in the place of codes, and the configuration that a packed
+        checkpoint would have.
 
     Raises:
         CheckpointError: For codes that are not read.
         FormatError: Where what is asked for contradicts the codes.
     """
     asked = FlashSparseConfig() if given is None else given
-    target, options = _target_of(asked, quantization, path)
+    target, options = _target_of(asked, quantized.quantization, quantized.path)
     named = None if asked.dtype is None else parse_dtype(asked.dtype, target.dtypes)
-    codes, stated = find_codes(tensors, quantization, named or half_dtype(dtype), path)
-    weights = {weight.layer: weight for weight in codes.values()}
+    weights = quantized.weights(named or half_dtype(dtype))
     schemes = {
-        layer: scheme_of(target, weight, options, named or weight.dtype)
-        for layer, weight in weights.items()
+        weight.layer: scheme_of(target, weight, options, named or weight.dtype)
+        for weight in weights
     }
-    config = _config(schemes, tensors, codes)
+    config = _config(schemes, quantized.tensors, by_part(weights).keys())
     config.dequantize, config.prompts = asked.dequantize, asked.prompts
-    return as_dense(show_packed(tensors, codes, schemes), path), config, stated
+    return quantized.packed(weights, schemes), config
 
 
 def _target_of(
@@ -213,7 +205,7 @@ def _target_of(
 def _config(
     schemes: Mapping[str, Scheme],
     tensors: Mapping[str, TensorInfo],
-    codes: Mapping[str, CodesInfo],
+    codes: Collection[str],
 ) -> FlashSparseConfig:
     """The configuration of a packed checkpoint with these schemes; all other layers are dense."""
     (most, _), *_ = Counter(schemes.values()).most_common(1)

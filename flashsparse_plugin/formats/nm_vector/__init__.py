@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...gpu import Gpu, unpacked_seconds
-from ...names import DEFAULT_FORMAT
 from ...ops import where_kernels_are
 from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
@@ -27,6 +26,7 @@ from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
 from ..sparse_24 import Sparse24
+from ..tiled_bitmap import TiledBitmap
 from ..value_types import require_scales, scale_count, scale_dtype
 from ..values import value_bits
 from . import reference
@@ -146,10 +146,7 @@ class NMVector(PatternStorage):
                 return form.scheme(scheme.dtype, scheme.values)
         if options_of(scheme).value_type:
             return scheme  # codes stay in a format of patterns
-        from .. import get_format  # here, as it imports this module
-
-        on_cpu = device.type == "cpu"
-        unstructured = InterleavedBitmap() if on_cpu else get_format(DEFAULT_FORMAT)
+        unstructured = InterleavedBitmap() if device.type == "cpu" else TiledBitmap()
         if scheme.dtype in unstructured.dtypes:
             return unstructured.scheme(scheme.dtype)
         return scheme

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model card of a directory that is written."""

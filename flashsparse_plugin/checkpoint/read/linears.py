@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of a checkpoint are the weights of linear layers.
+
+Names do not tell: an embedding and a router are 2-D `*.weight` too. So the model is built by
+transformers without memory (on the meta device) and asked for its linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...matching import matches
+from ...modules import experts_of, is_linear, is_transposed, shape_of, why_not_linear
+from ...names import LM_HEAD
+from ...roles import heads, routers
+from ..files.headers import CheckpointError, TensorInfo
+from .directory import ModelDirectory
+from .isolation import modules_bounded, nothing_fetched, use_plain_implementations
+from .renaming import Names
+from .split import split_weights
+from .stored import Checkpoint, require_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear layer of the model and where the checkpoint keeps it.
+
+    Attributes:
+        name: Name of the module, as in `named_modules()`.
+        stored: Its name in the checkpoint; None where that has no weight for it alone (a head that
+            is tied to the embedding).
+        shape: (out_features, in_features).
+        tied_to: Another parameter that is the same tensor, if any.
+        is_head: Whether it is an output head, whatever its name: of tokens, or of classes.
+        is_router: Whether it weighs experts.
+        is_transposed: Whether its dense weight is kept as [in_features, out_features].
+        why_dense: Why it cannot be packed; None where it can.
+    """
+
+    name: str
+    stored: str | None
+    shape: tuple[int, int]
+    tied_to: str | None = None
+    is_head: bool = False
+    is_router: bool = False
+    is_transposed: bool = False
+    why_dense: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What layers of one sort share: the last part of the name, e.g. "q_proj"."""
+        return kind_of(self.name)
+
+    @property
+    def shape_stored(self) -> tuple[int, int]:
+        """Shape of the dense weight as the checkpoint keeps it."""
+        rows, columns = self.shape
+        return (columns, rows) if self.is_transposed else self.shape
+
+    def turned(self, weight: Tensor) -> Tensor:
+        """Turns a dense weight from [out_features, in_features] to how it is kept, or back."""
+        return weight.T.contiguous() if self.is_transposed else weight
+
+    def goes_by(self, ignore: Sequence[str]) -> bool:
+        """Whether names or patterns mean this layer; "lm_head" means a head of any name."""
+        return (self.is_head and LM_HEAD in ignore) or matches(self.name, ignore)
+
+
+def kind_of(name: str) -> str:
+    parts = name.split(".")
+    start = next((i for i in reversed(range(len(parts))) if not parts[i].isdecimal()), 0)
+    return ".".join(parts[start:])
+
+
+def build_on_meta(directory: ModelDirectory) -> PreTrainedModel:
+    """Builds the model that config.json describes, without memory for its weights.
+
+    Nothing is fetched, and nothing of the checkpoint is run.
+
+    Raises:
+        CheckpointError: Where transformers is missing or does not know the model, and for a model
+            that is far larger than its files.
+    """
+    return build_config_on_meta(directory.path, len(directory.tensors))
+
+
+def build_config_on_meta(path: Path, tensors: int | None = None) -> PreTrainedModel:
+    """Builds the model that a config.json describes, whether or not there are weights beside it.
+
+    Args:
+        path: The directory of the config.json.
+        tensors: How many tensors its files have, which bounds the model; None for no files.
+
+    Raises:
+        CheckpointError: As `build_on_meta` does.
+    """
+    try:
+        with nothing_fetched(), modules_bounded(tensors), torch.device("meta"):
+            config = config_of(path)
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config
+            use_plain_implementations(config)
+            return model_class(config)(config)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _unknown(path, error) from error
+
+
+def config_of(path: Path) -> Any:
+    """The configuration of a model directory, as transformers reads it; no code of it is run.
+
+    Raises:
+        CheckpointError: Where transformers is missing or does not know the model.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise CheckpointError(
+            "this needs transformers: pip install transformers accelerate"
+        ) from None
+    try:
+        return transformers.AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise _unknown(path, error) from error
+
+
+def _unknown(path: Path, error: Exception) -> CheckpointError:
+    import transformers
+
+    return CheckpointError(
+        f"transformers {transformers.__version__} cannot build the model of {path} "
+        f"({type(error).__name__}: {_shortened(error)}). A newer transformers may know it; models "
+        "that bring their own code are not supported"
+    )
+
+
+def _shortened(error: Exception) -> str:
+    """What transformers says, without the lists of all that it knows."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:200].rpartition(' ')[0]} ..."
+
+
+def model_class(config: Any) -> type[PreTrainedModel]:
+    """The class of transformers that a checkpoint was saved from, which `architectures` names.
+
+    A checkpoint that names none is taken for the causal language model of its configuration, or
+    else for the bare model.
+
+    Args:
+        config: The configuration, of transformers.
+
+    Raises:
+        CheckpointError: Where transformers has no such class.
+    """
+    import transformers
+
+    names = getattr(config, "architectures", None)
+    for name in names if isinstance(names, list) else []:
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    for known in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        if type(config) in known:
+            return known[type(config)]
+    raise CheckpointError(f"transformers has no model of type {config.model_type!r}")
+
+
+class StoredModel:
+    """A model directory as transformers sees it.
+
+    Args:
+        directory: The directory.
+        split: Show the weights of linear layers that the files hold in one tensor as one each.
+
+    Attributes:
+        directory: The directory, as it is shown.
+        model: The model on the meta device, without memory for its weights.
+        names: What its tensors are called in files.
+        checkpoint: The tensors of the directory by their names in the model.
+        linears: The linear layers, and what only looks like one.
+
+    Raises:
+        CheckpointError: Where a weight has another shape than config.json says, or the checkpoint
+            knows none of the model's linear layers.
+        FormatError: For a packed weight that is part of another in the model.
+    """
+
+    def __init__(self, directory: ModelDirectory, split: bool = False):
+        self.directory, self.model = directory, build_on_meta(directory)
+        self.names = Names(self.model)
+        if split:
+            self.directory = directory.with_tensors(split_weights(self.names, directory.tensors))
+        self.checkpoint = Checkpoint.read(self.names, self.directory.tensors)
+        self.linears = [*self._linears()]
+        if not any(linear.stored for linear in self.linears):
+            raise CheckpointError(
+                f"{type(self.model).__name__} has {len(self.linears)} linear layers and "
+                f"{directory.path} has a weight for none of them: there is nothing here that can "
+                "be packed"
+            )
+
+    def _linears(self) -> Iterator[Linear]:
+        names_of: dict[int, list[str]] = {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            names_of.setdefault(id(parameter), []).append(name)
+        answering, routing = heads(self.model), routers(self.model)
+        for name, module in self.model.named_modules():
+            if not (is_linear(module) or isinstance(module, nn.Linear)):
+                continue
+            weight = f"{name}.weight"
+            stored = self._stored_as(name)
+            same = [other for other in names_of[id(module.weight)] if other != weight]
+            linear = Linear(
+                name,
+                stored,
+                shape_of(module),
+                same[0] if same else None,
+                name in answering,
+                name in routing,
+                is_transposed(module),
+                self._why_dense(name, module, stored),
+            )
+            info = self.directory.tensors.get(f"{stored}.weight")
+            if info is not None:
+                require_shape(name, info.shape, linear.shape_stored)
+            for packed in self.checkpoint.infos.get(name, {}).values():
+                require_shape(name, packed.weight_shape, linear.shape)
+            yield linear
+
+    def _stored_as(self, name: str) -> str | None:
+        """The name of a layer in the checkpoint; a dense weight may go by any name there."""
+        known = self.checkpoint.stored_as
+        if name in self.checkpoint.packed:
+            return known[name]
+        weight = known.get(f"{name}.weight", "")
+        return weight.removesuffix(".weight") if weight.endswith(".weight") else None
+
+    def _why_dense(self, name: str, module: nn.Module, stored: str | None) -> str | None:
+        if not is_linear(module):
+            return why_not_linear(module)
+        weight = f"{name}.weight"
+        if weight in self.checkpoint.made:
+            return "transformers makes it of a tensor of the checkpoint that holds other layers too"
+        if stored is None and weight in self.checkpoint.stored_as:
+            return f"stored as {self.checkpoint.stored_as[weight]}, and not as a weight"
+        return "not in the checkpoint" if stored is None else None
+
+    def missing(self) -> list[str]:
+        """Names of linear layers that the checkpoint has in no form, not even tied to another."""
+        return self.checkpoint.missing(self.model)
+
+    def unfit(self) -> dict[str, str]:
+        """Names of layers that can be neither pruned nor packed, and why."""
+        return {x.name: x.why_dense for x in self.linears if x.why_dense and not x.tied_to}
+
+    def routers(self) -> list[str]:
+        """Names of the linear layers that weigh experts; those that are no linear layers apart."""
+        return [x.name for x in self.linears if x.is_router and not x.why_dense]
+
+    def experts(self) -> list[TensorInfo]:
+        """The tensors of the directory that hold weights of experts."""
+        made, taken = self.checkpoint.made, self.checkpoint.stored_as
+        keys = set()
+        for name in experts_of(self.model):
+            keys.update(made.get(name, [taken.get(name, "")]))
+        return [info for info in self.directory.tensors.values() if info.name in keys]
+
+
+def find_linears(directory: ModelDirectory) -> list[Linear]:
+    """Lists the linear layers of the model with their place in the checkpoint.
+
+    Raises:
+        CheckpointError, FormatError: As `StoredModel` does.
+    """
+    return StoredModel(directory).linears

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tensor of a file is called in a model, and what is made of it there.
+
+Prefixes come and go, old names are renamed, fused tensors are split. Only transformers knows how,
+so its own loader's renaming is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers.modeling_utils import PreTrainedModel
+
+
+class Names:
+    """transformers' own answer to what a tensor of a file becomes in a model.
+
+    Args:
+        model: The model.
+        state: Its tensors by name, of which the names alone count; None: its `state_dict()`.
+    """
+
+    def __init__(self, model: PreTrainedModel, state: Mapping[str, Tensor] | None = None):
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        transforms: list[Any] = get_model_conversion_mapping(model)
+        self.renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+        self.converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+        self.model, self.prefix = model, model.base_model_prefix
+        self.skeleton = dict(model.state_dict() if state is None else state)
+
+    def beside(self, tensors: Mapping[str, Tensor]) -> Names:
+        """The same for a model that has these tensors, too."""
+        other = copy(self)
+        other.skeleton = {**self.skeleton, **tensors}
+        return other
+
+    def of(self, key: str) -> tuple[str, list[str]]:
+        """Returns a tensor's name in the model, and what the loader makes of it and of others.
+
+        The list is empty for a tensor that the loader takes as it is.
+        """
+        target, pattern = self._renamed(key)
+        if pattern is None:
+            return target, []
+        first, *more = self._converter(pattern).target_patterns
+        return target, [target, *(target.replace(first, other) for other in more)]
+
+    def parts(self, key: str, tensor: Tensor) -> dict[str, Tensor]:
+        """What the loader makes of one tensor alone, by names in the model.
+
+        Args:
+            key: Its name in the file, of which `of` says that something is made.
+            tensor: The tensor, or one like it on the meta device.
+        """
+        target, pattern = self._renamed(key)
+        assert pattern is not None
+        converter = deepcopy(self._converter(pattern))
+        converter.add_tensor(target, key, pattern, tensor)
+        made = converter.convert(target, model=self.model, config=self.model.config)
+        return {name: part[0] if isinstance(part, list) else part for name, part in made.items()}
+
+    def _renamed(self, key: str) -> tuple[str, str | None]:
+        from transformers.core_model_loading import rename_source_key
+
+        target, pattern = rename_source_key(
+            key, self.renamings, self.converters, self.prefix, self.skeleton
+        )
+        if target not in self.skeleton and key in self.skeleton:
+            target, pattern = rename_source_key(key, [], [], self.prefix, self.skeleton)
+        return target, pattern
+
+    def _converter(self, pattern: str) -> Any:
+        return next(each for each in self.converters if pattern in each.source_patterns)
