@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     check = parser.parse_args().check
     stale = 0
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         name = path.relative_to(ROOT)
         old, new = path.read_text(), rewritten(path.read_text())
         if old == new:
