@@ -60,7 +60,8 @@ def test_committed_results_say_when_and_where(path):
 def test_each_result_is_read():
     """By a table or a link of a page, by a test, or by what makes tables and pictures that ship."""
     pages = "".join(p.read_text() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-    sources = [p.read_text() for name in ("tests", "benchmarks") for p in (ROOT / name).rglob("*.py")]
+    programs = [p for name in ("tests", "benchmarks") for p in (ROOT / name).rglob("*.py")]
+    sources = [p.read_text() for p in programs]
 
     def is_read(path: Path) -> bool:
         quoted = re.compile(rf'"([^"]*/)?{re.escape(path.stem)}(\.csv)?"')
