@@ -31,7 +31,7 @@ def begin_early(vllm_config: VllmConfig) -> None:
     is_on = _is_on(vllm_config)
     was_on = ops.begin_early(is_on)
     if is_on and not was_on:
-        logger.info("products begin early: torch's inductor compiles with %s", OPTION)
+        logger.info("products use PDL: torch's inductor compiles with %s", OPTION)
 
 
 def _is_on(vllm_config: VllmConfig) -> bool:
