@@ -70,8 +70,7 @@ def begins(result: Result) -> str:
 RINGS = {  # what a column shows: of the launches that fit, the fastest
     "registers": {"kernel": "registers"},
     **{
-        f"ring, {rows} rows a CTA": {"kernel": "ring", "rows": rows}
-        for rows in range(128, 385, 64)
+        f"ring, {rows} rows a CTA": {"kernel": "ring", "rows": rows} for rows in range(128, 385, 64)
     },
     "mma.sp": {"kernel": "few"},
 }

@@ -127,7 +127,7 @@ def test_a_sound_installation(sound):
 def test_the_table_names_every_op_and_setting(sound, show):
     result = show(json.loads(sound.stdout))
     assert result.exit_code == 0
-    mended = "unified_max_paged_decode: wrong phi noticed, counted, computed again"
+    mended = "unified_max_paged_decode: wrong phi detected, counted, recomputed"
     for expected in (*selftest.op_names(), torch.__version__, "FLASHSPARSE_STRICT", mended):
         assert expected in result.stdout
 
