@@ -182,7 +182,7 @@ class PackedWeight:
             raise FormatError(
                 f"{where}{self.format.name} weight of shape {list(self.shape)} is not valid: "
                 f"{error}. The file is damaged or was not written by a compatible packer: fetch it "
-                "again, or convert the model anew with `flashsparse convert`."
+                "again, or convert the model again with `flashsparse convert`."
             ) from None
         return self
 
