@@ -131,9 +131,8 @@ class FlashSparseConfig(BaseModel):
     def _name_other_pruning(cls, value: Any) -> Any:
         if value not in ("none", "magnitude"):
             raise ValueError(
-                f'loading can prune only by "magnitude", not {value!r:.100}. '
-                "Remedy: prune with `flashsparse prune`, which has other methods, and load the "
-                "result"
+                f'loading prunes by "magnitude" alone, not {value!r:.100}. '
+                "Remedy: `flashsparse prune` knows other methods; load what it writes"
             )
         return value
 
@@ -159,7 +158,7 @@ class FlashSparseConfig(BaseModel):
     def _check(self) -> FlashSparseConfig:
         matches("", self.ignore)  # compiles the patterns
         if self.is_open and self.options:
-            raise ValueError(f'format="{AUTO}" selects the options, too: leave them out')
+            raise ValueError(f'format="{AUTO}" chooses the options, too: leave them out')
         self._check_prompts()
         own = LayerConfig(format=self.format)
         if self._lacks_pattern():
@@ -175,7 +174,7 @@ class FlashSparseConfig(BaseModel):
             raise ValueError(f'pruning="{self.pruning}" needs sparsity=, for example sparsity=0.5')
         if self.__pydantic_extra__:
             logger.warning(
-                "unknown keys of quantization_config are kept and ignored: %s",
+                "keys of quantization_config that this version does not know are kept unread: %s",
                 one_line(", ".join(sorted(self.__pydantic_extra__))),
             )
         return self
@@ -231,8 +230,8 @@ class FlashSparseConfig(BaseModel):
         """Raises FormatError for a packed checkpoint that does not say how it is packed."""
         if self.is_open:
             raise FormatError(
-                f'{where}: format "{AUTO}" selects formats while a dense checkpoint is packed, '
-                "but a packed one names its formats. Remedy: fetch it again, or convert the dense "
+                f'{where}: format "{AUTO}" is what to choose while a dense checkpoint is packed, '
+                "and a packed one names its formats. Remedy: fetch it again, or convert the dense "
                 "model with `flashsparse convert`"
             )
         self.require_pattern()

@@ -439,7 +439,7 @@ def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan:
     gpu = find_gpu(key.name, key.capability)
     shipped = shipped_table(gpu, key)
     if shipped and (entry := shipped.find(weight)):
-        reason = f"{weight}: {shipped.origin}, in the table that ships with flashsparse-plugin"
+        reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
         return entry.plan("shipped", reason)
     ranges = ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)
     return Plan.of(

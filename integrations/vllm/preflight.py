@@ -32,7 +32,7 @@ from .settings import settings_of
 
 logger = logging.getLogger("vllm.flashsparse")
 
-_REMEDY = "fetch it again, or convert the model again with `flashsparse convert`"
+_REMEDY = "fetch it again, or convert the model anew with `flashsparse convert`"
 
 
 class DamagedCheckpointError(PrintableMessage, RuntimeError):

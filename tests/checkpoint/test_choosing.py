@@ -89,7 +89,7 @@ def test_nothing_that_pays_is_an_error_that_says_why(llama, tmp_path):
         ({"format": "auto", "device": "B300"}, "unknown device 'B300'"),
         ({"format": "auto", "batch": 0}, "at least one sequence"),
         ({"format": "auto", "pack_all": True}, "choose one of the two"),
-        ({"format": "auto", "options": {"n": 2}}, "selects the options, too"),
+        ({"format": "auto", "options": {"n": 2}}, "chooses the options, too"),
     ],
 )
 def test_what_is_refused(llama, tmp_path, settings, message):
