@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of what an early begin gains, by what lies before a product (gpu/behind.py)."""
+"""Tables of what programmatic dependent launch gains, by the preceding kernel (gpu/behind.py)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from _markdown import Result, gpu_conditions, markdown
 
 TOKENS = 8
 EARLY, LATE = "early", "one after the other"  # the ways to launch a product
-WAYS = {EARLY: "early", LATE: "late"}
-KIND, DENSE = "its kind", "cuBLAS"  # what lies before, and what stands beside
+WAYS = {EARLY: "with PDL", LATE: "without"}
+KIND, DENSE = "its kind", "cuBLAS"  # the preceding kernel, and the baseline
 
 
 def behind(result: Result) -> str:
-    """Microseconds for 8 tokens: layers and patterns down; what is before, and the way, across."""
+    """Microseconds for 8 tokens: layers and patterns down; preceding kernel and way across."""
     rows = [row for row in result["rows"] if row["tokens"] == TOKENS]
     befores = list(dict.fromkeys(row["before"] for row in rows))
     found = {(row["shape"], row["pattern"], row["before"], row["way"]): row["us"] for row in rows}
     cells = []
     for shape, pattern in dict.fromkeys((row["shape"], row["pattern"]) for row in rows):
         own = [found[shape, pattern, before, way] for before in befores for way in WAYS]
-        if pattern == DENSE:  # which begins late however it is launched
+        if pattern == DENSE:  # which never uses PDL
             own[::2] = own[1::2]
         cells.append([f"{shape}, {pattern}", *(f"{us:.1f}" for us in own)])
-    named = [before if before == KIND else f"`{before}`" for before in befores]
-    header = [f"behind {before}: {way}" for before in named for way in WAYS.values()]
+    named = ["the same x" if before == KIND else f"`{before}`" for before in befores]
+    header = [f"after {before}: {way}" for before in named for way in WAYS.values()]
     return markdown([f"µs, {TOKENS} tokens", *header], cells) + gpu_conditions(result["about"])
 
 
 def gains(result: Result) -> str:
-    """Dense time / time for 8 tokens behind a product of its kind, means over the layers."""
+    """Dense time / time for 8 tokens after a product of the same x, means over the layers."""
     rows = [row for row in result["rows"] if row["tokens"] == TOKENS and row["before"] == KIND]
     found = {(row["shape"], row["pattern"], row["way"]): row["us"] for row in rows}
     shapes, patterns = (

@@ -92,8 +92,6 @@ def perplexity(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
-# The rules of the short table of quality.
-SHORT = ("dense", "50% zeros", "2:4", "50% zeros, LoRA", "2:4, LoRA")
 # Values, in the order of tables.
 KINDS = ("16 bits", "fp8", "fp8 x fp8", "int8", "int8 x int8", "int4")
 # How to make the models of the results, from packages.
@@ -103,19 +101,9 @@ MADE = {
 }
 
 
-def quality(result: Result, rules: Sequence[str] | None = None) -> str:
-    """Zeros, bytes and perplexity of what was made of a model, a line each; ours are bold.
-
-    Args:
-        result: The measurements.
-        rules: How the models of the table were pruned, activations as they are; None: all there is.
-    """
-    about, cells = result["about"], []
-    rows = [
-        row
-        for row in result["rows"]
-        if rules is None or (row["rule"] in rules and " x " not in row["values"])
-    ]
+def quality(result: Result) -> str:
+    """Zeros, bytes and perplexity of what was made of a model, a line each; ours are bold."""
+    about, rows, cells = result["about"], result["rows"], []
     for row in rows:
         sizes = (f"{row['bits']:.2f}", f"{row['disk_bytes'] / 1e6:.1f}")
         cells.append([named(row), f"{row['zeros']:.0%}", *sizes, perplexity(row["perplexity"])])

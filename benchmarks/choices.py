@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of "Is it for you?": what each kind of zeros gains, and what to do about it."""
+"""The table of "Is it for you?": what each kind of zeros gains, and what to do about it.
+
+The H200's figures are of results/nvidia-h200/far.csv as soon as it is there, from one run: products
+after another kernel (us) and back to back (near_us), each beside the fastest cuBLAS (dense_us), by
+shape, tokens and kind, which is named as in KINDS. Until then they are back to back, each from the
+run of its kernel.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,22 @@ from _spmm_goals import LARGE, fastest, weights_of
 
 GPUS = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 FEW_TOKENS = (1, 8, 16)
+FAR = _results.FOLDER / GPUS[0] / "far.csv"
+# The kinds of FAR in each row of the table.
+KINDS = {
+    "none": ["fp8"],
+    "none, with a kernel that quantizes x": ["fp8 and quantizing"],
+    "unstructured, 50%": ["50%"],
+    "unstructured, 50%, W8A8": ["50%, int8 x int8"],
+    "unstructured, 70%": ["70%"],
+    "unstructured, 80%": ["80%"],
+    "unstructured, 90%": ["90%"],
+    "2:4": ["2:4"],
+    "2:4, 8-bit values": ["2:4, fp8_e4m3", "2:4, int8"],
+    "2:4, 4-bit values": ["2:4, int4 by 128"],
+    "8:32, L = 32 (75%)": ["8:32, L=32"],
+    "8:32, L = 32, 8-bit values": ["8:32, L=32, fp8_e4m3", "8:32, L=32, int8"],
+}
 
 Row = dict[str, Any]
 
@@ -98,70 +120,99 @@ def on_cpu(*kernels: str) -> str:
     return span(found)
 
 
+def far(name: str, figure: str = "us") -> str:
+    """Speedups over cuBLAS on an H200 in FAR's run: geometric means over large layers."""
+    rows = [row for row in _results.read(FAR)["rows"] if weights_of(row) > LARGE]
+    return span(
+        [
+            statistics.geometric_mean(row["dense_us"] / row[figure] for row in own)
+            for kind in KINDS[name]
+            for count in FEW_TOKENS
+            if (own := [row for row in rows if (row["kind"], row["tokens"]) == (kind, count)])
+        ]
+    )
+
+
+def heads() -> list[str]:
+    """The columns of the table."""
+    h200 = ["H200, in a model", "H200, back to back"] if FAR.exists() else ["H200, 1 to 16 tokens"]
+    return ["sparsity", *h200, "H100", "CPU, 1 token", "what to do"]
+
+
 def choices() -> list[list[str]]:
-    """The rows of the table: zeros, speedup on a GPU and on a CPU, advice."""
+    """The rows of the table: sparsity, speedup on GPUs and on a CPU, advice."""
     codes = {"result": "nm_values"}
+    fp8 = [f"fp8: {each}" for each in pattern("2:4", figure="fp8_us")]
+    if FAR.exists():
+        quantizing = far("none, with a kernel that quantizes x")
+        both = [f"fp8: {far('none')}; {quantizing} with a kernel that quantizes x"]
+        fp8 = [*both, f"fp8: {far('none', 'near_us')}", *fp8[1:]]
+
+    def row(name: str, gpus: list[str], cpu: str, advice: str) -> list[str]:
+        if FAR.exists():
+            gpus = [far(name), far(name, "near_us"), *gpus[1:]]
+        return [name, *gpus, cpu, advice]
+
     return [
         [
             "none",
-            *(f"fp8: {each}" for each in pattern("2:4", figure="fp8_us")),
+            *fp8,
             f"dynamic int8: {on_cpu('dense int8')}; int4: {on_cpu('torchao int4 by 128')}",
-            "**not FlashSparse**: fp8 or int4 in vLLM",
+            "**not FlashSparse**. GPU: fp8 or int4 in vLLM. CPU: int4 of torchao or llama.cpp",
         ],
-        [
+        row(
             "unstructured, 50%",
-            *zeros_anywhere(50),
+            zeros_anywhere(50),
             on_cpu("sparse 50%", "50% anywhere, native"),
             "GPU: fp8. CPU: FlashSparse, exact",
-        ],
-        [
-            "the same, int8 on both sides",
-            span(list(codes_anywhere(50).values())),
-            "",
+        ),
+        row(
+            "unstructured, 50%, W8A8",
+            [span(list(codes_anywhere(50).values())), ""],
             f"int8 values: {on_cpu('50% anywhere, int8')}",
             "FlashSparse; fp8 on layers of less than 100 million weights",
-        ],
-        [
+        ),
+        row(
             "unstructured, 70%",
-            *zeros_anywhere(70),
+            zeros_anywhere(70),
             on_cpu("sparse 70%", "70% anywhere, native"),
             "FlashSparse on an H100 and on a CPU; on an H200 fp8, or FlashSparse for exactness",
-        ],
-        [
+        ),
+        row(
             "unstructured, 80%",
-            *zeros_anywhere(80),
+            zeros_anywhere(80),
             on_cpu("sparse 80%"),
             "FlashSparse, exact; on an H200 fp8 above 8 tokens or below 100 million weights",
-        ],
-        ["unstructured, 90%", *zeros_anywhere(90), on_cpu("sparse 90%"), "FlashSparse"],
-        [
+        ),
+        row("unstructured, 90%", zeros_anywhere(90), on_cpu("sparse 90%"), "FlashSparse"),
+        row(
             "2:4",
-            *pattern("2:4"),
+            pattern("2:4"),
             on_cpu("2:4, native"),
-            "GPU: about as fast as fp8; fewer bits are the next row",
-        ],
-        [
+            "GPU: no faster than fp8; use 8-bit values (next row)",
+        ),
+        row(
             "2:4, 8-bit values",
-            *pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
+            pattern("2:4, fp8_e4m3", "2:4, int8", **codes),
             on_cpu("2:4, fp8_e4m3", "2:4, int8"),
             "FlashSparse up to 16 tokens",
-        ],
-        [
-            "2:4, int4 values",
-            *pattern("2:4, int4 by 128", **codes),
+        ),
+        row(
+            "2:4, 4-bit values",
+            pattern("2:4, int4 by 128", **codes),
             on_cpu("2:4, int4 by 128"),
             "FlashSparse",
-        ],
-        [
-            "8:32 for 32 rows (75%)",
-            *pattern("8:32, L=32"),
+        ),
+        row(
+            "8:32, L = 32 (75%)",
+            pattern("8:32, L=32"),
             on_cpu("8:32, L=32, native"),
-            "FlashSparse",
-        ],
-        [
-            "the same, 8-bit values",
-            *pattern("8:32, L=32, fp8_e4m3", "8:32, L=32, int8", **codes),
+            "FlashSparse, if the model was trained with it",
+        ),
+        row(
+            "8:32, L = 32, 8-bit values",
+            pattern("8:32, L=32, fp8_e4m3", "8:32, L=32, int8", **codes),
             on_cpu("8:32, L=32, fp8_e4m3", "8:32, L=32, int8"),
-            "FlashSparse",
-        ],
+            "FlashSparse, if the model was trained with it",
+        ),
     ]

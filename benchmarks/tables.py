@@ -45,16 +45,17 @@ MARKED = re.compile(r"(<!-- table: (\w+) (\S+) -->\n).*?(<!-- end of table -->)"
 
 def choice(result: Result) -> str:
     """What each kind of zeros gains, and what to do about it."""
-    header = ["your zeros", "H200, 1 to 16 tokens", "H100", "CPU, 1 token", "what to do"]
-    lines = [header, ["---", "---:", "---:", "---:", "---"], *choices.choices()]
+    heads = choices.heads()
+    lines = [heads, ["---", *["---:"] * (len(heads) - 2), "---"], *choices.choices()]
+    h200 = _results.read(choices.FAR) if choices.FAR.exists() else result
     dates = [
         each["about"]["date"][:10]
-        for each in (result, _results.read(_results.FOLDER / choices.GPUS[1] / "nm.csv"))
+        for each in (h200, _results.read(_results.FOLDER / choices.GPUS[1] / "nm.csv"))
     ]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + (
         "\nTime of dense 16-bit weights / time, of linear layers. GPUs: "
-        f"{result['about']['gpu']} ({dates[0]}) and H100 ({dates[1]}), layers of more than 100 "
-        "million weights. CPU: AMD EPYC with AVX-512, two threads, 4096x4096.\n"
+        f"{result['about']['gpu']} ({dates[0]}) and H100 ({dates[1]}), 1 to 16 tokens, layers of "
+        "more than 100 million weights. CPU: AMD EPYC with AVX-512, two threads, 4096x4096.\n"
     )
 
 
@@ -168,7 +169,6 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "models": models,
     "patterns": _quality_tables.patterns,
     "quality": _quality_tables.quality,
-    "quality_short": lambda result: _quality_tables.quality(result, _quality_tables.SHORT),
     "quality_values": _quality_tables.quality_values,
     "tasks": _quality_tables.tasks,
     "user": _quality_tables.user,
@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     check = parser.parse_args().check
     stale = 0
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         name = path.relative_to(ROOT)
         old, new = path.read_text(), rewritten(path.read_text())
         if old == new:

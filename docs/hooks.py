@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./([^)]+)\)")
-LINK = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 
 
 def place_of(path):
@@ -24,11 +23,14 @@ def on_files(files, config, **_):
     return files
 
 
-def on_page_markdown(markdown, config, **_):
+def on_page_markdown(markdown, config, page=None, **_):
     """Shows a picture from where the site has it.
 
-    Of `[text](../path)` it makes a link to the repository, or plain text if that has no address.
+    Of `[text](../path)`, or `[text](../../path)` in docs/lab, it makes a link to the repository, or
+    plain text if that has no address.
     """
     markdown = PICTURE.sub(lambda match: f"![{match[1]}]({place_of(match[2])})", markdown)
+    above = r"\.\./" * (page.file.src_uri.count("/") + 1 if page else 1)
     address = (config.repo_url or "").rstrip("/")
-    return LINK.sub(rf"[\1]({address}/blob/main/\2)" if address else r"\1", markdown)
+    link = rf"[\1]({address}/blob/main/\2)" if address else r"\1"
+    return re.sub(rf"\[([^\]]+)\]\({above}([^)]+)\)", link, markdown)

@@ -59,8 +59,8 @@ def _register(name: str) -> None:
         if os.environ.get("FLASHSPARSE_STRICT") == "1":
             raise
         warnings.warn(
-            f"flashsparse could not register with {name.partition('.')[0]}: {error!r}. It "
-            "will not know packed layers; `flashsparse doctor` tells more.",
+            f"flashsparse could not register with {name.partition('.')[0]}: {error!r}. It will "
+            "not recognize packed layers; `flashsparse doctor` has details.",
             stacklevel=2,
         )
 

@@ -257,10 +257,13 @@ _REMEDIES = (
     ),
     (
         r"_C_c(pu|uda)|undefined symbol",
-        "Install this package again beside this torch: pip install .",
+        "Install this package again, against this torch: pip install .",
     ),
     (r"No module named '?(\w+)", "Install it: pip install NAME"),
-    (r"SIGILL", "A kernel that this CPU cannot run: set FLASHSPARSE_CPU_CAPABILITY=portable"),
+    (
+        r"SIGILL",
+        "A kernel needs instructions that this CPU lacks: set FLASHSPARSE_CPU_CAPABILITY=portable",
+    ),
 )
 
 
@@ -317,10 +320,10 @@ def _judge_transformers(
         hints.append("accelerate is not installed; device_map needs it: pip install accelerate")
     if section.get("registered") is False:
         if os.environ.get("FLASHSPARSE_AUTOLOAD") == "0":
-            hints.append("FLASHSPARSE_AUTOLOAD=0 keeps transformers from knowing the method")
+            hints.append("FLASHSPARSE_AUTOLOAD=0 disables registration with transformers")
         else:
             why = section.get("why") or "the registration did not run"
-            problems.append(f"transformers does not know the method flashsparse: {why}")
+            problems.append(f"the method flashsparse is not registered with transformers: {why}")
 
 
 # ---- looking things up --------------------------------------------------------------------------

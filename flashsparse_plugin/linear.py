@@ -240,8 +240,9 @@ class SparseLinear(nn.Module):
         if name == "weight_orig":
             raise FormatError(
                 f"torch.nn.utils.prune cannot mask the weight of {self}, which is packed without "
-                "its zeros. Remedy: prune the dense model, by it or by `flashsparse prune`, and "
-                "pack that; model.dequantize() and SparseLinear.to_linear() give dense layers back"
+                "its zeros. Remedy: prune the dense model, with it or with `flashsparse prune`, "
+                "and pack the result; model.dequantize() and SparseLinear.to_linear() give "
+                "dense layers back"
             )
         super().register_parameter(name, param)
 

@@ -182,7 +182,7 @@ class PackedWeight:
             raise FormatError(
                 f"{where}{self.format.name} weight of shape {list(self.shape)} is not valid: "
                 f"{error}. The file is damaged or was not written by a compatible packer: fetch it "
-                "again, or convert the model anew with `flashsparse convert`."
+                "again, or convert the model again with `flashsparse convert`."
             ) from None
         return self
 
@@ -314,7 +314,7 @@ class Format(ABC):
             )
         if version < 1:
             raise FormatError(
-                f"this checkpoint calls itself {self.name} version {version}, and versions start "
+                f"this checkpoint claims to be {self.name} version {version}, and versions start "
                 "at 1. Remedy: convert the dense model with `flashsparse convert`"
             )
         try:
@@ -650,8 +650,8 @@ class Format(ABC):
     def require_tensors(self, packed: PackedWeight) -> None:
         """Raises FormatError unless `packed` has the tensors of its scheme, each as specified.
 
-        Kernels read memory as it lies, so that all must be contiguous. Reads no element, so that
-        tensors on the meta device can be asked.
+        All must be contiguous, since kernels take no strides. Reads no element, so tensors may be
+        on the meta device.
         """
         if len(packed.shape) != 2 or min(packed.shape) < 1:
             raise FormatError(f"the shape must be (out_features, in_features), not {packed.shape}")

@@ -97,7 +97,7 @@ def check(op: str, device: str = "cpu") -> SelfTest:
         return SelfTest(op, device, FAIL, None, str(finding))
     except Exception as error:
         return SelfTest(op, device, FAIL, None, f"{type(error).__name__}: {error}".splitlines()[0])
-    shown = "wrong phi noticed, counted, computed again" if op.endswith("_decode") else ""
+    shown = "wrong phi detected, counted, recomputed" if op.endswith("_decode") else ""
     return SelfTest(op, device, PASS, worst, shown)
 
 
@@ -337,7 +337,7 @@ def _decode(name: str, dtype: torch.dtype, device: str) -> float:
             raise _Wrong(f"error {error:.1e} above {limit:.1e} in {dtype}".replace("torch.", ""))
         useless = phi is not None and bool(phi[0] > 0)
         if bool(recomputed.bool().all()) != useless or bool(recomputed.any()) != useless:
-            raise _Wrong("recomputed does not tell where phi was wrong")
+            raise _Wrong("recomputed does not mark where phi was wrong")
         worst = max(worst, error)
     return worst
 

@@ -140,7 +140,10 @@ CODE_NOT_RUN = {
 CODE_ELSEWHERE = ["adding-a-format.md"]  # tests/formats/test_contract.py
 
 PROGRAMS = ("flashsparse", "make", "pip", "python", "vllm")
-TEXT_OF = {document.name: document.read_text() for document in DOCUMENTS}
+TEXT_OF = {  # by name, with that of docs/lab
+    f"{'lab/' * (document.parent.name == 'lab')}{document.name}": document.read_text()
+    for document in DOCUMENTS
+}
 every_document = pytest.mark.parametrize("document", TEXT_OF)
 
 

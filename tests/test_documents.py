@@ -56,7 +56,7 @@ def test_messages_in_troubleshooting_are_in_the_sources():
 
 
 def test_links_between_documents_lead_somewhere():
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     links = [
         (document, target)
         for document in documents
@@ -74,10 +74,13 @@ def test_the_site_shows_pictures_of_the_source_tree():
     page = "![a](../results/b.png) and [c](../d.py)"
     shown = hooks["on_page_markdown"](page, config=site)
     assert shown == "![a](pictures/results-b.png) and c"
+    log = SimpleNamespace(file=SimpleNamespace(src_uri="lab/b.md"))
+    shown = hooks["on_page_markdown"]("[a](../b.md), [c](../../d.py)", config=site, page=log)
+    assert shown == "[a](../b.md), c"
 
 
 def test_links_to_a_section_lead_to_one():
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     links = [
         (document, path, section)
         for document in documents

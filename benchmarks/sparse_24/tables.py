@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents' tables of products by codes, and of when their kernels begin."""
+"""The documents' tables of quantized 2:4 products, and of what they load before PDL's wait."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ROWS = {  # what a line shows: values, and ways of which the fastest counts
     "int8 by 128": ("2:4, int8 by 128", ("few", "many")),
     "int8 by 32": ("2:4, int8 by 32", ("few", "many")),
     "int8 by 128, unpacked": ("2:4, int8 by 128", ("library",)),
-    "int8 x int8, few tokens": ("2:4, int8", ("few rounded",)),
-    "int8 x int8, many": ("2:4, int8", ("many rounded",)),
+    "int8 x int8, decode kernel": ("2:4, int8", ("few rounded",)),
+    "int8 x int8, wgmma": ("2:4, int8", ("many rounded",)),
 }
 
 
-BEGINS = {  # of the kernel for few tokens, in the order in which they were tried
-    "when the kernel before it has ended": "waits",
-    "beside its end; then it waits, and copies x and weights": "early",
-    "a stage of weights, then it waits, and copies x": "one stage before x",
-    "two stages of weights, then x": "two stages before x",
-    "all stages of weights; one warp waits, and copies x": "all stages before x",
+BEGINS = {  # what the decode kernel does before the wait, in the order of the experiments
+    "no PDL": "waits",
+    "PDL, nothing before the wait": "early",
+    "one stage of weights": "one stage before x",
+    "two stages of weights": "two stages before x",
+    "all stages; one warp waits and copies x": "all stages before x",
 }
 
 
@@ -70,8 +70,7 @@ def begins(result: Result) -> str:
 RINGS = {  # what a column shows: of the launches that fit, the fastest
     "registers": {"kernel": "registers"},
     **{
-        f"ring, {rows} rows a block": {"kernel": "ring", "rows": rows}
-        for rows in range(128, 385, 64)
+        f"ring, {rows} rows a CTA": {"kernel": "ring", "rows": rows} for rows in range(128, 385, 64)
     },
     "mma.sp": {"kernel": "few"},
 }

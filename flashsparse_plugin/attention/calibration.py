@@ -172,10 +172,10 @@ class Calibration:
             room = _HIGH[self.dtype] - _LOW[self.dtype]
             other = "; bfloat16 has 83" if self.dtype == "float16" else ""
             raise ValueError(
-                f"the scores of {len(refused)} of {count} layers are spread too widely for one phi "
-                f"a head: more than {limit:.2%} of the parts would be recomputed, as "
-                f"{self.dtype} has a range of {room:.0f} in all{other}. Nothing to write: without "
-                "an entry the model runs the online softmax, which is right for every score"
+                f"the scores of {len(refused)} of {count} layers are spread too widely for one "
+                f"phi per head: more than {limit:.2%} of the parts would be recomputed, as "
+                f"{self.dtype} has a range of {room:.0f} in all{other}. Nothing is written: "
+                "without an entry the model runs the online softmax, which handles any scores"
             )
         layers = [
             None if layer is None or number in refused else layer.reference
@@ -353,14 +353,14 @@ def _attend(
     """
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(
-            f"{type(module).__name__} has a mask of {attention_mask.dtype}, which adds to scores; "
-            "unified_max does not: there is nothing to calibrate"
+            f"{type(module).__name__} has a mask of {attention_mask.dtype}, which adds to the "
+            "scores; unified_max does not support that, so there is nothing to calibrate"
         )
     unknown = [n for n in ("position_bias", "s_aux") if options.get(n) is not None]
     if unknown:
         raise ValueError(
             f"{type(module).__name__} adds {unknown[0]} to its attention, which unified_max does "
-            "not do: there is nothing to calibrate"
+            "not support, so there is nothing to calibrate"
         )
     heads, tokens = query.shape[1:3]
     group = heads // key.shape[1]
@@ -382,7 +382,7 @@ def _attend(
             if not scores.isfinite().all():
                 raise ValueError(
                     f"layer {module.layer_idx}: softmax inputs are infinite or NaN; "
-                    "does the model work in this dtype at all?"
+                    "does the model run in this dtype at all?"
                 )
             scores.masked_fill_(~allowed[start:end, :end], -torch.inf)
             layer.add(mine.start, scores)

@@ -41,7 +41,7 @@ def advise(
         Device.H100
     ),
     batch: Annotated[
-        str, typer.Option(help="Sequences that are decoded at once.", metavar="N,N,...")
+        str, typer.Option(help="Sequences decoded at once.", metavar="N,N,...")
     ] = "1,8,64",
     zeros: Annotated[
         float, typer.Option(min=0, max=1, help="Share of zeros that the model has, or may get.")
@@ -181,7 +181,7 @@ def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Seque
 
 def _show_ladders(ladders: Any, batches: Sequence[int], choices: Sequence[Choice]) -> None:
     others = [choice.title for choice in choices if choice.kind != "ours"]
-    out.print(Text(f"From how many % zeros on faster than {' / '.join(others)}", style="bold"))
+    out.print(Text(f"Faster from this % of zeros on than {' / '.join(others)}", style="bold"))
     out.print(Text("-: at no share of zeros", style="dim"))
     out.print()
     made = table("", *(f"batch {n}" for n in batches))
@@ -240,7 +240,7 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
         notes.append(f"Memory has {size(2 * shapes.others)} of embeddings and the like.")
     if shapes.experts:
         notes.append(
-            f"Of that {size(2 * shapes.experts)} are experts, which stay dense; their time is not "
+            f"{size(2 * shapes.experts)} of that are experts, which stay dense; their time is not "
             "counted."
         )
     notes.append("Memory of the key-value cache comes on top, and time of attention.")

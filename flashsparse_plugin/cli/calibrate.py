@@ -41,7 +41,7 @@ def calibrate(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"Directory of the model, packed or dense; with --dry-run {MODEL}.",
+            help=f"Directory of the model, packed or dense. With --dry-run: {MODEL}.",
             metavar="MODEL",
         ),
     ],
@@ -71,12 +71,12 @@ def calibrate(
             help="A layer that would recompute a larger share of its parts gets no phi.",
         ),
     ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seed of the places that windows are taken from.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the result and write nothing.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the scores to this file, such as scores.png.")
+        Path | None, typer.Option(help="Plot the scores to this file, such as scores.png.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

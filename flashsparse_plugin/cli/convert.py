@@ -43,8 +43,8 @@ def convert(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Packed format of the layers; auto: for each the fastest one, or dense.",
-            show_default=f"{DEFAULT_FORMAT}; of quantized models the one that holds their codes",
+            help="Packed format; auto: for each layer the fastest one, or dense.",
+            show_default=f"{DEFAULT_FORMAT}; for quantized models the one that holds their values",
         ),
     ] = None,
     device: Annotated[Device | None, for_option("What auto chooses for")] = None,
@@ -67,14 +67,12 @@ def convert(
         ),
     ] = None,
     pack_all: Annotated[
-        bool, typer.Option("--pack-all", help="Pack also layers that get larger by it.")
+        bool, typer.Option("--pack-all", help="Also pack layers that get larger.")
     ] = False,
     max_shard_size: Annotated[
         str, typer.Option(help="Largest weight file.", metavar="SIZE")
     ] = "5GB",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is at OUT.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
     push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:

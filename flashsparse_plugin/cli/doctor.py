@@ -63,7 +63,7 @@ def _show(report: dict[str, Any]) -> None:
     for problem in report["problems"]:
         out.print(Text.assemble(("Problem  ", "bold red"), problem))
     if not report["problems"]:
-        out.print("[bold green]Everything that should work does.[/bold green]")
+        out.print("[bold green]All checks passed.[/bold green]")
 
 
 def _show_versions(versions: dict[str, Any]) -> None:

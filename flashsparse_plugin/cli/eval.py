@@ -45,13 +45,13 @@ def eval(
         str | None,
         typer.Option(
             "--with",
-            help="What to make of each dense MODEL, too: torchao_int8,nm_vector:n=2:m=4.",
+            help="Methods to compare with, for each dense MODEL: torchao_int8,nm_vector:n=2:m=4.",
             metavar="METHODS",
         ),
     ] = None,
     context: Annotated[int, typer.Option(min=2, help="Tokens of a window of the text.")] = 512,
     max_tokens: Annotated[
-        int, typer.Option(min=2, help="Tokens from the start of the text that count.")
+        int, typer.Option(min=2, help="Number of tokens, from the start of the text.")
     ] = 8192,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Examples a task.", show_default="all")
@@ -61,10 +61,10 @@ def eval(
     ] = Dtype.auto,
     speed: Annotated[bool, typer.Option("--speed/--no-speed", help="Measure it, too.")] = True,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write the lines to this file.")
+        Path | None, typer.Option("--csv", help="Write the table to this file, as CSV.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw quality against bytes to this file: bytes.png.")
+        Path | None, typer.Option(help="Plot quality against bytes to this file: bytes.png.")
     ] = None,
     card: Annotated[
         bool, typer.Option("--card", help="Write the table into README.md of the first MODEL.")

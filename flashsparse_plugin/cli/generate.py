@@ -31,7 +31,7 @@ def generate(
         int, typer.Option("--max-new-tokens", "-n", min=1, help="Most tokens to generate.")
     ] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0, help="0 always takes the likeliest token.")
+        float, typer.Option(min=0, help="0 always picks the most likely token.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     dtype: Annotated[

@@ -25,10 +25,10 @@ def inspect(
         str, typer.Argument(help=f"Directory of a dense or packed model, {MODEL}.", metavar="PATH")
     ],
     layers: Annotated[
-        bool, typer.Option("--layers", help="One row a layer instead of one a kind of layer.")
+        bool, typer.Option("--layers", help="One row per layer instead of one per kind of layer.")
     ] = False,
     device: Annotated[
-        Device, for_option("Where packed layers are compared with dense ones")
+        Device, for_option("Where to compare packed with dense layers")
     ] = Device.this,
     batch: Annotated[int, batch_option()] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,

@@ -56,9 +56,9 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
     cached = hub_name(Path(name).expanduser()) if model is None else model.id
     if changes and cached is not None:
         raise usage(
-            "this writes into the model's directory, and the Hub's cache is not to be changed: "
-            f"fetch a copy with `hf download {cached} --local-dir {cached.partition('/')[2]}`, or "
-            "only look with --dry-run",
+            "this writes into the model's directory, and the Hub's cache must not be changed: "
+            f"download a copy with `hf download {cached} --local-dir {cached.partition('/')[2]}`, "
+            "or use --dry-run",
             "MODEL",
         )
     try:
@@ -151,7 +151,7 @@ def best_device() -> str:
         why = "sees no GPU" if torch.version.cuda else "is a CPU build"
         err.print(
             f"[dim]On the CPU: there is an NVIDIA driver ({driver}), but this torch {why}. "
-            "`flashsparse doctor` tells more.[/dim]"
+            "`flashsparse doctor` has details.[/dim]"
         )
     return "cpu"
 

@@ -93,7 +93,7 @@ def prune(
     preset: Annotated[
         Preset | None,
         typer.Option(
-            help="Paper to prune as: flash-llm leaves the first and last quarter of FFN inputs "
+            help="Preset of a paper: flash-llm leaves the first and last quarter of FFN inputs "
             "dense and prunes the rest to 0.8 by taylor.",
             metavar="PAPER",
         ),
@@ -139,7 +139,7 @@ def prune(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
-    seed: Annotated[int, typer.Option(help="Seed of the places that windows are taken from.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
     ignore: Annotated[
         list[str] | None,
         typer.Option(
@@ -181,7 +181,7 @@ def prune(
         chosen_too["--vector-length"] = None if vector_length == 1 else vector_length
         for name, value in chosen_too.items():
             if value is not None:
-                raise usage(f"a mask has chosen the zeros already: leave {name} out", "--mask")
+                raise usage(f"the mask determines the zeros: leave {name} out", "--mask")
     elif method is None:
         method = Method.taylor if preset is not None else Method.wanda
     _check_budget(budget, sparsity, allocate)
@@ -190,15 +190,13 @@ def prune(
     measured = allocate is not Allocation.uniform
     if method is not None and method is not Method.magnitude and calibration is None:
         raise usage(
-            f"{method.value} needs to see the model at work on a text: give one with --calibration "
-            "FILE.txt, of the kind the model will see, or prune by weight alone with "
-            "--method magnitude",
+            f"{method.value} needs calibration text: give one like the model's input with "
+            "--calibration FILE.txt, or use --method magnitude, which needs none",
             "--calibration",
         )
     if measured and calibration is None:
         raise usage(
-            f"{allocate.value} needs to see the model at work on a text: give one with "
-            "--calibration FILE.txt",
+            f"{allocate.value} needs calibration text: give --calibration FILE.txt",
             "--calibration",
         )
     if method is Method.magnitude and calibration is not None and not measured:
@@ -293,7 +291,7 @@ def _check_budget(budget: float | None, sparsity: float | None, allocate: Alloca
     if budget is not None and sparsity is not None:
         raise usage("--sparsity is each layer's, --budget that of all: give one", "--budget")
     if budget is None and allocate is not Allocation.uniform:
-        raise usage("what is to be shared? Give --budget, for example 0.5", "--allocate")
+        raise usage("--allocate needs --budget, for example 0.5", "--allocate")
     for value, name in ((sparsity, "--sparsity"), (budget, "--budget")):
         if value is not None and not 0 <= value <= 1:
             meant = f": was {value / 100:g} meant?" if 1 < value < 100 else ""

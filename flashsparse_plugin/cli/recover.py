@@ -46,7 +46,7 @@ def recover(
     ],
     dense: Annotated[
         str,
-        typer.Argument(help="The same of the model before it was pruned.", metavar="DENSE"),
+        typer.Argument(help="Directory of the dense model, before pruning.", metavar="DENSE"),
     ],
     destination: Annotated[
         Path, typer.Argument(help="Directory to write; must not exist.", metavar="OUT")
@@ -62,7 +62,7 @@ def recover(
     ],
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
     length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 512,
-    seed: Annotated[int, typer.Option(help="Seed of the places that windows are taken from.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
     method: Annotated[
         Method,
         typer.Option(
@@ -74,14 +74,15 @@ def recover(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Conjugate gradient steps a weight; of lora, steps of training.",
+            help="least-squares: conjugate gradient steps per weight; lora: training steps.",
             show_default="10; lora 100",
         ),
     ] = None,
     ridge: Annotated[
         float | None,
         typer.Option(
-            help="least-squares: how strongly weights are held where they are.", show_default="0.1"
+            help="least-squares: how strongly weights are kept near their old values.",
+            show_default="0.1",
         ),
     ] = None,
     rank: Annotated[
@@ -97,9 +98,7 @@ def recover(
         Dtype,
         typer.Option("--dtype", help=f"Dtype of the written weights: {DTYPES}.", metavar="DTYPE"),
     ] = Dtype.auto,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is at OUT.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")] = False,
     push: Annotated[str | None, typer.Option(help=PUSH, metavar="ORG/NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -208,9 +207,7 @@ def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:
         unit = "steps"
     else:
         made = _errors(report)
-        meaning = (
-            "An error is the squared distance from the dense layer's outputs, over their size."
-        )
+        meaning = "Error: |y - y_dense|^2 / |y_dense|^2 of a layer's outputs; lower is better."
         unit = "decoder layers"
     out.print(made)
     out.print()

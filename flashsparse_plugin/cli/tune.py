@@ -51,7 +51,7 @@ def tune(
         typer.Option(
             min=0,
             max=1,
-            help="Look at packed layers with this share of zeros, too. Can be repeated.",
+            help="Also measure packed layers at this sparsity. Can be repeated.",
             show_default="what the model's config says",
         ),
     ] = None,
@@ -65,10 +65,10 @@ def tune(
     ] = None,
     estimate: Annotated[
         Estimate | None,
-        typer.Option(help="Measure nothing: show what the model of bytes and latencies expects."),
+        typer.Option(help="Measure nothing: show the estimates of the cost model."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the times to this file, such as times.png.")
+        Path | None, typer.Option(help="Plot the times to this file, such as times.png.")
     ] = None,
     roofline: Annotated[
         Path | None,

@@ -114,7 +114,7 @@ def show_least_zeros(
     if not found:
         return
     how = "estimated where no measurement is near" if measured else "estimated"
-    out.print(Text(f"\n{scheme.title} pays from so many % zeros on ({how})", style="bold"))
+    out.print(Text(f"\n{scheme.title} pays from this % of zeros on ({how})", style="bold"))
     made = table("Layer", *(f"{batch} tokens" if batch > 1 else "1 token" for batch in BATCHES))
     for shape, shares in found.items():
         cells = ["never" if x is None else f"{x:.0%}" for x in shares.values()]

@@ -121,7 +121,7 @@ def weigh(scheme: Scheme, pattern: Pattern, target: Target) -> Choice:
     try:
         found = _candidate(scheme, pattern, target)
     except FormatError:
-        return Choice(scheme, "of which nobody knows what it costs there")
+        return Choice(scheme, "whose cost there is unknown")
     if target.gpu is None or found.speed is None:
         share = found.held / _dense_bytes(pattern.shape, scheme)
         return Choice(scheme, f"{share:.0%} of the dense bytes on a CPU")

@@ -84,7 +84,7 @@ class Target:
         gpu = next((gpu for gpu in GPUS if gpu.name == name), None)
         if gpu is None:
             known = ", ".join([*(gpu.name for gpu in GPUS), CPU, HERE])
-            raise ValueError(f"nothing is known of a device {name!r}: choose one of {known}")
+            raise ValueError(f"unknown device {name!r}: choose one of {known}")
         return cls(gpu, batch, _measured(shipped_table(gpu)))
 
     @classmethod

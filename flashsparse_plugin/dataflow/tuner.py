@@ -99,14 +99,14 @@ def require_gpu() -> torch.device:
     """
     if not torch.cuda.is_available():
         raise RuntimeError(
-            "tuning measures kernels on an NVIDIA GPU, and torch sees none here. Run it on the "
+            "tuning measures kernels on an NVIDIA GPU, and torch finds none. Run it on the "
             "machine that will serve the model; `--estimate H200` shows what the cost model "
             "expects without one"
         )
     if not STATUS["_C_cuda"].loaded:
         raise RuntimeError(
             f"tuning measures the CUDA kernels, and _C_cuda.so is {STATUS['_C_cuda'].reason}. "
-            "`flashsparse doctor` tells more"
+            "`flashsparse doctor` has details"
         )
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -143,7 +143,7 @@ def random_weight(
 
 
 class _Layer:
-    """Copies of one weight, and the calls that multiply them by turns."""
+    """Copies of one weight, and the calls that multiply them in rotation."""
 
     def __init__(self, weight: Weight, dtype: torch.dtype, device: torch.device, cold_bytes: int):
         self._weight, self._dtype, self._device = weight, dtype, device

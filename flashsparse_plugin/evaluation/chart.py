@@ -43,7 +43,7 @@ def finding(points: Sequence[Point]) -> str:
     close = [point for point in points if point.perplexity <= _CLOSE * best.perplexity]
     least = min(close, key=lambda point: point.bits)
     if least is best:
-        return f"{best.label} is the best, and nothing smaller comes within {_CLOSE - 1:.0%} of it"
+        return f"{best.label} is the best, and nothing smaller is within {_CLOSE - 1:.0%} of it"
     return (
         f"{least.bits:.1f} bits a weight suffice: {least.label} is within "
         f"{_CLOSE - 1:.0%} of the best perplexity"

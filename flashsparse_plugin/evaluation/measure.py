@@ -120,7 +120,7 @@ def what_runs(model: PreTrainedModel) -> str:
         if isinstance(module, SparseLinear):
             kinds[f"{module.held.format.name}_linear{_path(module)}"] = None
         elif isinstance(module, Coded | Fp8Linear):
-            kinds["torch's linear of what the codes stand for, not timed,"] = None
+            kinds["torch's linear on the dequantized weights, not timed,"] = None
         elif isinstance(module, nn.Linear) and module is not head:
             kind = type(module.weight.data)
             own = "linear" if kind is Tensor else kind.__name__
@@ -129,7 +129,7 @@ def what_runs(model: PreTrainedModel) -> str:
             kinds["torch's dynamic int8 linear"] = None
     device = model.get_input_embeddings().weight.device.type
     dtype = dtype_name(model.get_input_embeddings().weight.dtype)
-    return f"{' and '.join(kinds) or 'no linear layer that is known'} on {device}, {dtype}"
+    return f"{' and '.join(kinds) or 'no known linear layer'} on {device}, {dtype}"
 
 
 def _path(module: SparseLinear) -> str:

@@ -38,7 +38,7 @@ def calibration_windows(
     start = window_start(tokenizer)
     own = length - len(start)
     if samples < 1 or own < 1:
-        raise ValueError(f"{samples} windows of {length} tokens calibrate nothing")
+        raise ValueError(f"{samples} windows of {length} tokens cannot calibrate")
     ids = token_stream(tokenizer, text)
     places = len(ids) - own + 1
     if places < 1:

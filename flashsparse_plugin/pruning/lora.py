@@ -124,7 +124,7 @@ class Training:
         shape = shape_of(linears[widest])
         if method.rank >= min(shape):
             raise ValueError(
-                f"an update of rank {method.rank} is low for no layer: that of the highest rank is "
+                f"an update of rank {method.rank} is not low-rank for any layer: the largest is "
                 f"{widest}, of shape {list(shape)}. Choose a rank below {min(shape)}"
             )
         # Layers that share a weight share its update.

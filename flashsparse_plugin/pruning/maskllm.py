@@ -96,7 +96,7 @@ class _Masks:
         for info in file.infolist():
             name = info.filename.removesuffix(_SUFFIX)
             if name == info.filename or name not in linears:
-                self._refuse(info, "which is of no linear layer of this model")
+                self._refuse(info, "which matches no linear layer of this model")
             if name in self.infos:
                 self._refuse(info, "a second time")
             if info.file_size > self._bytes(name) + _MAX_HEADER:

@@ -107,8 +107,8 @@ def permute_(
             for each in found:
                 each.reorder_(orders[each.name].argsort())
             raise ValueError(
-                f"{type(model).__name__}: with its hidden channels in another order the model "
-                "computes something else. Prune it without permute (--permute)"
+                f"{type(model).__name__}: reordering its hidden channels changes what the model "
+                "computes. Prune it without permute (--permute)"
             )
     return [each.name for each in found]
 
@@ -254,7 +254,7 @@ def _leave_bound(
         if bound is None:
             return found
         kind = bound.name.rpartition(".")[2]
-        logger.warning("channels that %s reads are bound to their order: left as they are", kind)
+        logger.warning("the order of the channels that %s reads matters: not reordered", kind)
         for each in found:
             if each.name.rpartition(".")[2] == kind:
                 each.reorder_(orders[each.name].argsort())

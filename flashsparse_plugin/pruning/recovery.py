@@ -193,7 +193,7 @@ def pruned_layers(pruned: PreTrainedModel, dense: PreTrainedModel) -> list[list[
         if found != wanted:
             raise ValueError(
                 f"{name} is {found} in the pruned model and {wanted} in the dense one: give the "
-                "very model that was pruned"
+                "model that was pruned"
             )
     groups = []
     for layer in decoder_layers(pruned):

@@ -100,9 +100,7 @@ def _check(
     if scope == "global":
         raise ValueError("scope 'global' is for pruning.prune: choose 'layer' or 'row'")
     if method.needs_inputs and calibration is None:
-        raise ValueError(
-            f"{method.name} needs to see inputs of the module: give calibration=[x, ...]"
-        )
+        raise ValueError(f"{method.name} needs inputs of the module: give calibration=[x, ...]")
     if not method.needs_inputs and calibration is not None:
         raise ValueError(f"{method.name} uses no calibration: leave it out, or use method='wanda'")
 

@@ -56,7 +56,9 @@ def _asking_the_model(inner: Callable[..., str]) -> Callable[..., str]:
 
     def check(self: PreTrainedModel, requested: str | None, *args: Any, **kwargs: Any) -> str:
         if requested == NAME and not self._supports_attention_backend:
-            raise ValueError(_refusal(self, "has attention code of its own, which asks no other"))
+            raise ValueError(
+                _refusal(self, "has attention code of its own and does not use AttentionInterface")
+            )
         # Prompts go through sdpa, or through the eager attention that knows a softcap.
         softcap = getattr(self.config, "attn_logit_softcapping", None)
         if requested == NAME and not (self._supports_sdpa or softcap):
@@ -70,8 +72,8 @@ def _refusal(model: PreTrainedModel, why: str) -> str:
     others = '"eager"' + (' or "sdpa"' if model._supports_sdpa else "")
     return (
         f'attn_implementation="{NAME}": {type(model).__name__} {why}. Remedy: '
-        f"attn_implementation={others}; of a model of several parts one alone can be asked to use "
-        f'it, as in attn_implementation={{"text_config": "{NAME}"}}'
+        f"attn_implementation={others}; in a model of several parts a single one can use it, as in "
+        f'attn_implementation={{"text_config": "{NAME}"}}'
     )
 
 

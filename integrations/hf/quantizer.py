@@ -83,8 +83,8 @@ class FlashSparseQuantizer(HfQuantizer):
         config = self.quantization_config
         if isinstance(config, QuantizedConfig) and "disk" in (self.device_map or {}).values():
             raise ValueError(
-                "layers on disk are read from the checkpoint as they are there, and this one is "
-                "packed while it is loaded. Remedy: pack it first, `flashsparse convert`"
+                "layers on disk are read from the checkpoint directly, but this one is packed "
+                "while loading. Remedy: pack it first, with `flashsparse convert`"
             )
         if self.pre_quantized:
             config.refuse_open("config.json")
@@ -105,7 +105,8 @@ class FlashSparseQuantizer(HfQuantizer):
         ):
             raise ValueError(
                 "packed weights cannot be sharded by transformers' tensor parallelism "
-                "(tp_plan, distributed_config): it would cut their streams in the middle. Remedy: "
+                "(tp_plan, distributed_config): it would cut the packed tensors at arbitrary "
+                "places. Remedy: "
                 'device_map="auto" puts whole layers on several GPUs; vLLM shards packed weights'
             )
         return config
@@ -131,7 +132,7 @@ class FlashSparseQuantizer(HfQuantizer):
             if not str(file).endswith(".safetensors"):
                 raise FormatError(
                     f"{file} is no safetensors file; pickled checkpoints are not read. Remedy: "
-                    "save the model anew, save_pretrained writes safetensors"
+                    "save the model again: save_pretrained writes safetensors"
                 )
         if self.pre_quantized:
             if not checkpoint_files:
@@ -313,8 +314,8 @@ class FlashSparseQuantizer(HfQuantizer):
         away = [name for name, layer in layers if has_offload_hook(layer)]
         if away:
             raise ValueError(
-                f"layer {away[0]!r} and {len(away) - 1} more are offloaded, and a dense model "
-                "would not fit where the packed one did not. Remedy: load it where it fits, "
+                f"layer {away[0]!r} and {len(away) - 1} more are offloaded; where the packed "
+                "model did not fit, a dense one will not. Remedy: load it where it fits, "
                 'device_map="cpu", and dequantize there'
             )
         for name, layer in layers:

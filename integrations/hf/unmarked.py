@@ -52,8 +52,8 @@ def _looking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
             refuse_unmarked(tensor_names(files), quantization, home, sealed_names(files))
         elif QUANT_METHOD not in AUTO_QUANTIZER_MAPPING:
             raise CheckpointError(
-                f"{model.config.name_or_path} is packed by flashsparse, which transformers was "
-                "kept from knowing. Remedy: unset FLASHSPARSE_AUTOLOAD, or call "
+                f"{model.config.name_or_path} is packed by flashsparse, whose registration with "
+                "transformers is disabled. Remedy: unset FLASHSPARSE_AUTOLOAD, or call "
                 "flashsparse_plugin.integrations.hf.register()"
             )
         if state_dict is None:

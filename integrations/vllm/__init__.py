@@ -44,6 +44,6 @@ def register() -> None:
             raise
         logger.exception(
             "flashsparse could not register with vLLM: dense models are served as before, packed "
-            "ones are not. `flashsparse doctor` tells more; FLASHSPARSE_STRICT=1 makes this an "
+            "ones are not. `flashsparse doctor` has details; FLASHSPARSE_STRICT=1 makes this an "
             "error."
         )

@@ -61,7 +61,7 @@ def install() -> None:
     if custom.is_overridden() and custom.get_path() != path:
         logger.warning(
             "the attention backend CUSTOM belongs to another plugin, %s: flashsparse's decode "
-            "attention is unavailable beside it",
+            "attention is unavailable with it",
             custom.get_path(),
         )
         return

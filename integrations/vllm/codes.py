@@ -44,8 +44,8 @@ def take(
     """
     if folder is None:
         raise SettingsError(
-            f"{model_config.model} is quantized, and its files are not at hand to be looked at "
-            "before they are loaded. Fetch it into a local directory, and serve that"
+            f"{model_config.model} is quantized, and its files cannot be checked before loading. "
+            "Download it to a local directory, and serve that"
         )
     named = {key: settings[key] for key in ("dtype", "options", "pruning") if key in settings}
     if settings.get(METHOD) not in (None, AUTO, NONE):

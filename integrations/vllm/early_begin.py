@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On Hopper, products begin beside the end of kernels of torch's inductor, if the user says so.
+"""Programmatic dependent launch (PDL) of products after inductor's kernels, on Hopper.
 
-A kernel can begin early only behind one that allows it (programmatic dependent launch). Products
-do; kernels of inductor do where its option `triton.enable_pdl` is on, which is the user's to say:
-torch has it off, and it changes how all of its kernels are launched.
+A kernel can use PDL only after one that allows it. Products do; kernels of inductor do with its
+option `triton.enable_pdl`, which is left to the user: it is off by default, and changes how all of
+inductor's kernels are launched.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _HOPPER = 90
 
 
 def begin_early(vllm_config: VllmConfig) -> None:
-    """Tells products whether inductor's kernels let the next begin; says so in the log.
+    """Lets products use PDL after inductor's kernels where these allow it; logs that.
 
-    Call it while the model is made, before any product is recorded in a CUDA graph. It counts what
-    `compilation_config.inductor_compile_config` says, or else torch's own configuration.
+    Call it while the model is made, before any product is recorded in a CUDA graph. What counts is
+    `compilation_config.inductor_compile_config`, or else torch's own configuration.
     """
     if not STATUS["_C_cuda"].loaded:
         return
     is_on = _is_on(vllm_config)
     was_on = ops.begin_early(is_on)
     if is_on and not was_on:
-        logger.info("products begin early: torch's inductor compiles with %s", OPTION)
+        logger.info("products use PDL: torch's inductor compiles with %s", OPTION)
 
 
 def _is_on(vllm_config: VllmConfig) -> bool:

@@ -40,5 +40,5 @@ def _fetched(name: str, revision: str | None, cache_dir: str | None) -> Path | N
             )
         )
     except (OSError, ValueError) as error:  # another store, or away; vLLM says so if it minds
-        logger.warning("%s is not looked at before it is loaded: %s", name, error)
+        logger.warning("%s is not checked before loading: %s", name, error)
         return None

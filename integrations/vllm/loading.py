@@ -112,7 +112,7 @@ class LayerLoader:
             what += "that vLLM merges into it"
         raise FormatError(
             f"layer {self.name!r} {list(self.shape)}: {what}. The checkpoint is incomplete: fetch "
-            "it again, or convert the model anew with `flashsparse convert`"
+            "it again, or convert the model again with `flashsparse convert`"
         )
 
     def make_up(self) -> None:
@@ -241,14 +241,14 @@ class LayerLoader:
         if not _indices(shard_id, self.shards) <= self.missing:
             raise FormatError(
                 f"layer {self._shard(shard_id)}: the checkpoint has it twice. Fetch it again, or "
-                "convert the model anew with `flashsparse convert`"
+                "convert the model again with `flashsparse convert`"
             )
 
     def _note_kind(self, is_packed: bool) -> None:
         if self.is_packed is not None and self.is_packed != is_packed:
             raise FormatError(
                 f"layer {self.name!r} merges layers of which the checkpoint has some packed and "
-                "some dense. Convert the model anew with `flashsparse convert --pack-all`, or "
+                "some dense. Convert the model again with `flashsparse convert --pack-all`, or "
                 "with all of them in --ignore"
             )
         self.is_packed = is_packed

@@ -170,7 +170,7 @@ class FlashSparseQuantization(QuantizationConfig):
             allow_matrix_registers()
             if envs.VLLM_BATCH_INVARIANT and not self.config.dequantize:
                 raise SettingsError(
-                    "VLLM_BATCH_INVARIANT is set, and the last bits of what a packed layer gives "
+                    "VLLM_BATCH_INVARIANT is set, and the last bits of a packed layer's output "
                     "depend on how many tokens are in the batch. Unset it, or serve the weights "
                     "dense with --sparse-method none"
                 )
@@ -212,7 +212,7 @@ class FlashSparseQuantization(QuantizationConfig):
                 f"{name}: {scheme or 'dense'}" for name, scheme in schemes.items()
             )
             raise SettingsError(
-                f"layer {prefix!r} merges layers that must be alike, and they are not ({differing})"
+                f"layer {prefix!r} merges layers that must be alike, but are not ({differing})"
                 ". Treat them alike: name all of them in `ignore`, or convert the model with "
                 "`flashsparse convert --pack-all`"
             )

@@ -23,7 +23,7 @@ from flashsparse_plugin.names import AUTO
 KEY = QUANT_METHOD  # in additional_config
 METHOD = "method"
 NONE = "none"
-DUMMY = "dummy"  # vLLM's load format that makes weights up
+DUMMY = "dummy"  # vLLM's load format of random weights
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
 _USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "prompts")
@@ -147,15 +147,15 @@ def check_loading(vllm_config: Any) -> None:
         return
     if load_format in _OF_A_PROCESS:
         raise SettingsError(
-            f"--load-format {load_format} reads what a process held, and packed layers are held in "
-            "a form that is made for the device. Serve the packed checkpoint itself"
+            f"--load-format {load_format} reads the memory of a process, where packed layers are "
+            "in a device-specific form. Serve the packed checkpoint itself"
         )
     stored = getattr(model.hf_config, "quantization_config", None) or {}
     sparsity = settings_of(vllm_config.additional_config).get("sparsity", stored.get("sparsity"))
     if load_format == DUMMY and sparsity is None:
         raise SettingsError(
-            "--load-format dummy makes weights up, and the share of zeros in packed ones is not "
-            'known. Name it: --additional-config \'{"flashsparse": {"sparsity": 0.5}}\''
+            "--load-format dummy generates random weights, and the sparsity of packed ones is not "
+            'known. Give it: --additional-config \'{"flashsparse": {"sparsity": 0.5}}\''
         )
 
 

@@ -58,7 +58,7 @@ def install() -> None:
         if model in loaded:
             raise SettingsError(
                 "the weights of packed layers cannot be replaced in a running engine "
-                "(reload_weights): start it anew with the other checkpoint"
+                "(reload_weights): restart it with the other checkpoint"
             )
         loaded.add(model)
         weights = ((name, aligned(tensor)) for name, tensor in weights)

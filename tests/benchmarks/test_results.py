@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import csv
+import re
+from pathlib import Path
 
 import _results
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -51,3 +55,20 @@ def test_committed_results_say_when_and_where(path):
     comments = len(result["about"])
     lines = path.read_text().splitlines()
     assert len(result["rows"]) == len(list(csv.reader(lines[comments:]))) - 1 > 0
+
+
+def test_each_result_is_read():
+    """By a table or a link of a page, by a test, or by what makes tables and pictures that ship."""
+    pages = "".join(p.read_text() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    programs = [p for name in ("tests", "benchmarks") for p in (ROOT / name).rglob("*.py")]
+    sources = [p.read_text() for p in programs]
+
+    def is_read(path: Path) -> bool:
+        quoted = re.compile(rf'"([^"]*/)?{re.escape(path.stem)}(\.csv)?"')
+        return f"results/{path.relative_to(_results.FOLDER).as_posix()}" in pages or any(
+            path.parent.name in source and quoted.search(source) for source in sources
+        )
+
+    committed = [path for path in _results.FOLDER.rglob("*") if path.is_file()]
+    assert len(committed) > 50
+    assert [path.name for path in committed if not is_read(path)] == []

@@ -148,7 +148,7 @@ def test_tensors_of_another_layer_are_an_error(packed):
         one, two = f"{LAYER}.{own}", f"{other}.{own}"
         tensors[one], tensors[two] = tensors[two], tensors[one]
     save_file(tensors, file, metadata)
-    with pytest.raises(CheckpointError, match="has not the checksum"):
+    with pytest.raises(CheckpointError, match="does not have the checksum"):
         inspect_checkpoint(packed)
 
 

@@ -86,7 +86,7 @@ def test_nothing_that_pays_is_an_error_that_says_why(llama, tmp_path):
     [
         ({"format": "tiled_csl", "device": "H200"}, "what format 'auto' chooses by"),
         ({"batch": 4}, "what format 'auto' chooses by"),
-        ({"format": "auto", "device": "B300"}, "nothing is known of a device 'B300'"),
+        ({"format": "auto", "device": "B300"}, "unknown device 'B300'"),
         ({"format": "auto", "batch": 0}, "at least one sequence"),
         ({"format": "auto", "pack_all": True}, "choose one of the two"),
         ({"format": "auto", "options": {"n": 2}}, "chooses the options, too"),

@@ -229,7 +229,7 @@ def test_a_weight_of_which_a_part_is_missing_is_refused(written):
 
 def test_a_weight_that_is_there_twice_is_refused(written):
     edit_weights(written, lambda tensors: tensors.update({f"{Q}.weight": torch.zeros(20, 20)}))
-    with pytest.raises(CheckpointError, match="as it is and as bitmask, compressed"):
+    with pytest.raises(CheckpointError, match="both plain and as bitmask, compressed"):
         ModelDirectory(written)
 
 

@@ -177,5 +177,5 @@ def test_a_weight_that_is_there_twice_is_refused(masked):
     tensors = load_file(path / "model.safetensors")
     tensors[f"{NAME}.weight"] = tensors[f"{NAME}.weight_orig"].clone()
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match="as it is and as weight_mask, weight_orig"):
+    with pytest.raises(CheckpointError, match="both plain and as weight_mask, weight_orig"):
         ModelDirectory(path)

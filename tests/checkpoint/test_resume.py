@@ -348,7 +348,7 @@ def test_leftovers_of_earlier_releases_are_named_and_removed(llama, tmp_path, ca
     assert (out / "config.json").read_text() == '{"old": true}'
     old_model(tmp_path / "out.replaced-4712")
     convert_checkpoint(llama, out, overwrite=True)
-    for text in ("out is back", "removing .*out.replaced-4712", r"removing .*\.out\.ab12_x9z"):
+    for text in ("restored .*out", "removing .*out.replaced-4712", r"removing .*\.out\.ab12_x9z"):
         assert re.search(text, caplog.text)
     assert {path.name for path in tmp_path.iterdir()} == {"dense", "out", *kept}
 

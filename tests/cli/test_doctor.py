@@ -127,7 +127,7 @@ def test_a_sound_installation(sound):
 def test_the_table_names_every_op_and_setting(sound, show):
     result = show(json.loads(sound.stdout))
     assert result.exit_code == 0
-    mended = "unified_max_paged_decode: wrong phi noticed, counted, computed again"
+    mended = "unified_max_paged_decode: wrong phi detected, counted, recomputed"
     for expected in (*selftest.op_names(), torch.__version__, "FLASHSPARSE_STRICT", mended):
         assert expected in result.stdout
 
@@ -230,7 +230,7 @@ H100 = {"name": "H100", "capability": "9.0", "memory": 80e9}
         ({"versions": {"torch": "2.13.0"}}, None, "pip install transformers accelerate"),
         ({"versions": {"transformers": "5.9.1", "accelerate": "1"}}, "too old", None),
         ({"versions": {"transformers": "5.17.0"}}, None, "accelerate"),
-        ({"transformers": {"registered": False}}, "does not know", None),
+        ({"transformers": {"registered": False}}, "is not registered", None),
         ({"transformers": {"error": "ImportError: x"}}, "ImportError: x. Install torch", None),
         (
             {"transformers": {"error": "RuntimeError: operator torchvision::nms does not exist"}},

@@ -144,15 +144,18 @@ def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give one with --calibration"),
+        ([], "--calibration FILE.txt"),
         (["--method", "magnitude", "--calibration", "TEXT"], "magnitude uses no text"),
         (["--method", "magnitude", "--pattern", "2-4"], "not a pattern N:M"),
         (["--method", "magnitude", "--sparsity", "1.5"], "not a share of zeros"),
         (["--method", "guess"], "guess"),
-        (["--method", "taylor"], "taylor needs to see the model at work"),
-        (["--allocate", "owl"], "Give --budget"),
+        (["--method", "taylor"], "taylor needs calibration text"),
+        (["--allocate", "owl"], "needs --budget"),
         (["--budget", "0.5", "--sparsity", "0.5"], "give one"),
-        (["--method", "magnitude", "--budget", "0.5", "--allocate", "owl"], "owl needs to see"),
+        (
+            ["--method", "magnitude", "--budget", "0.5", "--allocate", "owl"],
+            "owl needs calibration",
+        ),
         (["--calibration", "/nowhere.txt"], "/nowhere.txt"),
     ],
 )

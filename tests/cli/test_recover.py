@@ -207,7 +207,7 @@ def test_a_part_that_lost_a_zero_is_refused(
         (["--rank", "4"], 2, "this is for --method lora"),
         ([*LORA, "--ridge", "1"], 2, "this is for --method least-squares"),
         ([*LORA, "--rank", "0"], 2, "1 or more"),
-        ([*LORA, "--rank", "999"], 1, "is low for no layer"),
+        ([*LORA, "--rank", "999"], 1, "is not low-rank for any layer"),
         (["--length", "100000"], 1, "tokens"),
         (["--calibration", "/nowhere.txt"], 2, "/nowhere.txt"),
     ],

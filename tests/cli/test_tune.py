@@ -58,7 +58,7 @@ def test_an_estimate_is_shown_and_marked_as_one():
     lines = [line for line in result.stdout.splitlines() if "x4096" in line]
     assert len(lines) == 6 and sum("tiled_bitmap 70%" in line for line in lines) == 2
     assert "torch's own linear" in result.stdout and "Written" not in result.stdout
-    assert "tiled_bitmap pays from so many % zeros on (estimated)" in result.stdout
+    assert "tiled_bitmap pays from this % of zeros on (estimated)" in result.stdout
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
 

@@ -142,7 +142,7 @@ def test_a_format_of_unknown_cost_is_passed_over(monkeypatch):
     monkeypatch.setattr(type(CSL.format), "seconds", unknown)
     found = sparse(0.1, options={"tiled_csl": {}})
     assert found.scheme is None
-    assert "nobody knows" in weigh(CSL, Pattern(SHAPE, 0.1, {}), H200).why
+    assert "cost there is unknown" in weigh(CSL, Pattern(SHAPE, 0.1, {}), H200).why
 
 
 def test_the_zeros_of_a_weight_are_looked_at():

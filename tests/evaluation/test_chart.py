@@ -19,7 +19,7 @@ def test_the_frontier_has_what_no_other_beats_in_both():
 def test_the_finding_is_the_fewest_bits_close_to_the_best():
     assert finding(POINTS) == "8.1 bits a weight suffice: int8 is within 5% of the best perplexity"
     rest = [point for point in POINTS if point.label != "int8"]
-    assert finding(rest) == "dense is the best, and nothing smaller comes within 5% of it"
+    assert finding(rest) == "dense is the best, and nothing smaller is within 5% of it"
 
 
 def test_nothing_is_cut_off_or_hidden(tmp_path, monkeypatch):

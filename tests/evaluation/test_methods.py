@@ -83,7 +83,7 @@ def test_gguf_has_the_bytes_and_the_values_of_its_codes(type, bits, worst):
 
 def test_what_runs_is_told_of_fp8():
     model, before, _ = made("fp8")
-    assert what_runs(model).startswith("torch's linear of what the codes stand for, not timed")
+    assert what_runs(model).startswith("torch's linear on the dequantized weights, not timed")
     assert 0 < (logits(model) - before).abs().max() < 0.1
 
 

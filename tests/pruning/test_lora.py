@@ -131,7 +131,7 @@ def test_settings_that_train_nothing(given):
 def test_what_does_not_fit_the_models():
     pruned, dense = pair_of()
     with pytest.raises(
-        ValueError, match=r"rank 32 is low for no layer: .* is .*q_proj, .* below 32"
+        ValueError, match=r"rank 32 is not low-rank for any layer: .* is .*q_proj, .* below 32"
     ):
         recover_(pruned, dense, TOKENS, LoRA(rank=32))
     with pytest.raises(ValueError, match="tokenize with the model's own tokenizer"):

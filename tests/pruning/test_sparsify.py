@@ -57,7 +57,7 @@ def test_methods_that_look_at_inputs(network, method, batch):
     ("arguments", "message"),
     [
         ({"method": "taylor"}, "gradient of a loss"),
-        ({"method": "wanda"}, "needs to see inputs of the module"),
+        ({"method": "wanda"}, "needs inputs of the module"),
         ({"calibration": [X]}, "magnitude uses no calibration"),
         ({"scope": "global"}, "choose 'layer' or 'row'"),
         ({"format": "tiled_cls"}, "tiled_cls"),

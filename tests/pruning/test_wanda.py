@@ -279,5 +279,5 @@ def test_a_text_of_exactly_one_window():
     assert torch.equal(windows[0], windows[1])
     with pytest.raises(ValueError, match="has 20 tokens, but a window takes 21"):
         calibration_windows(character_tokenizer(), TEXT[:20], samples=2, length=21)
-    with pytest.raises(ValueError, match="calibrate nothing"):
+    with pytest.raises(ValueError, match="cannot calibrate"):
         calibration_windows(character_tokenizer(), TEXT, samples=0, length=20)

@@ -46,7 +46,7 @@ def begin(monkeypatch, caplog):
 def test_products_follow_the_user_and_the_log_says_so_once(begin, caplog):
     assert begin({OPTION: True}) == [True, True]
     assert [record.getMessage() for record in caplog.records] == [
-        "products begin early: torch's inductor compiles with triton.enable_pdl"
+        "products use PDL: torch's inductor compiles with triton.enable_pdl"
     ]
     assert begin({OPTION: False}) == [True, True, False, False]  # another engine, same process
 

@@ -195,7 +195,7 @@ def test_the_check_reads_what_is_on_the_hub(packed, tmp_path, monkeypatch, caplo
     assert all(word in str(caught.value) for word in words)
     caplog.clear()
     check_files(engine_config("someone/unknown", config, tmp_path))  # vLLM fails to find it itself
-    assert "someone/unknown is not looked at before it is loaded" in caplog.text
+    assert "someone/unknown is not checked before loading" in caplog.text
 
 
 def require_refusal(name: str, code: int, log: Path) -> None:

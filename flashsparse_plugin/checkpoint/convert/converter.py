@@ -102,7 +102,8 @@ def convert_checkpoint(
         CheckpointError: For a source that cannot be read or packed, an output that is not to be
             written, and a written tensor that does not read back as it should.
         FormatError: For a format or options that there are not.
-        ValueError: For a device or a batch that there is not, or that nothing is chosen for.
+        ValueError: For an unknown device or an invalid batch, or if either is given without
+            format="auto".
     """
     if isinstance(source, ModelDirectory):
         directory = source
@@ -212,7 +213,9 @@ class _Conversion:
         for number, shard in enumerate(staging.finished):
             done = self.done
             if not self._is_as_claimed(staging.path / shard["file"], position, shard):
-                logger.warning("%s is not what its state says: written again", shard["file"])
+                logger.warning(
+                    "%s does not match its recorded state: writing it again", shard["file"]
+                )
                 staging.keep(number)
                 self.done = done
                 break

@@ -129,7 +129,7 @@ def inspect_checkpoint(
         path: Model directory with safetensors weights; or, as a string, the name of such a model on
             the Hub: "org/name" or "org/name@revision".
         on_progress: Called with bytes done, bytes in all, and the layer.
-        device: Where packed layers are compared with dense ones, as `Target.named` takes it.
+        device: Where to compare packed with dense layers, as `Target.named` takes it.
         batch: Sequences decoded at once there.
 
     Raises:

@@ -47,8 +47,9 @@ def verify(layer: str, packed: PackedWeight, infos: Mapping[str, TensorInfo]) ->
     for name, info in infos.items():
         if info.checksum is not None and info.checksum != checksum(packed, name):
             raise CheckpointError(
-                f"layer {layer!r} {list(packed.shape)}: {info.name} in {info.path} has not the "
-                f"checksum that it was written with, read as {packed.scheme}. The file is damaged, "
+                f"layer {layer!r} {list(packed.shape)}: {info.name} in {info.path} does not have "
+                f"the checksum that it was written with, read as {packed.scheme}. The file is "
+                "damaged, "
                 "or config.json names another format, dtype or options than it was packed by: "
-                "fetch both again, or convert the model anew with `flashsparse convert`"
+                "fetch both again, or convert the model again with `flashsparse convert`"
             )

@@ -73,7 +73,7 @@ def find_foreign(names: Iterable[str]) -> dict[str, tuple[Layout, dict[str, str]
             )
         if name in known:
             raise FormatError(
-                f"{name!r} is there as it is and as {_listed(parts)}: which one is right is "
+                f"{name!r} exists both plain and as {_listed(parts)}: which one is right is "
                 "unknown, fetch the checkpoint again"
             )
         weights[name] = layout, parts

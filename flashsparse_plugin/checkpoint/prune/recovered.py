@@ -167,7 +167,7 @@ def _train(
         try:
             training.load(load_file(staging.path / shard["file"]))
         except (OSError, ValueError, SafetensorError) as error:
-            logger.warning("%s is not what it should be (%s): begun again", shard["file"], error)
+            logger.warning("%s is invalid (%s): starting over", shard["file"], error)
             staging.keep(0)
     report.resumed, total = training.step, training.method.steps
     on_progress(training.step, total, f"step {training.step}")
@@ -180,8 +180,8 @@ def _train(
     report.fits = [Fit("", *training.merge_())]
     if report.after == report.before:
         report.warnings.append(
-            "training brought the model no closer to the dense one, so that its weights are as "
-            "they were: try another rate, more steps or more text"
+            "training brought the model no closer to the dense one, so its weights are "
+            "unchanged: try another rate, more steps or more text"
         )
 
 
@@ -228,7 +228,7 @@ class _Parts:
         try:
             fits = self._read(self.groups[index], self.staging.path / part_name(number))
         except (OSError, ValueError, KeyError) as error:
-            logger.warning("%s is not what it should be (%s): done again", part_name(number), error)
+            logger.warning("%s is invalid (%s): doing it again", part_name(number), error)
             self.staging.keep(number - 1)
             return None
         self.resumed += 1

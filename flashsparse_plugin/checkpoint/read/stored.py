@@ -28,7 +28,7 @@ from .renaming import Names
 if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
 
-_REMEDY = "The checkpoint is incomplete or damaged: fetch it again, or convert the model anew."
+_REMEDY = "The checkpoint is incomplete or damaged: fetch it again, or convert the model again."
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Checkpoint:
                 raise FormatError(
                     f"layer {layer!r} is packed, and transformers makes {target!r} of it, merged "
                     "with others (a mixture of experts) or split, which packed weights cannot be. "
-                    "Remedy: convert the model anew with these layers ignored."
+                    "Remedy: convert the model again with these layers ignored."
                 )
             name = target.removesuffix(".weight")
             checkpoint.packed.setdefault(name, {})[own] = header
@@ -108,7 +108,7 @@ class Checkpoint:
                 if target != f"{name}.{own}":
                     raise FormatError(
                         f"layer {name!r}: transformers takes its packed tensor {key!r} for "
-                        f"{target!r}. Remedy: convert the model anew with this layer ignored."
+                        f"{target!r}. Remedy: convert the model again with this layer ignored."
                     )
 
     def missing(self, model: PreTrainedModel) -> list[str]:
@@ -144,7 +144,8 @@ class Checkpoint:
                 continue
             raise FormatError(
                 f"layer {layer!r}: its {own} {list(expected[key].shape)} is not in the "
-                f"checkpoint{beside}, and transformers would make it up. Remedy: fetch the "
+                f"checkpoint{beside}, and transformers would initialize it at random. Remedy: "
+                "fetch the "
                 "checkpoint again, or use a release of transformers that knows its names; ignore= "
                 "leaves the layer dense and as transformers makes it"
             )

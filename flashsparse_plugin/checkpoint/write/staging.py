@@ -181,15 +181,15 @@ class Staging:
         """Ends what a run left that was killed while it replaced the output."""
         for path in self._leftovers():
             if path.name.startswith(self.out.name) and not self.out.exists():
-                logger.warning("%s is back, which a killed run was replacing", self.out)
+                logger.warning("restored %s, which an interrupted run had moved away", self.out)
                 path.rename(self.out)
             else:
-                logger.warning("removing %s, which a killed run left", path)
+                logger.warning("removing %s, left by an interrupted run", path)
                 shutil.rmtree(path)
         if not (self.out / STATE).is_file():
             return
         if not (self.path / STATE).exists():  # it is the model that was replaced
-            logger.warning("removing what is in %s, which a killed run replaced", self.path)
+            logger.warning("removing %s, the old model that an interrupted run replaced", self.path)
             self._clear(set())
         (self.out / STATE).unlink()
 
