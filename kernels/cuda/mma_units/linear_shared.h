@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dynamic shared memory of a block of the decode kernels:
 //   barriers   full and empty of each stage of x, one for the initial fill of all stages, one for
-//   each
-//              stage of each warp's weights
+//              each stage of each warp's weights
 //   x          a stage: column_warps units of columns; a unit: four panels of 64 columns, or two of
 //              128 for 8-bit x; a panel: tokens of the shape x 128 bytes, whose 16-byte chunk c of
 //              row r lies at c XOR (r mod 8): without bank conflicts for ldmatrix, and what wgmma
 //              calls "128-byte swizzle"
 //   weights    a ring for each warp, laid out by the format
 //   sums       accumulators that warps along the columns exchange, 8 tokens at a time,
-//   double-buffered
+//              double-buffered
 #pragma once
 #include <cstdint>
 

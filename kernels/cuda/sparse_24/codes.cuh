@@ -4,11 +4,14 @@
 //   Values              of units (values.cuh)
 //   Sum                 type of accumulators
 //   kLargest            largest quantized value
-//   kUpper, kLower      selectors of the upper row's bytes, and of the lower row's, in two words of
-//   a lane narrow(a, b, c, d)  quantizes four floats kHasNarrow, kHasMma whether the GPU that is
-//   compiled for has the conversion, and mma of the type multiply(sums, a, b, metadata)          by
-//   mma.sp multiply<tokens>(sums, a, b, metadata)  by wgmma.sp column, kSums       layout of x
-//   (cuda/mma_units/quantise_x.cuh)
+//   kUpper, kLower      prmt selectors: the bytes of the upper row, and of the lower row, in two
+//                       words of a lane
+//   narrow(a, b, c, d)  quantizes four floats
+//   kHasNarrow          whether the GPU that is compiled for has this conversion
+//   kHasMma             whether it has mma of the type
+//   multiply(sums, a, b, metadata)          by mma.sp
+//   multiply<tokens>(sums, a, b, metadata)  by wgmma.sp
+//   column, kSums       layout of x (cuda/mma_units/quantise_x.cuh)
 #pragma once
 #include "common/integer.cuh"
 #include "common/mma_sparse.cuh"

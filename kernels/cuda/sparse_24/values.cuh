@@ -2,8 +2,7 @@
 // How the values of a unit become the A operand of mma.sp: all that differs between value types.
 //   kLayout                      of a unit
 //   widen<Type>(a, vector, step) converts the lane's four words of a step to Type, without scales;
-//   `step`
-//                                counts those that a vector holds
+//                                `step` counts those that a vector holds
 #pragma once
 #include "common/device.cuh"
 #include "common/widen.cuh"

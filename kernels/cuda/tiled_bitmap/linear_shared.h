@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dynamic shared memory of a block of the decode kernel of tiled_bitmap:
 //   barriers   full and empty of each stage of x, and one for the initial fill of all stages; one
-//   for
-//              each batch of copy descriptors; one for each descriptor, where its units arrive
+//              for each batch of copy descriptors; one for each descriptor, where its units arrive
 //   orders     the copy descriptors of each warp (weight_orders.cuh)
 //   x          as in cuda/mma_units/linear_shared.h
 //   weights    for each warp a ring of bytes, which holds units in their stored layout, and after
-//   it,
-//              where units are spread, a scratch for those being multiplied
+//              it, where units are spread, a scratch for those being multiplied
 //   sums       accumulators that warps along the columns exchange, 8 tokens at a time,
-//   double-buffered
+//              double-buffered
 //
 // A unit in the scratch has rows of 256 bytes: a value line and its odd pairs (spread_items.cuh). A
 // lane reads up to two words before the first item of its column and one past the last, so the
