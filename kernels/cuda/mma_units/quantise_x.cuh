@@ -7,8 +7,10 @@
 //   kLargest            largest quantized value
 //   kHasNarrow          whether the GPU that is compiled for has the conversion
 //   narrow(a, b, c, d)  quantizes four floats, a to the lowest byte
-//   kSums               whether the kernel needs the sum of each token's quantized values (int8
-//   only) column(word, byte)  which of 32 columns is stored in that byte
+//   kSums               whether the kernel needs the sum of each token's quantized values, which
+//   are
+//                       int8 then
+//   column(word, byte)  which of 32 columns is stored in that byte
 #pragma once
 #include <type_traits>
 
