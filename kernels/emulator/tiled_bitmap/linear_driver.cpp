@@ -20,7 +20,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_bitmap;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
     simt::launch(plan.blocks, plan.threads(), plan.shared_bytes(), header[6],
                  [&] { kernel(arguments, cut); });
     for (int64_t i = 0; i < plan.arrivals(rows); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the pack kernels over every case on stdin and writes what they make to stdout.
+// Runs the pack kernels over every case on stdin and writes their results to stdout.
 //   case    int64 rows, cols, shift, seed; uint16 weight[rows * cols], which the kernels find
 //           `shift` elements past an aligned place; codes in float16, where items are
 //           (ITEM_BYTES=1)
