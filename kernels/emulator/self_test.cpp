@@ -25,8 +25,7 @@ unsigned thread_index() {
 }
 unsigned lane() { return thread_index() % 32; }
 
-// ---- schedules and shared memory
-// -----------------------------------------------------------------
+// ---- schedules and shared memory ----
 
 // Reverses the values of a block through shared memory.
 __global__ void reverse(const uint32_t* in, uint32_t* out, bool with_barrier) {
@@ -74,8 +73,7 @@ __global__ void read_unwritten(uint32_t* out) {
   store_shared(address, 1u);
 }
 
-// ---- races
-// ---------------------------------------------------------------------------------------
+// ---- races ----
 
 // Lanes exchange values through shared memory. A shuffle synchronizes them, but only __syncwarp
 // orders their memory.
@@ -116,8 +114,7 @@ __global__ void copy_too_early(const uint32_t* in, uint32_t* out, bool with_barr
 
 __global__ void same_place_of_two_blocks(uint32_t* out) { out[thread_index()] = block_index(); }
 
-// ---- what is wrong on any schedule
-// ---------------------------------------------------------------
+// ---- what is wrong on any schedule ----
 
 __global__ void overrun(uint32_t length) {
   FS_SHARED(uint32_t, shared, kThreads);
@@ -208,8 +205,7 @@ __global__ void copy_in_flight(const uint32_t* in) {
   copy_async_commit();
 }
 
-// ---- statistics: one warp, one operation a case
-// --------------------------------------------------
+// ---- statistics: one warp, one operation a case ----
 
 constexpr uint32_t kRowBytes = 128;
 
@@ -244,8 +240,7 @@ __global__ void global_words(uint32_t* in, uint32_t stride) {
   store_global(in + threadIdx.x * stride, 1u);
 }
 
-// ---- the cases
-// -----------------------------------------------------------------------------------
+// ---- the cases ----
 
 void run_case(const char* name, unsigned seed) {
   const auto is = [&](const char* one) { return std::strcmp(name, one) == 0; };
