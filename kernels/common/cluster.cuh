@@ -21,7 +21,7 @@ __device__ __forceinline__ void sync_cluster() {
 
 // Relaxed, non-aligned barrier of the cluster: lanes may diverge, and nothing is released, which
 // would wait for all outstanding writes. Use it after mbarrier_init_done, and before a block ends.
-__device__ __forceinline__ void meet_cluster() {
+__device__ __forceinline__ void cluster_barrier_relaxed() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -107,7 +107,9 @@ __device__ __forceinline__ float4 load_shared_in(uint32_t rank, uint32_t address
 #else
 
 inline void sync_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
-inline void meet_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
+inline void cluster_barrier_relaxed(simt::Place place = simt::Place::here()) {
+  simt::sync_cluster(place);
+}
 
 inline void mbarrier_arrive_in(uint32_t rank, uint32_t barrier,
                                simt::Place place = simt::Place::here()) {

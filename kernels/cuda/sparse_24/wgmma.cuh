@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   Multiplier::Weights::init(arguments, ring);
   if (threadIdx.x == 0) ring.init(arguments);
-  meet_cluster();
+  cluster_barrier_relaxed();
   allow_next_kernel();
   if (warp < Shape::kUnits) {
     if constexpr (!Shape::kHasRing) take_registers<Shape::kMultiplying>();
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
     }
   }
-  meet_cluster();
+  cluster_barrier_relaxed();
 #endif
 }
 

@@ -51,7 +51,7 @@ struct WgmmaShape {
 // blocks then exchange partial sums in the shared memory that x and units had in each of them,
 // which has been read by then. Nothing was written that would have to be ordered.
 __device__ __forceinline__ void end_products(const WgmmaArguments& arguments) {
-  if (arguments.depth > 1) meet_cluster();
+  if (arguments.depth > 1) cluster_barrier_relaxed();
 }
 
 template <class Type, class Shape>
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int i = 0; i < Shape::kUnits; ++i) WgmmaUnits::init(Multiplier::barriers(shared, i));
     ring.init(arguments);
   }
-  meet_cluster();
+  cluster_barrier_relaxed();
   if (warp < Shape::kUnits) {
     take_registers<Shape::kMultiplying>();
     Multiplier(arguments, ring, shared, warp).run();
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     end_products(arguments);
   }
-  meet_cluster();
+  cluster_barrier_relaxed();
 #endif
 }
 
