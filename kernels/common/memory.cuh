@@ -266,14 +266,14 @@ __device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
 }
 
 // PDL: the next kernel in the stream may start, if it was launched for that. What this kernel
-// writes, it may read after wait_for_last_kernel.
-__device__ __forceinline__ void allow_next_kernel() {
+// writes, it may read after griddepcontrol_wait.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // PDL: waits until the preceding kernel has ended.
-__device__ __forceinline__ void wait_for_last_kernel() {
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -282,8 +282,8 @@ __device__ __forceinline__ void wait_for_last_kernel() {
 #else
 
 // Kernels run one after the other here, but must not rely on it (emulator/last_kernel.h).
-inline void allow_next_kernel() {}
-inline void wait_for_last_kernel() { simt::end_last_kernel(); }
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() { simt::end_last_kernel(); }
 
 namespace detail {
 

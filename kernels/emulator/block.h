@@ -199,7 +199,7 @@ inline void note_store(uint32_t address, size_t bytes, Place place) {
                                      place);
 }
 
-// wait_for_last_kernel.
+// griddepcontrol_wait.
 inline void end_last_kernel() {
   const sanitizers::Unwatched unwatched;
   current->block->last_kernel_ended = true;

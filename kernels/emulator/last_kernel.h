@@ -10,7 +10,7 @@
 namespace simt {
 
 // Marks `count` elements from `first` on while it exists: no block may access them before one of
-// its threads has called wait_for_last_kernel.
+// its threads has called griddepcontrol_wait.
 class UsedByLastKernel {
  public:
   template <class T>

@@ -195,7 +195,7 @@ __global__ void no_wait(const uint32_t* in, uint32_t* out, bool with_wait) {
 
 // Reads what the preceding kernel may be writing.
 __global__ void early_load(const uint32_t* in, bool with_wait) {
-  if (with_wait) wait_for_last_kernel();
+  if (with_wait) griddepcontrol_wait();
   load_readonly(in + thread_index());
 }
 

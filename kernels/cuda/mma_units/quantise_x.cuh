@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kQuantiseThreads)
                       float* __restrict__ scales, uint32_t* __restrict__ sums) {
   if constexpr (!Codes::kHasNarrow) return;
   FS_SHARED(uint32_t, largest_of, kQuantiseThreads / 32);
-  allow_next_kernel();
-  wait_for_last_kernel();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
   const int vectors = x_stride / 8;
   // Magnitudes are compared by their bits, which have the same order, with NaN above infinity.

@@ -122,9 +122,9 @@ class Block {
     // Weights do not depend on the preceding kernel, which may write x, so they are requested
     // first. All else waits until it has ended: x, y, and the workspace, which it may use as well.
     // Half of the ring is enough to begin with; behind all of it x would be late.
-    allow_next_kernel();
+    griddepcontrol_launch_dependents();
     if (warp < multiplying) ring.template fill<0, Shape::kStages / 2>(own);
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
     if (warp < multiplying) ring.template fill<Shape::kStages / 2, Shape::kStages>(own);
     wait_chunk();

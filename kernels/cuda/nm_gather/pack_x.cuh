@@ -26,7 +26,7 @@ class PackX {
 
   __device__ __forceinline__ void run() {
     const int tiles = a_.row_tiles * a_.token_tiles;
-    wait_for_last_kernel();  // which writes x_tiles
+    griddepcontrol_wait();  // which writes x_tiles
     FS_NO_UNROLL
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
       pack(PackedTile(a_, number));

@@ -58,7 +58,7 @@ template <class Shape>
 __device__ __forceinline__ void fill_x(const Weight& weight, const TileArguments& a, RingPlace ring,
                                        TileWalk walk, int begin, int end) {
   const int tiles = (a.tokens + kTileTokens - 1) / kTileTokens;
-  wait_for_last_kernel();  // copies of weights do not wait for it
+  griddepcontrol_wait();  // copies of weights do not wait for it
   for (; !walk.ended(); walk.advance()) {
     const int first = walk.token_block * Shape::kTokenTiles;
     FS_NO_UNROLL

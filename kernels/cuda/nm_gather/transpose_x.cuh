@@ -24,7 +24,7 @@ namespace flashsparse::nm_gather {
 __global__ void __launch_bounds__(kTransposeThreads)
     transpose_x_kernel(const uint16_t* __restrict__ x, int x_stride, int tokens, int tiles,
                        int columns, uint16_t* __restrict__ x_tiles) {
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   const int octet = threadIdx.x / 4 % 8;  // of tokens
   const int quad = threadIdx.x / 32 * 4 + threadIdx.x % 4;
   const int column = blockIdx.x * kTransposeColumns + quad * 4;

@@ -6,7 +6,7 @@
 
 namespace flashsparse::cuda {
 
-// `early`: whether to use PDL. The kernel then waits by wait_for_last_kernel. The preceding kernel
+// `early`: whether to use PDL. The kernel then waits by griddepcontrol_wait. The preceding kernel
 // must not write what it reads before that wait: its weight.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared_bytes,

@@ -74,9 +74,9 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
     }
   }
   __syncthreads();
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   if (copies_x) {
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     x.template fill_first<kNarrowX>(steps, warp, warps + 1);
     x.fill_later(steps, [] {});
     return;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
                                     shared + layout.weights + warp * layout.weight_ring, barriers);
   FS_NO_UNROLL
   for (int i = 0; i < before; ++i) weights.refill();
-  wait_for_last_kernel();
+  griddepcontrol_wait();
   if constexpr (!kNarrowX) x.fill_first(steps, warp, warps + 1);
   FS_NO_UNROLL
   for (int i = before; i < cut.weight_stages; ++i) weights.refill();

@@ -73,7 +73,7 @@ class WgmmaMultiplier {
                                token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
                                typename Operand::Sum>
         store(arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     operand_.make(a_[0], weights.first(), 0);
     int turn = 0;  // index of the current unit in those that are loaded at once
     FS_NO_UNROLL
@@ -138,14 +138,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   Multiplier::Weights::init(arguments, ring);
   if (threadIdx.x == 0) ring.init(arguments);
   cluster_barrier_relaxed();
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   if (warp < Shape::kUnits) {
     if constexpr (!Shape::kHasRing) take_registers<Shape::kMultiplying>();
     Multiplier(arguments, ring).run(warp);
   } else {
     if constexpr (!Shape::kHasRing) release_registers<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
-      wait_for_last_kernel();
+      griddepcontrol_wait();
       mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
     }
   }

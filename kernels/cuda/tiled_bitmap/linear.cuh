@@ -235,11 +235,11 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   }
   if (copies_x) orders.give_first();
   __syncthreads();
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   if (copies_x) {
     FS_NO_UNROLL
     for (int i = 1; i < kBatches; ++i) orders.give();
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     int done = 0;
     x.fill_later(steps, [&] {
       if (++done % kBatch == 1) orders.give();
@@ -251,7 +251,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   // The first weights need not wait for the preceding kernel, which may write x. All others are
   // copied after x, whose barriers complete only when all earlier cp.async of a thread have.
   weights.fill_first();
-  wait_for_last_kernel();
+  griddepcontrol_wait();
   x.fill_first(steps, warp, warps);
   weights.fill();
 
