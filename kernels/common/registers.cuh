@@ -28,16 +28,16 @@ __device__ __forceinline__ void keep_order() {
 }
 
 // setmaxnreg: moves registers between the warpgroups of a block, so that each thread has `count` of
-// them, a multiple of 8. All warps of a warpgroup call it; take_registers waits until others have
+// them, a multiple of 8. All warps of a warpgroup call it; setmaxnreg_inc waits until others have
 // released enough. sm_90a only.
 template <int count>
-__device__ __forceinline__ void release_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
 #ifdef __CUDACC__
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 #endif
 }
 template <int count>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
 #ifdef __CUDACC__
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 #endif

@@ -154,10 +154,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    release_registers<Shape::kPackRegisters>();
+    setmaxnreg_dec<Shape::kPackRegisters>();
     PackX<Shape>(weight, arguments, shared).run();
   } else {
-    take_registers<Shape::kMultiplyRegisters>();
+    setmaxnreg_inc<Shape::kMultiplyRegisters>();
     Multiply<Type, Shape>(weight, arguments, shared, warpgroup - 1).run();
   }
 #endif

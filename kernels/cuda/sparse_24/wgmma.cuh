@@ -140,10 +140,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   cluster_barrier_relaxed();
   griddepcontrol_launch_dependents();
   if (warp < Shape::kUnits) {
-    if constexpr (!Shape::kHasRing) take_registers<Shape::kMultiplying>();
+    if constexpr (!Shape::kHasRing) setmaxnreg_inc<Shape::kMultiplying>();
     Multiplier(arguments, ring).run(warp);
   } else {
-    if constexpr (!Shape::kHasRing) release_registers<Shape::kCopying>();
+    if constexpr (!Shape::kHasRing) setmaxnreg_dec<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
       griddepcontrol_wait();
       mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);

@@ -237,10 +237,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   cluster_barrier_relaxed();
   if (warp < Shape::kUnits) {
-    take_registers<Shape::kMultiplying>();
+    setmaxnreg_inc<Shape::kMultiplying>();
     Multiplier(arguments, ring, shared, warp).run();
   } else {
-    release_registers<Shape::kCopying>();
+    setmaxnreg_dec<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
       mma_units::copy_x<Shape, kUnitCols / kTileCols>(arguments, x, ring);
     }
