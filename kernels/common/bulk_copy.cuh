@@ -174,7 +174,8 @@ __device__ __forceinline__ void copy_once(Run run, uint32_t bytes, uint32_t barr
   } else {
     FS_UNROLL_BY(4)
     for (uint32_t at = lane * 16; at < bytes; at += 32 * 16) {
-      copy_async_once(run.shared + at, static_cast<const unsigned char*>(run.global) + at, policy);
+      copy_async_hinted(run.shared + at, static_cast<const unsigned char*>(run.global) + at,
+                        policy);
     }
   }
 }

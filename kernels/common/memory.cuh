@@ -211,15 +211,15 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
   }
 }
 
-// L2 policy for data that is read once: evict first. For copy_async_once and load_hinted.
-__device__ __forceinline__ uint64_t once_policy() {
+// L2 policy for data that is read once: evict first. For copy_async_hinted and load_hinted.
+__device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
 // L2 policy for data that is read again: evict normal. For load_hinted.
-__device__ __forceinline__ uint64_t kept_policy() {
+__device__ __forceinline__ uint64_t evict_normal_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
@@ -235,8 +235,8 @@ __device__ __forceinline__ uint4 load_hinted(const uint4* place, uint64_t policy
 }
 
 // copy_async<16> with an L2 policy.
-__device__ __forceinline__ void copy_async_once(uint32_t shared, const void* global,
-                                                uint64_t policy) {
+__device__ __forceinline__ void copy_async_hinted(uint32_t shared, const void* global,
+                                                  uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(global), "l"(policy)
                : "memory");
@@ -419,15 +419,15 @@ void copy_async(uint32_t shared, const void* global, bool valid,
   simt::current->copies.start(to->bytes_, from ? from->bytes_ : nullptr, bytes, place);
 }
 
-inline uint64_t once_policy() { return 0; }
-inline uint64_t kept_policy() { return 1; }
+inline uint64_t evict_first_policy() { return 0; }
+inline uint64_t evict_normal_policy() { return 1; }
 
 inline uint4 load_hinted(const uint4* pointer, uint64_t, simt::Place place = simt::Place::here()) {
   return load_streaming(pointer, place);
 }
 
-inline void copy_async_once(uint32_t shared, const void* global, uint64_t,
-                            simt::Place place = simt::Place::here()) {
+inline void copy_async_hinted(uint32_t shared, const void* global, uint64_t,
+                              simt::Place place = simt::Place::here()) {
   copy_async<16>(shared, global, true, place);
 }
 

@@ -23,7 +23,7 @@ __global__ void mbarriers(const uint32_t* in, uint32_t* out) {
   for (int turn = 0; turn < kTurns; ++turn) {
     if (threadIdx.x < 32) {
       if (turn > 0) mbarrier_wait(empty, (turn - 1) % 2);
-      copy_async_once(place + lane * 16, in + (turn * 32 + lane) * 4, once_policy());
+      copy_async_hinted(place + lane * 16, in + (turn * 32 + lane) * 4, evict_first_policy());
       mbarrier_arrive_after_copies(full);
     } else {
       mbarrier_wait(full, turn % 2);

@@ -19,7 +19,7 @@ class WeightRing {
     const int64_t words = (int64_t{unit / weight.group_units} * weight.pairs + first) * kWords;
     values_ = weight.values + values + lane;
     index_ = weight.index + words + lane / 4;
-    policy_ = once_policy();
+    policy_ = evict_first_policy();
   }
 
   // The initial copies, to stages [begin, end). `pairs`: all that the ring will hold, over time.
@@ -48,12 +48,12 @@ class WeightRing {
     if (more) {
       FS_UNROLL
       for (int i = 0; i < Shape::kVectors; ++i) {
-        copy_async_once(stage_ + (i * 32 + lane_) * uint32_t{sizeof(uint4)}, values_ + i * 32,
-                        policy_);
+        copy_async_hinted(stage_ + (i * 32 + lane_) * uint32_t{sizeof(uint4)}, values_ + i * 32,
+                          policy_);
       }
       if constexpr (Shape::kStageVectors > Shape::kVectors) {
-        copy_async_once(stage_ + (Shape::kVectors * 32 + lane_) * uint32_t{sizeof(uint4)},
-                        values_ + Shape::kVectors * 32 - lane_ + lane_ / 4, policy_);
+        copy_async_hinted(stage_ + (Shape::kVectors * 32 + lane_) * uint32_t{sizeof(uint4)},
+                          values_ + Shape::kVectors * 32 - lane_ + lane_ / 4, policy_);
       }
       copy_async<4>(index_place(), index_, true);
       values_ += stride_ * Shape::kPairVectors;

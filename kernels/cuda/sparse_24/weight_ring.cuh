@@ -25,7 +25,7 @@ class WeightRing {
         column_warp_(column_warp),
         ring_(ring + threadIdx.x % 32 * kLaneBytes),
         barriers_(barriers),
-        policy_(once_policy()),
+        policy_(evict_first_policy()),
         next_(steps) {
     seek();
   }
@@ -47,9 +47,9 @@ class WeightRing {
         const uint32_t unit = to + m * kPlace;
         FS_UNROLL
         for (int i = 0; i < kScales; i += kVectorBytes)
-          copy_async_once(unit + i, from + i, policy_);
+          copy_async_hinted(unit + i, from + i, policy_);
         if (kScales < kBytes && threadIdx.x % 32 < (kBytes - kScales) / kLaneBytes) {
-          copy_async_once(unit + kScales, from + kScales, policy_);
+          copy_async_hinted(unit + kScales, from + kScales, policy_);
         }
       }
       from_ += cut_.column_warps * kBytes;

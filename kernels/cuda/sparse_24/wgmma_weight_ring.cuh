@@ -39,7 +39,7 @@ class WgmmaWeightRing {
       : a_(a),
         unit_row_(unit),
         tile_units_(tile_units),
-        policy_(tiles.many_tokens() ? kept_policy() : once_policy()),
+        policy_(tiles.many_tokens() ? evict_normal_policy() : evict_first_policy()),
         next_(tiles),
         left_(tiles.left()) {
     const int warp = unit % Shape::kUnits, first = warp * a.weight_stages;
@@ -93,7 +93,7 @@ class WgmmaWeightRing {
     const uint32_t to = ring_ + filled_ * kLayout.bytes();
     FS_UNROLL
     for (int i = 0; i < kLayout.bytes(); i += kVectorBytes)
-      copy_async_once(to + i, from_ + i, policy_);
+      copy_async_hinted(to + i, from_ + i, policy_);
     mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
     from_ += a_.depth * kLayout.bytes();
     if (++filled_ == a_.weight_stages) filled_ = 0;

@@ -42,7 +42,7 @@ class WgmmaWeights {
                                           int tile_units)
       : a_(a), unit_(unit), tile_units_(tile_units), next_(tiles) {
     // Rows that several tiles of tokens need are kept in the L2; others are read once.
-    policy_ = tiles.many_tokens() ? kept_policy() : once_policy();
+    policy_ = tiles.many_tokens() ? evict_normal_policy() : evict_first_policy();
     seek();
   }
 

@@ -23,7 +23,7 @@ class WeightRing {
         batches_(shared + layout.batches),
         arrivals_(arrivals_of(layout, shared, warp)),
         orders_(shared + layout.orders + warp * layout.warp_orders),
-        policy_(once_policy()) {}
+        policy_(evict_first_policy()) {}
 
   // Called by one lane; a block barrier must follow.
   static __device__ __forceinline__ void init(const Shared& layout, uint32_t shared, int warp) {
