@@ -26,8 +26,8 @@ __device__ __forceinline__ void wait_copies() {
 
 // Not pipelined: copies, then products.
 template <class Shape>
-__device__ __forceinline__ void multiply_in_turns(const Stager<Shape>& stager, Tile<Shape>& tile,
-                                                  int panel, int end) {
+__device__ __forceinline__ void multiply_unpipelined(const Stager<Shape>& stager, Tile<Shape>& tile,
+                                                     int panel, int end) {
   FS_NO_UNROLL
   for (; panel < end; ++panel) {
     if constexpr (Shape::kPacking) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply_in_turns(const Stager<Shape>& stager, T
 
 // Pipelined: copies of the next panels overlap with products.
 template <class Shape>
-__device__ __forceinline__ void multiply_in_stages(const Stager<Shape>& stager, Tile<Shape>& tile,
+__device__ __forceinline__ void multiply_pipelined(const Stager<Shape>& stager, Tile<Shape>& tile,
                                                    int panel, int end) {
   constexpr int kAhead = Shape::kStages - 1;
   if constexpr (Shape::kPacking) {
@@ -95,9 +95,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int panel = static_cast<int>(int64_t{weight.panels} * blockIdx.y / gridDim.y);
   const int end = static_cast<int>(int64_t{weight.panels} * (blockIdx.y + 1) / gridDim.y);
   if constexpr (Shape::kPipelined) {
-    multiply_in_stages(stager, tile, panel, end);
+    multiply_pipelined(stager, tile, panel, end);
   } else {
-    multiply_in_turns(stager, tile, panel, end);
+    multiply_unpipelined(stager, tile, panel, end);
   }
   WriteY<Shape>(arguments, place, tile, shared).run(tile);
 }
