@@ -69,7 +69,7 @@ class Block {
       const bool whole = tile == row_end - a_.tile_cols;
       for (; tile < stop; ++tile) multiply_tile();
       if (stop < end_) {
-        stream_k_.leave_row(multiplier_, row, whole);
+        stream_k_.end_row(multiplier_, row, whole);
         source_.clear();
         multiplier_.clear();
         ++row;

@@ -46,7 +46,7 @@ class StreamK {
   // written to scratch until the end: at most once for each team, in its first row. Uses the team's
   // tile.
   template <class Multiplier>
-  __device__ __forceinline__ void leave_row(Multiplier& multiplier, int row, bool whole) const {
+  __device__ __forceinline__ void end_row(Multiplier& multiplier, int row, bool whole) const {
     FS_UNROLL
     for (int round = 0; round < kRounds; ++round) {
       multiplier.store_sums(round);
@@ -58,7 +58,7 @@ class StreamK {
         if (whole) {
           store(row, quad, sum);
         } else {
-          store_global(aside(team_.number) + quad, sum);
+          store_global(scratch(team_.number) + quad, sum);
         }
       }
       team_.sync();
@@ -82,8 +82,8 @@ class StreamK {
         while (part_begin(from + 1) <= row_begin) ++from;
         int to = from;
         while (to < Shape::kTeams && part_begin(to + 1) <= row_end) ++to;
-        const bool has_aside = to < Shape::kTeams && part_begin(to) < row_end;
-        if (has_aside && part_begin(to) <= row_begin) continue;  // that team had the whole row
+        const bool has_scratch = to < Shape::kTeams && part_begin(to) < row_end;
+        if (has_scratch && part_begin(to) <= row_begin) continue;  // that team had the whole row
 
         float4* const left = partials(blockIdx.x, row == first);
         const bool whole = row_begin >= 0 && row_end <= size_;
@@ -95,7 +95,7 @@ class StreamK {
             const uint32_t tile = shared_ + team * Shape::kTileBytes;
             sum = add(sum, load_shared<float4>(tile + quad_place(i)));
           }
-          if (has_aside) sum = add(sum, load_l2(aside(to) + quad));
+          if (has_scratch) sum = add(sum, load_l2(scratch(to) + quad));
           if (whole) {
             store(row, quad, sum);
           } else {
@@ -196,7 +196,7 @@ class StreamK {
   __device__ __forceinline__ float4* partials(int block, bool is_first) const {
     return slot(block, !is_first);
   }
-  __device__ __forceinline__ float4* aside(int team) const { return slot(blockIdx.x, 2 + team); }
+  __device__ __forceinline__ float4* scratch(int team) const { return slot(blockIdx.x, 2 + team); }
 
   __device__ __forceinline__ void store(int tile_row, int quad, const float4& sum) const {
     const int row = tile_row * kTileRows + quad % kQuads * 4;
