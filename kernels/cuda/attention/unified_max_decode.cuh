@@ -68,9 +68,9 @@ class DecodeBlock {
     FS_NO_UNROLL
     for (bool online = a_.phi == nullptr;; online = true) {
       attend(online);
-      if (online || !left_the_range()) break;
+      if (online || !out_of_range()) break;
     }
-    leave_sums();
+    store_sums();
     __syncthreads();
     join_parts();
   }
@@ -267,7 +267,7 @@ class DecodeBlock {
 
   // Whether the reference was out of range for a head of this warp. Every lane has the whole norm
   // of its heads.
-  __device__ __forceinline__ bool left_the_range() {
+  __device__ __forceinline__ bool out_of_range() {
     bool any = false;
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -289,7 +289,7 @@ class DecodeBlock {
   static_assert(kBlockHeads * kRecordBytes <= kRingBytes);
 
   // Writes the warp's partial sums to its own ring, which no other warp accesses before a barrier.
-  __device__ __forceinline__ void leave_sums() {
+  __device__ __forceinline__ void store_sums() {
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
