@@ -75,7 +75,7 @@ class Multiplier {
     if (is_there) {
       take(places);
     } else if constexpr (Shape::kOperands == Operands::kNative) {
-      if (places[0].is_nowhere()) multiply_slowly(weights, x);
+      if (places[0].is_not_copied()) multiply_slowly(weights, x);
     }
     if constexpr (Shape::kSpreads) give_back(weights);
     if (is_there) multiply(x);
@@ -233,16 +233,16 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     }
     mbarrier_init_done();
   }
-  if (copies_x) orders.give_first();
+  if (copies_x) orders.publish_first();
   __syncthreads();
   griddepcontrol_launch_dependents();
   if (copies_x) {
     FS_NO_UNROLL
-    for (int i = 1; i < kBatches; ++i) orders.give();
+    for (int i = 1; i < kBatches; ++i) orders.publish();
     griddepcontrol_wait();
     int done = 0;
     x.fill_later(steps, [&] {
-      if (++done % kBatch == 1) orders.give();
+      if (++done % kBatch == 1) orders.publish();
     });
     return;
   }

@@ -28,14 +28,14 @@ struct Place {
     return {address | lines | ahead << 18};
   }
   // Of units that exceed the ring: they are not copied, and take no space at `address`.
-  static __device__ __forceinline__ Place nowhere(uint32_t address, uint32_t ahead) {
+  static __device__ __forceinline__ Place not_copied(uint32_t address, uint32_t ahead) {
     return {of(address, 0, ahead).word | 1 << 22};
   }
   __device__ __forceinline__ uint32_t address() const { return word & 0x3ff80; }
   // Lines to copy; 0 for units past the last column, too.
   __device__ __forceinline__ uint32_t lines() const { return word & 0x7f; }
   __device__ __forceinline__ int ahead() const { return static_cast<int>(word >> 18 & 0xf); }
-  __device__ __forceinline__ bool is_nowhere() const { return word >> 22 & 1; }
+  __device__ __forceinline__ bool is_not_copied() const { return word >> 22 & 1; }
 };
 
 template <class Shape>
@@ -62,15 +62,15 @@ class WeightOrders {
     for (int i = 0; i < kBatches; ++i) mbarrier_init(batches_ + i * kMbarrierBytes, 1);
   }
 
-  __device__ __forceinline__ void give_first() {
-    ask<1>();
-    give_some<1>();
-    ask<kBatch>();
+  __device__ __forceinline__ void publish_first() {
+    prefetch_offsets<1>();
+    publish_some<1>();
+    prefetch_offsets<kBatch>();
   }
   // Publishes the next batch, and prefetches the offsets of the one after it.
-  __device__ __forceinline__ void give() {
-    give_some<kBatch>();
-    ask<kBatch>();
+  __device__ __forceinline__ void publish() {
+    publish_some<kBatch>();
+    prefetch_offsets<kBatch>();
   }
 
  private:
@@ -78,7 +78,7 @@ class WeightOrders {
 
   // Loads the offsets of the next `count` steps.
   template <int count>
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch_offsets() {
     FS_UNROLL
     for (int i = 0; i < count; ++i) {
       const bool is_there = !next_.ended(), inside = is_there && next_.inside(cut_, column_warp_);
@@ -97,11 +97,11 @@ class WeightOrders {
   }
 
   template <int count>
-  __device__ __forceinline__ void give_some() {
+  __device__ __forceinline__ void publish_some() {
     if (is_own_) {
       FS_UNROLL
       for (int i = 0; i < count; ++i) {
-        give_one(begin_[i], end_[i]);
+        publish_one(begin_[i], end_[i]);
         ++order_;
       }
     }
@@ -110,7 +110,7 @@ class WeightOrders {
     ++batch_;
   }
 
-  __device__ __forceinline__ void give_one(const OfUnits& begin, const OfUnits& end) {
+  __device__ __forceinline__ void publish_one(const OfUnits& begin, const OfUnits& end) {
     const bool is_there = end[0] >= 0;
     uint32_t bytes = 0, at[Shape::kRowUnits], lines[Shape::kRowUnits];
     bool is_full = false;  // exceeds the scratch
@@ -123,15 +123,15 @@ class WeightOrders {
     }
     const bool has_room = bytes <= cut_.ring_bytes && !is_full;
     if (!has_room) bytes = 0;
-    if (order_ - read_ >= kMostAhead) pass();
+    if (order_ - read_ >= kMostAhead) assume_read();
     FS_NO_UNROLL
-    while (!find_room(bytes)) pass();
+    while (!reserve(bytes)) assume_read();
     const uint32_t from = filled_to_ - bytes;
     const uint32_t ahead = is_there ? order_ + 1 - read_ : 0;
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       const Place place = has_room ? Place::of(ring_ + from + at[m], lines[m], ahead)
-                                   : Place::nowhere(ring_ + from, ahead);
+                                   : Place::not_copied(ring_ + from, ahead);
       store_shared(order(order_) + m * kOrderBytes,
                    make_uint2(static_cast<uint32_t>(begin[m]), place.word));
     }
@@ -143,13 +143,13 @@ class WeightOrders {
   }
 
   // Treats the oldest step in the ring as read.
-  __device__ __forceinline__ void pass() {
+  __device__ __forceinline__ void assume_read() {
     if (++read_ == order_) return;
     read_from_ = Place{load_shared<uint32_t>(order(read_) + 4)}.address() - ring_;
   }
 
   // Reserves the next `bytes` of the ring, up to the new filled_to_. False if they are not free.
-  __device__ __forceinline__ bool find_room(uint32_t bytes) {
+  __device__ __forceinline__ bool reserve(uint32_t bytes) {
     uint32_t from = filled_to_;
     if (read_ == order_) {
       from = 0;
