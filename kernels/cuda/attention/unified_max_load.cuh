@@ -56,7 +56,7 @@ class TileLoader {
     end_ = end;
     step_ = step;
     pages_ = sequence_;
-    turn_ = 0;
+    lookup_ = 0;
     tile_in_page_ = next_ % a_.page_tiles;
     looked_at_ = 0;
     look_up();
@@ -67,7 +67,7 @@ class TileLoader {
   __device__ __forceinline__ void load_next(uint32_t slot) {
     const uint32_t here = next_ < end_ ? positions_of_next() : 0;
     looked_at_ = looked_at_ << kTile | here;
-    const uint32_t page = __shfl_sync(~0u, pages_, turn_);
+    const uint32_t page = __shfl_sync(~0u, pages_, lookup_);
     const int row = lane_ / kChunks;
     if (here != 0 && row < kRows) {
       const unsigned char* key = key_ + tile_offset(a_.key_strides, page);
@@ -99,7 +99,7 @@ class TileLoader {
     next_ += step_;
     tile_in_page_ += step_;
     while (tile_in_page_ >= a_.page_tiles) tile_in_page_ -= a_.page_tiles;
-    turn_ = (turn_ + 1) % 32;
+    lookup_ = (lookup_ + 1) % 32;
     look_up();
   }
 
@@ -136,7 +136,7 @@ class TileLoader {
   // the ring would wait for one after the other.
   __device__ __forceinline__ void look_up() {
     if (next_ >= end_) return;
-    if (a_.table && turn_ == 0) {
+    if (a_.table && lookup_ == 0) {
       const int tile = min(next_ + lane_ * step_, end_ - 1);
       const int64_t entry =
           static_cast<int64_t>(sequence_) * a_.table_stride + tile / a_.page_tiles;
@@ -172,7 +172,7 @@ class TileLoader {
   int start_, length_;
   int end_, step_;
   // The tile that load_next will load, and what has been looked up for it.
-  int next_, turn_;                // index of the tile in those whose pages were looked up: 0 to 31
+  int next_, lookup_;              // index of the tile in those whose pages were looked up: 0 to 31
   uint32_t pages_, tile_in_page_;  // pages_: of the tile with this lane's index
   bool allowed_ = false;           // position next_ * 16 + lane % 16
   uint64_t looked_at_;             // of the last four tiles, 16 bits each, the latest lowest

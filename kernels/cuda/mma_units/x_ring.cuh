@@ -79,10 +79,10 @@ class XRing {
 
   // Waits for x of the current step; returns its shared address.
   __device__ __forceinline__ uint32_t wait() {
-    if (turn_ == 0) {
+    if (phase_ == 0) {
       if (read_ == 0) mbarrier_wait(first_, 0);
     } else {
-      mbarrier_wait(full_ + read_ * kMbarrierBytes, (turn_ - 1) % 2);
+      mbarrier_wait(full_ + read_ * kMbarrierBytes, (phase_ - 1) % 2);
     }
     return x_ + read_ * stage_bytes_;
   }
@@ -91,7 +91,7 @@ class XRing {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_ + read_ * kMbarrierBytes);
     if (++read_ < cut_.x_stages) return;
     read_ = 0;
-    ++turn_;
+    ++phase_;
   }
 
  private:
@@ -143,7 +143,7 @@ class XRing {
   const Cut& cut_;
   const uint32_t stage_bytes_, x_;
   const uint32_t full_, empty_, first_;  // barriers
-  int read_ = 0, turn_ = 0;              // the stage to read next; how often all have been read
+  int read_ = 0, phase_ = 0;             // the stage to read next; how often all have been read
 };
 
 }  // namespace flashsparse::mma_units

@@ -27,9 +27,9 @@ class RingPlace {
 
   __device__ __forceinline__ uint32_t full() const { return barriers_ + stage_ * kMbarrierBytes; }
   __device__ __forceinline__ uint32_t memory() const { return memory_ + stage_ * stage_bytes_; }
-  __device__ __forceinline__ void wait_full() const { mbarrier_wait(full(), turn_); }
+  __device__ __forceinline__ void wait_full() const { mbarrier_wait(full(), parity_); }
   // Returns at once in the first phase.
-  __device__ __forceinline__ void wait_empty() const { mbarrier_wait(empty(), turn_ ^ 1); }
+  __device__ __forceinline__ void wait_empty() const { mbarrier_wait(empty(), parity_ ^ 1); }
   // The warp has read the stage.
   __device__ __forceinline__ void release() const {
     finish_reads();
@@ -39,7 +39,7 @@ class RingPlace {
   __device__ __forceinline__ void advance() {
     if (++stage_ < stages_) return;
     stage_ = 0;
-    turn_ ^= 1;
+    parity_ ^= 1;
   }
 
  private:
@@ -50,7 +50,7 @@ class RingPlace {
   const uint32_t barriers_, memory_, stage_bytes_;
   const int stages_;
   int stage_ = 0;
-  uint32_t turn_ = 0;  // parity of the phase
+  uint32_t parity_ = 0;  // parity of the phase
 };
 
 // Fills the ring of x with sections [begin, end), for the tokens of each tile.

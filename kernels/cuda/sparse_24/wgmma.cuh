@@ -75,7 +75,7 @@ class WgmmaMultiplier {
         store(arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
     griddepcontrol_wait();
     operand_.make(a_[0], weights.first(), 0);
-    int turn = 0;  // index of the current unit in those that are loaded at once
+    int index = 0;  // of the current unit in those that are loaded at once
     FS_NO_UNROLL
     while (!tiles.ended()) {
       FS_UNROLL
@@ -86,9 +86,9 @@ class WgmmaMultiplier {
       while (more) {
         FS_UNROLL
         for (int i = 0; i < Weights::kAtOnce; ++i) {
-          if (!more || turn != i) continue;
+          if (!more || index != i) continue;
           step(weights, i);
-          turn = (i + 1) % Weights::kAtOnce;
+          index = (i + 1) % Weights::kAtOnce;
           more = !tiles.advance() && !tiles.ended();
         }
       }
@@ -99,9 +99,9 @@ class WgmmaMultiplier {
  private:
   // Multiplies by a unit, whose first panel is in a_. While one warpgroup waits for its products,
   // those of another run.
-  __device__ __forceinline__ void step(Weights& weights, int turn) {
+  __device__ __forceinline__ void step(Weights& weights, int index) {
     constexpr int kPanels = Operand::kPanels;
-    weights.before_products(turn);
+    weights.before_products(index);
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       mbarrier_wait(x_.full(), x_.parity());
@@ -110,12 +110,12 @@ class WgmmaMultiplier {
       Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2], wgmma_operand(x_.panel()));
       wgmma_commit();
       // Prepares the next panel while this one is being multiplied.
-      if (panel + 1 < kPanels) operand_.make(a_[(panel + 1) % 2], weights.unit(turn), panel + 1);
+      if (panel + 1 < kPanels) operand_.make(a_[(panel + 1) % 2], weights.unit(index), panel + 1);
       wgmma_wait(sums_);
       x_.release(arguments_);
-      if (panel == 0) weights.behind_first_product();
+      if (panel == 0) weights.after_first_product();
     }
-    operand_.make(a_[0], weights.advance(turn), 0);
+    operand_.make(a_[0], weights.advance(index), 0);
   }
 
   const mma_units::WgmmaArguments& arguments_;

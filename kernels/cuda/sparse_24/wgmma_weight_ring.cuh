@@ -62,7 +62,7 @@ class WgmmaWeightRing {
   __device__ __forceinline__ void before_products(int) {}
   // The first product of the current unit has ended, so that all of it is in registers. Refills its
   // stage: a lane copies only to what it alone has read.
-  __device__ __forceinline__ void behind_first_product() { refill(); }
+  __device__ __forceinline__ void after_first_product() { refill(); }
   __device__ __forceinline__ const Unit& advance(int) {
     take();
     return unit_;

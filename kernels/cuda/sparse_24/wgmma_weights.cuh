@@ -27,8 +27,7 @@ template <class Operand, class Shape>
 class WgmmaWeights {
  public:
   using Unit = WgmmaUnit<typename Operand::Values>;
-  // Units that are loaded at once. Registers cannot be indexed, so each of them (a `turn`) has its
-  // code.
+  // Units that are loaded at once. Registers cannot be indexed, so there is code for each `index`.
   static constexpr int kAtOnce =
       wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
 
@@ -48,21 +47,21 @@ class WgmmaWeights {
 
   // Starts the loads that do not depend on x.
   __device__ __forceinline__ void begin() { load(units_); }
-  // The unit of the first step, which is number 0; and unit number `turn`.
+  // The unit of the first step, which is number 0; and unit number `index`.
   __device__ __forceinline__ const Unit& first() { return units_[0]; }
-  __device__ __forceinline__ const Unit& unit(int turn) const { return units_[turn]; }
+  __device__ __forceinline__ const Unit& unit(int index) const { return units_[index]; }
   // Before the first of the loaded units is multiplied, as many more are requested.
-  __device__ __forceinline__ void before_products(int turn) {
-    if (turn == 0) load(following_);
+  __device__ __forceinline__ void before_products(int index) {
+    if (index == 0) load(following_);
   }
-  __device__ __forceinline__ void behind_first_product() {}
+  __device__ __forceinline__ void after_first_product() {}
   // The unit of the next step.
-  __device__ __forceinline__ const Unit& advance(int turn) {
-    if (turn + 1 == kAtOnce) {
+  __device__ __forceinline__ const Unit& advance(int index) {
+    if (index + 1 == kAtOnce) {
       FS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) units_[i] = following_[i];
     }
-    return units_[(turn + 1) % kAtOnce];
+    return units_[(index + 1) % kAtOnce];
   }
 
  private:

@@ -21,8 +21,8 @@ class TileX {
 
   // Starts the copies of x of the next tile, zero past the last token.
   __device__ __forceinline__ void load(int column) {
-    turn_ ^= 1;
-    const uint32_t to = place_ + turn_ * Shape::kXBytes;
+    buffer_ ^= 1;
+    const uint32_t to = place_ + buffer_ * Shape::kXBytes;
     const uint16_t* const from = a_.x + (column * kTileCols + offset_);
     FS_UNROLL
     for (int i = 0; i < Shape::kTokens; i += kThreads / 8) {
@@ -38,7 +38,7 @@ class TileX {
   __device__ __forceinline__ void wait() { copy_async_wait<0>(); }
 
   // Offset from `shared` of the x that was loaded last.
-  __device__ __forceinline__ uint32_t offset() const { return turn_ * Shape::kXBytes; }
+  __device__ __forceinline__ uint32_t offset() const { return buffer_ * Shape::kXBytes; }
 
  private:
   static constexpr int kThreads = 32 * Shape::kTeamWarps;
@@ -54,7 +54,7 @@ class TileX {
   const int token_;  // this thread copies x of this token, and of every kThreads / 8th after it,
   const uint32_t place_;  // to this place in shared memory,
   const int offset_;      // from this element of a tile's columns
-  uint32_t turn_ = 0;     // buffer that was loaded last
+  uint32_t buffer_ = 0;   // buffer that was loaded last
 };
 
 }  // namespace flashsparse::linear
