@@ -7,8 +7,6 @@
 // shared memory. A tile is what a cluster multiplies at once; a block's steps of it are units of
 // 256 columns. The steps of all tiles, those of the same rows one after the other, form one
 // sequence, of which every cluster takes an equal range: exactly one tile if depth > 1.
-// steps of all tiles, those of the same rows one after the other, are one line, of which every
-// cluster takes an equal range: one tile where blocks stand behind each other.
 #pragma once
 #include <cstdint>
 

@@ -10,15 +10,15 @@
 namespace flashsparse::cuda {
 
 struct NmSpmmProduct {
-  const void* values;   // 16-byte aligned
-  const void* index;    // 4-byte aligned
-  const void* columns;  // 4-byte aligned
-  const void* packed;   // 4-byte aligned
-  const float* x;       // [tokens, cols]
-  const float* bias;    // or null
-  float* y;
-  float* xt;           // plan.xt_floats()
-  float* partials;     // plan.partial_floats()
+  const void* values;  // 16-byte aligned
+  const void* index;   // 4-byte aligned, as the next two
+  const void* columns;
+  const void* packed;
+  const float* x;      // [tokens, cols]
+  const float* bias;   // or null
+  float* y;            // 16-byte aligned
+  float* xt;           // plan.xt_floats(), 16-byte aligned
+  float* partials;     // plan.partial_floats(), 16-byte aligned
   uint32_t* arrivals;  // plan.tiles() counters of cuda::arrivals if plan.splits > 1
   int64_t rows, cols, tokens;
 };

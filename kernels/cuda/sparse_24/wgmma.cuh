@@ -18,7 +18,6 @@
 // bytes a clock, where it sustains 28 to 34: clusters of 2 need 30, clusters of 4 need 20. Up to 64
 // tokens shared memory has time to spare, and 8-bit values may come through it, by a ring
 // (wgmma_weight_ring.cuh).
-// ring (wgmma_weight_ring.cuh).
 #pragma once
 #include <type_traits>
 

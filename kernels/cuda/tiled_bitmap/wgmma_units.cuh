@@ -37,7 +37,7 @@ class WgmmaUnits {
   }
 
   // Starts to copy the next unit, if there is one and it fits. Its offsets were requested when the
-  // previous unit was copied, so calls should lie apart.
+  // previous unit was copied, so leave time between calls.
   __device__ __forceinline__ void fill() {
     if (next_.ended() || count_ == kUnitsAhead) return;
     const int begin = __shfl_sync(~0u, offset_, 0);

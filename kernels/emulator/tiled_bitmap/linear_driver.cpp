@@ -3,9 +3,9 @@
 //   case    int64 rows, cols, tokens, lines, bfloat16, has_bias, seed, multiprocessors,
 //           shared_bytes, plan[8], operands; int32 offsets[units + 1]; int32 weight[lines][32];
 //           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
-//           bias[rows] if it has one; float scales[rows] if values are codes
+//           bias[rows] if it has one; float scales[rows] if values are int8
 //           plan: the numbers of LinearPlan in their order, or -1 first to let the host plan for a
-//           GPU of so many multiprocessors and bytes of shared memory; operands: of Operands
+//           GPU with these multiprocessors and bytes of shared memory; operands: number of Operands
 //   answer  uint16 y[tokens * rows]
 #include <cstdint>
 #include <cstring>
