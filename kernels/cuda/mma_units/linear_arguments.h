@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel that multiplies units by a few tokens is given, all of it device memory.
+// Arguments of the decode kernels, all of them device memory.
 #pragma once
 #include <cstdint>
 
 namespace flashsparse::mma_units {
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
-// of one 16-bit dtype, accumulated in fp32, or in int32 where both are codes of int8.
+// of one 16-bit dtype; accumulated in fp32, or in int32 for int8 by int8.
 struct Arguments {
   const uint32_t* units;  // on 16 bytes
   const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
@@ -23,7 +23,7 @@ struct Arguments {
   const uint32_t* x_sums;  // sum of each token's codes, modulo 2^32, for accumulators of uint32_t
 };
 
-// Numbers of the plan of the format.
+// Parameters of the launch, from the format's plan.
 struct Cut {
   int row_warps, column_warps, weight_stages, x_stages;
 };

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToS
   }
   const int64_t first = int64_t{blockIdx.x / across} * kScaledTokens;
   const int tokens = static_cast<int>(min(int64_t{kScaledTokens}, a.tokens - first));
-  uint4 sums[kScaledTokens];  // all of them on their way before the first is needed
+  uint4 sums[kScaledTokens];  // all loads are in flight before the first is needed
   FS_UNROLL
   for (int t = 0; t < kScaledTokens; ++t) {
     const int64_t token = first + min(t, tokens - 1);
