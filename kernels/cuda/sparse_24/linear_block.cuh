@@ -24,7 +24,9 @@
 namespace flashsparse::sparse_24 {
 
 // Compile-time counterpart of an entry of kShapes.
-template <int kTokens_, int kRowUnits_, int kWarps_>
+template <int kTokens_,    // of y at most
+          int kRowUnits_,  // that a warp multiplies in a step
+          int kWarps_>     // compute warps of a block at most
 struct Shape {
   static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;

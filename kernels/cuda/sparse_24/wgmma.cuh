@@ -36,7 +36,9 @@
 namespace flashsparse::sparse_24 {
 
 // Compile-time counterpart of an entry of kWgmmaShapes.
-template <int kTokens_, int kGroups_, bool kHasRing_ = false>
+template <int kTokens_,            // of a tile
+          int kGroups_,            // consumer warpgroups of a block
+          bool kHasRing_ = false>  // whether the weight comes through shared memory
 struct WgmmaShape {
   static constexpr mma_units::WgmmaShapeInfo kInfo{kTokens_, kGroups_};
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;

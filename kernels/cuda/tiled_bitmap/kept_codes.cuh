@@ -95,7 +95,7 @@ class KeptCodes {
   }
 
   uint32_t column_;  // byte offset of the lane's column in a line
-  uint32_t place_;   // next item: line and bit offset, in words of shared memory
+  uint32_t place_;   // next item: address of its line in words; low 5 bits: bit offset
 };
 
 }  // namespace flashsparse::tiled_bitmap

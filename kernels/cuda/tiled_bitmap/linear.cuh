@@ -33,7 +33,11 @@
 namespace flashsparse::tiled_bitmap {
 
 // Compile-time counterpart of an entry of shapes_of(operands).
-template <Operands operands, int kTokens_, int kRowUnits_, int kWarps_, bool spreads>
+template <Operands operands,
+          int kTokens_,    // of y at most
+          int kRowUnits_,  // that a warp multiplies in a step
+          int kWarps_,     // compute warps of a block at most
+          bool spreads>    // whether units are spread before they are multiplied
 struct Shape {
   using Sum = std::conditional_t<operands == Operands::kRounded, uint32_t, float>;
   static constexpr Operands kOperands = operands;

@@ -30,7 +30,8 @@
 namespace flashsparse::tiled_bitmap {
 
 // Compile-time counterpart of an entry of kWgmmaShapes.
-template <int kTokens_, int kGroups_>
+template <int kTokens_,  // of a tile
+          int kGroups_>  // consumer warpgroups of a block
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kThreads = (kGroups + 1) * 128;
