@@ -16,9 +16,8 @@ __device__ __forceinline__ float number(uint32_t bits) {
   return static_cast<float>(static_cast<int32_t>(bits));
 }
 
-// Writes y [tokens, rows] of every token's first `rows` sums, a thread for kScaledRows of them and
-// kScaledTokens tokens.
-// Launch with scale_blocks(rows, tokens) blocks of kScaleThreads.
+// Writes y [tokens, rows] from every token's first `rows` results; a thread has kScaledRows rows
+// and kScaledTokens tokens. Launch with scale_blocks(rows, tokens) blocks of kScaleThreads.
 template <class Type, class Sum>
 __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToScale a) {
   static_assert(kScaledRows == 4, "sums of 16 bytes");

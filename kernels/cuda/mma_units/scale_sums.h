@@ -12,7 +12,7 @@ inline constexpr int kScaledRows = 4, kScaledTokens = 8;  // of a thread
 
 // All of it device memory. y = sums * x_scales * scales + bias, for a panel of the weight's rows.
 struct SumsToScale {
-  const uint32_t* sums;   // [tokens, sums_stride], int32 or float32, on 16 bytes
+  const uint32_t* sums;   // [tokens, sums_stride], int32 or float32, 16-byte aligned
   int64_t sums_stride;    // a multiple of 4, no less than `rows`
   const float* scales;    // [rows], or null for 1
   const float* x_scales;  // [tokens]

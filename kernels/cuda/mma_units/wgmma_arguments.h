@@ -10,7 +10,7 @@ namespace flashsparse::mma_units {
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype; accumulated in fp32, or in int32 for int8 by int8.
 struct WgmmaArguments {
-  const uint32_t* units;  // on 16 bytes
+  const uint32_t* units;  // 16-byte aligned
   const float* scales;    // of rows, by which sums are multiplied; or null, where there are none
   const float* x_scales;  // [tokens]; null for 1, unless x is 8-bit codes
   const uint16_t* bias;   // or null

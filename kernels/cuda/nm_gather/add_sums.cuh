@@ -51,7 +51,7 @@ __device__ __forceinline__ float4 times(const float4& sum, float scale) {
   return make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
 }
 
-// What a block knows of its part of y, and of the blocks that share it.
+// A block's part of y, and the blocks that share it.
 struct SumsOfBlock {
   uint16_t* y;              // of the block's first token
   const uint16_t* bias;     // or null

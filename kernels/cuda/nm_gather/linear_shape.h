@@ -65,13 +65,13 @@ inline constexpr uint32_t kPerQuad = 1u << kPerQuadBits;
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype, accumulated in fp32.
 struct Arguments {
-  const uint16_t* x;      // on 8 bytes; zero from cols up to x_stride
+  const uint16_t* x;      // 8-byte aligned; zero from cols up to x_stride
   int x_stride;           // elements from one row of x to the next, a multiple of 4
-  const float* x_scales;  // [tokens] where x holds codes of quantized tokens, else null
+  const float* x_scales;  // [tokens] if x holds quantized values, else null
   const uint16_t* bias;   // or null
-  uint16_t* y;            // on 8 bytes
-  float* partials;        // workspace: Plan::partial_floats() of any content, on 16 bytes
-  uint32_t* arrivals;     // arrival counters, one a block of rows, all zero before and after
+  uint16_t* y;            // 8-byte aligned
+  float* partials;        // workspace: Plan::partial_floats() of any content, 16-byte aligned
+  uint32_t* arrivals;     // arrival counters, one for a block of rows, all zero before and after
   int rows;               // of the weight
   int tokens;             // no more than the shape has
   int units;              // of rows

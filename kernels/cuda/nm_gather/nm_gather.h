@@ -17,11 +17,11 @@ struct NmGatherProduct {
   nm_gather::Stored weight;
   const uint16_t* x;  // 8-byte aligned; zero from cols up to x_stride, a multiple of 4
   int x_stride;
-  const float* x_scales;  // [tokens] where x holds codes of quantized tokens, else null
+  const float* x_scales;  // [tokens] if x holds quantized values, else null
   const uint16_t* bias;   // or null
-  uint16_t* y;            // on 8 bytes
-  float* partials;        // plan.partial_floats(), on 16 bytes
-  uint32_t* arrivals;     // plan.row_blocks() of cuda::arrivals where plan.splits > 1
+  uint16_t* y;            // 8-byte aligned
+  float* partials;        // plan.partial_floats(), 16-byte aligned
+  uint32_t* arrivals;     // plan.row_blocks() counters of cuda::arrivals if plan.splits > 1
   int64_t rows, cols;
   int tokens;
 };
@@ -39,8 +39,8 @@ cudaError_t nm_gather_transpose_x(const uint16_t* x, int x_stride, int tokens, i
 
 struct NmGatherTiles {
   nm_gather::Stored weight;
-  const uint16_t* x_tiles;  // on 16 bytes
-  const float* x_scales;    // [tokens] where x holds codes of quantized tokens, else null
+  const uint16_t* x_tiles;  // 16-byte aligned
+  const float* x_scales;    // [tokens] if x holds quantized values, else null
   const uint16_t* bias;     // or null
   uint16_t* y;              // 8-byte aligned
   float* partials;          // plan.partial_floats(), 16-byte aligned

@@ -40,7 +40,7 @@ struct TileShape {
 struct TileArguments {
   const uint16_t* x_tiles;  // from transpose_x
   int x_columns;            // of x_tiles
-  const float* x_scales;    // [tokens] where x holds codes of quantized tokens, else null
+  const float* x_scales;    // [tokens] if x holds quantized values, else null
   const uint16_t* bias;     // or null
   uint16_t* y;              // 8-byte aligned
   float* partials;     // workspace: TilesPlan::partial_floats() of any content, 16-byte aligned

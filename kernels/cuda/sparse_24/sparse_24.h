@@ -20,7 +20,7 @@ cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
                              const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                              cudaStream_t stream);
 
-// The same by codes of x.
+// The same for quantized x (W8A8).
 cudaError_t sparse_24_linear_codes(const mma_units::Arguments& arguments,
                                    const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                                    cudaStream_t stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of the linear kernel of tiled_bitmap and of the one that quantizes x for it. Pointers
-// are device memory; they do not wait.
+// Launchers of the decode kernel of tiled_bitmap and of the one that quantizes x for it. Pointers
+// are device memory; nothing here synchronizes.
 #pragma once
 #include <cuda_runtime_api.h>
 

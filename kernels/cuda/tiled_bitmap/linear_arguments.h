@@ -7,7 +7,7 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// `units` is weight_packed. Pointers that the operands of a kernel do not need are null.
+// `units` is weight_packed. Pointers that the kernel for these operands does not need are null.
 struct Arguments : mma_units::Arguments {
   const int32_t* offsets;  // of units, in lines
 };

@@ -3,10 +3,11 @@
 // stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
 //           plan[6], value type, group, has_x_scales; int32 units; float scales[rows] if rows have
-//           them; uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
-//           bias[rows] if it has one; float32 x_scales[tokens] if it has them, for 16-bit x that
-//           holds codes plan: the numbers of LinearPlan in their order, or -1 first to let the host
-//           plan for a GPU of so many multiprocessors and bytes of shared memory
+//           them; uint16 x[tokens * stride], where the stride is cols rounded up to a multiple of
+//           8; uint16 bias[rows] if it has one; float32 x_scales[tokens] if it has them, for 16-bit
+//           x that holds quantized values plan: the numbers of LinearPlan in their order, or -1
+//           first to let the host plan for a GPU with these multiprocessors and bytes of shared
+//           memory
 //   answer  uint16 y[tokens * rows]
 #pragma once
 #include <cstdint>
