@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of decode attention, the same on every device but for the kernel.
+// The ops of decode attention, the same on every device except for the kernel.
 #pragma once
 #include <optional>
 #include <tuple>
@@ -9,7 +9,7 @@
 namespace flashsparse {
 
 // `decode` writes attention to a tensor of the shape of query; it returns int32 [sequences, heads],
-// how many parts of each were computed again.
+// the number of parts of each that were recomputed.
 template <Tensor (*decode)(const DecodeInputs& inputs, const Tensor& out)>
 struct DecodeOps {
   static std::tuple<Tensor, Tensor> unified_max_decode(
@@ -42,7 +42,7 @@ struct DecodeOps {
     return decode(inputs, out);
   }
 
-  // Makes them the implementations of the library's device.
+  // Registers them as implementations for the library's device.
   template <class Library>
   static void implement(Library& m) {
     m.impl("unified_max_decode", TORCH_BOX(&unified_max_decode));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the decode attention ops ask of their tensors, on every device; nothing here looks into
-// them. What each argument means is said in flashsparse_plugin/ops/attention.py.
+// Checks of the decode attention ops' arguments, on every device; contents are not read. The
+// arguments are described in flashsparse_plugin/ops/attention.py.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -17,7 +17,7 @@ inline constexpr int64_t kDecodeHeadDims[] = {64, 80, 96, 128, 256};
 struct DecodeOptions {
   double scale;
   std::optional<Tensor> phi;  // float32 [heads]
-  double low, high;           // of a part's sum of e^(score - phi)
+  double low, high;           // bounds of a part's sum of e^(score - phi)
   double softcap;
   int64_t window;
 };
@@ -35,8 +35,7 @@ struct DecodeInputs {
   int64_t group() const { return heads / kv_heads; }
 };
 
-// From one entry of a dimension to the next; of one that has a single entry PyTorch may say
-// anything.
+// Distance between two entries of a dimension. PyTorch gives any number if there is a single entry.
 inline int64_t step(const Tensor& tensor, int dimension) {
   return tensor.size(dimension) > 1 ? tensor.stride(dimension) : 0;
 }
@@ -70,14 +69,14 @@ inline void check_int32(const Tensor& tensor, const char* name, int64_t dims, co
            name, ".contiguous()");
 }
 
-// The bounds of a part's sum: what the dtype can hold, or narrower where the caller says so.
+// The bounds of a part's sum: what the dtype can hold, or narrower ones of the caller.
 inline std::pair<double, double> sound_sums(ScalarType dtype, std::optional<double> low,
                                             std::optional<double> high) {
-  // Terms are rounded to the dtype on CUDA: of fp16 little is left below 2^-14. Above, infinity
-  // shows; 2^60 leaves room for the values that terms are multiplied by.
+  // Terms are rounded to the dtype on CUDA: fp16 has little precision below 2^-14. Overflow shows
+  // as infinity; 2^60 leaves room for the values by which terms are multiplied.
   const double least = dtype == ScalarType::Half ? 0x1p-4 : 0x1p-60, most = 0x1p60;
   const double from = low ? std::exp(*low) : least, to = high ? std::exp(*high) : most;
-  // Slack for a caller who computes the limits as log(2) * exponent.
+  // Tolerance for a caller who computes the limits as log(2) * exponent.
   FS_CHECK(from >= least * (1 - 1e-9) && to <= most * (1 + 1e-9) && from < to,
            "low and high must be rising, and within ", std::log(least), " and ", std::log(most),
            ", which is what sums in this dtype can hold");
@@ -123,7 +122,7 @@ inline DecodeOptions options_of(const Tensor& query, double scale, const std::op
 
 }  // namespace detail
 
-// Where a caller wants the result.
+// `out`: a caller's tensor for the result.
 inline void check_out(const Tensor& out, const DecodeInputs& inputs) {
   const Tensor& query = inputs.query;
   detail::check_beside(out, "out", query);

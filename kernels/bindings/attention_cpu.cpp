@@ -7,8 +7,7 @@
 namespace flashsparse {
 namespace {
 
-// Writes attention to `out` and returns, for each head of each sequence, whether it was computed
-// again.
+// Writes attention to `out` and returns, for each head of each sequence, whether it was recomputed.
 Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   FS_CHECK(inputs.query.is_cpu(), "query must be on the CPU here");
   Tensor recomputed =

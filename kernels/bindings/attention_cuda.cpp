@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention on CUDA. Never waits for the device, so that a CUDA graph can hold it.
+// Decode attention on CUDA. Does not synchronize, so that CUDA graphs can capture it.
 #include <climits>
 
 #include "bindings/attention.h"
@@ -35,13 +35,13 @@ void check_tensors(const DecodeInputs& inputs) {
            "query must have its rows on 4 bytes: pass query.clone()");
   check_rows(inputs.key, inputs.table ? "key_cache" : "key");
   check_rows(inputs.value, inputs.table ? "value_cache" : "value");
-  constexpr int64_t kMostOfAxis = 65535;  // of a grid
+  constexpr int64_t kMostOfAxis = 65535;  // of a grid dimension
   FS_CHECK(inputs.sequences <= kMostOfAxis && inputs.heads <= kMostOfAxis,
            "at most 65535 sequences and query heads, not ", inputs.sequences, " and ",
            inputs.heads);
 }
 
-// Writes attention to `out` and returns how many parts of it were computed again.
+// Writes attention to `out` and returns how many parts of it were recomputed.
 Tensor decode(const DecodeInputs& inputs, const Tensor& out) {
   check_tensors(inputs);
   FS_CHECK(reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 8 == 0, "out must start on 8 bytes");

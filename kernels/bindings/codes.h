@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ops on weights of codes ask of their arguments.
+// Argument checks of ops on quantized weights.
 #pragma once
 #include <string>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU bindings share: fresh tensors.
+// Shared by the CPU bindings: new tensors.
 #pragma once
 #include <vector>
 

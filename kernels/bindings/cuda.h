@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA bindings share.
+// Shared by the CUDA bindings.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -28,12 +28,12 @@ inline Gpu ask_gpu(int device) {
   int kilohertz = 0, bits = 0;
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device));
-  const double memory = kilohertz / 1e3 * 2 * bits / 8;  // two bits a clock and wire
+  const double memory = kilohertz / 1e3 * 2 * bits / 8;  // DDR: two bits per clock and line
   return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128,
           fp8_mma,         memory};
 }
 
-// The GPU that holds a tensor: asked when it is not that of the thread's last call.
+// The GPU that holds a tensor; queried when it is not that of the thread's last call.
 inline Gpu gpu_of(const Tensor& tensor) {
   static thread_local int last = -1;
   static thread_local Gpu gpu;
@@ -45,8 +45,8 @@ inline Gpu gpu_of(const Tensor& tensor) {
   return gpu;
 }
 
-// x [..., columns], contiguous, as kernels read it, 16 bytes at a time: rows are a multiple of
-// `multiple` long, with zeros at the end.
+// x [..., columns], contiguous, as kernels read it 16 bytes at a time: rows are zero-padded to a
+// multiple of `multiple`.
 inline Tensor aligned_rows(const Tensor& x, int64_t multiple) {
   const int64_t over = x.size(x.dim() - 1) % multiple;
   if (over != 0) return torch::stable::pad(x, {0, multiple - over});
@@ -54,8 +54,8 @@ inline Tensor aligned_rows(const Tensor& x, int64_t multiple) {
   return x;
 }
 
-// Room for the partial sums of blocks that share rows; a launch that needs none takes none, as an
-// allocation of nothing takes the host as long as any other.
+// Workspace for the partial sums of blocks that share rows. A launch that needs none allocates
+// none, since an empty allocation takes the host as long as any other.
 class Partials {
  public:
   Partials(const Tensor& like, int64_t floats) {
@@ -67,7 +67,7 @@ class Partials {
   std::optional<Tensor> room_;
 };
 
-// A tensor's bytes on the host, as values of this type. Waits for the device.
+// A tensor's bytes on the host, as `Value`s. Synchronizes with the device.
 template <typename Value>
 std::vector<Value> read_back(const Tensor& tensor) {
   const size_t bytes = tensor.numel() * tensor.element_size();

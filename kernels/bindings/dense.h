@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of dense layers ask of their arguments, on every device.
+// Argument checks of the ops of dense layers, on every device.
 #pragma once
 #include <optional>
 #include <vector>
@@ -15,8 +15,8 @@ struct DenseSizes {
   std::vector<int64_t> result;  // [..., rows]
 };
 
-// x [..., cols], weight [rows, cols] with rows any distance apart, bias [rows] or nothing: of one
-// 16-bit dtype, on one device. Also refuses sizes that the kernels' 32-bit arithmetic cannot hold.
+// x [..., cols], weight [rows, cols] with any row stride, bias [rows] or nothing: of one 16-bit
+// dtype, on one device. Also rejects sizes that exceed the kernels' 32-bit arithmetic.
 inline DenseSizes check_dense(const char* op, int64_t max_tokens, const Tensor& x,
                               const Tensor& weight, const std::optional<Tensor>& bias) {
   constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxStride = int64_t{1} << 23;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of dense layers: their schemas, the op that chooses between them on any device, and the
-// CPU implementations, which are torch's own linear. It has nothing to gain from kernels of ours:
-// its library reads a dense weight at the bandwidth of the memory for any number of tokens.
+// The ops of dense layers: their schemas, the op that selects one of them on any device, and the
+// CPU implementations, which are torch's linear. Kernels of our own would not gain: its library
+// reads a dense weight at memory bandwidth for any number of tokens.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -11,7 +11,7 @@
 namespace flashsparse {
 namespace {
 
-// An op (x, weight, bias?) -> y of any device.
+// Calls an op (x, weight, bias?) -> y on any device.
 Tensor call(const char* op, const Tensor& x, const Tensor& weight,
             const std::optional<Tensor>& bias) {
   using torch::stable::detail::from;
@@ -35,14 +35,14 @@ Tensor gemv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   return linear("gemv", kMaxGemvTokens, x, weight, bias);
 }
 
-// An op of its own, as graphs of torch.compile must hold any number of tokens.
+// An op of its own, since graphs of torch.compile must work for any number of tokens.
 Tensor dense_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                     int64_t gemv_tokens, int64_t flat_tokens) {
   FS_CHECK(gemv_tokens >= 0 && gemv_tokens <= kMaxGemvTokens,
            "dense_linear: gemv_tokens must be 0 to ", kMaxGemvTokens, ", not ", gemv_tokens);
   FS_CHECK(flat_tokens >= 0 && flat_tokens <= kMaxFlatGemmTokens,
            "dense_linear: flat_tokens must be 0 to ", kMaxFlatGemmTokens, ", not ", flat_tokens);
-  // The message of an error in the op called below would be lost on the way back: check here.
+  // Checked here, since the message of an error in the op called below would be lost.
   FS_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(x.dim() - 1) == weight.size(1),
            "dense_linear: x must be [..., in_features] for a weight [out_features, "
            "in_features]");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// flat_gemm and gemv on CUDA: checks, allocation, and one launch (for weights whose rows do not lie
-// on 16 bytes one for every few tokens).
+// flat_gemm and gemv on CUDA: checks, allocation, and one launch (for weights whose rows are not
+// 16-byte aligned, one for every few tokens).
 #include <algorithm>
 #include <optional>
 
@@ -18,7 +18,7 @@ static_assert(dense::kMaxCutRowBlocks <= cuda::kMaxArrivals);
 static_assert(dense::max_flat_tokens(true) == kMaxFlatGemmTokens);
 static_assert(dense::max_gemv_tokens(true) == kMaxGemvTokens);
 
-// A product, and the tensors that its pointers point into.
+// A product, and the tensors that own the memory of its pointers.
 struct Problem {
   Problem(const char* op, int64_t max_tokens, const Tensor& x_, const Tensor& weight_,
           const std::optional<Tensor>& bias_)
@@ -41,7 +41,7 @@ struct Problem {
     call.bfloat16 = weight.scalar_type() == ScalarType::BFloat16;
   }
 
-  // Calls launch(call) for as many tokens at a time as it takes.
+  // Calls launch(call) for `most` tokens at a time.
   template <class Launch>
   Tensor launched(int64_t most, Launch launch) {
     const torch::stable::accelerator::DeviceGuard guard(weight.get_device_index());
@@ -92,7 +92,7 @@ Tensor gemv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   });
 }
 
-// For benchmarks and `flashsparse tune`: the kernels by a plan of the caller's choice.
+// For benchmarks and `flashsparse tune`: the kernels with a given plan.
 
 void check_shape(const char* op, int64_t shape, int64_t count, int64_t unaligned, bool aligned) {
   FS_CHECK(shape >= 0 && shape < count, op, ": shape must be below ", count);

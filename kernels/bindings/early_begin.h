@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a product on CUDA may begin beside the end of the kernel before it in the stream.
+// When to launch a product with programmatic dependent launch (PDL).
 //
-// Whatever kernel that is, the product is right: before it waits for its end it reads nothing but
-// its weight, which no kernel in a stream of products writes, and writes nothing but shared memory.
-// Only the time depends on it: behind a kernel that lets the next begin a launch gains two
-// microseconds and more, behind any other it loses 0.2 (measured on an H200).
+// The result is right whatever the preceding kernel is: before it waits for that kernel, a product
+// reads only its weight, which no kernel in a stream of products writes, and writes only shared
+// memory. Only its time depends on it: after a kernel that signals launch_dependents a launch gains
+// two microseconds and more, after any other it loses 0.2 (measured on an H200).
 #pragma once
 #include <atomic>
 #include <utility>
@@ -13,11 +13,12 @@
 
 namespace flashsparse {
 
-// Whether kernels of others let the next begin, too: set by the op begin_early for the process.
+// Whether kernels of others signal launch_dependents, too: set for the process by the op
+// begin_early.
 inline std::atomic<bool> others_let_begin{false};
 
-// Whether a product of x should begin early: always, or if the last product of this thread read the
-// same x, as those of q, k and v do, since nothing is likely to lie between them then.
+// Whether to launch a product of x with PDL: always if others signal, or else if the last product
+// of this thread read the same x, like q, k and v, since nothing is likely to run between them.
 inline bool begins_early(const Tensor& x) {
   static thread_local const void* last = nullptr;
   const void* const now = x.const_data_ptr();

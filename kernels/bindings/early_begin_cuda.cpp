@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op that tells products whether kernels of others let the next kernel begin.
+// The op that tells products whether kernels of others signal launch_dependents.
 #include "bindings/early_begin.h"
 
 namespace flashsparse {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of an interleaved bitmap on a CPU, for the ops that turn it into other formats and
+// The tensors of an interleaved bitmap on a CPU, for the ops that convert it to other formats and
 // back.
 #pragma once
 #include <tuple>
@@ -13,7 +13,7 @@ using InterleavedBitmap = std::tuple<Tensor, Tensor, Tensor>;  // values, masks,
 
 InterleavedBitmap interleaved_bitmap_pack(const Tensor& weight);
 
-// Checks the tensors, and all that they hold.
+// Checks the tensors, and their contents.
 interleaved_bitmap::Weight valid_interleaved_bitmap(const Tensor& values, const Tensor& masks,
                                                     const Tensor& offsets, int64_t out, int64_t in);
 

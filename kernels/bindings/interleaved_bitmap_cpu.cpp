@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of the interleaved bitmap, the CPU's form of every unstructured format.
+// The ops of the interleaved bitmap, the runtime form of every unstructured format on a CPU.
 #include <optional>
 #include <string>
 
@@ -26,7 +26,7 @@ InterleavedBitmap pack_values(const Tensor& weight, ScalarType stored) {
   return {values, masks, offsets};
 }
 
-// Of values, by the dtype of the weight; codes are int8.
+// Dtype of `values`, by the dtype of the weight; int8 stays int8.
 ScalarType stored_dtype(ScalarType weight_dtype) {
   if (weight_dtype == ScalarType::Char) return weight_dtype;
   return weight_dtype == ScalarType::Float ? ScalarType::Int : ScalarType::Short;
@@ -66,7 +66,7 @@ interleaved_bitmap::Weight bitmap_of(const Tensor& values, const Tensor& masks,
   FS_CHECK(offsets.numel() == panels(out) + 1, "panel_offsets must have ", panels(out) + 1,
            " entries");
   const int64_t* offset = offsets.const_data_ptr<int64_t>();
-  // Longer is fine: vLLM's layers are padded to share compiled graphs.
+  // More is allowed: vLLM's layers are padded to share compiled graphs.
   const int64_t promised = offset[panels(out)];
   FS_CHECK(promised >= 0 && promised <= values.numel() - kValueSlack, "values has ", values.numel(),
            " entries, panel_offsets promises ", promised, " and ", kValueSlack, " more");
@@ -86,7 +86,7 @@ interleaved_bitmap::Weight valid_interleaved_bitmap(const Tensor& values, const 
                                                     const Tensor& offsets, int64_t out,
                                                     int64_t in) {
   const ScalarType stored = values.scalar_type();
-  const ScalarType dtype =  // whatever has values of this width
+  const ScalarType dtype =  // any dtype of this width
       stored == ScalarType::Int    ? ScalarType::Float
       : stored == ScalarType::Char ? stored
                                    : ScalarType::BFloat16;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op library, and the ops that belong to no kernel. Each format, the dense layers and
-// attention add their own schemas, beside their CPU implementations (<name>_cpu.cpp); _C_cuda.so
-// adds the CUDA implementations (<name>_cuda.cpp). What each op means is said in
-// flashsparse_plugin.
+// The op library, and the ops without a kernel. Each format, the dense layers and attention add
+// their schemas next to their CPU implementations (<name>_cpu.cpp); _C_cuda.so adds the CUDA
+// implementations (<name>_cuda.cpp). The ops are described in flashsparse_plugin.
 #include <string>
 
 #include "bindings/torch_stable.h"
@@ -15,11 +14,12 @@ std::string cpu_capability() { return cpu::name_of(cpu::capability()); }
 
 STABLE_TORCH_LIBRARY(flashsparse, m) {
   m.def("cpu_capability() -> str");
-  // How CUDA products are launched from now on (early_begin.h); returns what held before.
+  // Whether to launch CUDA products with PDL from now on (early_begin.h); returns the previous
+  // setting.
   m.def("begin_early(bool behind_others) -> bool");
 }
 
-// They take no tensor, so no device could choose between implementations.
+// They take no tensor from which a device could be chosen.
 STABLE_TORCH_LIBRARY_IMPL(flashsparse, CompositeExplicitAutograd, m) {
   m.impl("cpu_capability", TORCH_BOX(&cpu_capability));
 }

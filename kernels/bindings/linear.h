@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the linear ops of packed layers have in common, in any format and on every device.
+// Shared by the linear ops of packed layers, in any format and on every device.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace flashsparse {
 
-// Elements from one token of x [..., features] to the next.
+// Elements of a token of x [..., features].
 inline int64_t row_length(const Tensor& x) { return x.size(x.dim() - 1); }
 
-// x and bias as a kernel wants them, and the shape of the result.
+// x and bias as kernels need them, and the shape of the result.
 struct LinearInputs {
   Tensor x;                         // [..., in_features], contiguous
   std::optional<Tensor> bias;       // [out_features], contiguous, in the dtype of x
@@ -22,7 +22,7 @@ struct LinearInputs {
   int64_t tokens, in_features, out_features;
   std::vector<int64_t> y_shape;  // [..., out_features]
 
-  // `first` is the weight's first tensor, `first_name` what it is called.
+  // `first` is the weight's first tensor, `first_name` its name.
   LinearInputs(const Tensor& x_, int64_t out_features, const std::optional<Tensor>& bias_,
                const Tensor& first, const char* first_name)
       : x(checked(x_, first, first_name)),
@@ -60,7 +60,7 @@ struct LinearInputs {
 
   const void* bias_data() const { return bias ? bias->const_data_ptr() : nullptr; }
 
-  // y of y_shape, in the dtype of x, not yet written.
+  // Allocates y of y_shape, in the dtype of x.
   Tensor new_y() const {
     Tensor y = allocate_like(x, y_shape);
     if (y.is_cpu()) prefer_huge_pages(y.mutable_data_ptr(), y.numel() * y.element_size());
@@ -81,15 +81,15 @@ struct LinearInputs {
   }
 };
 
-// For up to so many tokens a format's own kernel multiplies, where the caller says.
+// sparse_tokens: up to how many tokens the format's own kernel multiplies.
 inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens) {
   FS_CHECK(sparse_tokens.value_or(0) >= 0,
            "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
            sparse_tokens.value_or(0));
 }
 
-// The same where a format has a kernel for few tokens and one for many: for up to few_tokens of
-// them the former multiplies.
+// few_tokens, for formats with a decode and a prefill kernel: up to how many tokens the former
+// multiplies.
 inline void check_sparse_tokens(std::optional<int64_t> sparse_tokens,
                                 std::optional<int64_t> few_tokens) {
   check_sparse_tokens(sparse_tokens);

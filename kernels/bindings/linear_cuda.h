@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias by the stream-K kernel of any packed format: its arguments, and its launches.
+// y = x W^T + bias by the stream-K kernel of any packed format: its arguments and launches.
 #pragma once
 #include <algorithm>
 
@@ -11,15 +11,15 @@
 
 namespace flashsparse {
 
-// Whether the kernel can have a weight of this size.
+// Whether the kernel supports a weight of this size.
 inline bool fits_stream_k(int64_t rows, int64_t cols) {
   const int64_t tile_rows = linear::tile_rows(rows);
   return tile_rows <= cuda::kMaxArrivals &&
          tile_rows * linear::tile_cols(cols) <= linear::kMaxTiles;
 }
 
-// Fills y, a launch for each `most_tokens` tokens on the current stream: plan_for(tokens) gives the
-// format's plan of one, and launch(arguments, plan, stream) launches it.
+// Fills y, with one launch for each `most_tokens` tokens on the current stream. plan_for(tokens)
+// returns the format's plan of a launch, and launch(arguments, plan, stream) performs it.
 template <class PlanFor, class Launch>
 void stream_k_product(const LinearInputs& inputs, Tensor& y, int64_t most_tokens,
                       const PlanFor& plan_for, const Launch& launch) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of nm_gather ask of their arguments. What the tensors hold is proven by the format's
-// `check`, or follows from nm_vector's.
+// Argument checks of the ops of nm_gather. Contents are validated by the format's `check`, or
+// follow from nm_vector's.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace flashsparse {
 
-// The layout of a pattern and of the options `values` and `group` (0: a scale a row).
+// The layout of a pattern and of the options `values` and `group` (0: one scale for each row).
 inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vector_length,
                                               const std::string& values = "native",
                                               int64_t group = 0) {
@@ -30,11 +30,11 @@ inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vect
   return layout;
 }
 
-// The tensors of a weight in nm_gather, as ops are given them.
+// The tensors of a weight in nm_gather, as arguments of ops.
 struct GatherTensors {
   const Tensor& values;
   const Tensor& index;
-  const std::optional<Tensor> row_scales;  // of codes scaled by row
+  const std::optional<Tensor> row_scales;  // for value types with scales of rows
 };
 
 inline void check_nm_gather(const GatherTensors& weight, int64_t out, int64_t in,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schemas of nm_gather's ops. On a CPU they are made of torch's own
+// The schemas of nm_gather's ops. On a CPU they are implemented in torch
 // (flashsparse_plugin/formats/nm_gather).
 #include "bindings/cpu.h"
 

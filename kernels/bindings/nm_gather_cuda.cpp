@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of nm_gather on CUDA: argument checks, allocation, launches on the current stream. None
-// waits for the device.
+// The ops of nm_gather on CUDA: argument checks, allocation, launches on the current stream. They
+// do not synchronize.
 #include "bindings/nm_gather_cuda.h"
 
 #include <algorithm>
@@ -22,14 +22,15 @@ using nm_gather::Stored;
 using nm_gather::TilesPlan;
 using torch::stable::accelerator::DeviceGuard;
 
-// Holds where the caller does not say better (flashsparse_plugin/dataflow).
+// Defaults for callers that do not pass sparse_tokens (flashsparse_plugin/dataflow).
 constexpr int64_t kMaxSparseTokens = 128;
-// Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
+// Up to so many tokens every block transposes x itself, instead of one kernel per call: measured on
+// an H200.
 constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.35;  // share of the columns that are kept
+constexpr double kDense = 0.35;  // fraction of the columns that are kept
 
-// Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
-// share an index.
+// Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows
+// that share an index.
 Tensor unpack_rows(const GatherTensors& packed, const Layout& layout, int64_t first, int64_t rows,
                    int64_t in, ScalarType dtype) {
   Tensor weight = allocate_like(packed.values, {rows, in}, dtype);
@@ -52,7 +53,7 @@ Tensor nm_gather_unpack(const Tensor& values, const Tensor& index, int64_t out, 
   return unpack_rows(weight, layout, 0, out, in, dtype);
 }
 
-// A launch for each slab of tokens, by `given` or by the slab's own plan.
+// One launch for each slab of tokens, with the plan `given` or the slab's own.
 void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
                     const Gpu& gpu, std::optional<Plan> given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
@@ -84,7 +85,7 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
 }
 
 // A transposed copy of x and a launch that reads it, for as many tokens at a time as the workspace
-// has room for; by `given` or by the tokens' own plan.
+// holds; with the plan `given` or the tokens' own.
 void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layout& layout,
                    const Gpu& gpu, std::optional<TilesPlan> given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
@@ -144,7 +145,7 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   return y;
 }
 
-// For benchmarks: the sparse kernel by a plan of the caller's choice.
+// For benchmarks: the decode kernel with a given plan.
 Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Tensor& index,
                                 int64_t rows, int64_t n, int64_t m, int64_t vector_length,
                                 ScalarType weight_dtype, const std::optional<Tensor>& bias,
@@ -172,7 +173,7 @@ Tensor nm_gather_linear_planned(const Tensor& x, const Tensor& values, const Ten
   return y;
 }
 
-// For benchmarks: the kernel for many tokens by a plan of the caller's choice.
+// For benchmarks: the prefill kernel with a given plan.
 Tensor nm_gather_linear_tiles_planned(const Tensor& x, const Tensor& values, const Tensor& index,
                                       int64_t rows, int64_t n, int64_t m, int64_t vector_length,
                                       ScalarType weight_dtype, const std::optional<Tensor>& bias,

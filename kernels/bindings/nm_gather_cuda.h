@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA ops of nm_gather ask of a weight, and how those for many tokens bring x.
+// Argument checks of the CUDA ops of nm_gather, and the transposed x of those for many tokens.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace flashsparse {
 
-// What the kernels read of a weight, from its group of rows `group` on.
+// The kernels' view of a weight, from its group of rows `group` on.
 inline nm_gather::Stored stored(const GatherTensors& weight, const nm_gather::Layout& layout,
                                 int64_t pairs, int64_t group = 0) {
   const int64_t unit = group * layout.group_units;
@@ -36,7 +36,8 @@ inline void check_readable(const GatherTensors& weight, int64_t out, int64_t in,
 }
 
 // Calls body(x_tiles, begin, tokens) for each slab of tokens, transposed (transpose_x.cuh), on the
-// current stream: as many tokens as a bounded workspace holds, whole blocks of any kernel.
+// current stream. A slab is as many tokens as a bounded workspace holds, in whole blocks of any
+// kernel.
 template <class Body>
 void for_each_x_tiles(const LinearInputs& inputs, const nm_gather::Layout& layout,
                       const Body& body) {
@@ -57,7 +58,7 @@ void for_each_x_tiles(const LinearInputs& inputs, const nm_gather::Layout& layou
   }
 }
 
-// What a kernel for many tokens is given of a slab.
+// The arguments of a prefill kernel for a slab of tokens.
 inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const nm_gather::Stored& weight,
                                       const Tensor& x_tiles, int64_t begin, int64_t tokens,
                                       Tensor& y) {
@@ -73,8 +74,8 @@ inline cuda::NmGatherTiles product_of(const LinearInputs& inputs, const nm_gathe
   return product;
 }
 
-// By wgmma and packed x (nm_gather_packed_cuda.cpp): where nm_gather::packed_complaint has no word
-// against, by `given` or by the tokens' own plan.
+// By wgmma and packed x (nm_gather_packed_cuda.cpp), if packed_complaint() returns null; with the
+// plan `given` or the tokens' own.
 void packed_product(const LinearInputs& inputs, const nm_gather::Stored& weight,
                     const nm_gather::Layout& layout, const Gpu& gpu,
                     std::optional<nm_gather::PackedPlan> given, Tensor& y);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many tokens of nm_gather on Hopper: x is transposed, its kept columns are packed, and wgmma
-// multiplies them. Nothing waits for the device.
+// nm_gather for many tokens on Hopper: x is transposed, its kept columns are packed, and wgmma
+// multiplies them. Nothing synchronizes.
 #include <optional>
 
 #include "bindings/nm_gather_cuda.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schemas of nm_spmm's ops. All but the product on CUDA is made of torch's own ops
+// The schemas of nm_spmm's ops. All but the product on CUDA are implemented in torch
 // (flashsparse_plugin/formats/nm_spmm).
 #include "bindings/cpu.h"
 

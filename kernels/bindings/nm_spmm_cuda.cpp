@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product of nm_spmm on CUDA: argument checks, allocation, launches on the current stream. It
-// does not wait for the device. What the tensors hold is proven by the format's `check`, or follows
-// from nm_vector's.
+// does not synchronize. Contents are validated by the format's `check`, or follow from nm_vector's.
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
@@ -68,7 +67,7 @@ Tensor nm_spmm_linear_planned(const Tensor& x, const Tensor& values, const Tenso
   const Gpu gpu = gpu_of(values);
   Tensor y = inputs.new_y();
   const cudaStream_t stream = current_stream(values);
-  // A launch for each slab of tokens, so that x^T stays within bounds.
+  // One launch for each slab of tokens, so that the size of x^T is bounded.
   const int64_t most = nm_spmm::max_tokens(layout, cols);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of nm_vector, and of the forms that it runs in, ask of their arguments on every
-// device. What the tensors hold is proven by nm_vector_validate, once, at load.
+// Argument checks of the ops of nm_vector and of its runtime forms, on every device. Contents are
+// validated by nm_vector_validate, once, at load.
 #pragma once
 #include <optional>
 #include <string>
@@ -27,12 +27,12 @@ inline ScalarType nm_value_dtype(ScalarType weight_dtype) {
   return is_16_bit(weight_dtype) ? ScalarType::Short : ScalarType::Int;
 }
 
-// A dtype of weights with such values, for validation, to which only their width matters.
+// A weight dtype with such values, for validation, to which only the width matters.
 inline ScalarType validated_dtype(const Tensor& values) {
   return values.scalar_type() == ScalarType::Int ? ScalarType::Float : ScalarType::Half;
 }
 
-// body(Value{}) with the type in which values of a dtype travel.
+// body(Value{}) with the unsigned type as wide as values of a dtype.
 template <typename Body>
 auto by_width(ScalarType dtype, const Body& body) {
   return dtype == ScalarType::Float || dtype == ScalarType::Int ? body(uint32_t{})
@@ -53,11 +53,11 @@ inline void check_nm_shape(int64_t out, int64_t in) {
   FS_CHECK(in <= INT32_MAX - 256, "a weight of nm_vector has fewer columns than ", in);
 }
 
-// The tensors of a weight in nm_vector and how its values are stored, as ops are given them.
+// The tensors of a weight in nm_vector and the type of its values, as arguments of ops.
 struct VectorTensors {
   const Tensor& values;
   const Tensor& index;
-  const std::optional<Tensor> scales;  // of codes; none: the codes themselves are meant
+  const std::optional<Tensor> scales;  // of quantized values; none: unscaled
   const ValueType type;
   const int64_t group;  // columns of a row that share a scale; 0: all
 

@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor> nm_vector_pack(const Tensor& weight_, int64_t n, int6
   return {values, index};
 }
 
-// Of 16-bit and of 32-bit values, and of codes.
+// Of 16-bit, 32-bit or quantized values.
 Tensor nm_vector_validate(const Tensor& values, const Tensor& index, int64_t out, int64_t in,
                           int64_t n, int64_t m, int64_t vector_length, std::string value_type) {
   const auto pattern = check_pattern(n, m, vector_length);
@@ -62,7 +62,7 @@ Tensor nm_vector_validate(const Tensor& values, const Tensor& index, int64_t out
   return nonzeros;
 }
 
-// Rows [first, first + count), dense.
+// Unpacks rows [first, first + count).
 Tensor unpack_rows(const VectorTensors& weight, int64_t out, int64_t in,
                    const nm_vector::Pattern& pattern, ScalarType dtype, int64_t first,
                    int64_t count) {
@@ -83,7 +83,7 @@ Tensor nm_vector_unpack(const Tensor& values, const Tensor& index, int64_t out, 
   return unpack_rows(weight, out, in, pattern, dtype, 0, out);
 }
 
-// Where no runtime form fits, and for weights that are not prepared.
+// Fallback for weights without a runtime form, and for weights that are not prepared.
 Tensor nm_vector_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t out,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, const std::optional<Tensor>& scales,

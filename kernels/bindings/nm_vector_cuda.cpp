@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// nm_vector on CUDA. Packing and validation wait for the device, to learn whether the weight
-// follows the pattern and whether the tensors are sound.
+// nm_vector on CUDA. Packing and validation synchronize, to report weights that break the pattern
+// and tensors that are invalid.
 #include <optional>
 #include <string>
 #include <tuple>
@@ -79,7 +79,7 @@ Tensor nm_vector_validate(const Tensor& values_, const Tensor& index, int64_t ou
   return result;
 }
 
-// Rows [first, first + count), dense; `first` is a multiple of the pattern's length.
+// Unpacks rows [first, first + count); `first` is a multiple of the pattern's length.
 Tensor unpack_rows(const VectorTensors& weight, int64_t in, const nm_vector::Pattern& pattern,
                    ScalarType dtype, int64_t first, int64_t count) {
   const auto row_of = [&](const Tensor& tensor, int64_t row) {
@@ -110,7 +110,7 @@ Tensor nm_vector_unpack(const Tensor& values, const Tensor& index, int64_t out, 
   return unpack_rows(weight, in, pattern, dtype, 0, out);
 }
 
-// Where no runtime form fits, and for weights that are not prepared.
+// Fallback for weights without a runtime form, and for weights that are not prepared.
 Tensor nm_vector_linear(const Tensor& x, const Tensor& values, const Tensor& index, int64_t out,
                         int64_t n, int64_t m, int64_t vector_length, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, const std::optional<Tensor>& scales,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The offsets of a weight that is being packed on a GPU, and how much there is to allocate.
+// The offsets of a weight that is being packed on a GPU, and the size to allocate.
 #pragma once
 #include <tuple>
 
@@ -8,8 +8,8 @@
 
 namespace flashsparse {
 
-// int32 [parts + 1] from int32 lengths [parts], and the last of them in full: where that is beyond
-// INT32_MAX the weight cannot be packed. Waits for the device.
+// int32 [parts + 1] from int32 lengths [parts], and the total in 64 bits: if it exceeds INT32_MAX,
+// the weight cannot be packed. Synchronizes with the device.
 inline std::tuple<Tensor, int64_t> offsets_of(const Tensor& lengths) {
   Tensor offsets = allocate_like(lengths, {lengths.numel() + 1});
   Tensor summed = allocate_like(lengths, {1}, ScalarType::Long);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of packed layers ask of their arguments, in any format and on every device. Shapes,
-// dtypes and places only: what the tensors hold is proven by the format's validation.
+// Argument checks of the ops of packed layers, in any format and on every device: shapes, dtypes
+// and devices only. Contents are validated by the format.
 #pragma once
 #include <cstdint>
 
@@ -13,7 +13,7 @@ inline bool is_16_bit(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
 }
 
-// As the kernels name it.
+// The kernels' name of a dtype.
 inline Dtype dtype_of(ScalarType dtype, const char* name) {
   switch (dtype) {
     case ScalarType::Float:
@@ -28,7 +28,7 @@ inline Dtype dtype_of(ScalarType dtype, const char* name) {
   }
 }
 
-// What a CPU op asks of the first of its packed tensors, and a CUDA op of its own.
+// Check of a CPU op, or of a CUDA op, on its first packed tensor.
 inline void check_on_cpu(const Tensor& tensor, const char* name) {
   FS_CHECK(tensor.is_cpu(), name, " must be on the CPU here");
 }
@@ -36,7 +36,7 @@ inline void check_on_cuda(const Tensor& tensor, const char* name) {
   FS_CHECK(tensor.is_cuda(), name, " must be on a CUDA device here");
 }
 
-// `first_name` is the packed tensor that tells the weight's device.
+// `first_name`: the packed tensor whose device is the weight's.
 inline void check_beside(const Tensor& tensor, const char* name, const Tensor& first,
                          const char* first_name) {
   FS_CHECK(tensor.device() == first.device(), name, " must be on the ",
@@ -65,7 +65,7 @@ inline void check_weight_shape(const Tensor& weight) {
   check_shape(weight.size(0), weight.size(1));
 }
 
-// What packing asks of a dense weight.
+// Checks a dense weight that is to be packed.
 inline void check_weight(const Tensor& weight) {
   check_weight_shape(weight);
   FS_CHECK(is_16_bit(weight.scalar_type()), "weight must be float16 or bfloat16");
@@ -75,7 +75,7 @@ inline void check_weight_dtype(ScalarType dtype) {
   FS_CHECK(is_16_bit(dtype), "packed weights are float16 or bfloat16");
 }
 
-// The scales of codes, one for each row; `first` as of check_beside.
+// Checks scales of rows; `first` as for check_beside.
 inline void check_row_scales(const Tensor& scales, int64_t out_features, const Tensor& first,
                              const char* first_name) {
   check_tensor(scales, "weight_scale", ScalarType::Float, 2);

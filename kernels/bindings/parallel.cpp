@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel_chunks on torch's thread pool: a second pool would fight it for the cores.
+// parallel_chunks on torch's thread pool: a second pool would compete with it for the cores.
 #include "common/parallel.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of sparse_24 ask of their arguments. No word of the units is an address: whatever
-// they hold, no kernel leaves its bounds.
+// Argument checks of the ops of sparse_24. No word of the units is an address: whatever they hold,
+// no kernel accesses out of bounds.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace flashsparse {
 
-// How units store their values, as ops are told.
+// How units store their values, from the arguments of ops.
 inline sparse_24::UnitLayout sparse_24_layout(const std::string& values, int64_t group) {
   const ValueType type = value_type_of(values);
   const bool by_group = group == 32 || group == 64 || group == 128;
@@ -22,7 +22,7 @@ inline sparse_24::UnitLayout sparse_24_layout(const std::string& values, int64_t
   return {type, static_cast<int>(group)};
 }
 
-// Units, and scales of rows, or none where values have none.
+// Checks units and scales of rows, which must be absent if values have none.
 inline void check_sparse_24(const Tensor& units, const std::optional<Tensor>& scales, int64_t out,
                             int64_t in, sparse_24::UnitLayout layout) {
   check_tensor(units, "units", ScalarType::Int, 3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schemas of the ops of sparse_24. On a CPU they are written in torch
+// The schemas of the ops of sparse_24. On a CPU they are implemented in torch
 // (flashsparse_plugin/formats/sparse_24).
 #include "bindings/torch_stable.h"
 

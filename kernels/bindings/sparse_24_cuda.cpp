@@ -52,7 +52,7 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
   const cudaStream_t stream = current_stream(inputs.x);
   const int64_t most =
       given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout, x.bytes);
-  // Codes of x were made by a kernel that lets the next one begin.
+  // x was quantized by a kernel that signals launch_dependents.
   const bool early = gpu.hopper && (begins_early(inputs.x) || x.bytes == 1);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
@@ -94,7 +94,8 @@ using sparse_24::LinearPlan;
 using sparse_24::WgmmaPlan;
 using torch::stable::accelerator::DeviceGuard;
 
-// Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kUnitRows.
+// Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of
+// kUnitRows.
 Tensor unpack_rows(const Units& packed, int64_t first, int64_t rows, int64_t in, ScalarType dtype) {
   Tensor weight = allocate_like(packed.units, {rows, in}, dtype);
   const int64_t skipped = sparse_24::unit_rows(first) * sparse_24::unit_cols(in);
@@ -116,14 +117,14 @@ Tensor sparse_24_unpack(const Tensor& units, int64_t out, int64_t in, ScalarType
   return unpack_rows(packed, 0, out, in, dtype);
 }
 
-// Fills y by mma.sp, of 16-bit x.
+// Fills y by mma.sp, for 16-bit x.
 void mma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                  const std::optional<LinearPlan>& given, Tensor& y) {
   const Tensor x = aligned_rows(inputs.x, 8);
   launch_mma(inputs, packed, gpu, given, {bits(x), row_length(x), inputs.x_scales, 2}, y);
 }
 
-// Fills y by wgmma.sp in one launch: by `given`, or by a plan of its own.
+// Fills y by wgmma.sp in one launch, with the plan `given` or its own.
 void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                    const std::optional<WgmmaPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
@@ -134,9 +135,9 @@ void wgmma_product(const LinearInputs& inputs, const Units& packed, const Gpu& g
   launch_wgmma(inputs, packed, gpu, plan, map, inputs.x_scales, y);
 }
 
-// Sparse tensor cores, by the kernel for few tokens or the one for many, as far as the caller says,
-// then unpacking and the library's dense product: known on the host, so that a CUDA graph can hold
-// the decision.
+// Sparse tensor cores, by the decode kernel or the prefill kernel up to the caller's numbers of
+// tokens, then unpacking and the library's dense product. The choice is made on the host, so that
+// CUDA graphs can capture it.
 Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, ScalarType weight_dtype,
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
                         std::optional<int64_t> few_tokens, const std::optional<Tensor>& scales,

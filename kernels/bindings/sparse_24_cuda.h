@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA ops of sparse_24 have in common.
+// Shared by the CUDA ops of sparse_24.
 #pragma once
 #include <optional>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace flashsparse {
 
-// A weight's tensors, and how they hold it.
+// A weight's tensors, and their layout.
 struct Units {
   const Tensor& units;
   const std::optional<Tensor>& scales;  // of rows
@@ -28,25 +28,26 @@ struct Units {
   const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
 };
 
-// x as the kernel for few tokens reads it: 16-bit floats, or codes of 8 bits with scales of tokens.
+// x for the decode kernel: 16-bit floats, or quantized to 8 bits with scales of tokens.
 struct FewX {
   const uint16_t* bits;
   int64_t stride;  // from one token to the next, in 16 bits
   const float* scales;
-  int bytes;  // of an element: 2, or 1 of codes
+  int bytes;  // of an element: 2, or 1 if quantized
 };
 
-// Fills y by mma.sp, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
+// Fills y by mma.sp, with one launch for each max_tokens tokens: with the plan `given` or each
+// slab's own.
 void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                 const std::optional<sparse_24::LinearPlan>& given, const FewX& x, Tensor& y);
 
-// Fills y by wgmma.sp in one launch, from x as `x` maps it; x_scales of tokens where it is codes.
+// Fills y by wgmma.sp in one launch; x_scales of tokens if x is quantized.
 void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
                   const sparse_24::WgmmaPlan& plan, const TiledMatrix& x, const float* x_scales,
                   Tensor& y);
 
-// For benchmarks: a sparse kernel by a plan of the caller's choice, which make_plan makes of that
-// many numbers, and `product` obeys.
+// For benchmarks: a sparse kernel with a given plan, which make_plan makes from `count` numbers,
+// and with which `product` fills y.
 template <class MakePlan, class Product>
 Tensor planned(const Tensor& x, const Units& packed, int64_t rows, ScalarType weight_dtype,
                const std::optional<Tensor>& bias, const std::vector<int64_t>& numbers, size_t count,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sparse_24 with codes of 8 bits on both sides: x becomes codes with a scale for each token, by a
-// kernel of its own, which the product on Hopper does not wait for to begin.
+// sparse_24 with W8A8: x is quantized with a scale for each token, by a kernel of its own; on
+// Hopper the product starts before that one has ended (PDL).
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 using sparse_24::LinearPlan;
 using sparse_24::WgmmaPlan;
 
-// The weight's codes: those that x is rounded to.
+// The weight's tensors, if x can be quantized to its type.
 Units codes_of(const Tensor& units, const std::optional<Tensor>& scales,
                const std::string& values) {
   FS_CHECK(values == "fp8_e4m3" || values == "int8",
@@ -23,7 +23,7 @@ Units codes_of(const Tensor& units, const std::optional<Tensor>& scales,
   return Units(units, scales, values, 0);
 }
 
-// Codes of x, rows of whole sets of 32 columns, and scales of tokens.
+// Quantized x, rows padded to a multiple of 32 columns, and scales of tokens.
 struct RoundedX {
   Tensor codes, scales;
 
@@ -63,8 +63,8 @@ void mma_rounded_product(const LinearInputs& inputs, const Units& packed, const 
   launch_mma(inputs, packed, gpu, given, {bits(x.codes), row_length(x.codes), scales, 1}, y);
 }
 
-// On Hopper by wgmma but for few tokens, if the caller wants that; elsewhere by mma, as many
-// launches as it takes.
+// On Hopper by wgmma, except for few_tokens if the caller gives them; elsewhere by mma, in as many
+// launches as needed.
 Tensor sparse_24_linear_rounded(const Tensor& x, const Tensor& units, const Tensor& scales,
                                 int64_t rows, ScalarType weight_dtype, const std::string& values,
                                 const std::optional<Tensor>& bias,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of tiled_bitmap ask of their arguments, on every device. What the tensors hold is
-// proven by tiled_bitmap_validate, once, at load.
+// Argument checks of the ops of tiled_bitmap, on every device. Contents are validated by
+// tiled_bitmap_validate, once, at load.
 #pragma once
 #include "bindings/packed.h"
 #include "formats/tiled_bitmap.h"
@@ -23,13 +23,13 @@ inline void check_tiled_bitmap(const Tensor& lines, const Tensor& offsets, int64
            "dense");
 }
 
-// Of an item, as ops are told: 16, or 8 of codes.
+// Bytes of an item, from the arguments of ops: 16 bits, or 8 for int8.
 inline int item_bytes_of(int64_t item_bits) {
   FS_CHECK(item_bits == 16 || item_bits == 8, "an item has 16 or 8 bits, not ", item_bits);
   return static_cast<int>(item_bits / 8);
 }
 
-// While packing, when the lines have been counted.
+// While packing, after the lines have been counted.
 inline void check_line_count(int64_t lines, int64_t out, int64_t in) {
   FS_CHECK(lines <= INT32_MAX, "a [", out, ", ", in, "] weight with ", lines,
            " packed lines overflows the int32 offsets of tiled_bitmap: split the layer or leave it "

@@ -99,7 +99,7 @@ Tensor tiled_bitmap_unpack(const Tensor& lines, const Tensor& offsets, int64_t o
 InterleavedBitmap tiled_bitmap_to_interleaved_bitmap(const Tensor& lines, const Tensor& offsets_,
                                                      int64_t out, int64_t in, int64_t item_bits) {
   const int item_bytes = item_bytes_of(item_bits);
-  tiled_bitmap_of(lines, offsets_, out, in, item_bytes);  // before this size is allocated
+  tiled_bitmap_of(lines, offsets_, out, in, item_bytes);  // before allocating this size
   Tensor offsets = empty({panels(out) + 1}, ScalarType::Long);
   int64_t* kept = offsets.mutable_data_ptr<int64_t>();
   const auto packed = valid_tiled_bitmap(lines, offsets_, out, in, item_bytes, kept);
@@ -139,7 +139,7 @@ std::tuple<Tensor, Tensor> tiled_csl_to_tiled_bitmap(const Tensor& words, const 
   return pack_blocks(tiled_csl::blocks_of(packed, kUnitCols), out, in);
 }
 
-// One implementation for any number of tokens: neither number leaves it anything to choose.
+// One implementation for any number of tokens: sparse_tokens and few_tokens have no effect.
 Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& offsets, int64_t out,
                            ScalarType weight_dtype, const std::optional<Tensor>& bias,
                            std::optional<int64_t> sparse_tokens, std::optional<int64_t> few_tokens,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiled_bitmap on CUDA apart from its product: argument checks, allocation, launches on the current
-// stream.
+// tiled_bitmap on CUDA, except for its product: argument checks, allocation, launches on the
+// current stream.
 //
-// Ops that wait for the device: tiled_bitmap_pack, which must learn how many lines to allocate, and
+// Ops that synchronize: tiled_bitmap_pack, which needs the number of lines to allocate, and
 // tiled_bitmap_validate.
 #include "bindings/tiled_bitmap_cuda.h"
 
@@ -25,11 +25,11 @@ std::tuple<Tensor, Tensor> tiled_bitmap_pack(const Tensor& weight_) {
   codes ? check_weight_shape(weight_) : check_weight(weight_);
   const int item_bytes = codes ? 1 : 2;
   const int64_t rows = weight_.size(0), cols = weight_.size(1);
-  // Checked before any memory is taken: every unit has at least its head.
+  // Checked before memory is allocated: every unit has at least its head.
   const int64_t units = tiled_bitmap::units(rows, cols);
   check_line_count(units * tiled_bitmap::kHeadLines, rows, cols);
   const DeviceGuard guard(weight_.get_device_index());
-  // Codes as numbers that the kernels read.
+  // Int8 values as the floats that the kernels read.
   const Tensor weight =
       torch::stable::contiguous(codes ? in_dtype(weight_, ScalarType::Half) : weight_);
   const cudaStream_t stream = current_stream(weight);
@@ -71,7 +71,7 @@ Tensor tiled_bitmap_validate(const Tensor& lines, const Tensor& offsets, int64_t
   const auto verdicts = read_back<int32_t>(found);
   const auto bad = std::find_if(verdicts.begin(), verdicts.end(), [](int32_t v) { return v < 0; });
   if (bad != verdicts.end()) {
-    // Offsets first: where they are wrong, units may have been validated with foreign lines.
+    // Offsets first: if they are invalid, units may have been validated with the lines of others.
     const std::string error = tiled_bitmap::offsets_error(
         read_back<int32_t>(offsets).data(), offsets.numel() - 1, lines.size(0), item_bytes);
     fail(error.empty() ? tiled_bitmap::unit_error(bad - verdicts.begin(), *bad) : error);

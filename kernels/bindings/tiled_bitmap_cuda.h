@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA ops of tiled_bitmap ask of a weight, and how they unpack its rows.
+// Argument checks of the CUDA ops of tiled_bitmap, and how they unpack rows.
 #pragma once
 #include <optional>
 
@@ -9,8 +9,8 @@
 
 namespace flashsparse {
 
-// What every reader asks. That offsets and lines are valid is proven by tiled_bitmap_validate,
-// once: reading an offset here would wait for the device.
+// Checks for every reader. Offsets and lines are validated by tiled_bitmap_validate, once: reading
+// an offset here would synchronize.
 inline void check_readable_units(const Tensor& lines, const Tensor& offsets, int64_t out,
                                  int64_t in) {
   check_on_cuda(lines, "weight_packed");
@@ -20,21 +20,21 @@ inline void check_readable_units(const Tensor& lines, const Tensor& offsets, int
            "e.g. weight_packed.clone()");
 }
 
-// A weight's tensors. Where there are scales of rows, items are codes.
+// A weight's tensors. With scales of rows, items are int8 values.
 struct BitmapUnits {
   const Tensor& lines;
   const Tensor& offsets;
   const std::optional<Tensor>& scales;
 
-  // What every reader asks of a weight of this size.
+  // Checks for every reader of a weight of this size.
   void check(int64_t out, int64_t in) const {
     check_readable_units(lines, offsets, out, in);
     if (scales) check_row_scales(*scales, out, lines, "weight_packed");
   }
   const float* scale_data() const { return scales ? scales->const_data_ptr<float>() : nullptr; }
 
-  // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kUnitRows.
-  // int8 is codes as they are, without scales.
+  // Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of
+  // kUnitRows. int8 gives the unscaled values.
   Tensor unpack_rows(int64_t first, int64_t rows, int64_t in, ScalarType dtype) const {
     const bool as_codes = dtype == ScalarType::Char;
     Tensor weight = allocate_like(lines, {rows, in}, as_codes ? ScalarType::Half : dtype);
@@ -51,8 +51,8 @@ struct BitmapUnits {
     return in_dtype(weight, dtype);
   }
 
-  // The codes of such rows, and zeros up to a multiple of kUnitRows, in the order of columns that
-  // codes of x have: int8 [..., stride], stride being theirs.
+  // Unpacks such rows to int8 values [..., stride], zero-padded to a multiple of kUnitRows, in the
+  // order of columns of quantized x, whose stride is `stride`.
   Tensor unpack_beside_x(int64_t first, int64_t rows, int64_t in, int64_t stride) const {
     const int64_t padded = tiled_bitmap::unit_rows(rows) * tiled_bitmap::kUnitRows;
     Tensor codes = allocate_like(lines, {padded, stride}, ScalarType::Char);
@@ -63,7 +63,7 @@ struct BitmapUnits {
   }
 
  private:
-  // Of the units of rows from `first` on.
+  // Offsets of the units of rows from `first` on.
   const int32_t* first_offset(int64_t first, int64_t in) const {
     return offsets.const_data_ptr<int32_t>() +
            first / tiled_bitmap::kUnitRows * tiled_bitmap::unit_cols(in);

@@ -28,12 +28,12 @@ Operands operands_of(const BitmapUnits& units) {
   return units.scales ? Operands::kCodes : Operands::kNative;
 }
 
-// x as codes, and what there is for each token beside them.
+// Quantized x, with scales and sums of tokens.
 struct RoundedX {
   Tensor codes, scales, sums;
 
-  // `x` has rows that kernels can read. Codes have room for `most` tokens, if that is more.
-  // `early`: it may be rounded beside the end of the kernel before.
+  // `x` has rows that kernels can read. Codes are allocated for `most` tokens, if that is more.
+  // `early`: quantize with PDL.
   RoundedX(const Tensor& x, int64_t tokens, bool early, int64_t most = 0)
       : codes(allocate_like(x, {std::max(tokens, most), mma_units::quantised_stride(row_length(x))},
                             ScalarType::Char)),
@@ -46,7 +46,7 @@ struct RoundedX {
   }
 };
 
-// Fills y, a launch for each max_tokens tokens: by `given`, or by each slab's own plan.
+// Fills y, with one launch for each max_tokens tokens: with the plan `given` or each slab's own.
 void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operands operands,
                     const Gpu& gpu, const std::optional<LinearPlan>& given, Tensor& y) {
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
@@ -63,7 +63,7 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
     LinearPlan plan =
         given ? *given
               : tiled_bitmap::plan_linear(rows, cols, units.lines.size(0), tokens, gpu, operands);
-    // Behind a launch of this call a plan's own early begin pays.
+    // After a launch of this call, PDL pays if the plan says so.
     if (!given && !rounded && begin == 0) plan.is_early &= early;
     const char* const rule = plan.broken_rule(rows, cols, tokens, gpu);
     FS_CHECK(!rule, "no launch for ", tokens, " tokens of a [", rows, ", ", cols,
@@ -93,11 +93,11 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
   }
 }
 
-// Fills y by unpacking codes for torch's own product of int8 with int8: the same bits as those of
-// sparse_product, since sums are exact.
+// Fills y by unpacking int8 values for torch's product of int8 by int8: the same bits as those of
+// sparse_product, since accumulation is exact.
 void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& units, const Gpu& gpu,
                               Tensor& y) {
-  constexpr int64_t kLeastTokens = 32;  // torch takes no product of 16 or fewer
+  constexpr int64_t kLeastTokens = 32;  // torch rejects products of 16 or fewer
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
@@ -121,9 +121,9 @@ void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& uni
   });
 }
 
-// The kernel for few tokens, the one for many, or unpacking and the library's dense product. For
-// how many each is the caller's to say, or else constants of the GPU and the size: known on the
-// host, so that a CUDA graph can hold the decision.
+// The decode kernel, the prefill kernel, or unpacking and the library's dense product, by the
+// caller's numbers of tokens, or else by constants of the GPU and the size. The choice is made on
+// the host, so that CUDA graphs can capture it.
 Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                            int64_t rows, ScalarType weight_dtype, const std::optional<Tensor>& bias,
                            std::optional<int64_t> sparse_tokens, std::optional<int64_t> few_tokens,
@@ -157,7 +157,7 @@ Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& o
   return y;
 }
 
-// For activations rounded to codes of the weight's type.
+// For x quantized to the weight's type.
 void check_rounded(const std::string& values, int64_t cols) {
   FS_CHECK(values == "int8", "activations are rounded to int8, not ", values,
            ". Remedy: tiled_bitmap_linear, which multiplies 16-bit ones");
@@ -181,7 +181,7 @@ Tensor product(const Tensor& x, const BitmapUnits& units, int64_t rows, ScalarTy
   return y;
 }
 
-// The sparse kernel alone, by a plan of the caller's choice, as numbers; for benchmarks.
+// For benchmarks: the decode kernel with a given plan, as numbers.
 Tensor by_plan(const Tensor& x, const BitmapUnits& units, Operands operands, int64_t rows,
                ScalarType weight_dtype, const std::optional<Tensor>& bias,
                const std::vector<int64_t>& numbers) {

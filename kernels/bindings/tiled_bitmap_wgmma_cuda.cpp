@@ -45,7 +45,7 @@ void wgmma_product(const LinearInputs& inputs, const Tensor& lines, const Tensor
 
 namespace {
 
-// For benchmarks: the kernel by a plan of the caller's choice, or by its own if there is none.
+// For benchmarks: the kernel with a given plan, or with its own if there is none.
 Tensor tiled_bitmap_wgmma_planned(const Tensor& x, const Tensor& lines, const Tensor& offsets,
                                   int64_t rows, ScalarType weight_dtype,
                                   const std::optional<Tensor>& bias,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product of tiled_bitmap with many tokens, on Hopper.
+// The product of tiled_bitmap for many tokens, on Hopper.
 #pragma once
 #include <optional>
 
@@ -9,8 +9,8 @@
 
 namespace flashsparse {
 
-// Fills y by wgmma in one launch, by `given` or by a plan of its own. The tensors are readable ones
-// of the weight's shape; x has the weight's dtype; there is a token or more.
+// Fills y by wgmma in one launch, with the plan `given` or its own. The tensors have passed
+// check_readable_units for the weight's shape; x has the weight's dtype, and at least one token.
 void wgmma_product(const LinearInputs& inputs, const Tensor& lines, const Tensor& offsets,
                    const Gpu& gpu, const std::optional<tiled_bitmap::WgmmaPlan>& given, Tensor& y);
 

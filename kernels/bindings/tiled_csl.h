@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ops of Tiled-CSL ask of their arguments, on every device. What the tensors hold is
-// proven by tiled_csl_validate, once, at load.
+// Argument checks of the ops of Tiled-CSL, on every device. Contents are validated by
+// tiled_csl_validate, once, at load.
 #pragma once
 #include "bindings/packed.h"
 #include "formats/tiled_csl.h"
@@ -20,7 +20,7 @@ inline void check_tiled_csl(const Tensor& words, const Tensor& offsets, int64_t 
            "tiled_csl: split the layer or leave it dense");
 }
 
-// While packing, when the words have been counted.
+// While packing, after the words have been counted.
 inline void check_word_count(int64_t words, int64_t out, int64_t in) {
   FS_CHECK(words <= INT32_MAX, "a [", out, ", ", in, "] weight with ", words,
            " packed words overflows the int32 offsets of tiled_csl: split the ",

@@ -81,7 +81,7 @@ InterleavedBitmap tiled_csl_to_interleaved_bitmap(const Tensor& words, const Ten
   return interleaved_bitmap_pack(tiled_csl_unpack(words, offsets_, out, in, ScalarType::BFloat16));
 }
 
-// One implementation for any number of tokens: sparse_tokens leaves it nothing to choose.
+// One implementation for any number of tokens: sparse_tokens has no effect.
 Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t out,
                         ScalarType weight_dtype, const std::optional<Tensor>& bias,
                         std::optional<int64_t> sparse_tokens) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of Tiled-CSL on a CPU, for the ops that turn it into other formats and back.
+// Tensors of Tiled-CSL on a CPU, for the ops that convert it to other formats and back.
 #pragma once
 #include <tuple>
 
@@ -8,7 +8,7 @@
 
 namespace flashsparse {
 
-// Checked as check_tiled_csl does; what they hold is not.
+// Checked by check_tiled_csl; contents are not.
 tiled_csl::Packed tiled_csl_of(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in);
 
 std::tuple<Tensor, Tensor> tiled_csl_pack(const cpu::Blocks& blocks, int64_t rows, int64_t cols);

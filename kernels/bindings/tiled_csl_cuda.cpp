@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ops of Tiled-CSL on CUDA: argument checks, allocation, launches on the current stream.
 //
-// Ops that wait for the device: tiled_csl_pack, which must learn how many words to allocate, and
+// Ops that synchronize: tiled_csl_pack, which needs the number of words to allocate, and
 // tiled_csl_validate.
 #include <algorithm>
 #include <numeric>
@@ -43,8 +43,8 @@ std::tuple<Tensor, Tensor> tiled_csl_pack(const Tensor& weight_) {
   return {words, offsets};
 }
 
-// What every reader asks. That offsets and words are valid is proven by tiled_csl_validate, once:
-// reading an offset here would wait for the device.
+// Checks for every reader. Offsets and words are validated by tiled_csl_validate, once: reading an
+// offset here would synchronize.
 void check_readable(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in) {
   check_on_cuda(words, "weight_packed");
   check_tiled_csl(words, offsets, out, in);
@@ -53,7 +53,8 @@ void check_readable(const Tensor& words, const Tensor& offsets, int64_t out, int
            "e.g. weight_packed.clone()");
 }
 
-// Rows [first, first + rows) of a weight with `in` columns; first is a multiple of kTileRows.
+// Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of
+// kTileRows.
 Tensor unpack_rows(const Tensor& words, const Tensor& offsets, int64_t first, int64_t rows,
                    int64_t in, ScalarType dtype) {
   Tensor weight = allocate_like(words, {rows, in}, dtype);
@@ -72,10 +73,10 @@ Tensor tiled_csl_unpack(const Tensor& words, const Tensor& offsets, int64_t out,
   return unpack_rows(words, offsets, 0, out, in, dtype);
 }
 
-// What the CPU says of a weight whose tile `tile` was found to be broken.
+// The CPU's error message for a weight whose tile `tile` is invalid.
 std::string error_of(const Tensor& words, const Tensor& offsets, int64_t out, int64_t in,
                      int64_t tile) {
-  // Offsets first: where they are wrong, tiles may have been validated with foreign words.
+  // Offsets first: if they are invalid, tiles may have been validated with the words of others.
   const auto at = read_back<int32_t>(offsets);
   std::string error = tiled_csl::offsets_error(at.data(), offsets.numel() - 1, words.numel());
   if (!error.empty()) return error;
@@ -102,7 +103,7 @@ Tensor tiled_csl_validate(const Tensor& words, const Tensor& offsets, int64_t ou
   return result;
 }
 
-// By `given` for every slab of tokens, or by each slab's own plan.
+// With the plan `given` for every slab of tokens, or each slab's own.
 void sparse_product(const LinearInputs& inputs, const Tensor& words, const Tensor& offsets,
                     const Gpu& gpu, std::optional<tiled_csl::LinearPlan> given, Tensor& y) {
   const tiled_csl::Words weight{words_of(words), offsets.const_data_ptr<int32_t>()};
@@ -120,9 +121,9 @@ void sparse_product(const LinearInputs& inputs, const Tensor& words, const Tenso
       });
 }
 
-// The sparse kernel for few tokens, unpacking and the library's dense product for many. How many is
-// the caller's to say, or else a constant of the GPU: known on the host, so that a CUDA graph can
-// hold the decision.
+// The decode kernel for few tokens, unpacking and the library's dense product for more. The
+// threshold is the caller's, or else a constant of the GPU; it is applied on the host, so that CUDA
+// graphs can capture the launches.
 Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offsets, int64_t rows,
                         ScalarType weight_dtype, const std::optional<Tensor>& bias,
                         std::optional<int64_t> sparse_tokens) {
@@ -148,7 +149,7 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
   return y;
 }
 
-// For benchmarks: the sparse kernel by a plan of the caller's choice.
+// For benchmarks: the decode kernel with a given plan.
 Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tensor& offsets,
                                 int64_t rows, ScalarType weight_dtype,
                                 const std::optional<Tensor>& bias, int64_t shape, int64_t blocks) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that we take from PyTorch: the stable ABI, which later releases keep. Bindings only; no
-// kernel includes this.
+// All that is used of PyTorch: the stable ABI, which later releases keep. Bindings only; no kernel
+// includes this.
 #pragma once
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -28,12 +28,12 @@ template <typename... Parts>
   throw std::runtime_error(text.str());
 }
 
-// STD_TORCH_CHECK without its prefix of function, file and line: these sentences are for users.
+// STD_TORCH_CHECK without its prefix of function, file and line: these messages are for users.
 #define FS_CHECK(condition, ...) \
   if (!(condition)) ::flashsparse::fail(__VA_ARGS__)
 
-// An uninitialised tensor. By torch's C function: a stable op is looked up by its name and called
-// with boxed arguments, which costs a small product more than its own work.
+// An uninitialized tensor. By torch's C function: a stable op is looked up by name and called with
+// boxed arguments, which takes longer than a small product.
 inline Tensor allocate_on(const std::vector<int64_t>& shape, ScalarType dtype, int32_t device_type,
                           int32_t device_index) {
   std::vector<int64_t> strides(shape.size());
@@ -43,7 +43,7 @@ inline Tensor allocate_on(const std::vector<int64_t>& shape, ScalarType dtype, i
   const int32_t type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   if (aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
                                type, device_type, device_index, &made) != AOTI_TORCH_SUCCESS) {
-    // Of a failure the stable ABI tells the place in its source, and not why.
+    // The stable ABI reports where in its source a failure occurred, but not why.
     std::ostringstream sizes;
     for (const int64_t size : shape) sizes << (sizes.tellp() > 0 ? ", " : "") << size;
     fail("out of memory: there is no room for a tensor of [", sizes.str(), "]");
@@ -63,7 +63,7 @@ inline Tensor allocate_like(const Tensor& like, const std::vector<int64_t>& shap
   return allocate_on(shape, dtype.value_or(like.scalar_type()), device_type, device_index);
 }
 
-// The tensor itself where it is so already: even then a stable op would cost as much as a call.
+// The tensor itself if it is contiguous: even then a stable op would cost a call.
 inline Tensor as_contiguous(const Tensor& t) {
   return t.is_contiguous() ? t : torch::stable::contiguous(t);
 }
@@ -71,7 +71,7 @@ inline Tensor in_dtype(const Tensor& t, ScalarType dtype) {
   return t.scalar_type() == dtype ? t : torch::stable::to(t, dtype);
 }
 
-// A tensor's memory as kernels take it: 16-bit floats as their bits, int32 words as unsigned.
+// A tensor's memory as kernels read it: 16-bit floats as their bits, int32 words as unsigned.
 inline const uint16_t* bits(const Tensor& t) {
   return static_cast<const uint16_t*>(t.const_data_ptr());
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias by unpacking W and torch's own dense product, for any packed format. It pays for
-// many tokens, where the product is bound by arithmetic and the weight's bytes no longer count.
+// y = x W^T + bias by unpacking W and torch's dense product, for any packed format. Pays for many
+// tokens, where the product is bound by arithmetic and the weight's bytes do not matter.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -22,8 +22,8 @@ inline void library_linear(const Tensor& x, const Tensor& weight, const std::opt
   (void)torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// Products of codes x [tokens, columns] with codes weight [rows, columns], both int8: their sums
-// [tokens, rows], int32. More than 16 tokens, multiples of 8 rows and columns.
+// Products of int8 x [tokens, columns] by int8 weight [rows, columns]: int32 [tokens, rows]. More
+// than 16 tokens, multiples of 8 rows and columns.
 inline Tensor library_int8_sums(const Tensor& x, const Tensor& weight) {
   using torch::stable::detail::from;
   std::array<StableIValue, 2> stack{from(x), from(torch::stable::transpose(weight, 0, 1))};
@@ -34,8 +34,9 @@ inline Tensor library_int8_sums(const Tensor& x, const Tensor& weight) {
 
 }  // namespace detail
 
-// Calls take(first_row, rows) for panels of a weight's rows, about equal, each from a multiple of
-// row_step on, so that no layer needs more than a bounded workspace: row_bytes for a row.
+// Calls take(first_row, rows) for panels of a weight's rows of about equal size, each beginning at
+// a multiple of row_step, so that any layer needs only a bounded workspace of row_bytes for each
+// row.
 template <class Take>
 void by_panels(int64_t rows, int64_t row_step, int64_t row_bytes, const Take& take) {
   constexpr int64_t kWorkspaceBytes = 256 << 20;
@@ -49,7 +50,7 @@ void by_panels(int64_t rows, int64_t row_step, int64_t row_bytes, const Take& ta
 }
 
 // Fills y. unpack_rows(first_row, rows) returns those rows of W, dense, in weight_dtype; first_row
-// is a multiple of row_step. Where x and the weight differ in dtype both are widened to float32,
+// is a multiple of row_step. If x and the weight differ in dtype, both are converted to float32,
 // and the result is rounded once, so that neither loses a bit.
 template <class UnpackRows>
 void unpacked_product(const LinearInputs& inputs, ScalarType weight_dtype, int64_t row_step,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of whole runs of memory to shared memory that arrive at a barrier there (mbarrier.cuh):
-// one instruction a run on Hopper and later, 16 bytes a lane elsewhere.
+// Bulk copies from global to shared memory that complete at an mbarrier (mbarrier.cuh): one
+// instruction for each contiguous run on Hopper and later (cp.async.bulk), 16 bytes a lane by
+// cp.async elsewhere.
 //
-// The warp that copies calls, all lanes together: expect_runs, copy_runs and whatever copy_async it
-// likes, arrive_after_runs. Such a barrier is made for kRunArrivals arrivals a phase.
+// All lanes of the warp that copies call together: expect_runs, copy_runs and any copy_async,
+// arrive_after_runs. Such a barrier is initialized for kRunArrivals arrivals a phase.
 #pragma once
 #include "common/device.cuh"
 #include "common/mbarrier.cuh"
@@ -19,7 +20,7 @@ inline constexpr bool kBulkCopies = true;
 inline constexpr bool kBulkCopies = false;
 #endif
 
-// Of the lanes, for copy_async; and of the one that says how many bytes come in bulk.
+// One arrival of each lane, for copy_async, and one with the bytes of bulk copies.
 inline const int kRunArrivals = 32 + kBulkCopies;
 
 struct Run {
@@ -27,9 +28,9 @@ struct Run {
   const void* global;
 };
 
-// Before a thread arrives at the barrier that lets such copies overwrite what it has read: its
-// loads are done then. To have arrived is not enough: on an H200 loads that still waited for shared
-// memory read what a copy had brought since.
+// Completes a thread's loads from shared memory before it arrives at the barrier that lets bulk
+// copies overwrite what it has read. The arrival alone is not enough: on an H200, loads that were
+// still queued read data of the copy.
 #ifdef __CUDACC__
 __device__ __forceinline__ void finish_reads() {
 #if __CUDA_ARCH__ >= 900
@@ -44,7 +45,7 @@ namespace detail {
 
 #ifdef __CUDACC__
 
-// Arrives, once; the phase does not end before `bytes` more have come by copy_bulk.
+// Arrives once; the phase does not end before copy_bulk has copied `bytes` more.
 __device__ __forceinline__ void mbarrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -57,7 +58,7 @@ __device__ __forceinline__ void mbarrier_arrive_expecting(uint32_t barrier, uint
 #endif
 }
 
-// copy_bulk, with what the L2 should do.
+// copy_bulk with an L2 cache hint.
 __device__ __forceinline__ void copy_bulk_hinted(uint32_t shared, const void* global,
                                                  uint32_t bytes, uint32_t barrier,
                                                  uint64_t policy) {
@@ -70,7 +71,8 @@ __device__ __forceinline__ void copy_bulk_hinted(uint32_t shared, const void* gl
 #endif
 }
 
-// Starts a copy of `bytes`, a multiple of 16 on 16, by the hardware; the barrier counts them.
+// Starts a bulk copy of `bytes`, a multiple of 16, both addresses 16-byte aligned; the barrier
+// counts the bytes.
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
                                           uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -92,7 +94,7 @@ inline void mbarrier_arrive_expecting(uint32_t barrier, uint32_t bytes,
   simt::mbarrier_arrive(at);
 }
 
-// The copy lands when somebody waits for it, at the last moment that a GPU allows.
+// The copy lands when a thread waits for it, at the last moment that a GPU allows.
 inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
                       simt::Place place = simt::Place::here()) {
   simt::AsyncCopies copy;
@@ -123,13 +125,13 @@ inline void copy_bulk_hinted(uint32_t shared, const void* global, uint32_t bytes
 
 }  // namespace detail
 
-// All runs of this phase have so many bytes together.
+// `bytes`: of all runs of this phase.
 __device__ __forceinline__ void expect_runs(uint32_t barrier, uint32_t bytes) {
   if (kBulkCopies && threadIdx.x % 32 == 0) detail::mbarrier_arrive_expecting(barrier, bytes);
 }
 
-// Starts to copy `count` runs of `bytes` each, a multiple of 16: run(i) says which Run is number i,
-// on 16 bytes.
+// Starts to copy `count` runs of `bytes` each, a multiple of 16. run(i) returns run i, 16-byte
+// aligned.
 template <class RunOf>
 __device__ __forceinline__ void copy_runs(int count, uint32_t bytes, uint32_t barrier, RunOf run) {
   const uint32_t lane = threadIdx.x % 32;
@@ -151,14 +153,14 @@ __device__ __forceinline__ void copy_runs(int count, uint32_t bytes, uint32_t ba
   }
 }
 
-// The phase ends when all that the warp has copied for it is there.
+// The phase ends when all that the warp has copied for it has landed.
 __device__ __forceinline__ void arrive_after_runs(uint32_t barrier) {
   mbarrier_arrive_after_copies(barrier);
 }
 
-// The same for runs of different sizes that are read once. Such a barrier is made for
-// kOnceArrivals arrivals a phase. The warp calls, all lanes together: expect_once with the bytes of
-// all runs, copy_once for each, arrive_after_once.
+// The same for runs of different sizes that are read once. Such a barrier is initialized for
+// kOnceArrivals arrivals a phase. All lanes of the warp call together: expect_once with the bytes
+// of all runs, copy_once for each, arrive_after_once.
 inline const int kOnceArrivals = kBulkCopies ? 1 : 32;
 
 __device__ __forceinline__ void expect_once(uint32_t barrier, uint32_t bytes) {
@@ -172,7 +174,8 @@ __device__ __forceinline__ void copy_once(Run run, uint32_t bytes, uint32_t barr
   } else {
     FS_UNROLL_BY(4)
     for (uint32_t at = lane * 16; at < bytes; at += 32 * 16) {
-      copy_async_once(run.shared + at, static_cast<const unsigned char*>(run.global) + at, policy);
+      copy_async_hinted(run.shared + at, static_cast<const unsigned char*>(run.global) + at,
+                        policy);
     }
   }
 }

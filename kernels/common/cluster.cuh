@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What blocks of a cluster do together, on Hopper (sm_90a): they run at the same time, and write to
-// each other's shared memory. Blocks beside each other along x are a cluster, numbered in order.
-// Elsewhere none of these is called.
+// Primitives of clusters (sm_90a): barriers, and accesses to the shared memory of other blocks.
+// Blocks that are adjacent along x form a cluster, and are ranked in this order. Not called on
+// other GPUs.
 #pragma once
 #include "common/device.cuh"
 #include "common/mbarrier.cuh"
@@ -10,8 +10,8 @@ namespace flashsparse {
 
 #ifdef __CUDACC__
 
-// Waits for all threads of the cluster; orders their memory. No block may write to another one
-// before this has been passed once, or after the other one may have ended.
+// Barrier of all threads of the cluster, with release and acquire. No block may access another
+// one's shared memory before the first such barrier, or after the other one may have ended.
 __device__ __forceinline__ void sync_cluster() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -19,17 +19,16 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
-// The same for lanes that need not come together, and without an order of memory, which would wait
-// for all that has been written: for barriers that mbarrier_init_done has published, and before the
-// end.
-__device__ __forceinline__ void meet_cluster() {
+// Relaxed, non-aligned barrier of the cluster: lanes may diverge, and nothing is released, which
+// would wait for all outstanding writes. Use it after mbarrier_init_done, and before a block ends.
+__device__ __forceinline__ void cluster_barrier_relaxed() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 
-// Arrives, once, at the barrier that lies at this address in block `rank` of the cluster.
+// Arrives once at the mbarrier with this address in block `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_in(uint32_t rank, uint32_t barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
@@ -43,8 +42,8 @@ __device__ __forceinline__ void mbarrier_arrive_in(uint32_t rank, uint32_t barri
 #endif
 }
 
-// The same for a warp that has only read before: nothing that it wrote is ordered, which would take
-// as long as a round trip to the L2.
+// The same for a warp that has only read: without cluster-scope release of what it has written,
+// which would take as long as a round trip to the L2.
 __device__ __forceinline__ void mbarrier_release_in(uint32_t rank, uint32_t barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
@@ -58,7 +57,7 @@ __device__ __forceinline__ void mbarrier_release_in(uint32_t rank, uint32_t barr
 #endif
 }
 
-// Stores at this address in block `rank` of the cluster.
+// Stores to this address in block `rank` of the cluster.
 __device__ __forceinline__ void store_shared_in(uint32_t rank, uint32_t address,
                                                 const float4& value) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -73,7 +72,7 @@ __device__ __forceinline__ void store_shared_in(uint32_t rank, uint32_t address,
 #endif
 }
 
-// mbarrier_wait, where blocks of the cluster arrive.
+// mbarrier_wait with cluster scope, for barriers at which other blocks arrive.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
@@ -88,7 +87,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
 #endif
 }
 
-// What lies at this address in block `rank` of the cluster.
+// Loads from this address in block `rank` of the cluster.
 __device__ __forceinline__ float4 load_shared_in(uint32_t rank, uint32_t address) {
   float4 value = {};
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -108,7 +107,9 @@ __device__ __forceinline__ float4 load_shared_in(uint32_t rank, uint32_t address
 #else
 
 inline void sync_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
-inline void meet_cluster(simt::Place place = simt::Place::here()) { simt::sync_cluster(place); }
+inline void cluster_barrier_relaxed(simt::Place place = simt::Place::here()) {
+  simt::sync_cluster(place);
+}
 
 inline void mbarrier_arrive_in(uint32_t rank, uint32_t barrier,
                                simt::Place place = simt::Place::here()) {

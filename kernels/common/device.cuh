@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel includes: CUDA, or the emulator in its place, so that one kernel source
-// compiles under nvcc for the GPU and under g++ for the tests. Beyond plain CUDA a kernel may use
-// what these headers give it, each inline-PTX primitive once with its emulated twin beside it:
-//   memory.cuh   loads, stores, asynchronous copies, arrival
-//   mbarrier.cuh  barriers in shared memory, at which copies arrive too
-//   bulk_copy.cuh  copies of whole runs that arrive there
-//   cluster.cuh  what blocks of a cluster do together
-//   mma.cuh      tensor cores and their operands
-//   mma_sparse.cuh  tensor cores that skip half of the columns
-//   wgmma.cuh    tensor cores of Hopper, fed from shared memory
-//   warp.cuh     barriers of a part of a block
-//   integer.cuh  byte permutations and dot products
-//   widen.cuh    codes of 8 and 4 bits as 16-bit floats
-//   float32.cuh  exponential and reciprocal
-//   wgmma_sparse.cuh  the same, skipping half of the columns of an A in registers
-//   tensor_map.cuh  copies of tiles of a matrix to the blocks of a cluster
-//   registers.cuh  what the compiler should keep
+// Included by every kernel: CUDA, or the emulator in its place, so that the same source compiles
+// under nvcc for a GPU and under g++ for the tests. Beyond plain CUDA, kernels use only the headers
+// of this folder, where each inline-PTX primitive stands once, next to its emulated twin:
+//   memory.cuh        loads, stores, asynchronous copies, arrival counters, PDL
+//   mbarrier.cuh      barriers in shared memory
+//   bulk_copy.cuh     bulk copies that complete at them
+//   tensor_map.cuh    copies of tiles of a matrix to the blocks of a cluster
+//   cluster.cuh       barriers of a cluster, and its distributed shared memory
+//   mma.cuh           tensor cores and their operands
+//   mma_sparse.cuh    2:4 sparse tensor cores
+//   wgmma*.cuh        Hopper's tensor cores: operands in shared memory or registers, sparse A
+//   warp.cuh          barriers of a part of a block
+//   integer.cuh       byte permutations and dot products
+//   narrow.cuh        quantizes floats to 8 bits
+//   widen.cuh         converts 8-bit and 4-bit values to 16-bit floats
+//   float32.cuh       exponential and reciprocal
+//   registers.cuh     keeps values in registers; setmaxnreg
 #pragma once
 #include <cstdint>
 
@@ -23,7 +23,7 @@
 #include <cuda_runtime.h>
 // An array in shared memory, aligned for 16-byte vectors.
 #define FS_SHARED(type, name, count) __shared__ __align__(16) type name[count]
-// The block's dynamic shared memory, as large as the launch says: unsigned char* name.
+// The block's dynamic shared memory, of the size given at launch: unsigned char* name.
 #define FS_DYNAMIC_SHARED(name)                                           \
   extern __shared__ __align__(1024) unsigned char flashsparse_dynamic_[]; \
   unsigned char* const name = flashsparse_dynamic_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16-bit floats on the CPU, bit by bit, with no compiler extension.
+// Conversions of 16-bit floats on the CPU, by bit operations, with no compiler extension.
 #pragma once
 #include <cstdint>
 #include <cstring>

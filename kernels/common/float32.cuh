@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Approximate functions of fp32, one instruction each. Subnormal arguments and results count as
+// Approximate fp32 functions of one instruction. Subnormal arguments and results are flushed to
 // zero.
 #pragma once
 #include "common/device.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host and a kernel both compute. No CUDA header: nvcc and g++ compile it.
+// For functions that host and kernels share. No CUDA header: nvcc and g++ compile it.
 #pragma once
 
 #ifdef __CUDACC__

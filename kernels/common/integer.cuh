@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Integer instructions that do several steps at once, unsigned and modulo 2^32.
+// Integer instructions that combine several operations, unsigned and modulo 2^32.
 #pragma once
 #include "common/device.cuh"
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t funnel_right(uint32_t lower, uint32_t upper,
   return static_cast<uint32_t>((static_cast<uint64_t>(upper) << 32 | lower) >> (bits & 31));
 #endif
 }
-// The same by `bits`, or 32 if that is less.
+// The same with `bits` clamped to 32.
 __device__ __forceinline__ uint32_t funnel_right_clamped(uint32_t lower, uint32_t upper,
                                                          uint32_t bits) {
 #ifdef __CUDACC__
@@ -58,7 +58,7 @@ __device__ __forceinline__ uint32_t funnel_right_clamped(uint32_t lower, uint32_
 #endif
 }
 
-// (a & mask) ^ bits in one instruction: with two constants the compiler makes two of it.
+// (a & mask) ^ bits in one instruction: with two constants the compiler emits two.
 __device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t bits) {
 #ifdef __CUDACC__
   uint32_t d;
@@ -69,9 +69,9 @@ __device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t 
 #endif
 }
 
-// Byte i of the result is the byte of b:a (a the lower four) that the low 3 bits of nibble i of the
-// selector name; where the nibble's highest bit is set, the sign of that byte in all its bits.
-// PTX prmt in its default mode: __byte_perm knows no signs.
+// Byte i of the result is selected by nibble i of the selector: its low 3 bits are the number of a
+// byte of b:a (a the lower four); if its high bit is set, all bits of the result become the sign of
+// that byte. PTX prmt in its default mode: __byte_perm does not replicate signs.
 __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t d = 0;
 #ifdef __CUDACC__

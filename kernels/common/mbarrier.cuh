@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory (mbarrier of PTX): they count arrivals, and asynchronous copies can
-// arrive too. A phase ends when as many have arrived as the barrier was made for, and the next one
-// begins; who waits names the phase by its parity, 0 for the first. What a thread did before it
-// arrived is seen by those who have waited for that phase. 8 bytes each, aligned.
+// Barriers in shared memory (PTX mbarrier), at which threads arrive and asynchronous copies
+// complete. A phase ends when the barrier has had the number of arrivals that it was initialized
+// for; then the next one begins. A waiting thread gives the parity of the phase, 0 for the first.
+// What a thread did before it arrived is visible to those that have waited for that phase. 8 bytes
+// each, aligned.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -13,21 +14,21 @@ inline constexpr uint32_t kMbarrierBytes = 8;
 
 #ifdef __CUDACC__
 
-// Makes a barrier of `arrivals` arrivals a phase. Others may use it after a barrier of the threads
-// concerned, such as __syncwarp or __syncthreads.
+// Initializes a barrier for `arrivals` arrivals a phase. Other threads may use it after a barrier
+// of theirs, such as __syncwarp or __syncthreads.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Who has made barriers that bulk copies or other blocks of a cluster arrive at calls this before
-// that barrier of the threads.
+// Call between mbarrier_init and that barrier of the threads, if bulk copies or other blocks of the
+// cluster arrive at the mbarrier.
 __device__ __forceinline__ void mbarrier_init_done() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-// Arrives, once.
+// Arrives once.
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile(
       "{\n"
@@ -37,13 +38,13 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
       : "memory");
 }
 
-// Arrives, once, when all copy_async that this thread has started so far have landed. Nothing else
-// has to wait for these copies, and they are in no group.
+// Arrives once, when all copy_async that this thread has started so far have landed. They need no
+// other wait, and belong to no group.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Waits until the phase of this parity has ended. Call it no more than one phase late.
+// Waits until the phase of this parity has ended. Call it at most one phase late.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -72,7 +73,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 
 namespace detail {
 
-// The barrier at an address in a block's memory, for an operation on it.
+// The barrier at an address in a block's shared memory; `operation` is for messages.
 inline simt::Mbarrier& mbarrier_at(simt::Block& block, uint32_t address, const char* operation,
                                    simt::Place place) {
   if (!block.running)
@@ -108,7 +109,7 @@ inline void mbarrier_arrive(uint32_t barrier, simt::Place place = simt::Place::h
   simt::mbarrier_arrive(detail::mbarrier_at(barrier, "mbarrier_arrive", place));
 }
 
-// The copies land when somebody waits for them, at the last moment that a GPU allows.
+// The copies land when a thread waits for them, at the last moment that a GPU allows.
 inline void mbarrier_arrive_after_copies(uint32_t barrier,
                                          simt::Place place = simt::Place::here()) {
   const simt::sanitizers::Unwatched unwatched;
@@ -125,7 +126,7 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity,
     at = &detail::mbarrier_at(barrier, "mbarrier_wait", place);
     simt::mbarrier_wait(*at, parity, place);
   }
-  at->copies.land_all();  // in the name of this thread, so that the race detector sees it
+  at->copies.land_all();  // in this thread's name, so that the race detector sees it
   const simt::sanitizers::Unwatched unwatched;
   simt::sanitizers::release(at->order(parity));
 }

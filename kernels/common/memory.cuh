@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads, stores and asynchronous copies, with the cache behaviour that a kernel asks for.
-// Shared memory is addressed by 32 bits, so that address arithmetic takes one register and one
-// instruction. Every address must be a multiple of the size of what is accessed there.
+// Loads, stores and asynchronous copies, each with a cache behaviour. Shared memory is addressed by
+// 32 bits, so that address arithmetic takes one register and one instruction. Every address must be
+// a multiple of the size of the access.
 #pragma once
 #include <type_traits>
 
@@ -11,7 +11,7 @@ namespace flashsparse {
 
 #ifdef __CUDACC__
 
-// The address of something in shared memory.
+// The 32-bit address of something in shared memory.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_l2(const float4* place, float4& value) {
 
 }  // namespace detail
 
-// T is uint8_t, uint16_t, uint32_t, uint2, uint4, float, float2 or float4; so with store_shared.
+// T is uint8_t, uint16_t, uint32_t, uint2, uint4, float, float2 or float4, as for store_shared.
 template <class T>
 __device__ __forceinline__ T load_shared(uint32_t address) {
   T value;
@@ -122,14 +122,14 @@ __device__ __forceinline__ void store_shared(uint32_t address, float4 value) {
                : "memory");
 }
 
-// For a place where other threads may be storing the same value at the same time. The GPU needs
-// nothing special; the race detector must be told that it is on purpose.
+// For a location to which other threads may store the same value at the same time. A GPU needs
+// nothing special; the race detector has to know that it is intended.
 __device__ __forceinline__ void store_shared_same(uint32_t address, uint16_t value) {
   store_shared(address, value);
 }
 
-// The same where `condition` holds: a predicated store and no branch, which would keep the compiler
-// from mixing the instructions of neighbouring stores.
+// The same if `condition`: a predicated store instead of a branch, which would keep the compiler
+// from interleaving the instructions of neighbouring stores.
 __device__ __forceinline__ void store_shared_same_if(bool condition, uint32_t address,
                                                      uint16_t value) {
   asm volatile(
@@ -142,7 +142,7 @@ __device__ __forceinline__ void store_shared_same_if(bool condition, uint32_t ad
       : "memory");
 }
 
-// Loads place[offset] where `condition` holds: a predicated load. Else `value` is of no use.
+// Loads place[offset] if `condition`: a predicated load. Otherwise `value` is undefined.
 template <int offset>
 __device__ __forceinline__ void load_streaming_if(bool condition, const uint32_t* place,
                                                   uint32_t& value) {
@@ -156,8 +156,8 @@ __device__ __forceinline__ void load_streaming_if(bool condition, const uint32_t
       : "r"(static_cast<uint32_t>(condition)), "l"(place), "n"(offset * sizeof(uint32_t)));
 }
 
-// Global memory that is read once, and that nothing writes while the kernel runs: past the L1.
-// T is uint32_t, uint2 or uint4.
+// Loads global memory that is read once and not written during the kernel: bypasses the L1. T is
+// uint32_t, uint2 or uint4.
 template <class T>
 __device__ __forceinline__ T load_streaming(const T* place) {
   T value;
@@ -165,15 +165,15 @@ __device__ __forceinline__ T load_streaming(const T* place) {
   return value;
 }
 
-// Global memory that is read again, and that nothing writes while the kernel runs: through the L1.
-// T is an integer or a vector that __ldg reads.
+// Loads global memory that is read again and not written during the kernel: through the L1. T is an
+// integer or a vector that __ldg accepts.
 template <class T>
 __device__ __forceinline__ T load_readonly(const T* place) {
   return __ldg(place);
 }
 
-// Global memory that other blocks have written, after `arrive` says so: from the L2, which all
-// share. T is float or float4.
+// Loads global memory that other blocks have written, after `arrive`: from the L2, which is
+// coherent. T is float or float4.
 template <class T>
 __device__ __forceinline__ T load_l2(const T* place) {
   T value;
@@ -185,17 +185,17 @@ template <class T>
 __device__ __forceinline__ void store_global(T* place, T value) {
   *place = value;
 }
-// The same in one instruction. Of a vector the compiler sometimes makes a store for each word, and
-// lanes beside each other then write to the same sectors several times.
+// The same in one instruction. The compiler sometimes splits a vector store into words, and
+// adjacent lanes then write to the same sectors several times.
 __device__ __forceinline__ void store_global_whole(uint4* place, uint4 value) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(place), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)
                : "memory");
 }
 
-// Starts a copy of 4, 8 or 16 bytes to shared memory; zeros, without reading `global`, where not
-// `valid`. 16 bytes go past the L1. The thread that started it may read it after
-// copy_async_wait, others after a barrier that follows that.
+// Starts a copy of 4, 8 or 16 bytes to shared memory; zeros, without reading `global`, if not
+// `valid`. 16 bytes bypass the L1. This thread may read them after copy_async_wait, others after a
+// barrier that follows it.
 template <int bytes>
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, bool valid) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "what cp.async copies");
@@ -211,22 +211,21 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
   }
 }
 
-// How the L2 treats what is read once: it goes first when room is needed. For copy_async_once and
-// load_hinted.
-__device__ __forceinline__ uint64_t once_policy() {
+// L2 policy for data that is read once: evict first. For copy_async_hinted and load_hinted.
+__device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// As it treats everything else. For load_hinted.
-__device__ __forceinline__ uint64_t kept_policy() {
+// L2 policy for data that is read again: evict normal. For load_hinted.
+__device__ __forceinline__ uint64_t evict_normal_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// load_streaming, with what the L2 should do.
+// load_streaming with an L2 policy.
 __device__ __forceinline__ uint4 load_hinted(const uint4* place, uint64_t policy) {
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
@@ -235,28 +234,28 @@ __device__ __forceinline__ uint4 load_hinted(const uint4* place, uint64_t policy
   return value;
 }
 
-// Starts a copy of 16 bytes to shared memory, past the L1, as copy_async<16>.
-__device__ __forceinline__ void copy_async_once(uint32_t shared, const void* global,
-                                                uint64_t policy) {
+// copy_async<16> with an L2 policy.
+__device__ __forceinline__ void copy_async_hinted(uint32_t shared, const void* global,
+                                                  uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared),
                "l"(global), "l"(policy)
                : "memory");
 }
 
-// Ends a group: all copies that this thread has started since the last one.
+// Commits a group: all copies that this thread has started since the last commit.
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits for all groups of this thread but the latest `groups`.
+// Waits for all groups of this thread except the latest `groups`.
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// Counts one arrival and returns how many came before. What the block wrote before a barrier that
-// the calling thread passed is seen by the block whose arrival comes later, once that has passed a
-// barrier too: `the last block reduces`, for one thread a block.
+// Increments an arrival counter and returns how many arrived before. What the block wrote before a
+// barrier that this thread passed is visible to a block whose arrival comes later, once that has
+// passed a barrier, too: the pattern of "the last block reduces", with one thread of each block.
 __device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
@@ -266,15 +265,15 @@ __device__ __forceinline__ uint32_t arrive(uint32_t* counter) {
   return before;
 }
 
-// The next kernel in the stream may begin, if it was launched to: what this one writes it may read
-// after wait_for_last_kernel.
-__device__ __forceinline__ void allow_next_kernel() {
+// PDL: the next kernel in the stream may start, if it was launched for that. What this kernel
+// writes, it may read after griddepcontrol_wait.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Waits for the end of the kernel that this one was launched to begin before the end of.
-__device__ __forceinline__ void wait_for_last_kernel() {
+// PDL: waits until the preceding kernel has ended.
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -282,13 +281,13 @@ __device__ __forceinline__ void wait_for_last_kernel() {
 
 #else
 
-// A launch begins when the one before has ended, but must not rely on it (emulator/last_kernel.h).
-inline void allow_next_kernel() {}
-inline void wait_for_last_kernel() { simt::end_last_kernel(); }
+// Kernels run one after the other here, but must not rely on it (emulator/last_kernel.h).
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() { simt::end_last_kernel(); }
 
 namespace detail {
 
-// Where an access goes; ends the program where the address is wrong.
+// The destination of an access; ends the program if the address is wrong.
 template <class T>
 T* check_shared(uint32_t address, const char* operation, simt::Place place) {
   unsigned char* const bytes = simt::current->block->shared.at(address, sizeof(T));
@@ -325,7 +324,7 @@ T& global_at(T* pointer, const char* operation, simt::Place place) {
   return *pointer;
 }
 
-// Refuses what nvcc would refuse.
+// Rejects types that nvcc would reject.
 template <class T, class... Allowed>
 void check_type() {
   static_assert((std::is_same_v<T, Allowed> || ...), "not a type of this primitive");
@@ -420,15 +419,15 @@ void copy_async(uint32_t shared, const void* global, bool valid,
   simt::current->copies.start(to->bytes_, from ? from->bytes_ : nullptr, bytes, place);
 }
 
-inline uint64_t once_policy() { return 0; }
-inline uint64_t kept_policy() { return 1; }
+inline uint64_t evict_first_policy() { return 0; }
+inline uint64_t evict_normal_policy() { return 1; }
 
 inline uint4 load_hinted(const uint4* pointer, uint64_t, simt::Place place = simt::Place::here()) {
   return load_streaming(pointer, place);
 }
 
-inline void copy_async_once(uint32_t shared, const void* global, uint64_t,
-                            simt::Place place = simt::Place::here()) {
+inline void copy_async_hinted(uint32_t shared, const void* global, uint64_t,
+                              simt::Place place = simt::Place::here()) {
   copy_async<16>(shared, global, true, place);
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor cores and what feeds them: ldmatrix and mma of PTX, and the 16-bit floats. All 32 lanes of
-// the warp must come to each ldmatrix and mma together. Where an element of a fragment lies:
-//   group = lane / 4, pair = lane % 4 * 2; a register holds two elements, the lower column first
+// Tensor cores and their operands: PTX ldmatrix and mma, and the 16-bit floats. All 32 lanes of a
+// warp call ldmatrix and mma together. Layout of fragments, with group = lane / 4 and pair = lane %
+// 4 * 2; a register holds two elements, the lower column first:
 //   A, 16 rows x 16 columns    a[i]: row group + 8 * (i % 2), columns pair + 8 * (i / 2) and next
 //   B, 16 rows x 8 columns     bi:   rows pair + 8 * i and next, column group
-//   of bytes, four to a register, there are 32 columns of A and rows of B: 2 * pair and on, not
-//   pair C and D, 16 x 8            d[i]: row group + 8 * (i / 2), column pair + i % 2 an 8x8
-//   matrix of ldmatrix  r:    row group, columns pair and next
+//   C and D, 16 x 8            d[i]: row group + 8 * (i / 2), column pair + i % 2
+//   an 8x8 matrix of ldmatrix  r:    row group, columns pair and next
+// Of bytes, four to a register, A has 32 columns and B 32 rows: 2 * pair takes the place of pair.
 #pragma once
 #include "common/device.cuh"
 
@@ -22,15 +22,15 @@
 
 namespace flashsparse {
 
-// Names of the dtypes of operands, which are uint16_t in memory.
+// Tags for the dtypes of operands, which are uint16_t in memory.
 struct Float16 {};
 struct BFloat16 {};
 
 #ifdef __CUDACC__
 
-// Loads four 8x8 matrices of 16-bit elements, one a register: lane i gives the address of row i % 8
-// of matrix i / 8, 16 bytes aligned, and gets elements pair and pair + 1 of row `group` (or, where
-// transposed, of column `group`).
+// Loads four 8x8 matrices of 16-bit elements, one for each register: lane i gives the address of
+// row i % 8 of matrix i / 8, 16-byte aligned, and gets elements pair and pair + 1 of row `group`
+// (or of column `group`, if transposed).
 template <bool transposed = false>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   if constexpr (transposed) {
@@ -46,8 +46,8 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) 
   }
 }
 
-// Stores four such matrices, transposed: lane i gives the address of column i % 8 of matrix i / 8,
-// where its 8 elements go. Hopper and later.
+// Stores four such matrices, transposed: lane i gives the address to which the 8 elements of column
+// i % 8 of matrix i / 8 go. Hopper and later.
 __device__ __forceinline__ void store_transposed_x4(uint32_t address, const uint32_t (&r)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_transposed_x4(uint32_t address, const uint
 #endif
 }
 
-// Transposes an 8x8 matrix of 16-bit elements that the warp's registers hold.
+// Transposes an 8x8 matrix of 16-bit elements in the warp's registers.
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t matrix) {
   uint32_t transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
@@ -114,14 +114,14 @@ __device__ __forceinline__ float to_float(BFloat16, uint16_t bits) {
 
 }  // namespace detail
 
-// d += a * b, with products and sums in fp32.
+// d += a * b, with products and accumulation in fp32.
 template <class Dtype>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
   detail::mma_m16n8k16(Dtype{}, d, a, b0, b1);
 }
 
-// d += a * b, a of unsigned bytes and b of signed ones: exact, modulo 2^32.
+// d += a * b, of unsigned bytes a and signed bytes b: exact, modulo 2^32.
 __device__ __forceinline__ void mma_m16n8k32(uint32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
   asm volatile(
@@ -138,7 +138,7 @@ namespace detail {
 template <int matrices, bool transposed>
 void ldmatrix(uint32_t (&r)[matrices], uint32_t address, simt::Place place) {
   struct Argument {
-    uint4 row;  // that this lane's address names
+    uint4 row;  // at this lane's address
     uint32_t r[matrices];
   } argument{};
   // Read here, so that the access belongs to the lane that gives the address.
@@ -165,7 +165,7 @@ void ldmatrix(uint32_t (&r)[matrices], uint32_t address, simt::Place place) {
 inline float to_float(Float16, uint16_t bits) { return float_from_float16(bits); }
 inline float to_float(BFloat16, uint16_t bits) { return float_from_bfloat16(bits); }
 
-inline constexpr uint16_t kNan = 0x7fff;  // what the hardware's conversions give, for both dtypes
+inline constexpr uint16_t kNan = 0x7fff;  // result of the hardware's conversions, for both dtypes
 inline uint16_t from_float(Float16, float value) {
   return std::isnan(value) ? kNan : float16_from_float(value);
 }
@@ -178,8 +178,8 @@ uint32_t from_floats(Dtype dtype, float low, float high) {
   return from_float(dtype, low) | static_cast<uint32_t>(from_float(dtype, high)) << 16;
 }
 
-// Every 16-bit float as fp32: a table is quicker than bit by bit. Made before `main`: made on first
-// use, it would give the race detector an order between threads that the GPU does not give.
+// Every 16-bit float as fp32: a table is faster than conversion. Initialized before `main`: on
+// first use it would order threads for the race detector in a way that a GPU does not.
 template <class Dtype>
 inline const std::vector<float> kFloats = [] {
   std::vector<float> floats(1 << 16);
@@ -188,7 +188,7 @@ inline const std::vector<float> kFloats = [] {
   return floats;
 }();
 
-// Every code of e4m3.
+// Every e4m3 value.
 inline const std::vector<float> kFp8Floats = [] {
   std::vector<float> floats(256);
   for (int code = 0; code < 256; ++code) {
@@ -215,7 +215,7 @@ inline void store_transposed_x4(uint32_t address, const uint32_t (&r)[4],
                                 simt::Place place = simt::Place::here()) {
   struct Argument {
     uint32_t r[4];
-    uint4 column;  // that goes to this lane's address
+    uint4 column;  // for this lane's address
   } argument{{r[0], r[1], r[2], r[3]}, {}};
   simt::collective(~uint32_t{0}, "store_transposed_x4", simt::Lines::kSame, simt::Order::kNone,
                    place, argument, [](auto lanes, uint32_t) SIMT_UNWATCHED {
@@ -247,7 +247,8 @@ inline uint32_t transpose_8x8(uint32_t matrix, simt::Place place = simt::Place::
   return matrix;
 }
 
-// Sums exactly (to fp64) and rounds once, where the hardware rounds more often and less well.
+// Accumulates exactly (to fp64) and rounds once; the hardware rounds more often and less
+// accurately.
 template <class Dtype>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                   simt::Place place = simt::Place::here()) {
@@ -276,7 +277,7 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
                          const double* const column = columns[pair + i % 2];
                          double sum = lanes[lane]->d[i];
                          for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
-                         // Which NaN a sum gives would be up to the host's compiler.
+                         // Otherwise the host's compiler would decide which NaN results.
                          lanes[lane]->d[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
                        }
                      }
@@ -316,13 +317,13 @@ inline void mma_m16n8k32(uint32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, 
 
 #endif
 
-// To the nearest value, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 template <class Dtype>
 __device__ __forceinline__ uint16_t from_float(float value) {
   return detail::from_float(Dtype{}, value);
 }
 
-// Two at once: `low` in the lower half.
+// Rounds two at once, `low` to the lower half.
 template <class Dtype>
 __device__ __forceinline__ uint32_t from_floats(float low, float high) {
   return detail::from_floats(Dtype{}, low, high);

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sparse tensor cores: a product whose A keeps two of every four columns. All 32 lanes of the warp
-// must come together. The fragments are those of mma.cuh, with A 16 rows x 32 columns of which the
-// 16 that are kept are stored, and B 32 rows x 8 columns:
-//   A   a[i]: row group + 8 * (i % 2), what is kept of the columns 4 * (lane % 4) + 16 * (i / 2)
-//   and
-//             the three after them, the lower column first
+// 2:4 sparse tensor cores: A keeps two of every four columns. All 32 lanes of the warp call these
+// together. Fragments are those of mma.cuh, except that A has 16 rows x 32 columns, of which the 16
+// kept ones are stored, and B 32 rows x 8 columns:
+//   A   a[i]: row group + 8 * (i % 2), the kept ones of the four columns from 4 * (lane % 4) +
+//             16 * (i / 2) on, the lower column first
 //   B   b[i]: rows pair + 8 * i and next, column group
-//   metadata  two bits for each kept element, which of the four columns it is in, the first element
-//             lowest and the two of four in rising order. The lanes 2 * half and 2 * half + 1 of
-//             each four give it, where `half` is that template argument: the first of them for the
-//             columns 0 to 15, the second for 16 to 31; bits 0 to 15 for row group, four bits for
-//             every four columns, and bits 16 to 31 for row group + 8. The other two lanes' words
-//             are not read.
+//   metadata  two bits for each kept element, its column in the group of four; the first element
+//             lowest, the two of a group ascending. Lanes 2 * half and 2 * half + 1 of each quad
+//             provide it, where `half` is the template argument: the first of them for columns 0 to
+//             15, the second for columns 16 to 31; bits 0 to 15 for row group, four bits for each
+//             group of columns, and bits 16 to 31 for row group + 8. The words of the other two
+//             lanes are not read.
 //
-// Codes of 8 bits, e4m3 or int8, are multiplied 64 columns at a time, of which the 32 that are kept
-// are stored. Fragments (PTX ISA, "Matrix Fragments for sparse mma.m16n8k64"), four codes a word:
-//   A   a[i]: row group + 8 * (i % 2), what is kept of the eight columns from 8 * (lane % 4) +
+// 8-bit values, e4m3 or int8, are multiplied 64 columns at a time, of which the 32 kept ones are
+// stored. Fragments (PTX ISA, "Matrix Fragments for sparse mma.m16n8k64"), four values a word:
+//   A   a[i]: row group + 8 * (i % 2), the kept ones of the eight columns from 8 * (lane % 4) +
 //             32 * (i / 2) on, the lower column first
 //   B   b[i]: rows 4 * (lane % 4) + 16 * i to the third after it, column group
-//   metadata  all lanes give them: row group + 8 * (lane % 2), columns 32 * (lane % 4 / 2) to the
-//             31st after it, four bits for every four columns
+//   metadata  all lanes provide it: row group + 8 * (lane % 2), columns 32 * (lane % 4 / 2) to the
+//             31st after it, four bits for each group of four columns
 #pragma once
 #include "common/device.cuh"
 #include "common/mma.cuh"
@@ -47,7 +46,7 @@ FS_MMA_SPARSE(BFloat16, "bf16")
 
 }  // namespace detail
 
-// d += a * b, with products and sums in fp32.
+// d += a * b, with products and accumulation in fp32.
 template <class Dtype, int half>
 __device__ __forceinline__ void mma_sparse_m16n8k32(float (&d)[4], const uint32_t (&a)[4],
                                                     const uint32_t (&b)[4], uint32_t metadata) {
@@ -55,8 +54,8 @@ __device__ __forceinline__ void mma_sparse_m16n8k32(float (&d)[4], const uint32_
   detail::mma_sparse_m16n8k32<half>(Dtype{}, d, a, b, metadata);
 }
 
-// Whether the GPU that is compiled for multiplies codes of e4m3 by mma. For capability 9.0 and 10.0
-// ptxas makes 16-bit floats of both sides, which takes more than to widen one of them.
+// Whether the GPU that is compiled for has mma of e4m3. For compute capability 9.0 and 10.0 ptxas
+// converts both sides to 16-bit floats, which takes longer than converting one of them here.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define FS_MMA_FP8
 inline constexpr bool kHasMmaFp8 = true;
@@ -64,7 +63,7 @@ inline constexpr bool kHasMmaFp8 = true;
 inline constexpr bool kHasMmaFp8 = false;
 #endif
 
-// d += a * b, both of e4m3, with sums in fp32.
+// d += a * b, both e4m3, accumulated in fp32.
 __device__ __forceinline__ void mma_sparse_fp8(float (&d)[4], const uint32_t (&a)[4],
                                                const uint32_t (&b)[4], uint32_t metadata) {
 #ifdef FS_MMA_FP8
@@ -78,7 +77,7 @@ __device__ __forceinline__ void mma_sparse_fp8(float (&d)[4], const uint32_t (&a
 }
 #undef FS_MMA_FP8
 
-// d += a * b, both of int8, exactly, where sums have room in 32 bits.
+// d += a * b, both int8; exact if the sums fit in 32 bits.
 __device__ __forceinline__ void mma_sparse_int8(int32_t (&d)[4], const uint32_t (&a)[4],
                                                 const uint32_t (&b)[4], uint32_t metadata) {
   asm volatile(
@@ -95,7 +94,7 @@ inline constexpr bool kHasMmaFp8 = true;
 
 namespace detail {
 
-// A product of codes; add(sum, a, b) adds the product of two codes to a sum.
+// An emulated product of 8-bit values. add(sum, a, b) adds the product of two values to a sum.
 template <class Sum, class Add>
 void mma_sparse_codes(Sum (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
                       uint32_t metadata, const char* name, simt::Place place, const Add& add) {
@@ -139,7 +138,7 @@ void mma_sparse_codes(Sum (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4
   std::memcpy(d, argument.d, sizeof d);
 }
 
-// Exactly (to fp64), and rounds once.
+// Accumulates exactly (to fp64) and rounds once.
 struct AddFp8 {
   double begin(float sum) const { return sum; }
   double operator()(double sum, uint8_t a, uint8_t b) const {
@@ -171,7 +170,8 @@ inline void mma_sparse_int8(int32_t (&d)[4], const uint32_t (&a)[4], const uint3
   detail::mma_sparse_codes(d, a, b, metadata, "mma_sparse_int8", place, detail::AddInt8{place});
 }
 
-// Sums exactly (to fp64) and rounds once, where the hardware rounds more often and less well.
+// Accumulates exactly (to fp64) and rounds once; the hardware rounds more often and less
+// accurately.
 template <class Dtype, int half>
 void mma_sparse_m16n8k32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[4],
                          uint32_t metadata, simt::Place place = simt::Place::here()) {
@@ -210,7 +210,7 @@ void mma_sparse_m16n8k32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
                          double sum = lanes[lane]->d[i];
                          for (int k = 0; k < 16; ++k)
                            sum += values[row][k] * columns[pair + i % 2][places[row][k]];
-                         // Which NaN a sum gives would be up to the host's compiler.
+                         // Otherwise the host's compiler would decide which NaN results.
                          lanes[lane]->d[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
                        }
                      }

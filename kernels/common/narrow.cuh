@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From fp32 to codes of 8 bits: what tensor cores take of activations. The inverse is widen.cuh.
+// Quantizes fp32 to 8 bits, for tensor cores. The inverse is widen.cuh.
 #pragma once
 #include "common/device.cuh"
 
@@ -12,7 +12,7 @@ namespace flashsparse {
 inline constexpr float kLargestFp8 = 448;  // of e4m3
 inline constexpr float kLargestInt8 = 127;
 
-// Whether the GPU that is compiled for rounds to e4m3.
+// Whether the GPU that is compiled for converts to e4m3.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
 inline constexpr bool kHasNarrowFp8 = true;
 #else
@@ -21,8 +21,8 @@ inline constexpr bool kHasNarrowFp8 = false;
 
 #ifdef __CUDACC__
 
-// Rounds to e4m3, to nearest, ties to even: a to the lowest byte, d to the highest. What is too
-// large becomes the largest, NaN becomes NaN.
+// Converts to e4m3, rounding to nearest, ties to even: a to the lowest byte, d to the highest. Too
+// large magnitudes saturate, NaN stays NaN.
 __device__ __forceinline__ uint32_t narrow_fp8(float a, float b, float c, float d) {
   uint32_t word = 0;
 #if __CUDA_ARCH__ >= 890
@@ -38,8 +38,8 @@ __device__ __forceinline__ uint32_t narrow_fp8(float a, float b, float c, float 
   return word;
 }
 
-// Rounds to int8, to nearest, ties to even: a to the lowest byte, d to the highest. What is too
-// large becomes the largest, NaN becomes 0.
+// Converts to int8, rounding to nearest, ties to even: a to the lowest byte, d to the highest. Too
+// large magnitudes saturate, NaN becomes 0.
 __device__ __forceinline__ uint32_t narrow_int8(float a, float b, float c, float d) {
   uint32_t word = 0;
   asm("{\n"
@@ -65,7 +65,7 @@ inline uint32_t narrow_fp8(float value) {
   const uint32_t sign = std::signbit(value) ? 0x80 : 0;
   const double magnitude = std::fmin(std::fabs(value), kLargestFp8);
   const int exponent = magnitude < 0x1p-6 ? -6 : std::ilogb(magnitude);
-  // In units of the last place, of which a normal number has 8 to 15.
+  // In units of the last place: 8 to 15 for normal numbers.
   const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
   return sign | (static_cast<uint32_t>(exponent + 6) * 8 + units);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of whole tiles from global to shared memory, by the hardware alone (sm_90): one thread
-// starts a copy, which arrives at barriers in shared memory by the bytes that have landed.
+// TMA: copies of whole tiles from global to shared memory (sm_90). One thread starts a copy, whose
+// bytes are counted by mbarriers as they land.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/device.cuh"
@@ -13,16 +13,16 @@
 
 namespace flashsparse {
 
-inline constexpr int kTileCols = 64;       // 128 bytes a row
-inline constexpr uint16_t kThisBlock = 0;  // for copy_tile, in place of a set of blocks
+inline constexpr int kTileCols = 64;       // 128 bytes, a row of a tile
+inline constexpr uint16_t kThisBlock = 0;  // for copy_tile, instead of a mask of blocks
 
 #ifdef __CUDACC__
 
 // Starts to copy the tile whose first element is (row, col) of the matrix to a shared address, a
-// multiple of 1024: an operand of wgmma (wgmma.cuh), zero where the matrix has ended. Each block of
-// the cluster whose bit `blocks` has set gets it, or kThisBlock, at this address, and its barrier
-// at that one counts the bytes, all of the tile's. `map` is a __grid_constant__ parameter of the
-// kernel.
+// multiple of 1024; the layout is that of a wgmma operand (wgmma.cuh), with zeros outside of the
+// matrix. The copy goes to this address in each block of the cluster that is set in `blocks`, or to
+// this block only (kThisBlock); the barrier of each block counts the bytes of the whole tile. `map`
+// is a __grid_constant__ parameter of the kernel.
 __device__ __forceinline__ void copy_tile(uint32_t shared, const TensorMap& map, int row, int col,
                                           uint32_t barrier, uint16_t blocks) {
   if (blocks == kThisBlock) {
@@ -53,7 +53,7 @@ inline TensorMap emulated_map(const TiledMatrix& matrix) {
   return map;
 }
 
-// The copy lands when somebody waits for it, at the last moment that a GPU allows.
+// The copy lands when a thread waits for it, at the last moment that a GPU allows.
 inline void copy_tile(uint32_t shared, const TensorMap& map, int row, int col, uint32_t barrier,
                       uint16_t blocks, simt::Place place = simt::Place::here()) {
   TiledMatrix matrix;
@@ -80,7 +80,8 @@ inline void copy_tile(uint32_t shared, const TensorMap& map, int row, int col, u
         const bool inside = own_row < matrix.rows && own_col < matrix.cols;
         const uint16_t* const from = matrix.data + own_row * matrix.stride + own_col;
         const uint32_t to = shared + r * kRowBytes + (byte ^ (shared / kRowBytes + r) % 8 << 4);
-        // Beyond the last column of an odd number there is padding, which a GPU makes zero, too.
+        // An odd number of columns leaves padding after the last one, which a GPU sets to zero,
+        // too.
         at->copies.start(block->shared.at(to, kPiece),
                          inside ? reinterpret_cast<const unsigned char*>(from) : nullptr, kPiece,
                          place);

@@ -6,8 +6,8 @@
 
 namespace flashsparse {
 
-// Waits until `threads` threads, whole warps, have come to this barrier of the block, 1 to 15;
-// orders their memory as __syncthreads does (which is barrier 0).
+// Waits until `threads` threads, whole warps, have arrived at named barrier `barrier` of the block,
+// 1 to 15. Orders memory as __syncthreads does, which is barrier 0.
 #ifdef __CUDACC__
 __device__ __forceinline__ void sync_threads_of(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

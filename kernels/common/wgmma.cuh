@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper's tensor core instruction (sm_90a): four warps, a warpgroup, multiply 64 rows of A by B,
-// both read from shared memory by the hardware while the warps go on.
+// Hopper's tensor core instruction (sm_90a): the four warps of a warpgroup multiply 64 rows of A by
+// B, both of which the hardware reads from shared memory asynchronously.
 //
-// Operands are K-major tiles of rows of 64 16-bit elements, 128 bytes, whose 16-byte chunks are
-// XOR-swizzled by the row modulo 8, on 1024 bytes: "128-byte swizzle" to the hardware, and the
+// Operands are K-major tiles with rows of 64 16-bit elements, 128 bytes, 1024-byte aligned, whose
+// 16-byte chunks are XOR-swizzled by the row modulo 8: the hardware's "128-byte swizzle", and the
 // layout of a Tiled-CSL tile. PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 #pragma once
 #include "common/device.cuh"
@@ -21,25 +21,25 @@ namespace flashsparse {
 
 #ifdef __CUDACC__
 
-// Describes the operand at a shared address, a multiple of 1024.
+// Descriptor of the operand at a shared address, a multiple of 1024.
 __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
   constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;  // from 8 rows to the next 8
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The operand `bytes` further on, a multiple of 16.
+// Descriptor of the operand `bytes` further on, a multiple of 16.
 __device__ __forceinline__ uint64_t wgmma_moved(uint64_t operand, uint32_t bytes) {
   return operand + bytes / 16;
 }
 
-// Makes this thread's stores and copies to shared memory visible to wgmma. Each thread that wrote
-// calls it, before the barrier that the readers wait at.
+// Proxy fence: makes this thread's stores and copies to shared memory visible to wgmma. Each thread
+// that wrote calls it, before the barrier at which the readers wait.
 __device__ __forceinline__ void fence_for_wgmma() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Keeps what was written to `d` before this point: the compiler must not move it past wgmma_begin.
+// Keeps the compiler from moving earlier writes of `d` past wgmma_begin.
 template <int count>
 __device__ __forceinline__ void wgmma_hold(float (&d)[count]) {
   FS_UNROLL
@@ -51,31 +51,31 @@ __device__ __forceinline__ void wgmma_hold(int32_t (&d)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-// Before the first wgmma of a batch: orders it after what the warps did to its registers.
+// Before the first wgmma of a group: orders it after the warps' accesses to its registers.
 __device__ __forceinline__ void wgmma_begin() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Ends a batch.
+// Commits a group.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until every batch of this warp is done: `d` may be read and the operands overwritten.
+// Waits for all groups of this warp: `d` may be read and operands may be overwritten.
 template <class Sum, int count>
 __device__ __forceinline__ void wgmma_wait(Sum (&d)[count]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   wgmma_hold(d);
 }
 
-// Waits until every batch of this warp but the latest `batches` is done: its operands may be
-// overwritten. No register that a later batch has may be touched.
+// Waits for all groups of this warp except the latest `batches`: their operands may be overwritten.
+// Registers of a later group must not be touched.
 template <int batches>
 __device__ __forceinline__ void wgmma_wait_but() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(batches) : "memory");
 }
 
-// d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Of the 64 rows warp w of the
-// warpgroup holds 16 w to 16 w + 15: d[4 j + 2 r + c] of lane l is row 16 w + l / 4 + 8 r and
-// column 8 j + l % 4 * 2 + c. tokens is 8, 16, 32, 64, 96 or 128.
+// d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. Warp w of the warpgroup has rows 16
+// w to 16 w + 15: d[4 j + 2 r + c] of lane l is row 16 w + l / 4 + 8 r, column 8 j + l % 4 * 2 + c.
+// tokens is 8, 16, 32, 64, 96 or 128.
 template <class Type, int tokens>
 __device__ __forceinline__ void wgmma(float (&d)[tokens / 2], uint64_t a, uint64_t b);
 
@@ -119,7 +119,7 @@ inline uint64_t wgmma_moved(uint64_t operand, uint32_t bytes,
   return operand + bytes / 16;
 }
 
-// A store is seen once a fence and then a barrier follow it in the thread that stored.
+// A store is visible once a fence, and then a barrier, follow it in the thread that stored.
 inline void fence_for_wgmma() { simt::current->fenced = simt::Stores::now; }
 
 template <class Sum, int count>
@@ -139,14 +139,14 @@ namespace detail {
 
 inline constexpr int kWgmmaRows = 64, kWgmmaDepth = 16, kWgmmaRowBytes = 128;
 
-// Where element k of a row is, of the operand that begins at a shared address.
+// Address of element k of a row in the operand that begins at a shared address.
 SIMT_UNWATCHED inline uint32_t wgmma_address(uint32_t operand, int row, int k) {
   const uint32_t plain = operand + row * kWgmmaRowBytes + k * sizeof(uint16_t);
   return plain ^ (plain / kWgmmaRowBytes % 8) << 4;
 }
 
-// The shared address in a descriptor of an operand of so many rows, of which hardware would make
-// something else than an error if it were wrong.
+// The shared address in the descriptor of an operand of `rows` rows. The hardware does not report
+// wrong descriptors.
 inline uint32_t check_wgmma_operand(uint64_t operand, int rows, const char* name,
                                     simt::Place place) {
   const uint32_t address = (operand & 0x3fff) << 4, step = address % 1024;
@@ -164,7 +164,7 @@ inline uint32_t check_wgmma_operand(uint64_t operand, int rows, const char* name
   return address;
 }
 
-// That the latest store to a shared address is one that wgmma sees.
+// Checks that the latest store to a shared address is visible to wgmma.
 inline void check_wgmma_fence(uint32_t address, simt::Place place) {
   simt::Block& block = *simt::current->block;
   const simt::Stores::Store& store = block.shared.stores.latest(address);
@@ -181,8 +181,8 @@ inline void check_wgmma_fences(uint32_t operand, int rows, simt::Place place) {
     check_wgmma_fence(wgmma_address(operand, i / kWgmmaDepth, i % kWgmmaDepth), place);
 }
 
-// The rows that the sums of this thread need: 2 of A, then tokens / 4 of B. Read in its name, so
-// that the race detector sees them.
+// Reads the rows that this thread's accumulators need: 2 of A, then tokens / 4 of B. They are read
+// in its name, so that the race detector sees it.
 inline std::vector<uint16_t> read_wgmma_operands(const simt::Product& product) {
   constexpr int kChunk = sizeof(uint4) / sizeof(uint16_t);
   const unsigned warp = simt::current->warp % simt::kWarpgroup, lane = simt::current->lane;
@@ -225,7 +225,7 @@ inline void check_same_wgmma(const simt::Product& one, const simt::Product& othe
                one.place.file_name(), one.place.line);
 }
 
-// Reads as the hardware may do from now on, and takes the sums out of the thread's reach.
+// Reads the operands, as the hardware may from now on, and hides the accumulators from the thread.
 inline void start_wgmma(simt::Product& product) {
   product.operands = product.read(product);
   const simt::sanitizers::Unwatched unwatched;
@@ -255,7 +255,7 @@ inline void issue_wgmma(float* d, int tokens, const float* floats, uint64_t a, u
   start_wgmma(product);
 }
 
-// Sums exactly (to fp64) and rounds once, as mma_m16n8k16.
+// Accumulates exactly (to fp64) and rounds once, as mma_m16n8k16.
 inline void add_wgmma(const simt::Product& product, float* sums) {
   const auto element = [&](int row, int k) -> double {
     return product.floats[product.operands[row * kWgmmaDepth + k]];
@@ -268,7 +268,7 @@ inline void add_wgmma(const simt::Product& product, float* sums) {
   }
 }
 
-// Reads the operands of all batches but the latest again, as the hardware may do until now.
+// Reads the operands of all groups except the latest again, as the hardware may until now.
 inline void land_wgmma(size_t batches, simt::Place place) {
   std::vector<std::vector<simt::Product> > landing;
   {
@@ -300,7 +300,7 @@ inline void land_wgmma(size_t batches, simt::Place place) {
   }
 }
 
-// Brings the sums.
+// Returns the accumulators to the thread.
 inline void wait_wgmma(float* d, size_t count, simt::Place place) {
   land_wgmma(0, place);
   const simt::sanitizers::Unwatched unwatched;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma of which A comes from registers, and B from rows that lie in shared memory as they were
-// gathered: a row is one k, and its columns follow each other ("MN-major").
+// wgmma with A in registers, and B from gathered rows in shared memory: a row is one k, with
+// adjacent columns ("MN-major").
 //
-// B is stored in slabs of 64 columns, one after the other: a row of a slab is 128 bytes, whose
-// 16-byte chunks are XOR-swizzled by the row modulo 8, on 1024 bytes. PTX ISA, "Shared Memory
-// Matrix Layout": in the canonical layout of 128-byte swizzle the leading dimension offset leads
-// from 64 columns to the next 64, and the stride dimension offset from 8 rows to the next 8.
+// B is stored in slabs of 64 columns, one after the other. A row of a slab is 128 bytes, whose
+// 16-byte chunks are XOR-swizzled by the row modulo 8; slabs are 1024-byte aligned. PTX ISA,
+// "Shared Memory Matrix Layout": in the canonical layout of 128-byte swizzle, the leading dimension
+// offset is from 64 columns to the next 64, and the stride dimension offset from 8 rows to the next
+// 8.
 #pragma once
 #include "common/host_device.h"
 #include "common/wgmma.cuh"
@@ -16,15 +17,15 @@ namespace flashsparse {
 inline constexpr int kSlabColumns = 64;
 inline constexpr uint32_t kSlabRowBytes = kSlabColumns * sizeof(uint16_t);
 
-// Where chunk `chunk` of 16 bytes of a row is.
+// Address of 16-byte chunk `chunk` of a row.
 FS_HOST_DEVICE constexpr uint32_t slab_place(uint32_t slab, int row, int chunk) {
   return slab + row * kSlabRowBytes + (chunk ^ row % 8) * 16;
 }
 
 namespace detail {
 
-// Slabs of `rows` rows, a multiple of 8, of which the operand's begin at a shared address, a
-// multiple of 1024.
+// Descriptor of slabs of `rows` rows, a multiple of 8, of which the first begins at a shared
+// address, a multiple of 1024.
 FS_HOST_DEVICE constexpr uint64_t gathered_operand(uint32_t address, uint32_t rows) {
   const uint64_t slab = rows * kSlabRowBytes, eight_rows = 8 * kSlabRowBytes;
   return uint64_t{1} << 62 | eight_rows >> 4 << 32 | slab >> 4 << 16 | (address & 0x3ffff) >> 4;
@@ -34,16 +35,17 @@ FS_HOST_DEVICE constexpr uint64_t gathered_operand(uint32_t address, uint32_t ro
 
 #ifdef __CUDACC__
 
-// Describes 16 rows of slabs of `rows` rows: the first at a shared address, a multiple of 1024.
+// Descriptor of 16 rows of slabs of `rows` rows; the first begins at a shared address, a multiple
+// of 1024.
 template <int rows>
 __device__ __forceinline__ uint64_t gathered_operand(uint32_t address) {
   static_assert(rows % 8 == 0, "whole swizzles");
   return detail::gathered_operand(address, rows);
 }
 
-// d [64, columns] += a [64, 16] times b [16, columns]: `a` as a warp's A of mma m16n8k16, warp w of
-// the warpgroup having rows 16 w to 16 w + 15; d as wgmma has it. `a` must stay as it is until the
-// batch is done. kIsWgmmaWidth<columns>.
+// d [64, columns] += a [64, 16] times b [16, columns]. `a` is a warp's A of mma m16n8k16, where
+// warp w of the warpgroup has rows 16 w to 16 w + 15; d is as for wgmma. `a` must not change until
+// the group has ended. kIsWgmmaWidth<columns>.
 template <class Type, int columns>
 __device__ __forceinline__ void wgmma_gathered(float (&d)[columns / 2], const uint32_t (&a)[4],
                                                uint64_t b);
@@ -74,7 +76,7 @@ uint64_t gathered_operand(uint32_t address, simt::Place place = simt::Place::her
 
 namespace detail {
 
-// Where an element of B is, of the operand that begins at a shared address.
+// Address of an element of B in the operand that begins at a shared address.
 SIMT_UNWATCHED inline uint32_t gathered_address(uint32_t operand, uint32_t slab, int k,
                                                 int column) {
   constexpr uint32_t kEightRows = 8 * kSlabRowBytes;
@@ -83,8 +85,7 @@ SIMT_UNWATCHED inline uint32_t gathered_address(uint32_t operand, uint32_t slab,
   return plain ^ (plain / kSlabRowBytes % 8) << 4;
 }
 
-// Notes where B is, by its descriptor, of which hardware would make something else than an error if
-// it were wrong.
+// Sets address and slab of B from its descriptor. The hardware does not report wrong descriptors.
 inline void check_gathered_operand(uint64_t operand, simt::Product& product) {
   constexpr uint32_t kSwizzle = 8 * kSlabRowBytes;
   product.b = (operand & 0x3fff) << 4;
@@ -103,7 +104,7 @@ inline void check_gathered_operand(uint64_t operand, simt::Product& product) {
                product.place.file_name(), product.place.line);
 }
 
-// Of A what the warp's registers held, which must still be there; B from shared memory.
+// Checks that the warp's registers still hold A, and reads B from shared memory.
 inline std::vector<uint16_t> read_gathered_operands(const simt::Product& product) {
   {
     const simt::sanitizers::Unwatched unwatched;
@@ -127,7 +128,7 @@ inline std::vector<uint16_t> read_gathered_operands(const simt::Product& product
   return operands;
 }
 
-// The rows of A that the sums of a thread need, from the four lanes that hold them.
+// The rows of A that a thread's accumulators need, from the four lanes that hold them.
 inline std::vector<uint16_t> gathered_rows(simt::Product* const* all, unsigned thread) {
   std::vector<uint16_t> rows(2 * kWgmmaDepth);
   for (int k = 0; k < kWgmmaDepth; ++k) {

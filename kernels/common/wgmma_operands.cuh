@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operands of a wgmma as inline PTX has to spell them out. Of N columns (tokens) a thread has
-// N / 2 sums. Then come A, four registers or a descriptor, the descriptor of B, and the metadata of
-// a sparse A. N is any multiple of 8 to the hardware; here are those that tiles have.
+// The operands of wgmma as inline PTX has to list them. For N columns (tokens) a thread has N / 2
+// accumulators. Then come A, four registers or a descriptor, the descriptor of B, and the metadata
+// of a sparse A. The hardware takes any multiple of 8 as N; here are those that tiles have.
 //   FS_WGMMA_WIDTHS(X, ...)    X(N, ...) for each N from 64 on
-//   FS_WGMMA_SHARED_N          the text of sums, A and B where A is in shared memory
-//   FS_WGMMA_OPERANDS_N        the same where A is in registers
-//   FS_WGMMA_METADATA_N        that of what follows
-//   FS_WGMMA_SUMS_N(kind)      the sums d[] as operands of this kind: "f" or "r"
+//   FS_WGMMA_SHARED_N          the text of accumulators, A and B for A in shared memory
+//   FS_WGMMA_OPERANDS_N        the same for A in registers
+//   FS_WGMMA_METADATA_N        the text of the metadata
+//   FS_WGMMA_SUMS_N(kind)      the accumulators d[] as operands of this kind: "f" or "r"
 #pragma once
 
 #define FS_WGMMA_WIDTHS(X, ...) \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma of which A comes from registers, and B from a K-major tile in shared memory (wgmma.cuh): a
-// warp that makes its own 16 rows of A need not store them for the hardware to read.
+// wgmma with A in registers, and B from a K-major tile in shared memory (wgmma.cuh): a warp that
+// computes its 16 rows of A need not store them to shared memory.
 #pragma once
 #include "common/wgmma.cuh"
 #include "common/wgmma_gathered.cuh"
@@ -10,9 +10,9 @@ namespace flashsparse {
 
 #ifdef __CUDACC__
 
-// d [64, tokens] += a [64, 16] times b [tokens, 16] transposed: `a` as a warp's A of mma m16n8k16,
-// warp w of the warpgroup having rows 16 w to 16 w + 15; d and b as wgmma has them. `a` must stay
-// as it is until the batch is done. kIsWgmmaWidth<tokens>.
+// d [64, tokens] += a [64, 16] times b [tokens, 16] transposed. `a` is a warp's A of mma m16n8k16,
+// where warp w of the warpgroup has rows 16 w to 16 w + 15; d and b are as for wgmma. `a` must not
+// change until the group has ended. kIsWgmmaWidth<tokens>.
 template <class Type, int tokens>
 __device__ __forceinline__ void wgmma_registers(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                                 uint64_t b);
@@ -34,7 +34,7 @@ FS_WGMMA_WIDTHS(FS_WGMMA, BFloat16, "bf16")
 
 namespace detail {
 
-// Of A what the warp's registers held, which must still be there; B from shared memory.
+// Checks that the warp's registers still hold A, and reads B from shared memory.
 inline std::vector<uint16_t> read_register_operands(const simt::Product& product) {
   {
     const simt::sanitizers::Unwatched unwatched;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma whose A keeps two of every four columns and comes from registers: four warps, a warpgroup,
-// multiply 64 rows x 32 columns by B, which the hardware reads from shared memory.
+// wgmma with a 2:4 sparse A in registers: the four warps of a warpgroup multiply 64 rows x 32
+// columns by B, which the hardware reads from shared memory.
 //
-// Each warp gives 16 of the rows, as it gives them to mma.sp m16n8k32 (mma_sparse.cuh): the same
-// values in the same lanes, and the same metadata from the same two of every four lanes, which the
-// sparsity selector names: 0 for the first two, 1 for the others. PTX ISA, "Matrix Fragments for
-// sparse wgmma.mma_async.sp .m64nNk32". B is an operand of wgmma.cuh, of which an instruction takes
-// 32 columns: the half of a row of 128 bytes.
+// Each warp provides 16 of the rows, as for mma.sp m16n8k32 (mma_sparse.cuh): the same values in
+// the same lanes, and the same metadata from the same two lanes of each quad, which the sparsity
+// selector names: 0 for the first two, 1 for the others. PTX ISA, "Matrix Fragments for sparse
+// wgmma.mma_async.sp .m64nNk32". B is an operand of wgmma.cuh, of which an instruction takes 32
+// columns: half of a 128-byte row.
 //
-// Of 8 bits, e4m3 or int8, it takes 64 columns, a row's same half, and A and metadata lie otherwise
-// ("... sparse wgmma.mma_async.sp .m64nNk64"): of lane 4 g + t, a[i] holds what is kept of row g +
-// 8 (i % 2) and the eight columns from 32 (i / 2) + 8 t on; bits 4 f to 4 f + 3 of its metadata are
-// for row g + 8 (t % 2) and the four columns from 32 (t / 2) + 4 f on. All lanes give metadata.
+// 8-bit values, e4m3 or int8, are multiplied 64 columns at a time, which is the same half of a row,
+// and A and metadata are laid out differently ("... sparse wgmma.mma_async.sp .m64nNk64"). a[i] of
+// lane 4 g + t holds the kept ones of row g + 8 (i % 2) and the eight columns from 32 (i / 2) + 8 t
+// on; bits 4 f to 4 f + 3 of its metadata are for row g + 8 (t % 2) and the four columns from 32 (t
+// / 2) + 4 f on. All lanes provide metadata.
 #pragma once
 #include "common/device.cuh"
 #include "common/wgmma.cuh"
@@ -21,20 +22,19 @@ namespace flashsparse {
 
 #ifdef __CUDACC__
 
-// d [64, tokens] += a [64, 32] times b [tokens, 32] transposed, d as wgmma has it. `a` and
-// `metadata` must stay as they are until the batch is done.
-// kIsWgmmaWidth<tokens>.
+// d [64, tokens] += a [64, 32] times b [tokens, 32] transposed, d as for wgmma. `a` and `metadata`
+// must not change until the group has ended. kIsWgmmaWidth<tokens>.
 template <class Type, int tokens, int half>
 __device__ __forceinline__ void wgmma_sparse(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                              uint64_t b, const uint32_t& metadata);
 
-// d [64, tokens] += a [64, 64] times b [tokens, 64] transposed, both of e4m3. Sums keep some 14
-// bits of mantissa from one instruction to the next (DeepSeek-V3 report, section 3.3.2).
+// d [64, tokens] += a [64, 64] times b [tokens, 64] transposed, both e4m3. Accumulators keep about
+// 14 bits of mantissa from one instruction to the next (DeepSeek-V3 report, section 3.3.2).
 template <int tokens>
 __device__ __forceinline__ void wgmma_sparse_fp8(float (&d)[tokens / 2], const uint32_t (&a)[4],
                                                  uint64_t b, const uint32_t& metadata);
 
-// The same of int8, exactly, where sums have room in 32 bits.
+// The same for int8; exact if the sums fit in 32 bits.
 template <int tokens>
 __device__ __forceinline__ void wgmma_sparse_int8(int32_t (&d)[tokens / 2], const uint32_t (&a)[4],
                                                   uint64_t b, const uint32_t& metadata);
@@ -72,10 +72,9 @@ FS_WGMMA_WIDTHS(FS_WGMMA_CODES, int8, int32_t, "r", "s32.s8.s8", "")
 
 namespace detail {
 
-inline constexpr int kSparseDepth = 32;  // columns of B; of A half as many are kept
+inline constexpr int kSparseDepth = 32;  // columns of B; half of them are kept in A
 
-// Where B is, of the descriptor, of which hardware would make something else than an error if it
-// were wrong.
+// The address in the descriptor of B. The hardware does not report wrong descriptors.
 inline uint32_t check_sparse_operand(uint64_t operand, int tokens, simt::Place place) {
   const uint32_t address = check_wgmma_operand(operand, tokens, "B", place);
   if (address % (kSparseDepth * sizeof(uint16_t)) != 0)
@@ -85,7 +84,7 @@ inline uint32_t check_sparse_operand(uint64_t operand, int tokens, simt::Place p
   return address;
 }
 
-// Of A what the warp's registers held, which must still be there; B from shared memory.
+// Checks that the warp's registers still hold A, and reads B from shared memory.
 inline std::vector<uint16_t> read_sparse_operands(const simt::Product& product) {
   {
     const simt::sanitizers::Unwatched unwatched;
@@ -107,8 +106,8 @@ inline std::vector<uint16_t> read_sparse_operands(const simt::Product& product) 
   return columns;
 }
 
-// Sums exactly (to fp64) and rounds once. `rows` holds, of the two rows of the thread, 16 values
-// and then the 16 columns where they belong.
+// Accumulates exactly (to fp64) and rounds once. `rows` holds, for each of the thread's two rows,
+// 16 values and then their 16 columns.
 inline void add_sparse_wgmma(const simt::Product& product, float* sums) {
   constexpr int kKept = kSparseDepth / 2;
   for (int i = 0; i < product.tokens / 2; ++i) {
@@ -117,12 +116,12 @@ inline void add_sparse_wgmma(const simt::Product& product, float* sums) {
     double sum = sums[i];
     for (int k = 0; k < kKept; ++k)
       sum += double{product.floats[row[k]]} * product.floats[column[row[kKept + k]]];
-    // Which NaN a sum gives would be up to the host's compiler.
+    // Otherwise the host's compiler would decide which NaN results.
     sums[i] = std::isnan(sum) ? NAN : static_cast<float>(sum);
   }
 }
 
-// The two rows of A that the sums of a thread need, from the lanes of its warp.
+// The two rows of A that a thread's accumulators need, from the lanes of its warp.
 inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thread, int half) {
   constexpr int kKept = kSparseDepth / 2;
   std::vector<uint16_t> rows(4 * kKept);
@@ -142,7 +141,7 @@ inline std::vector<uint16_t> sparse_rows(simt::Product* const* all, unsigned thr
   return rows;
 }
 
-// The same of 8 bits: 32 codes and their columns a row.
+// The same for 8-bit values: 32 values and their columns for each row.
 inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all, unsigned thread, int) {
   constexpr int kKept = kSparseDepth;
   std::vector<uint16_t> rows(4 * kKept);
@@ -162,7 +161,7 @@ inline std::vector<uint16_t> sparse_code_rows(simt::Product* const* all, unsigne
   return rows;
 }
 
-// Of a row of B.
+// The value in a column of a row of B.
 inline uint8_t code_of(const uint16_t* row, int column) {
   return static_cast<uint8_t>(row[column / 2] >> column % 2 * 8);
 }
@@ -179,7 +178,7 @@ inline void add_sparse_fp8_wgmma(const simt::Product& product, float* sums) {
   }
 }
 
-// Of int32 sums, whose bits are kept as those of floats.
+// For int32 accumulators, which are stored as the bits of floats.
 inline void add_sparse_int8_wgmma(const simt::Product& product, float* sums) {
   constexpr int kKept = kSparseDepth;
   for (int i = 0; i < product.tokens / 2; ++i) {

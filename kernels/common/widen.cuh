@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// From codes of 8 and 4 bits to pairs of 16-bit floats, exactly: what tensor cores take.
+// Converts 8-bit and 4-bit values to pairs of 16-bit floats, exactly, for tensor cores.
 //
-// A code is set into the mantissa or the exponent of a 16-bit float by bit operations, and one
-// packed fma puts its exponent, or its sign, right. Instructions for four codes of 8 bits, float16
-// and bfloat16: fp8_e4m3 2 (8 before sm_89) and 8, int8 5 and 7, bytes 4 and 4; for eight of 4
-// bits: 9 and 11.
+// Bit operations place a value in the mantissa or the exponent of a 16-bit float, and one packed
+// fma corrects its exponent or its sign. Instructions for four 8-bit values, float16 and bfloat16:
+// fp8_e4m3 2 (8 before sm_89) and 8, int8 5 and 7, bytes 4 and 4; for eight 4-bit values: 9 and 11.
 #pragma once
 #include "common/device.cuh"
 #include "common/integer.cuh"
@@ -33,7 +32,8 @@ uint32_t fma_two(Type, uint32_t a, uint32_t b, uint32_t c) {
     const auto value = [&](uint32_t two) {
       return double{kFloats<Type>.data()[two >> shift & 0xffff]};
     };
-    // Exact in fp64 but for a sum of numbers that lie very far apart, which rounds twice here.
+    // Exact in fp64, except for sums of numbers of very different magnitude, which are rounded
+    // twice here.
     const auto sum = static_cast<float>(value(a) * value(b) + value(c));
     d |= uint32_t{from_float(Type{}, sum)} << shift;
   }
@@ -43,7 +43,7 @@ uint32_t fma_two(Type, uint32_t a, uint32_t b, uint32_t c) {
 
 }  // namespace detail
 
-// a * b + c, of both halves of a word, rounded once.
+// a * b + c for both halves of a word, rounded once.
 template <class Type>
 __device__ __forceinline__ uint32_t fma_two(uint32_t a, uint32_t b, uint32_t c) {
   return detail::fma_two(Type{}, a, b, c);
@@ -54,7 +54,7 @@ inline constexpr bool kIsFloat16 = false;
 template <>
 inline constexpr bool kIsFloat16<Float16> = true;
 
-// Four e4m3 codes, none of them NaN: the bytes 0 and 1 to the halves of a0, 2 and 3 to those of a1.
+// Four e4m3 values, none of them NaN: bytes 0 and 1 to the halves of a0, 2 and 3 to those of a1.
 template <class Type>
 __device__ __forceinline__ void widen_fp8(uint32_t w, uint32_t& a0, uint32_t& a1) {
 #if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890)
@@ -70,9 +70,9 @@ __device__ __forceinline__ void widen_fp8(uint32_t w, uint32_t& a0, uint32_t& a1
     return;
   }
 #endif
-  // Sign, exponent and mantissa where the wider float has them, by shifting codes that prmt has
-  // extended by their sign; the exponent is then too small by the difference of the biases,
-  // subnormal codes included.
+  // Moves sign, exponent and mantissa to their position in the wider float, by shifting bytes that
+  // prmt has sign-extended. The exponent is then too small by the difference of the biases, also
+  // for subnormals.
   constexpr int kShift = kIsFloat16<Type> ? 7 : 4;
   constexpr uint32_t kKept = kIsFloat16<Type> ? 0xbf80bf80 : 0x87f087f0;
   constexpr uint32_t kScale = kIsFloat16<Type> ? 0x5c005c00 : 0x7b807b80;  // 2^8, 2^120
@@ -80,20 +80,20 @@ __device__ __forceinline__ void widen_fp8(uint32_t w, uint32_t& a0, uint32_t& a1
   uint32_t* const to[2] = {&a0, &a1};
   FS_UNROLL
   for (int i = 0; i < 2; ++i) {
-    // Plus -0, which changes nothing.
+    // The addend -0 changes nothing.
     *to[i] = fma_two<Type>(two[i] << kShift & kKept, kScale, 0x80008000);
   }
 }
 
-// Four int8 codes: the bytes 0 and 2 to the halves of a0, 1 and 3 to those of a1.
+// Four int8 values: bytes 0 and 2 to the halves of a0, 1 and 3 to those of a1.
 template <class Type>
 __device__ __forceinline__ void widen_int8(uint32_t w, uint32_t& a0, uint32_t& a1) {
   if constexpr (kIsFloat16<Type>) {
-    const uint32_t above = w ^ 0x80808080;  // code + 128, which 1024 has room for
+    const uint32_t above = w ^ 0x80808080;  // value + 128, which fits into the mantissa of 1024
     a0 = fma_two<Type>(prmt(above, 0x64646464, 0x4240), 0x3c003c00, 0xe480e480);
     a1 = fma_two<Type>(prmt(above, 0x64646464, 0x4341), 0x3c003c00, 0xe480e480);
   } else {
-    // 128 has room for seven bits; the eighth makes the -128 that is to be added -256.
+    // Seven bits fit into the mantissa of 128; the eighth turns the addend -128 into -256.
     const uint32_t two[2] = {w, w >> 8};
     a0 = fma_two<Type>(and_xor(two[0], 0x007f007f, 0x43004300), 0x3f803f80,
                        and_xor(two[0], 0x00800080, 0xc300c300));
@@ -102,15 +102,15 @@ __device__ __forceinline__ void widen_int8(uint32_t w, uint32_t& a0, uint32_t& a
   }
 }
 
-// Four codes of int8 as bytes code + 128: 0 and 1 to the halves of a0, 2 and 3 to those of a1. They
-// become code * kWidenedByte.
+// Four int8 values as bytes value + 128: 0 and 1 to the halves of a0, 2 and 3 to those of a1. The
+// results are value * kWidenedByte.
 template <class Type>
 inline constexpr float kWidenedByte = kIsFloat16<Type> ? 1 : 1.0f / 64;
 template <class Type>
 __device__ __forceinline__ void widen_bytes(uint32_t w, uint32_t& a0, uint32_t& a1) {
-  // Of float16, 1024 has room for the byte. Of bfloat16, whose mantissa has 7 bits, a byte is a
-  // subnormal number or, from 128 on, the next larger ones: byte * -2^-133 with this sign, times
-  // -2^127.
+  // In float16 a byte fits into the mantissa of 1024. In bfloat16, whose mantissa has 7 bits, it is
+  // a subnormal number or, from 128 on, one of the next larger ones: byte * -2^-133 with this sign,
+  // which is multiplied by -2^127.
   constexpr uint32_t kUpper = kIsFloat16<Type> ? 0x64646464 : 0x80808080;
   constexpr uint32_t kScale = kIsFloat16<Type> ? 0x3c003c00 : 0xff00ff00;
   constexpr uint32_t kLess = kIsFloat16<Type> ? 0xe480e480 : 0xc000c000;  // -1152; -2
@@ -118,11 +118,11 @@ __device__ __forceinline__ void widen_bytes(uint32_t w, uint32_t& a0, uint32_t& 
   a1 = fma_two<Type>(prmt(w, kUpper, 0x4342), kScale, kLess);
 }
 
-// Eight int4 codes: nibble i to the low half of a[i], nibble i + 4 to the high one.
+// Eight int4 values: nibble i to the low half of a[i], nibble i + 4 to the high half.
 template <class Type>
 __device__ __forceinline__ void widen_int4(uint32_t w, uint32_t (&a)[4]) {
   if constexpr (kIsFloat16<Type>) {
-    // 1024 + (code + 8), or 1024 + 16 (code + 8).
+    // 1024 + (value + 8), or 1024 + 16 (value + 8).
     FS_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const uint32_t two = w >> 4 * i;

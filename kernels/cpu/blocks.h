@@ -16,8 +16,8 @@ struct Block {  // rows x cols values of a weight, the first of them at (row, co
   int64_t stride;
 };
 
-// Gives every block of a weight once, in no fixed order and from several threads. May be called
-// again.
+// Calls `consume` for every block of a weight once, in any order and from several threads. May be
+// called repeatedly.
 using Blocks = std::function<void(const std::function<void(const Block&)>& consume)>;
 
 // Blocks of `high` rows and `wide` columns of a dense weight[rows, cols].

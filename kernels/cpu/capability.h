@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which instruction set the kernels of this process use, and how a table of kernels is chosen by
-// it.
+// Which instruction set the kernels of this process use, and how it selects a table of kernels.
 #pragma once
 #include <initializer_list>
 
 namespace flashsparse::cpu {
 
-enum class Capability { kPortable, kAvx2, kAvx512 };  // each includes those before it
+enum class Capability { kPortable, kAvx2, kAvx512 };  // each includes the previous ones
 
 // The widest instruction set that this CPU has, or the one that
 // FLASHSPARSE_CPU_CAPABILITY=avx512|avx2|portable names; decided at the first call. Throws
@@ -22,8 +21,8 @@ struct CompiledFor {
   const Kernels* kernels;
 };
 
-// The first of `compiled`, widest first, that this process may use. The last one is portable. A
-// table need not have an entry for every instruction set: the next narrower one stands in.
+// The first of `compiled` (widest first, the last one portable) that this process may use. A table
+// need not have an entry for every instruction set: the next narrower one is used instead.
 template <typename Kernels>
 const Kernels& choose(std::initializer_list<CompiledFor<Kernels>> compiled) {
   const CompiledFor<Kernels>* chosen = compiled.begin();

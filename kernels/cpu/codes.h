@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of 8 and 4 bits to fp32, where they are exact. The folder of an instruction set brings, for
+// Converts 8-bit and 4-bit values to fp32, exactly. The folder of each instruction set defines, for
 // kLanes bytes,
 //   load_signed(from, to)  two's complement
-//   load_fp8(from, to)     e4m3 codes / 256: what they are as float16 without a change of exponent
+//   load_fp8(from, to)     e4m3 values / 256: their bits as float16, without a change of exponent
 #pragma once
 #include "cpu/vectors.h"
 #include "formats/value_type.h"
@@ -15,11 +15,11 @@ using Signed = int32_t __attribute__((vector_size(4 * kLanes)));
 FS_VECTOR_INLINE void load_signed(const uint8_t* from, Signed& to);
 FS_VECTOR_INLINE void load_fp8(const uint8_t* from, Floats& to);
 
-// Numbers come out divided by this.
+// Results are divided by this.
 template <ValueType kType>
 constexpr float kUnit = kType == ValueType::kFp8 ? 256 : 1;
 
-// Entry number `entry` of kLanes rows. `step` are the bytes of the rows that it lies in.
+// Converts entry number `entry` of kLanes rows; `step` are the bytes that contain it.
 template <ValueType kType>
 FS_VECTOR_INLINE void widen_code(const uint8_t* step, int64_t entry, Floats& to) {
   if constexpr (kType == ValueType::kFp8) {

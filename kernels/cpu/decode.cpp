@@ -22,7 +22,7 @@ Range range_of(const DecodeCall& call, int64_t sequence) {
   return {call.window > 0 ? std::max<int64_t>(end - call.window, 0) : 0, end};
 }
 
-// What is wrong with the lengths or the table, or nothing.
+// The error in lengths or table, or nothing.
 std::string validate(const DecodeCall& call) {
   for (int64_t sequence = 0; sequence < call.sequences; ++sequence) {
     const Range range = range_of(call, sequence);
@@ -47,7 +47,7 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
   const int64_t heads = call.group, bytes = bytes_of(call.dtype);
   const Range range = range_of(call, sequence);
 
-  // Where the rows of the positions to attend to lie.
+  // Pointers to the rows of the positions to attend to.
   thread_local std::vector<const void*> keys, values;
   keys.clear();
   values.clear();
@@ -101,7 +101,7 @@ void attend(const DecodeCall& call, int64_t sequence, int64_t kv_head) {
 }  // namespace
 
 std::string decode(const DecodeCall& call) {
-  kernels();  // chosen before any thread starts
+  kernels();  // selected before any thread starts
   const std::string error = validate(call);
   if (!error.empty()) return error;
   parallel_chunks(call.sequences * call.kv_heads,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention on the CPU: one new token a sequence over its cached keys and values.
+// Decode attention on the CPU: one new token per sequence over its cached keys and values.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -34,7 +34,7 @@ struct DecodeCall {
   int32_t* recomputed;  // [sequences, kv_heads * group]
 };
 
-// One thread a sequence and kv head. Returns what is wrong with lengths or table, or nothing.
+// One thread for each sequence and kv head. Returns the error in lengths or table, or nothing.
 std::string decode(const DecodeCall& call);
 
 }  // namespace flashsparse::cpu

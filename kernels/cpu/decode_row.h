@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of the query heads of one kv head over its rows, in fp32, on vectors as wide as those
+// Attention of the query heads of one kv head over its rows, in fp32, with vectors as wide as those
 // of the instruction set. Each folder includes it once, with its own flags: everything has internal
-// linkage (README.md says why).
+// linkage (see README.md).
 #pragma once
 #include <cstdint>
 
@@ -60,14 +60,14 @@ FS_VECTOR_INLINE void add_rows(const float* terms, const float* rows, int count,
   for (int v = 0; v < vectors; ++v) store(sums[v], to + v * kLanes);
 }
 
-// The online softmax of one head, or that of a fixed reference.
+// The softmax of a head: online, or with a fixed reference.
 struct Head {
   float reference, norm;
 };
 
 constexpr float kNoScore = -3.402823466e38f;
 
-// Takes `count` positions into account whose scores are at `scores`; makes them terms.
+// Adds `count` positions, whose scores are in `scores` and are replaced by terms.
 FS_VECTOR_INLINE void add_terms(Head& head, bool online, float* scores, int count, float* sums,
                                 int head_dim) {
   for (int j = count; j < kBlock; ++j) scores[j] = -__builtin_inff();

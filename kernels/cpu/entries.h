@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias for a weight whose kept entries lie side by side for the 16 rows of a panel, and
-// which is multiplied by activations that were widened to fp32.
+// y = x W^T + bias for a weight whose kept entries are stored side by side for the 16 rows of a
+// panel, by activations that are converted to fp32.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace flashsparse::cpu {
 
-// Calls pack(x, tokens, packed) for the activations of each block of tokens, for which there is
-// room of `floats` a token and `slack` behind all of them, and then multiply(panel, packed, tokens,
-// sums) for each panel and block.
+// Calls pack(x, tokens, packed) for the activations of each block of tokens, with space for
+// `floats` a token and `slack` after all of them, and then multiply(panel, packed, tokens, sums)
+// for each panel and block.
 template <typename Pack, typename Multiply>
 void multiply_entries(const LinearProblem& problem, int block_tokens, int64_t floats, int64_t slack,
                       const Pack& pack, const Multiply& multiply) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of a packed weight to complain about, where threads find several that break a rule.
+// The first part of a packed weight that breaks a rule, when threads find several.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 namespace flashsparse::cpu {
 
-// The lowest of the numbers that threads report.
+// The lowest of the indices that threads report.
 class FirstBad {
  public:
   void report(int64_t index) {

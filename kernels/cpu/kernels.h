@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner kernels that every format shares, once per instruction set, behind one table of
-// function pointers: products of panels, and decode attention. Everything around them (threads,
-// token blocks, edges) is written once, in plain C++. What one format alone needs is in a table of
-// its own, in the format's folder.
+// The inner kernels that all formats share, in one table of function pointers for each instruction
+// set: products of panels, and decode attention. Everything around them (threads, token blocks,
+// edges) is written once, in plain C++. What only one format needs is in a table of its own, in its
+// folder.
 #pragma once
 #include <cstdint>
 
@@ -11,13 +11,13 @@
 
 namespace flashsparse::cpu {
 
-// In codes of 8 bits that are handled as values of 16: see cpu/marked.h.
+// Marks 8-bit values that are handled as 16-bit values: see cpu/marked.h.
 inline constexpr uint16_t kMark = 0x100;
 
-// Where the mask words and the values of a panel (formats/panel.h) start.
+// Pointers to the mask words and the values of a panel (formats/panel.h).
 struct Panel {
   const uint32_t* masks;
-  const void* values;  // uint16_t, or uint32_t for fp32, or int8_t for codes
+  const void* values;  // uint16_t, or uint32_t for fp32, or int8_t
 };
 
 // How to multiply a panel by a block of tokens, in one arithmetic.
@@ -27,11 +27,11 @@ struct LinearKernels {
   int64_t activation_bytes;  // of one token and column pair, packed
   int block_tokens;          // the most tokens whose accumulators fit into registers
 
-  // Packs column pairs [first, last) of `tokens` rows of x[tokens, in_features] so that one pair's
-  // activations of all the tokens follow each other. Beyond in_features there are zeros.
+  // Packs column pairs [first, last) of `tokens` rows of x[tokens, in_features], so that the
+  // activations of one pair are contiguous over tokens; zeros past in_features.
   void (*pack_activations)(const void* x, Dtype dtype, int64_t in_features, int tokens,
                            int64_t first, int64_t last, void* packed);
-  // sums[token][16 rows] = panel * packed activations, in fp32. `sums` starts on 64 bytes.
+  // sums[token][16 rows] = panel * packed activations, in fp32. `sums` is 64-byte aligned.
   void (*multiply)(const Panel& panel, int64_t pairs, const void* packed, int tokens, float* sums);
 };
 
@@ -44,24 +44,24 @@ struct DecodeRow {
   int64_t positions;
   float softcap;        // 0: none
   const float* phi;     // [heads], or null
-  float low, high;      // bounds of a head's sum of terms: outside of them it is computed again
+  float low, high;      // bounds of a head's norm: outside of them it is recomputed
   float* out;           // [heads][head_dim]
-  int32_t* recomputed;  // [heads]: 1 where phi was wrong, else 0
+  int32_t* recomputed;  // [heads]: 1 if phi was out of range, else 0
   float* scratch;       // decode_scratch(heads) floats
 };
-constexpr int kDecodeBlock = 32;  // positions that are widened to fp32 at once
+constexpr int kDecodeBlock = 32;  // positions that are converted to fp32 at once
 constexpr int kMostHeadDim = 256;
 constexpr int64_t decode_scratch(int64_t heads) {
   return 2 * kDecodeBlock * kMostHeadDim + kDecodeBlock + 2 * heads;
 }
 
 struct Kernels {
-  const LinearKernels* bfloat16_dot;  // bf16 x, bf16 w: products of bf16 pairs; null where missing
-  const LinearKernels* bfloat16_float32;  // bf16 w widened to fp32, any x
-  const LinearKernels* float16_float32;   // fp16 w widened to fp32, any x
+  const LinearKernels* bfloat16_dot;      // bf16 x, bf16 w: products of bf16 pairs; null if missing
+  const LinearKernels* bfloat16_float32;  // bf16 w converted to fp32, any x
+  const LinearKernels* float16_float32;   // fp16 w converted to fp32, any x
   const LinearKernels* float32;           // fp32 w, any x
-  const LinearKernels* int8_bfloat16;     // bf16 x, int8 codes widened to bf16; null where missing
-  const LinearKernels* int8_float32;      // int8 codes widened to fp32, any x
+  const LinearKernels* int8_bfloat16;     // bf16 x, int8 w converted to bf16; null if missing
+  const LinearKernels* int8_float32;      // int8 w converted to fp32, any x
 
   // y[token * stride + row] = round(sums[token][row] + bias[row]) for rows < `rows`. `bias` has 16
   // entries.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of 8 bits as packers and readers of 16-bit values take them: a code has a mark above its 8
-// bits, so that no byte but code 0 is a zero.
+// 8-bit values in the 16-bit elements that packers and readers handle: a mark above the 8 bits
+// makes everything but value 0 a nonzero.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashsparse::cpu {
 
-// Of codes other than 0. The lower byte is code + 128.
+// Of nonzero values. The lower byte is value + 128.
 inline uint16_t marked(int8_t code) {
   return static_cast<uint16_t>(kMark | (static_cast<uint8_t>(code) ^ 128));
 }
@@ -20,7 +20,7 @@ inline int8_t code_of(uint16_t value) {
   return value ? static_cast<int8_t>(static_cast<uint8_t>(value) ^ 128) : int8_t{0};
 }
 
-// Codes that are not 0, and back.
+// Marks nonzero values, and removes the marks.
 inline void mark(const int8_t* codes, int64_t count, uint16_t* values) {
   for (int64_t i = 0; i < count; ++i) values[i] = marked(codes[i]);
 }
@@ -30,8 +30,7 @@ inline void unmark(const uint16_t* values, int64_t count, int8_t* codes) {
   }
 }
 
-// Blocks of `high` rows and `wide` columns of the codes of a weight, of which those other than 0
-// are kept.
+// Blocks of `high` rows and `wide` columns of an int8 weight, with marked values.
 inline Blocks blocks_of(const int8_t* codes, int64_t rows, int64_t cols, int64_t high,
                         int64_t wide) {
   return [=](const std::function<void(const Block&)>& consume) {
@@ -53,7 +52,7 @@ inline Blocks blocks_of(const int8_t* codes, int64_t rows, int64_t cols, int64_t
   };
 }
 
-// Where blocks of marked codes go: to codes[rows, cols], or to code x scale of a weight[rows,
+// Destination of blocks of marked values: int8 codes[rows, cols], or the dequantized weight[rows,
 // cols].
 class CodeSink {
  public:

@@ -16,7 +16,7 @@ const LinearKernels& select(const Kernels& kernels, const LinearProblem& problem
   return *kernels.bfloat16_float32;
 }
 
-// Multiplies sums[token][16 rows] of codes by the scales of their rows.
+// Multiplies sums[token][16 rows] of int8 values by the scales of their rows.
 void scale_panel(const LinearProblem& problem, int64_t panel, int tokens, float* sums) {
   const int64_t row = panel * kPanelRows;
   const int rows = static_cast<int>(std::min<int64_t>(kPanelRows, problem.out_features - row));
@@ -29,10 +29,10 @@ void scale_panel(const LinearProblem& problem, int64_t panel, int tokens, float*
 
 }  // namespace
 
-// A layer that one thread is through with in some 50 us it takes whole: two would gain little, and
-// where another process has one of their cores, the wait for the second to get its turn is a
-// hundred times as long. Otherwise a thread takes a sixteenth of its share, so that the last one to
-// finish is not far behind, but work enough to be worth the asking.
+// A thread takes a whole layer of up to about 50 us alone: two threads would gain little, and if
+// another process has one of their cores, waiting for the second one takes a hundred times as long.
+// Otherwise a thread takes a sixteenth of its share, so that the last one finishes soon after the
+// others, but enough to be worth the synchronization.
 int64_t chunk_panels(const LinearProblem& problem) {
   constexpr int64_t kMinProducts = 1 << 17, kSerialProducts = 1 << 20;
   const int64_t all = panels(problem.out_features);
@@ -49,7 +49,7 @@ LinearCall::LinearCall(const LinearProblem& problem)
       pairs_(column_pairs(problem.in_features)) {
   const int64_t in_features = problem.in_features, tokens = problem.tokens;
   const Dtype dtype = problem.dtype;
-  // One token of the right dtype and with no odd column left over is in packed order already.
+  // A single token of the packed dtype, with no odd column, is in packed order already.
   if (tokens == 1 && in_features % 2 == 0 && 2 * bytes_of(dtype) == linear_.activation_bytes) {
     activations_ = static_cast<const char*>(problem.x);
     return;
@@ -63,11 +63,11 @@ LinearCall::LinearCall(const LinearProblem& problem)
         in_features, blocks_.size(block), first, last,
         packed + token * pairs_ * linear_.activation_bytes);
   };
-  // Packing is one step an activation, multiplying is one a panel and activation. While a thread
-  // has many panels to come, a second start of all the threads would cost more than it saves,
-  // above all where another process holds one of their cores.
+  // Packing is one step for each activation, multiplying is one for each panel and activation. If a
+  // thread has many panels to multiply, starting all threads a second time would cost more than it
+  // saves, above all if another process has one of their cores.
   const bool alone = panels(problem.out_features) >= 32 * num_threads();
-  constexpr int64_t kChunkPairs = 4096;  // some 10 us of work
+  constexpr int64_t kChunkPairs = 4096;  // about 10 us of work
   const int64_t chunk_pairs = alone ? pairs_ : kChunkPairs;
   const int64_t chunks = (pairs_ + chunk_pairs - 1) / chunk_pairs;
   const auto pack_chunk = [&](int64_t index) {

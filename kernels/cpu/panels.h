@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T + bias for a weight of any format that can be read as panels (formats/panel.h), whether
-// it is stored so or its rows are turned into panels just before they are multiplied.
+// it is stored as panels or its rows are converted just before they are multiplied.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace flashsparse::cpu {
 
-// x, bias and y have one dtype, and it rules the arithmetic:
-//   bf16 x, bf16 w   products of column pairs, accumulated in fp32 (vdpbf16ps where the CPU has it)
-//   anything else    x and w widened to fp32, where they are exact, fused multiply-add
-// Codes are widened, too, and a sum of their products is multiplied by the scale of its row.
-// The sum is rounded once, to the dtype of y, after the bias was added in fp32. The order of
-// additions depends on the shapes alone: results are the same from run to run and for any number of
-// threads. docs/formats.md says what infinities, NaN and subnormal numbers give.
+// x, bias and y have one dtype, which determines the arithmetic:
+//   bf16 x, bf16 w   products of column pairs, accumulated in fp32 (vdpbf16ps if the CPU has it)
+//   anything else    x and w converted to fp32, where they are exact, fused multiply-add
+// Quantized values are converted, too, and accumulators are multiplied by the scale of their row.
+// The result is rounded once, to the dtype of y, after the bias was added in fp32. The order of
+// additions depends only on shapes: results are the same from run to run and for any number of
+// threads. docs/formats.md describes infinities, NaN and subnormal numbers.
 //
-// Scratch: the activations of at most 512 tokens, packed, 2 bytes (bf16 by bf16) or 4 bytes each.
+// Scratch: the packed activations of at most 512 tokens, 2 bytes (bf16 by bf16) or 4 bytes each.
 struct LinearProblem {
   int64_t out_features, in_features;
   Dtype weight_dtype;
@@ -30,11 +30,11 @@ struct LinearProblem {
   const void* bias;                   // [out_features], or null
   void* y;                            // [tokens, out_features]
   Dtype dtype;                        // of x, bias and y
-  const float* row_scales = nullptr;  // [out_features] where values are int8 codes
+  const float* row_scales = nullptr;  // [out_features] for int8 values
 };
 
-// The tokens are cut into blocks of nearly equal size, the fewest that registers can hold: 13
-// tokens run as 7 + 6 and not as 12 + 1.
+// Divides tokens into blocks of nearly equal size, the fewest that fit in registers: 13 tokens run
+// as 7 + 6, not as 12 + 1.
 struct TokenBlocks {
   int64_t tokens, count;
 
@@ -47,18 +47,18 @@ struct TokenBlocks {
 void store_panel(const LinearProblem& problem, const float* sums, int64_t panel, int64_t token,
                  int tokens);
 
-// A problem of at most kMaxTokens tokens, ready to be given panels of W from any
-// thread and in any order.
+// A problem of at most kMaxTokens tokens, to which panels of W can be given from any thread and in
+// any order.
 class LinearCall {
  public:
   static constexpr int64_t kMaxTokens = 512;  // bounds the scratch memory
 
-  // Packs the activations, in parallel where that pays.
+  // Packs the activations, in parallel if that pays.
   explicit LinearCall(const LinearProblem& problem);
 
-  // Multiplies `count` panels, the first of which is number `first` of the weight, and writes their
-  // rows of y. Eight or so are best: few enough to stay in L2 from one block of tokens to the next,
-  // enough to use a block's activations again. Any number of threads may be in here at once.
+  // Multiplies `count` panels, of which the first is number `first` of the weight, and writes their
+  // rows of y. About eight are best: few enough to stay in L2 from one block of tokens to the next,
+  // enough to reuse a block's activations. Thread-safe.
   void multiply(const Panel* panels, int count, int64_t first) const;
 
  private:
@@ -83,10 +83,10 @@ void for_each_slab(const LinearProblem& problem, const Body& body) {
   }
 }
 
-// Panels that a thread takes at a time, where they need not be read first.
+// Panels in a thread's chunk, if they need not be converted first.
 int64_t chunk_panels(const LinearProblem& problem);
 
-// Multiplies a weight that is stored as panels: panel_at(number) tells where each of them is.
+// Multiplies a weight that is stored as panels; panel_at(number) returns each of them.
 template <typename PanelAt>
 void multiply_panels(const LinearProblem& problem, const PanelAt& panel_at) {
   const int64_t all = panels(problem.out_features);
@@ -106,8 +106,8 @@ void multiply_panels(const LinearProblem& problem, const PanelAt& panel_at) {
   });
 }
 
-// Neighbouring panels as a reader fills them: it appends values at end[p] and moves it on, and
-// writes the mask words of all column pairs.
+// Adjacent panels that a reader fills: it appends values at end[p], advances it, and writes the
+// mask words of all column pairs.
 template <int kMost>
 struct GrowingPanels {
   int count = 0;
@@ -115,7 +115,7 @@ struct GrowingPanels {
   uint16_t* begin[kMost];
   uint16_t* end[kMost];
 
-  // Room for the values of every element in each panel, each panel's at the same distance.
+  // Allocates values for every element of each panel, at a constant stride.
   void assign_values(AlignedBuffer& buffer, int64_t in_features) {
     const int64_t stride = kPanelRows * in_features + kValueSlack;
     uint16_t* values = buffer.get<uint16_t>(count * stride);
@@ -132,9 +132,9 @@ GrowingPanels<kGroup> panels_of_group(int64_t group, int64_t out_features) {
   return result;
 }
 
-// Multiplies a weight that is stored in another way: read(group, panels) fills the panels of one
-// group of kGroup * 16 rows, which live until they have been multiplied. Any number of threads may
-// be in `read` at once. A thread needs some 34 bytes of scratch per panel and column.
+// Multiplies a weight that is stored in another form: read(group, panels) fills the panels of a
+// group of kGroup * 16 rows, which exist until they have been multiplied. `read` must be
+// thread-safe. A thread needs about 34 bytes of scratch per panel and column.
 template <int kGroup, typename Read>
 void multiply_after_reading(const LinearProblem& problem, const Read& read) {
   const int64_t pairs = column_pairs(problem.in_features);

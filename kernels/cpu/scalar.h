@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One value at a time, of any dtype. For plain files only: see the rules in README.md on what the
-// folders of instruction sets may include.
+// Loads and stores one value of any dtype. For plain sources only: see the rules in README.md for
+// the folders of instruction sets.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One code at a time. For plain files only, as scalar.h is.
+// Converts one quantized value. For plain sources only, as scalar.h.
 #pragma once
 #include <cstdint>
 
@@ -8,14 +8,14 @@
 
 namespace flashsparse::cpu {
 
-// Entry number `entry` of a row as a number. `byte` is the one that it lies in.
+// Entry number `entry` of a row as a float; `byte` contains it.
 inline float code_number(ValueType type, uint8_t byte, int64_t entry) {
   if (type == ValueType::kInt8) return static_cast<int8_t>(byte);
   if (type == ValueType::kInt4) {
     const int nibble = entry % 2 ? byte >> 4 : byte & 15;
     return static_cast<float>((nibble ^ 8) - 8);
   }
-  // The same fraction with an exponent's bias of 15 in place of 7.
+  // The same fraction, with an exponent bias of 15 instead of 7.
   return 256 * float_from_float16(static_cast<uint16_t>((byte & 0x80) << 8 | (byte & 0x7f) << 7));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of fp32 as wide as those of the instruction set, which the compiler's own vector types
-// stand for: one source, compiled once in each folder with its own flags. Everything has internal
-// linkage (README.md says why).
+// Vectors of fp32 as wide as those of the instruction set, by the compiler's vector types: one
+// source, compiled once in each folder with its own flags. Everything has internal linkage (see
+// README.md).
 #pragma once
 #include <cstdint>
 
@@ -22,7 +22,7 @@ using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 
-// Vectors go by reference: how they are passed by value depends on the flags.
+// Vectors are passed by reference: passing by value depends on the flags.
 #define FS_VECTOR_INLINE inline __attribute__((always_inline))
 
 FS_VECTOR_INLINE void load(const float* from, Floats& to) {
@@ -41,8 +41,8 @@ FS_VECTOR_INLINE void widen(const void* row, int64_t first, Dtype dtype, Floats&
     to = reinterpret_cast<Floats>(bits << 16);
     return;
   }
-  // Exponent and fraction move to their places; 2^112 makes the exponent's bias that of fp32, for
-  // subnormals, too. Infinities and NaN keep all their exponent bits.
+  // Moves exponent and fraction to their position; 2^112 corrects the exponent's bias to that of
+  // fp32, also for subnormals. Infinities and NaN keep all their exponent bits.
   const Words magnitude = bits & 0x7fff;
   const Floats value = reinterpret_cast<Floats>(magnitude << 13) * 0x1p112f;
   const Words special = reinterpret_cast<Words>(magnitude >= 0x7c00) & 0x7f800000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is on the emulated machine: blocks, their warps and threads, and where these meet.
+// The emulated machine: blocks, their warps and threads, and the barriers at which these wait.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct dim3 {
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// The running thread's; the scheduler sets them before it resumes a fiber.
+// Of the running thread; the scheduler sets them before it resumes a fiber.
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 inline constexpr unsigned kWarpSize = 32, kWarpgroup = 4;  // lanes, warps
@@ -33,15 +33,15 @@ inline constexpr unsigned kWarpSize = 32, kWarpgroup = 4;  // lanes, warps
 struct Thread;
 struct Block;
 
-// Threads that wait for each other: at a barrier of the block, or lanes at a collective.
+// Threads that wait for each other: at a barrier of the block, or as lanes at a collective.
 struct Meeting {
-  const char* name = nullptr;  // the operation, where threads have arrived
-  Place place = {};            // of the first that arrived
+  const char* name = nullptr;  // the operation, once threads have arrived
+  Place place = {};            // of the first thread that arrived
   unsigned arrived = 0;
   unsigned expected = 0;
 
-  // Where the order goes that the race detector must know. Two places take turns: a thread that
-  // wakes late must not inherit the order that the next meeting gives.
+  // The address on which the race detector records the order. Two alternate: a thread that wakes
+  // late must not inherit the order of the next meeting.
   void* order() { return &order_[times_ % 2]; }
 
   void pass() {
@@ -60,14 +60,14 @@ struct Barrier : Meeting {
 
 // A barrier in shared memory: see common/mbarrier.cuh.
 struct Mbarrier {
-  unsigned expected = 0, missing = 0;  // arrivals of a phase; those that the present one misses
+  unsigned expected = 0, missing = 0;  // arrivals of a phase; those that the current one lacks
   unsigned phases = 0;                 // that have ended
-  AsyncCopies copies;                  // that arrived, and have not landed yet
-  int64_t bytes = 0;                   // of copy_bulk that the present phase misses
+  AsyncCopies copies;                  // that have arrived, but not landed
+  int64_t bytes = 0;                   // of copy_bulk that the current phase lacks
   std::vector<Thread*> waiting;
   Place place = {};  // where one of them waits
 
-  // Where the order goes that arrivals in a phase of this parity give.
+  // The address for the order of arrivals in a phase of this parity.
   void* order(unsigned parity) { return &order_[parity & 1]; }
 
  private:
@@ -81,14 +81,14 @@ struct LaneMeeting : Meeting {
   void* arguments[kWarpSize];
 };
 
-// Four warps, beginning at a multiple of four, that meet at a collective.
+// Four warps, from a multiple of four on, that meet at a collective.
 struct WarpgroupMeeting : Meeting {
   uint32_t lanes[kWarpgroup] = {};  // of each warp that have arrived
   void* arguments[kWarpgroup * kWarpSize];
 };
 
 struct Warp {
-  uint32_t ready = 0, alive = 0;  // lanes that can go on; lanes that have not ended
+  uint32_t ready = 0, alive = 0;  // lanes that can run; lanes that have not ended
   std::vector<std::unique_ptr<LaneMeeting>> meetings;
 
   LaneMeeting& meeting(uint32_t mask) {
@@ -109,7 +109,8 @@ struct Thread {
   unsigned warp, lane;
   AsyncCopies copies;
   Products products;
-  // Which of the thread's stores wgmma sees: those up to a time, if a barrier follows the fence.
+  // The stores of this thread that wgmma sees: those before `visible`, which becomes `fenced` at a
+  // barrier.
   uint64_t fenced, visible;
   Statistics::Counters counters;
 };
@@ -117,7 +118,7 @@ struct Thread {
 // The running thread.
 inline Thread* current = nullptr;
 
-// A kernel did what no GPU allows: says what, and ends the program. Its fibers are not unwound.
+// The kernel did what no GPU allows: prints a message and ends the program. Fibers are not unwound.
 template <class... Args>
 [[noreturn]] void fail(const char* format, Args... args) {
   const sanitizers::Unwatched unwatched;
@@ -133,7 +134,7 @@ template <class... Args>
   std::_Exit(3);
 }
 
-// A block on the machine, or room for one.
+// A block on the machine, or a free slot for one.
 struct Block {
   static constexpr int kBarriers = 16;  // barrier 0 is __syncthreads
 
@@ -142,9 +143,9 @@ struct Block {
   std::vector<WarpgroupMeeting> warpgroups;
   std::array<Barrier, kBarriers> barriers;
   SharedMemory shared;
-  std::map<uint32_t, Mbarrier> mbarriers;  // by their addresses
+  std::map<uint32_t, Mbarrier> mbarriers;  // by address
   std::vector<Block*> cluster;             // the blocks that see each other's shared memory
-  Barrier cluster_barrier;                 // of the first of them
+  Barrier cluster_barrier;                 // used in the first block of the cluster
   dim3 index;
   bool running = false;
   bool last_kernel_ended = false;  // as far as the block knows
@@ -192,20 +193,20 @@ struct Block {
   Thread& thread(unsigned warp, unsigned lane) { return threads[warp * kWarpSize + lane]; }
 };
 
-// Notes a store of the running thread to shared memory.
+// Records a store of the running thread to shared memory.
 inline void note_store(uint32_t address, size_t bytes, Place place) {
   current->block->shared.stores.note(address, bytes, current->warp * kWarpSize + current->lane,
                                      place);
 }
 
-// wait_for_last_kernel.
+// griddepcontrol_wait.
 inline void end_last_kernel() {
   const sanitizers::Unwatched unwatched;
   current->block->last_kernel_ended = true;
 }
 
-// Counts an access of the running thread, where statistics are on. One to global memory must not
-// come too early.
+// Counts an access of the running thread, if statistics are on. Rejects accesses to global memory
+// that the preceding kernel may still use.
 inline void count(const char* operation, Place place, unsigned bytes,
                   std::optional<uint32_t> shared_address, const void* global) {
   if (global && !current->block->last_kernel_ended && UsedByLastKernel::any(global, bytes))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that wait for each other: barriers of a block, and collectives of the lanes of a warp or
-// of the threads of a warpgroup.
+// the threads of a warpgroup.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -10,9 +10,9 @@
 
 namespace simt {
 
-enum class Lines { kAny, kSame };  // whether all must come from the same line
+enum class Lines { kAny, kSame };  // whether all must arrive at the same source line
 
-// Waits until `threads` threads have come to the barrier, all from the same line if need be.
+// Waits until `threads` threads have arrived at the barrier.
 inline void barrier(Barrier& meeting, unsigned threads, Lines lines, const char* name,
                     Place place) {
   const sanitizers::Unwatched unwatched;
@@ -66,8 +66,8 @@ inline void sync_threads_of(int number, unsigned threads, Place place) {
   barrier(current->block->barriers[number], threads, Lines::kAny, "sync_threads_of", place);
 }
 
-// Ends the phase of a barrier in shared memory if nothing is missing any more. Call it unwatched,
-// as the next two.
+// Ends the phase of an mbarrier if nothing is missing any more. Call it unwatched, like the next
+// two functions.
 inline void mbarrier_end_phase(Mbarrier& barrier) {
   if (barrier.missing > 0 || barrier.bytes != 0) return;
   barrier.missing = barrier.expected;
@@ -77,7 +77,7 @@ inline void mbarrier_end_phase(Mbarrier& barrier) {
   barrier.waiting.clear();
 }
 
-// Arrives at such a barrier, once.
+// Arrives once at an mbarrier.
 inline void mbarrier_arrive(Mbarrier& barrier) {
   current->visible = current->fenced;
   sanitizers::release(barrier.order(barrier.phases));
@@ -98,9 +98,9 @@ inline void mbarrier_wait(Mbarrier& barrier, uint32_t parity, Place place) {
 
 enum class Order { kNone, kMemory };
 
-// Brings the lanes of `mask` together: each gives its `argument`, and when the last one has come,
-// meet(lanes, mask) reads and writes the arguments of all, lanes[i] being a pointer to that of lane
-// i of the mask. Gives no order to memory unless asked to, as CUDA gives none.
+// Brings the lanes of `mask` together. Each gives its `argument`; when the last one has arrived,
+// meet(lanes, mask) reads and writes the arguments of all, through lanes[i], a pointer to that of
+// lane i. Does not order memory unless asked to, like CUDA.
 template <class Argument, class Meet>
 void collective(uint32_t mask, const char* name, Lines lines, Order order, Place place,
                 Argument& argument, Meet meet) {
@@ -138,7 +138,7 @@ void collective(uint32_t mask, const char* name, Lines lines, Order order, Place
 }
 
 // Brings all threads of the warpgroup together, as `collective` does for lanes: when the last one
-// has come, meet(arguments) sees the arguments of all. Gives no order to memory.
+// has arrived, meet(arguments) sees the arguments of all. Does not order memory.
 template <class Argument, class Meet>
 void warpgroup_collective(const char* name, Place place, Argument& argument, Meet meet) {
   const sanitizers::Unwatched unwatched;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of primitives.cuh: copies to shared memory that arrive at barriers there, and clusters.
+// Part of primitives.cuh: copies to shared memory that complete at mbarriers, and clusters.
 #pragma once
 #include "common/bulk_copy.cuh"
 #include "common/cluster.cuh"
@@ -8,8 +8,8 @@
 
 namespace flashsparse::primitives {
 
-// in: 4 words for each of 32 lanes, three times; out: the same with the lanes turned around. One
-// warp copies to shared memory, the other reads, in turns of one place.
+// in: 4 words for each of 32 lanes, three times; out: the same with lanes in reverse order. One
+// warp copies to shared memory and the other reads, alternating in a single buffer.
 inline constexpr int kTurns = 3;
 __global__ void mbarriers(const uint32_t* in, uint32_t* out) {
   FS_DYNAMIC_SHARED(shared);
@@ -23,7 +23,7 @@ __global__ void mbarriers(const uint32_t* in, uint32_t* out) {
   for (int turn = 0; turn < kTurns; ++turn) {
     if (threadIdx.x < 32) {
       if (turn > 0) mbarrier_wait(empty, (turn - 1) % 2);
-      copy_async_once(place + lane * 16, in + (turn * 32 + lane) * 4, once_policy());
+      copy_async_hinted(place + lane * 16, in + (turn * 32 + lane) * 4, evict_first_policy());
       mbarrier_arrive_after_copies(full);
     } else {
       mbarrier_wait(full, turn % 2);
@@ -63,8 +63,8 @@ __global__ void runs(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// in: 256 words; out: for each of two blocks of a cluster these words. Each block copies one half
-// to both, and reads the second half from the other's memory.
+// in: 256 words; out: these words for each of two blocks of a cluster. Each block copies one half
+// to both, and reads the second half from the other's shared memory.
 __global__ void clusters(const uint32_t* in, uint32_t* out) {
   FS_DYNAMIC_SHARED(shared);
   const uint32_t place = shared_address(shared), full = place + 1024, done = full + kMbarrierBytes;

@@ -8,8 +8,8 @@
 //           float scale, softcap, low, high;
 //           uint16 query[sequences][heads][head_dim]; uint16 cache[cached], keys from its start
 //           and values from value_offset on; int32 table[sequences][table_width];
-//           int32 lengths[sequences]; uint8 mask[sequences][positions]; float phi[heads], these
-//           where they are there
+//           int32 lengths[sequences]; uint8 mask[sequences][positions]; float phi[heads]: those
+//           that the case has
 //   answer  uint16 out[sequences][heads][head_dim]; int32 recomputed[sequences][heads]
 #include <climits>
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::unified_max;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -32,7 +32,7 @@ auto unwritten(size_t count) {
   return array;
 }
 
-// Of strides in elements.
+// Converts strides from elements to chunks.
 Strides chunks(int64_t page, int64_t head, int64_t position) {
   if ((page | head | position) % 8 != 0) std::abort();
   return {static_cast<uint32_t>(page / 8), static_cast<uint32_t>(head / 8),
@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
     simt::launch(grid, plan.warps * 32, plan.shared_bytes(problem), seed,
                  [&] { kernel(arguments); });
     for (int64_t i = 0; i < problem.rows(); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(out.get(), sequences * heads * head_dim);
     driver::write(recomputed.get(), sequences * heads);

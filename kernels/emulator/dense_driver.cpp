@@ -3,9 +3,9 @@
 //   case    int64 gemv, rows, cols, tokens, bfloat16, shape, split, has_bias, weight_offset,
 //           weight_stride, seed
 //           (shape -1: as the host plans it for `split` multiprocessors; weight_offset: elements
-//           from 64 bytes on, where the weight begins);
-//           uint16 weight[weight_offset + (rows - 1) * weight_stride + cols]; uint16 x[tokens][cols
-//           to a multiple of 8]; uint16 bias[rows] if has_bias
+//           from a 64-byte boundary to the weight); uint16 weight[weight_offset + (rows - 1) *
+//           weight_stride + cols]; uint16 x[tokens][cols to a multiple of 8]; uint16 bias[rows] if
+//           has_bias
 //   answer  uint16 y[tokens][rows]
 #include <cstdint>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::dense;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -39,7 +39,7 @@ void run_flat(const Arguments& dense, FlatPlan plan, bool bfloat16, int64_t seed
   const simt::dim3 grid(static_cast<unsigned>(row_blocks), plan.split);
   simt::launch(grid, compiled.threads, compiled.shared_bytes, seed, [&] { kernel(arguments); });
   for (int64_t i = 0; i < row_blocks; ++i) {
-    if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+    if (arrivals[i] != 0) std::abort();  // must be reset
   }
 }
 
@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
     const bool aligned = offset % kChunk == 0 && stride % kChunk == 0 && cols % kChunk == 0;
-    const Gpu gpu{static_cast<int>(split), 227 << 10};  // where the host plans
+    const Gpu gpu{static_cast<int>(split), 227 << 10};  // for plans of the host
     if (gemv) {
       const int planned = plan_gemv(rows, tokens, aligned, gpu.multiprocessors);
       run_gemv(arguments, shape < 0 ? planned : static_cast<int>(shape), bfloat16, seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the drivers have in common: they read cases from stdin and write answers to stdout. With a
-// file's name as their argument they count what memory accesses cost, and write that there.
+// Shared by the drivers: they read cases from stdin and write answers to stdout. With a file name
+// as argument they also count the cost of memory accesses, and write it to that file.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace driver {
 template <class T>
 using DeviceArray = std::unique_ptr<T[], decltype(&std::free)>;
 
-// As torch's allocator gives it: aligned, and of exactly this size.
+// As from torch's allocator: aligned, but of exactly this size.
 template <class T>
 DeviceArray<T> device_array(size_t count) {
   void* place = nullptr;
@@ -35,13 +35,13 @@ DeviceArray<T> read(size_t count) {
   return array;
 }
 
-// False where there are no more cases.
+// False after the last case.
 template <class T, size_t count>
 bool read_header(T (&header)[count]) {
   return std::fread(header, sizeof header, 1, stdin) == 1;
 }
 
-// Counts from here to its end, if that is asked for.
+// Counts until it is destroyed, if a file name was given.
 class Counting {
  public:
   Counting(int argc, char** argv) : path_(argc > 1 ? argv[1] : nullptr) {

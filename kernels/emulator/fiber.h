@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fiber: a stack of its own, left and resumed at will, without a system call on x86-64.
+// A fiber: a stack that is left and resumed explicitly, without a system call on x86-64.
 #pragma once
 #include <sys/mman.h>
 
@@ -11,7 +11,7 @@
 #include "emulator/sanitizers.h"
 
 #if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
-#define SIMT_X86_64  // else, or where a test asks for it, the system's calls
+#define SIMT_X86_64  // otherwise, or if a test asks for it, ucontext
 #else
 #include <ucontext.h>
 #endif
@@ -19,9 +19,9 @@
 namespace simt {
 
 #ifdef SIMT_X86_64
-// Saves what a call must preserve on this stack, its pointer in *from, and goes on where the stack
-// `to` was left in the same way. Ends in a jump, as the processor would mispredict a `ret` to a
-// caller that has not called on this stack.
+// Saves what a call must preserve on this stack, stores the stack pointer in *from, and resumes the
+// stack `to`, which was left in the same way. Ends in a jump, since the processor would mispredict
+// a `ret` to a caller that has not called on this stack.
 [[gnu::naked, gnu::noipa, gnu::no_sanitize_thread, gnu::no_sanitize_address]] inline void
 switch_stacks(void** /*from*/, void* /*to*/) {
   asm volatile(
@@ -34,17 +34,17 @@ switch_stacks(void** /*from*/, void* /*to*/) {
 
 class Fiber {
  public:
-  // The stack that the constructing thread is on already.
+  // The stack on which the constructing thread runs.
   Fiber() { sanitizers_.race_fiber = sanitizers::current_fiber(); }
 
-  // A new stack, on which `main` begins at the first switch. `main` never returns, and the stack is
-  // never given back: the scheduler keeps its fibers as long as the program runs.
+  // A new stack, on which `main` begins at the first switch. `main` never returns and the stack is
+  // never freed: the scheduler keeps its fibers as long as the program runs.
   explicit Fiber(void (*main)()) {
     constexpr size_t kStackBytes = 128 << 10, kGuardBytes = 64 << 10;
     char* const memory =
         static_cast<char*>(mmap(nullptr, kGuardBytes + kStackBytes, PROT_NONE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    char* const stack = memory + kGuardBytes;  // an overflow is a fault
+    char* const stack = memory + kGuardBytes;  // an overflow faults
     if (memory == MAP_FAILED || mprotect(stack, kStackBytes, PROT_READ | PROT_WRITE) != 0) {
       std::perror("simt emulator: stack of a fiber");
       std::abort();
@@ -53,8 +53,8 @@ class Fiber {
     sanitizers_.bottom = stack;
     sanitizers_.size = kStackBytes;
 #ifdef SIMT_X86_64
-    // Tops at different places of a page, or all stacks would fight for the same lines of the
-    // cache.
+    // Staggers the tops within a page, since otherwise all stacks would compete for the same cache
+    // lines.
     static unsigned made = 0;
     constexpr int kSavedRegisters = 6, kColors = 32, kColorBytes = 320;
     void** top = reinterpret_cast<void**>(stack + kStackBytes - made++ % kColors * kColorBytes);
@@ -73,7 +73,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Leaves `from`, on which the caller runs, for `to`; returns when something switches back.
+  // Switches from `from`, on which the caller runs, to `to`; returns when something switches back.
   [[gnu::always_inline]] static void switch_to(Fiber& from, Fiber& to) {
 #ifdef SIMT_X86_64
     void* const pointer = to.pointer_;  // read while this is still `from` to the race detector
@@ -86,7 +86,7 @@ class Fiber {
     sanitizers::after_switch(from.sanitizers_, to.sanitizers_);
   }
 
-  // The first thing that `main` does, when it was begun by a switch from `from`.
+  // Called first by `main`, after it was begun by a switch from `from`.
   [[gnu::always_inline]] void began_from(Fiber& from) {
     sanitizers::after_switch(sanitizers_, from.sanitizers_);
   }

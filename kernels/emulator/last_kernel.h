@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel before a launch may still use when the launch begins early
-// (cuda/shared/launch_early.h). Here that kernel has ended long ago, and so nothing else would show
-// that a block did not wait.
+// What the preceding kernel may still use when a launch uses PDL (cuda/shared/launch_early.h). In
+// the emulator that kernel has ended, so nothing else would show that a block did not wait.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -10,8 +9,8 @@
 
 namespace simt {
 
-// `count` elements from `first` on, for as long as this lives: no block may touch them before one
-// of its threads has come to wait_for_last_kernel.
+// Marks `count` elements from `first` on while it exists: no block may access them before one of
+// its threads has called griddepcontrol_wait.
 class UsedByLastKernel {
  public:
   template <class T>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of one block, and the asynchronous copies of one thread into it. Each array is an
-// allocation of its exact size, so that the address sanitizer sees an overrun, and starts as 0xff
-// bytes (NaN in every float type, -1 in integers), so that a kernel which reads what it never wrote
+// Shared memory of a block, and a thread's asynchronous copies into it. Each array is an allocation
+// of its exact size, so that the address sanitizer detects an overrun, and is filled with 0xff
+// bytes (NaN in every float type, -1 in integers), so that a kernel that reads what it never wrote
 // gives a wrong result.
 #pragma once
 #include <algorithm>
@@ -27,7 +27,7 @@ class SharedMemory {
     stores.begin(dynamic_bytes);
   }
 
-  // What one block leaves behind, the next must not find.
+  // Frees the arrays, so that the next block does not find their content.
   void end() {
     for (const Array& array : arrays_) std::free(array.start);
     arrays_.clear();
@@ -35,7 +35,7 @@ class SharedMemory {
 
   void* dynamic() { return arrays_[0].start; }
 
-  // The array that this place of the kernel declares: the same one for every thread of the block.
+  // The array that is declared at this place of the kernel: one for all threads of the block.
   void* array(Place place, size_t bytes) {
     constexpr size_t kStaticAlignment = 16;
     for (size_t i = 1; i < arrays_.size(); ++i) {
@@ -45,8 +45,8 @@ class SharedMemory {
     return arrays_.back().start;
   }
 
-  // A 32-bit address: in dynamic shared memory the offset; a static array has the addresses from a
-  // higher multiple of kArraySpan on. kNoAddress for what is not in shared memory.
+  // A 32-bit address: the offset in dynamic shared memory; static arrays begin at higher multiples
+  // of kArraySpan. kNoAddress if `pointer` is not in shared memory.
   uint32_t address(const void* pointer) const {
     const auto place = reinterpret_cast<uintptr_t>(pointer);
     for (size_t i = 0; i < arrays_.size(); ++i) {
@@ -57,7 +57,7 @@ class SharedMemory {
     return kNoAddress;
   }
 
-  // Where an access of `bytes` bytes goes; null if it leaves its array.
+  // Host address of an access of `bytes` bytes; null if it exceeds its array.
   unsigned char* at(uint32_t address, size_t bytes) const {
     const size_t number = address / kArraySpan, offset = address % kArraySpan;
     if (number >= arrays_.size() || offset + bytes > arrays_[number].bytes) return nullptr;
@@ -69,7 +69,7 @@ class SharedMemory {
   Stores stores;
 
  private:
-  static constexpr uint32_t kArraySpan = 1 << 20;  // more than any multiprocessor has
+  static constexpr uint32_t kArraySpan = 1 << 20;  // more than a multiprocessor has
 
   struct Array {
     Place place;
@@ -87,9 +87,10 @@ class SharedMemory {
   std::vector<Array> arrays_;  // the dynamic one first
 };
 
-// Copies that one thread has started, oldest first, in committed groups and an open one. A copy may
-// read and land at any time from its start to the wait for its group; here it reads and puts poison
-// at its start, and reads again and puts the data at the wait, all in the name of the thread.
+// Copies that a thread has started, oldest first, in committed groups and an open one. A copy may
+// read and land at any time from its start to the wait for its group. Here it reads at its start,
+// when it writes poison, and reads again at the wait, when it writes the data; both in the name of
+// the thread.
 class AsyncCopies {
  public:
   // `from` is null for zeros; `bytes` is a multiple of 4.
@@ -107,7 +108,7 @@ class AsyncCopies {
     group_ends_.push_back(copies_.size());
   }
 
-  // Lands all groups but the latest `pending`, and says so: landed(to, bytes, place).
+  // Lands all groups except the latest `pending`, and calls landed(to, bytes, place) for each copy.
   template <class Landed>
   void wait(size_t pending, Landed landed) {
     const size_t landing = copies_before(pending);
@@ -121,7 +122,7 @@ class AsyncCopies {
     for (size_t& end : group_ends_) end -= landing;
   }
 
-  // Copies of another thread become these, to land when a barrier in shared memory is waited for.
+  // Takes the copies of another thread, to land them when an mbarrier is waited for.
   void take_over(AsyncCopies& other) {
     copies_.insert(copies_.end(), other.copies_.begin(), other.copies_.end());
     other.copies_.clear();
@@ -134,7 +135,7 @@ class AsyncCopies {
     copies_.clear();
   }
 
-  // Whether any copy may still land; groups without copies do not count.
+  // Whether a copy may still land; empty groups do not count.
   bool in_flight() const { return !copies_.empty(); }
 
   void forget_groups() { group_ends_.clear(); }
@@ -147,7 +148,7 @@ class AsyncCopies {
     Place place;
   };
 
-  // Accesses that neither compiler nor sanitizer may overlook.
+  // Accesses that neither compiler nor sanitizer may omit.
   static uint32_t read(const unsigned char* place) {
     return *reinterpret_cast<const volatile uint32_t*>(place);
   }

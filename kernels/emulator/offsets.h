@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cuda::sum_offsets launches, in the emulator.
+// The kernel that cuda::sum_offsets launches, in the emulator.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where in a kernel something happens, for messages, statistics and static shared arrays.
+// A source location in a kernel, for messages, statistics and static shared arrays.
 #pragma once
 #include <cstring>
 #include <tuple>
@@ -10,7 +10,7 @@ struct Place {
   const char* file;
   int line;
 
-  // As a default argument: the place of the call that leaves the argument out.
+  // As a default argument: the location of the call.
   static constexpr Place here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return {file, line};
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One small kernel for each primitive of kernels/common and each CUDA function that the emulator
-// stands in for, with what it reads and writes laid out for a test to check. All have one block and
-// the same signature; thread t has the numbers from in[t * count] and writes those from
-// out[t * count] on, where nothing else is said.
+// A small kernel for each primitive of kernels/common and for each CUDA function that the emulator
+// implements, with inputs and outputs laid out for a test. All have one block and the same
+// signature; unless stated otherwise, thread t reads `count` numbers from in[t * count] on and
+// writes them from out[t * count] on.
 #pragma once
 #include <cstring>
 
@@ -58,7 +58,7 @@ __global__ void mma_sparse(const uint32_t* in, uint32_t* out) {
   for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = bits_of(d[i]);
 }
 
-// The same of codes, whose sums are float (e4m3) or int32_t (int8).
+// The same for 8-bit values, accumulated in float (e4m3) or int32_t (int8).
 __device__ __forceinline__ void multiply_codes(float (&d)[4], const uint32_t (&a)[4],
                                                const uint32_t (&b)[4], uint32_t metadata) {
   mma_sparse_fp8(d, a, b, metadata);
@@ -102,12 +102,12 @@ __global__ void store_transposed(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < 128; i += 32) out[i] = load_shared<uint32_t>(base + 4 * i);
 }
 
-// in: one register of an 8x8 matrix; out: the same of its transpose.
+// in: one register of an 8x8 matrix; out: that of its transpose.
 __global__ void transpose(const uint32_t* in, uint32_t* out) {
   out[threadIdx.x] = transpose_8x8(in[threadIdx.x]);
 }
 
-// in: one value; out: what each shuffle gives, in the order below. 64 threads.
+// in: one value; out: the result of each shuffle, in the order below. 64 threads.
 __global__ void shuffles(const uint32_t* in, uint32_t* out) {
   const uint32_t all = ~0u, value = in[threadIdx.x], lane = threadIdx.x % 32;
   uint32_t* const mine = out + threadIdx.x * 9;
@@ -119,7 +119,7 @@ __global__ void shuffles(const uint32_t* in, uint32_t* out) {
   mine[5] = __shfl_up_sync(all, value, 3, 16);
   mine[6] = __shfl_down_sync(all, value, 7);
   mine[7] = __shfl_down_sync(all, value, 7, 16);
-  // Two halves of a warp, each on its own.
+  // Two halves of a warp, each with its own mask.
   if (lane % 2 == 0)
     mine[8] = __shfl_xor_sync(0x55555555u, value, 2);
   else
@@ -151,9 +151,9 @@ __global__ void bits(const uint32_t* in, uint32_t* out) {
   mine[3] = __brev(value);
 }
 
-inline constexpr int kItems = 1 << 16;  // of the next three, which one block goes through in a loop
+inline constexpr int kItems = 1 << 16;  // of the next three kernels, whose block loops
 
-// in: a, b, c; out: what each function gives.
+// in: a, b, c; out: the result of each function.
 __global__ void integers(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
     const uint32_t a = in[i * 3], b = in[i * 3 + 1], c = in[i * 3 + 2];
@@ -164,8 +164,8 @@ __global__ void integers(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// in: a float; out: as fp16 and as bf16; its low half, read as fp16 and as bf16, as floats; beside
-// the next float, both as fp16 and as bf16.
+// in: a float; out: it as fp16 and as bf16; its low half, as fp16 and as bf16, as floats; with the
+// next float, both as fp16 and as bf16.
 __global__ void conversions(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
     const uint32_t value = in[i];
@@ -180,8 +180,8 @@ __global__ void conversions(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// in: a word of codes; out: two words of each type of 8 bits, then the four of 4 bits, and the two
-// of bytes code + 128.
+// in: a word of quantized values; out: two words for each 8-bit type, then four for the 4-bit type,
+// and two for bytes value + 128.
 template <class Dtype>
 __global__ void widened(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
@@ -196,7 +196,7 @@ __global__ void widened(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// in: a float; out: 2 to its power and its inverse, nearly.
+// in: a float; out: approximations of 2 to its power and of its inverse.
 __global__ void approximations(const uint32_t* in, uint32_t* out) {
   for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
     out[i * 2] = bits_of(exp2_approx(float_of(in[i])));
@@ -204,8 +204,8 @@ __global__ void approximations(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// Two halves of a block of 128 threads, each with a barrier of its own, turn their values around
-// several times: out[t] is in[t] of the half turned around.
+// Two halves of a block of 128 threads, each with its own barrier, reverse their values several
+// times: out[t] is in[t] of the reversed half.
 __global__ void named_barriers(const uint32_t* in, uint32_t* out) {
   FS_SHARED(uint32_t, turned, 128);
   const int half = threadIdx.x / 64, place = threadIdx.x % 64;
@@ -219,8 +219,8 @@ __global__ void named_barriers(const uint32_t* in, uint32_t* out) {
   out[threadIdx.x] = value;
 }
 
-// in: 4 words; out: those 4, copied in pieces of 16, 8 and 4 bytes, 12 words. Every third thread
-// gets zeros in place of its last piece of each size.
+// in: 4 words; out: these 4, copied in pieces of 16, 8 and 4 bytes, 12 words. Every third thread
+// gets zeros instead of its last piece of each size.
 __global__ void async_copies(const uint32_t* in, uint32_t* out) {
   FS_DYNAMIC_SHARED(shared);
   const uint32_t mine = shared_address(shared) + threadIdx.x * 48;
@@ -245,7 +245,7 @@ __global__ void async_copies(const uint32_t* in, uint32_t* out) {
   store_global(reinterpret_cast<uint4*>(out + threadIdx.x * 12 + 8), piece);
 }
 
-// in: 4 words; out: the same through every load and store, 22 words.
+// in: 4 words; out: these through every load and store, 22 words.
 __global__ void loads(const uint32_t* in, uint32_t* out) {
   FS_DYNAMIC_SHARED(shared);
   const uint32_t mine = shared_address(shared) + threadIdx.x * 16;
@@ -283,7 +283,7 @@ __global__ void loads(const uint32_t* in, uint32_t* out) {
 }
 
 // in: one value; out (of the block): sum as int, sum as unsigned, or, maximum, sum of the lowest
-// byte as float; the same in shared memory; then for each thread the sum before it came.
+// byte as float; the same in shared memory; then for each thread the sum before its addition.
 __global__ void atomics(const uint32_t* in, uint32_t* out) {
   FS_SHARED(uint32_t, shared, 5);
   const uint32_t value = in[threadIdx.x];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one kernel of primitives.cuh once for each seed: primitives_driver CASE SEED... < in > out,
-// all uint32. Compiled with g++ it runs in the emulator, with nvcc -x cu on a GPU, and both must
-// give the same.
+// Runs one kernel of primitives.cuh for each seed: primitives_driver CASE SEED... < in > out, all
+// uint32. Compiled with g++ it runs in the emulator, with nvcc -x cu on a GPU; both must give the
+// same results.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

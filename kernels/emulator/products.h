@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What wgmma keeps between its issue and the wait, and who has stored to shared memory without
-// making it visible to wgmma, which reads it through another path (PTX: the async proxy).
+// The state of wgmma between issue and wait, and the stores to shared memory that are not visible
+// yet to wgmma, which reads it through the async proxy.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,36 +12,37 @@
 
 namespace simt {
 
-// A wgmma, as one thread of the warpgroup sees it.
+// A wgmma in one thread of the warpgroup.
 struct Product {
-  // Reads what the thread's sums need, in its name: 2 rows of A, then those of B, 16 elements each.
+  // Reads the operands of the thread's accumulators, in its name: 2 rows of A, then those of B, 16
+  // elements each.
   std::vector<uint16_t> (*read)(const Product&);
   int tokens;
   const float* floats;  // the value of every 16-bit operand
   float* d;
   Place place;
-  uint32_t b = 0, slab = 0;  // shared address; bytes of a slab, where B has them
-  uint32_t a = 0;            // shared address, or else
+  uint32_t b = 0, slab = 0;  // shared address; bytes of a slab, if B has slabs
+  uint32_t a = 0;            // shared address, or
   const uint32_t* registers = nullptr;
-  uint32_t given[4] = {};               // what was in the registers
-  std::vector<uint16_t> rows = {};      // that the thread needs of those of the warp
-  std::vector<uint16_t> operands = {};  // what `read` gave at the issue
-  // Adds the product to the thread's sums, where that is not what wgmma.cuh does.
+  uint32_t given[4] = {};               // content of the registers at issue
+  std::vector<uint16_t> rows = {};      // rows of the warp that the thread needs
+  std::vector<uint16_t> operands = {};  // result of `read` at issue
+  // Adds the product to the thread's accumulators, if not as wgmma.cuh does.
   void (*add)(const Product&, float* sums) = nullptr;
-  const uint32_t* metadata = nullptr;  // register of a sparse A, and what was in it
+  const uint32_t* metadata = nullptr;  // register of a sparse A, and its content at issue
   uint32_t given_metadata = 0;
 };
 
-// The wgmmas of one thread that it has not waited for.
+// The wgmmas of a thread that it has not waited for.
 struct Products {
-  // Registers at `d` that hold poison until the wait brings these values.
+  // Registers at `d` that hold poison until the wait restores these values.
   struct Sums {
     float* d;
     std::vector<float> values;
   };
 
-  bool begun = false;  // a wgmma_begin since the last commit
-  // Oldest first; those that are committed by batches.
+  bool begun = false;  // after wgmma_begin, before the next commit
+  // Oldest first; committed ones by groups.
   std::vector<Product> open;
   std::vector<std::vector<Product>> committed;
   std::vector<Sums> sums;
@@ -49,8 +50,8 @@ struct Products {
   bool in_flight() const { return !open.empty() || !committed.empty() || !sums.empty(); }
 };
 
-// The latest store to every two bytes of a block's dynamic shared memory. Time is counted in
-// stores and goes on from block to block, so that nothing needs to be cleared between them.
+// The latest store to every two bytes of a block's dynamic shared memory. Time counts stores and
+// continues from block to block, so that nothing needs to be cleared.
 class Stores {
  public:
   struct Store {

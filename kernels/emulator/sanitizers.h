@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sanitizers must be told about fibers. Empty in other builds.
-//   thread   every fiber is a thread of its own, and the only order between two of them is the one
-//            that a barrier or an acquiring and releasing atomic gives
-//   address  a switch goes to another stack
+// How the sanitizers are informed about fibers. Empty in other builds.
+//   thread   every fiber is a thread of its own, and two of them are ordered only by barriers and
+//            by atomics that acquire and release
+//   address  a switch changes the stack
 #pragma once
 #include <cstddef>
 
@@ -16,8 +16,8 @@ void __tsan_release(void* place);
 void __tsan_ignore_thread_begin();
 void __tsan_ignore_thread_end();
 
-// A process of more than one thread would sleep for a second before it ends, to see races with what
-// runs at exit. No fiber does.
+// A process with more than one thread would sleep for a second at its end, to detect races with
+// exit handlers. No fiber needs that.
 [[gnu::used]] inline const char* __tsan_default_options() { return "atexit_sleep_ms=0"; }
 }
 #endif
@@ -32,7 +32,7 @@ void __sanitizer_finish_switch_fiber(void* fake_stack, const void** old_bottom, 
 
 namespace simt::sanitizers {
 
-// One stack, as the sanitizers know it.
+// A stack, as the sanitizers identify it.
 struct Stack {
   void* race_fiber = nullptr;    // the race detector's name for it
   const void* bottom = nullptr;  // for the address sanitizer, with the size
@@ -52,8 +52,8 @@ inline void release(void*) {}
 inline void acquire(void*) {}
 #endif
 
-// Right before the switch, on the old stack. Inlined whatever the optimisation: its frame would
-// begin on one fiber and end on another.
+// Call right before a switch, on the old stack. Always inlined: otherwise its frame would begin on
+// one fiber and end on another.
 [[gnu::always_inline]] inline void before_switch([[maybe_unused]] Stack& from,
                                                  [[maybe_unused]] Stack& to) {
 #ifdef __SANITIZE_ADDRESS__
@@ -65,7 +65,7 @@ inline void acquire(void*) {}
 #endif
 }
 
-// Right after a switch from `from`, on the stack of `self`, which has just been resumed.
+// Call right after a switch from `from`, on the stack of `self`, which has just been resumed.
 [[gnu::always_inline]] inline void after_switch([[maybe_unused]] Stack& self,
                                                 [[maybe_unused]] Stack& from) {
 #ifdef __SANITIZE_ADDRESS__
@@ -73,9 +73,9 @@ inline void acquire(void*) {}
 #endif
 }
 
-// The emulator's own bookkeeping, which one fiber writes and another reads, is no race of a kernel.
-// Release and acquire work in its scope, too. For a function that does nothing but bookkeeping and
-// is called from such a scope, SIMT_UNWATCHED before its body saves the race detector's time.
+// A scope for the emulator's own bookkeeping, which several fibers access without racing. Release
+// and acquire work in it, too. For a function that does only bookkeeping and is called in such a
+// scope, SIMT_UNWATCHED before its body saves the race detector's time.
 struct Unwatched {
 #ifdef __SANITIZE_THREAD__
   Unwatched() { __tsan_ignore_thread_begin(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the blocks of a grid, each CUDA thread on a fiber of its own. A fiber runs until it waits or
-// ends; then the scheduler picks the next one.
+// ends; then the scheduler selects the next one.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -74,7 +74,7 @@ class Grid {
     running_ = nullptr;
   }
 
-  // Leaves the running thread until something makes it ready again. Call it unwatched.
+  // Suspends the running thread until something makes it ready again. Call it unwatched.
   [[gnu::always_inline]] static void wait() {
     Thread* const self = current;
     self->block->warps[self->warp].ready &= ~(uint32_t{1} << self->lane);
@@ -82,13 +82,13 @@ class Grid {
   }
 
  private:
-  // What runs at once under a shuffled schedule: the race detector needs over 1 MB for each thread.
+  // Resident at once in a shuffled schedule: the race detector needs over 1 MB for each thread.
   static constexpr size_t kResidentBlocks = 3, kResidentThreads = 1024;
   static constexpr size_t kMaxSharedBytes = 227 << 10;  // sm_90
 
   static size_t count(dim3 size) { return size_t{size.x} * size.y * size.z; }
 
-  // A fiber runs one thread after the other, of this grid and of later ones.
+  // A fiber runs one thread after another, of this grid and of later ones.
   static void fiber_main() {
     {
       const sanitizers::Unwatched unwatched;
@@ -120,7 +120,7 @@ class Grid {
     wait();
   }
 
-  // Puts waiting clusters where there is room; false when all have run.
+  // Starts waiting clusters as long as there is room; false after all have run.
   bool begin_blocks() {
     bool any = false;
     for (size_t first = 0; first < blocks_.size(); first += cluster_) {
@@ -148,7 +148,7 @@ class Grid {
     }
   }
 
-  // One turn of every warp that can go on, until a block has ended; false if nothing can go on.
+  // Runs every warp that is ready once, until a block has ended; false if nothing is ready.
   bool take_turns() {
     std::vector<std::pair<Block*, unsigned>> turns;
     for (const auto& block : blocks_) {
@@ -171,8 +171,8 @@ class Grid {
     return false;
   }
 
-  // Seed 0: the lowest ready lane first, for as long as there is one; seed 1: the highest. Others:
-  // one turn of every ready lane, in an order of its own each time (an odd step goes to all).
+  // Seed 0: runs the lowest ready lane as long as there is one; seed 1: the highest. Others: runs
+  // every ready lane once, in an order that changes each time (an odd step visits all).
   void run_warp(Block& block, unsigned warp) {
     const uint32_t& ready = block.warps[warp].ready;
     if (seed_ > 1) {
@@ -259,8 +259,8 @@ class Grid {
     return text;
   }
 
-  static inline std::vector<std::unique_ptr<Fiber>> fibers_;  // of all grids: made once, used again
-  // Of all grids, too: a resumed fiber notes the stack that it comes from in what it left for.
+  static inline std::vector<std::unique_ptr<Fiber>> fibers_;  // shared by all grids, and reused
+  // Shared by all grids, too: a resumed fiber records the stack it comes from in the one that left.
   static inline Fiber scheduler_;
   static inline Grid* running_ = nullptr;
 
@@ -275,16 +275,16 @@ class Grid {
   char grid_starts_, grid_ends_;  // only their addresses matter
 };
 
-// Runs `kernel` once for every thread of the grid: launch(grid, block, seed, [&] { kernel(...); }),
-// with that much dynamic shared memory for each block.
-// The seed chooses the order of lanes, warps and blocks: 0 rising, 1 falling, both one block after
-// the other; others shuffled, with up to three blocks at once. The race detector sees races between
-// blocks only where these run at once.
+// Runs `kernel` for every thread of the grid: launch(grid, block, seed, [&] { kernel(...); }), with
+// `shared_bytes` of dynamic shared memory for each block. The seed determines the order of lanes,
+// warps and blocks: 0 ascending, 1 descending, both one block after another; others shuffled, with
+// up to three blocks at once. The race detector sees races between blocks only if they are resident
+// at once.
 inline void launch(dim3 grid, dim3 block, size_t shared_bytes, unsigned seed,
                    std::function<void()> kernel) {
   Grid(grid, block, shared_bytes, 1, seed, std::move(kernel)).run();
 }
-// The same in clusters of so many blocks beside each other along x, which run at once.
+// The same in clusters of `cluster` blocks that are adjacent along x, which are resident at once.
 inline void launch_clusters(unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
                             unsigned seed, std::function<void()> kernel) {
   Grid(grid, block, shared_bytes, cluster, seed, std::move(kernel)).run();

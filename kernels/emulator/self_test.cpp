@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small kernels, right and wrong on purpose, that show what the emulator runs and what it catches:
+// Small kernels, some of them wrong on purpose, that show what the emulator runs and detects:
 // self_test CASE SEED... prints the output of a kernel, or its statistics, for each seed.
 #include <cstdint>
 #include <cstdio>
@@ -25,10 +25,9 @@ unsigned thread_index() {
 }
 unsigned lane() { return thread_index() % 32; }
 
-// ---- schedules and shared memory
-// -----------------------------------------------------------------
+// ---- schedules and shared memory ----
 
-// Turns the values of a block around through shared memory.
+// Reverses the values of a block through shared memory.
 __global__ void reverse(const uint32_t* in, uint32_t* out, bool with_barrier) {
   FS_SHARED(uint32_t, shared, kThreads);
   const uint32_t base = block_index() * kThreads, thread = thread_index();
@@ -63,7 +62,7 @@ __global__ void note_order(std::vector<uint32_t>* order) {
   order->push_back(block_index() * kThreads + thread_index());
 }
 
-// The second block finds nothing of what the first has written, here and in dynamic memory.
+// The second block must not find what the first has written, here or in dynamic memory.
 __global__ void read_unwritten(uint32_t* out) {
   FS_SHARED(uint32_t, shared, kThreads);
   FS_DYNAMIC_SHARED(dynamic);
@@ -74,11 +73,10 @@ __global__ void read_unwritten(uint32_t* out) {
   store_shared(address, 1u);
 }
 
-// ---- races
-// ---------------------------------------------------------------------------------------
+// ---- races ----
 
-// Lanes hand values around through shared memory. A shuffle brings them together, but only
-// __syncwarp orders their memory.
+// Lanes exchange values through shared memory. A shuffle synchronizes them, but only __syncwarp
+// orders their memory.
 __global__ void pass_in_warp(const uint32_t* in, uint32_t* out, bool with_syncwarp) {
   FS_SHARED(uint32_t, shared, kThreads);
   shared[thread_index()] = in[thread_index()];
@@ -100,7 +98,7 @@ __global__ void pass_to_ldmatrix(uint32_t* out, bool with_barrier) {
   out[block_index() * kThreads + thread] = r[0];
 }
 
-// A copy may land as soon as it has started: before that all must have read what it overwrites.
+// A copy may land as soon as it has started: all must have read what it overwrites.
 __global__ void copy_too_early(const uint32_t* in, uint32_t* out, bool with_barrier) {
   FS_DYNAMIC_SHARED(shared);
   const uint32_t base = shared_address(shared), thread = thread_index();
@@ -116,8 +114,7 @@ __global__ void copy_too_early(const uint32_t* in, uint32_t* out, bool with_barr
 
 __global__ void same_place_of_two_blocks(uint32_t* out) { out[thread_index()] = block_index(); }
 
-// ---- what is wrong on any schedule
-// ---------------------------------------------------------------
+// ---- what is wrong on any schedule ----
 
 __global__ void overrun(uint32_t length) {
   FS_SHARED(uint32_t, shared, kThreads);
@@ -154,7 +151,7 @@ __global__ void early_end() {
   __syncthreads();
 }
 
-// Lanes 3 and 17 of the second warp end before the others meet.
+// Lanes 3 and 17 of the second warp end before the others call the collective.
 __global__ void absent_lanes() {
   if (thread_index() == 35 || thread_index() == 49) return;
   float d[4] = {};
@@ -196,9 +193,9 @@ __global__ void no_wait(const uint32_t* in, uint32_t* out, bool with_wait) {
   copy_async_wait<0>();
 }
 
-// Reads what the kernel before may be writing.
+// Reads what the preceding kernel may be writing.
 __global__ void early_load(const uint32_t* in, bool with_wait) {
-  if (with_wait) wait_for_last_kernel();
+  if (with_wait) griddepcontrol_wait();
   load_readonly(in + thread_index());
 }
 
@@ -208,8 +205,7 @@ __global__ void copy_in_flight(const uint32_t* in) {
   copy_async_commit();
 }
 
-// ---- statistics: one warp, one operation a case
-// --------------------------------------------------
+// ---- statistics: one warp, one operation a case ----
 
 constexpr uint32_t kRowBytes = 128;
 
@@ -224,11 +220,11 @@ __global__ void load_wide() {
 }
 // Lanes 2i and 2i + 1 store the two halves of a word.
 __global__ void store_halves() { store_shared(threadIdx.x * 2, static_cast<uint16_t>(1)); }
-// The same, but the odd lanes in the row below: same banks, other words.
+// The same, but odd lanes in the row below: same banks, different words.
 __global__ void store_halves_apart() {
   store_shared(threadIdx.x * 2 + threadIdx.x % 2 * kRowBytes, static_cast<uint16_t>(1));
 }
-// Rows of 128 bytes, of which each lane gives the first 16; or those of a swizzle.
+// Rows of 128 bytes, of which each lane addresses the first 16 bytes; or those of a swizzle.
 __global__ void load_matrices(bool swizzled) {
   const uint32_t row = threadIdx.x, chunk = swizzled ? row % 8 : 0;
   uint32_t r[4];
@@ -244,8 +240,7 @@ __global__ void global_words(uint32_t* in, uint32_t stride) {
   store_global(in + threadIdx.x * stride, 1u);
 }
 
-// ---- the cases
-// -----------------------------------------------------------------------------------
+// ---- the cases ----
 
 void run_case(const char* name, unsigned seed) {
   const auto is = [&](const char* one) { return std::strcmp(name, one) == 0; };

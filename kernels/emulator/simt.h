@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIMT emulator: compiles a CUDA kernel with g++ and runs it on the CPU, one fiber a CUDA thread.
-// Tests only. What a kernel gets wrong between barriers shows under -fsanitize=thread, what it gets
-// wrong about bounds and alignment under -fsanitize=address,undefined, and what it gets wrong about
-// order under different schedules (see `launch` in scheduler.h). What no GPU allows, such as a
-// barrier that some threads never reach, ends the program with exit code 3 and a message.
+// SIMT emulator: compiles a CUDA kernel with g++ and runs it on the CPU, each CUDA thread on a
+// fiber. Tests only. Data races between barriers show under -fsanitize=thread, errors of bounds and
+// alignment under -fsanitize=address,undefined, and dependence on the order of execution under
+// different schedules (see `launch` in scheduler.h). What no GPU allows, such as a barrier that
+// some threads never reach, ends the program with exit code 3 and a message.
 //
-//   simt.h         CUDA's spellings
-//   scheduler.h    who runs when
-//   block.h        blocks, warps, threads, and where they meet
+//   simt.h         CUDA's names
+//   scheduler.h    the order of execution
+//   block.h        blocks, warps, threads, and their barriers
 //   fiber.h        stacks and the switch between them
-//   collectives.h  barriers, and what lanes of a warp do together
+//   collectives.h  barriers, and collectives of lanes
 //   memory.h       shared memory and asynchronous copies
-//   products.h     what wgmma has in flight, and which stores it does not see
+//   products.h     wgmma in flight, and stores that it does not see yet
 //   statistics.h   bank conflicts and sectors, by source line
-//   last_kernel.h  what a launch that begins early has to wait for
-//   sanitizers.h   what the sanitizers must be told about fibers
+//   last_kernel.h  what a launch with PDL has to wait for
+//   sanitizers.h   how the sanitizers are informed about fibers
 //
-// It is stricter than CUDA where a kernel has no need of the freedom: no lane named in a mask may
-// have ended, all threads of a block come to __syncthreads from the same line, an address given to
-// an asynchronous copy is aligned even where nothing is read. Threads run until they wait, so one
-// that polls memory waits for ever.
+// It is stricter than CUDA where kernels do not need the freedom: no lane named in a mask may have
+// ended, all threads of a block call __syncthreads at the same line, an address given to an
+// asynchronous copy is aligned even if nothing is read. Threads run until they wait, so one that
+// polls memory never ends.
 //
-// The twins of inline PTX are not here but beside it, in kernels/common. Compile with
-// -fno-strict-aliasing, as nvcc compiles device code.
+// The twins of inline PTX are next to it in kernels/common. Compile with -fno-strict-aliasing, as
+// nvcc compiles device code.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -65,8 +65,8 @@ struct alignas(16) float4 {
 
 namespace simt {
 
-// Kernels take the paths of a GPU of this compute capability, without the point: 90, or what the
-// environment variable ARCHITECTURE says. Instructions are not limited to what it has.
+// Kernels take the paths of a GPU of this compute capability, without the point: 90, or the
+// environment variable ARCHITECTURE. Instructions are not limited to it.
 inline const int architecture =
     std::getenv("ARCHITECTURE") ? std::atoi(std::getenv("ARCHITECTURE")) : 90;
 
@@ -107,7 +107,7 @@ inline uint32_t __brev(uint32_t bits) {
   return reversed;
 }
 
-// Atomics give no order to other memory, as CUDA's give none.
+// Atomics do not order other memory, like CUDA's.
 inline int atomicAdd(int* place, int value) {
   return __atomic_fetch_add(place, value, __ATOMIC_RELAXED);
 }
@@ -133,8 +133,8 @@ inline uint32_t atomicMax(uint32_t* place, uint32_t value) {
   return old;
 }
 
-// Fibers of one thread of the CPU see each other's stores at once, and the thread sanitizer knows
-// no fences: an order between blocks comes from flashsparse::arrive.
+// Fibers of one CPU thread see each other's stores at once, and the thread sanitizer has no fences:
+// blocks are ordered by flashsparse::arrive.
 inline void __threadfence() {}
 
 inline void __syncthreads(simt::Place place = simt::Place::here()) { simt::sync_threads(place); }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what memory accesses cost on a GPU, by source line: off unless a driver switches it on.
-//   requests    accesses of a warp, one for each time that its lanes come to a line
-//   wavefronts  turns of shared memory that they need: 32 banks of 4 bytes; 16-byte accesses go in
-//               four phases of 8 lanes, 8-byte ones in two of 16; lanes that touch the same 4-byte
-//               word share it, stores too
+// Counts the cost of memory accesses on a GPU, by source line; off unless a driver switches it on.
+//   requests    accesses of a warp: one each time that its lanes execute a line
+//   wavefronts  of shared memory that they need: 32 banks of 4 bytes; 16-byte accesses take four
+//               phases of 8 lanes, 8-byte ones two of 16; lanes that access the same 4-byte word
+//               share it, in stores, too
 //   sectors     32-byte sectors of global memory that they touch
 #pragma once
 #include <algorithm>
@@ -21,14 +21,14 @@ namespace simt {
 
 class Statistics {
  public:
-  // (line, operation): how often the thread has been there. The n-th time of a lane belongs to the
+  // (line, operation): how often the thread has executed it. The n-th time of a lane belongs to the
   // same request as the n-th time of the other lanes of its warp.
   using Site = std::pair<Place, const char*>;
   using Counters = std::map<Site, unsigned>;
 
   struct Access {
     unsigned lane, bytes;
-    std::optional<uint32_t> shared;  // address, where it touches shared memory
+    std::optional<uint32_t> shared;  // address, if it accesses shared memory
     uintptr_t global;                // address, or 0
   };
 

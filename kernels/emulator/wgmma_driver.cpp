@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warpgroups multiply 128 rows each with wgmma, rightly or with one mistake:
-// wgmma_driver DTYPE TOKENS MISTAKE SEED... < in > out. In: a [256, 64] and b [tokens, 64], both of
-// 16 bits, and d [256, tokens] in fp32; out: d + a b^T for each seed. Compiled with g++ it runs in
-// the emulator, with nvcc -x cu on a GPU of sm_90a, and what is right must give the same.
+// Two warpgroups multiply 128 rows each with wgmma, correctly or with one mistake: wgmma_driver
+// DTYPE TOKENS MISTAKE SEED... < in > out. In: a [256, 64] and b [tokens, 64], both of 16 bits, and
+// d [256, tokens] in fp32; out: d + a b^T for each seed. Compiled with g++ it runs in the emulator,
+// with nvcc -x cu on a GPU of sm_90a; without a mistake both must give the same results.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -52,7 +52,7 @@ static_assert(sizeof kNames / sizeof *kNames == kMistakes);
 constexpr int kRows = 256, kColumns = 64, kThreads = 256, kRowBytes = kColumns * 2;
 constexpr int kTileBytes = kRows * kRowBytes, kHalfBytes = 64 * kRowBytes;
 
-// Where chunk `chunk` of 16 bytes of a row is.
+// Address of 16-byte chunk `chunk` of a row.
 __device__ __forceinline__ uint32_t place_of(uint32_t tile, int row, int chunk) {
   return tile + row * kRowBytes + (chunk ^ row % 8) * 16;
 }
@@ -74,7 +74,7 @@ __global__ void multiply(const uint4* a, const uint4* b, const float* d, float* 
   if (mistake != kNoBarrier) __syncthreads();
   if (mistake == kFenceAfterBarrier) fence_for_wgmma();
 
-  // Where element i of the sums of 64 rows, the first or the second, is in d and out.
+  // Position in d and out of element i of the accumulators of the first or second 64 rows.
   const auto place = [&](int half, int i) {
     const int row = 128 * group + 64 * half + 16 * warp + lane / 4 + i / 2 % 2 * 8;
     return row * tokens + i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -103,7 +103,7 @@ __global__ void multiply(const uint4* a, const uint4* b, const float* d, float* 
     wgmma<Type, tokens>(sums[0], left, right);
     if (mistake == kWrittenEarly && step == 1) sums[0][1] = 0;
     wgmma<Type, tokens>(sums[1], wgmma_operand(mine + kHalfBytes + 32 * step), right);
-    if (step == 1) {  // a second batch, while the first is in flight
+    if (step == 1) {  // a second group, while the first is in flight
       if (mistake != kNoCommit) wgmma_commit();
       if (mistake != kNoBegin) wgmma_begin();
     }
@@ -113,7 +113,7 @@ __global__ void multiply(const uint4* a, const uint4* b, const float* d, float* 
   if (mistake == kReadEarly) out[place(0, 0)] = sums[0][0];
   if (mistake != kNoWait) wgmma_wait(sums[0]);
   if (mistake != kNoWait) wgmma_wait(sums[1]);
-  // Where another thread may still wait.
+  // While other threads may still wait.
   if (mistake == kOverwrittenByOthers) store_shared(place_of(a_tile, threadIdx.x ^ 8, 0), 1u);
   FS_UNROLL
   for (int i = 0; i < tokens; ++i) {

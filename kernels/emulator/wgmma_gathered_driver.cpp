@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup multiplies 64 rows, in registers, by gathered ones, rightly or with one mistake:
+// A warpgroup multiplies 64 rows in registers by gathered rows, correctly or with one mistake:
 // wgmma_gathered_driver DTYPE COLUMNS MISTAKE SEED... < in > out. In: a [64, 64] and b [64,
 // columns], both of 16 bits, and d [64, columns] in fp32; out: d + a b for each seed. Compiled with
-// g++ it runs in the emulator, with nvcc -x cu on a GPU of sm_90a, and what is right must give the
-// same.
+// g++ it runs in the emulator, with nvcc -x cu on a GPU of sm_90a; without a mistake both must give
+// the same results.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -85,7 +85,7 @@ __global__ void multiply(const uint16_t* a, const uint4* b, const float* d, floa
     wgmma_commit();
     if (batch == 1) wgmma_wait_but<1>();
   }
-  // The first batch is done, the second may not be.
+  // The first group has ended, the second may not have.
   if (mistake == kRegistersOverwritten) rows[3][2] ^= 1;
   if (mistake == kOverwritten) store_shared(slab_place(shared, 40 + threadIdx.x % 8, warp), 1u);
   if (mistake == kWaitForTooFew) wgmma_wait_but<1>();

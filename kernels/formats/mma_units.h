@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Units: what sparse_24 and tiled_bitmap cut a weight [out_features, in_features] into. A unit is
-// 16 rows x 256 columns, the units of a row of units one after the other. What lies in a unit is
-// the format's own: for each lane what it hands to the tensor cores as operand A. So what kernels
-// do around a unit knows no format (cuda/mma_units).
+// Units: blocks of 16 rows x 256 columns, into which sparse_24 and tiled_bitmap divide a weight
+// [out_features, in_features], in row-major order. The layout within a unit is the format's: it
+// holds each lane's fragment of operand A. All that kernels do around a unit is shared
+// (cuda/mma_units).
 #pragma once
 #include <cstdint>
 

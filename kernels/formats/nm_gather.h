@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// nm_gather: vector-wise N:M weights in the order in which tensor cores take them, and indices that
-// are addresses of x. The runtime form of nm_vector on CUDA for vectors of 8 rows and more.
+// nm_gather: vector-wise N:M weights in the order of tensor core fragments, with indices that are
+// addresses of x. The runtime form of nm_vector on CUDA for vectors of 8 rows and more.
 //
 // Kept columns are numbered in order: kept column j is in window j / n. A *step* is 16 kept
 // columns, the depth of one mma, and a *pair* of steps is what a warp loads at a time. A *panel* is
-// as many whole windows as are whole steps and are not wider than an index byte reaches, 256
-// columns; a *section* is the fewest panels that are whole pairs, one or two. Rows are taken in
-// *units* of 8, 16 or 32, the vector length or 32 if that is less, and vectors longer than 32 share
-// an index.
+// as many whole windows as are whole steps and within reach of an index byte, 256 columns. A
+// *section* is the smallest number of panels that is whole pairs, one or two. *Units* have 8, 16 or
+// 32 rows: the vector length, or 32 if that is less; units of longer vectors share an index.
 //
 //   columns   | window of m | window | ...              | ...                 |
 //   kept      | n           | n      | ...              | ...                 |
@@ -26,21 +25,22 @@
 //             fp8_e4m3  [half][r / 8 % 2][e % 2]
 //             int8      [half][e % 2][r / 8 % 2]
 //             int4      [e % 2][half][r / 8 % 2]
-//           Codes of 8 bits have float32 scales of rows beside them. A unit and pair of int4, which
-//           has 32 rows and scales by groups of columns, ends with those of each row and step:
+//           8-bit values have float32 scales of rows in a tensor of their own. A unit and pair of
+//           int4, which has 32 rows and scales of groups of columns, ends with the scales of each
+//           row and step:
 //             [r % 8][step][r / 8] 16-bit: the 16 bytes that a lane needs
-//           For that a panel is a group.
+//           A panel is a group then.
 //   index   [groups][pairs][32] bytes: entry e of a pair is in column c, and its byte is
 //           x_row(c) - (the panel's first column rounded down to a multiple of 32)
 //
-// x_row is where a column lies in shared memory, in a plane of 8 tokens: column 4i + k of 32 in row
-// 8k + i, so that threads which transpose 4 columns each store to different banks. A row is 16
-// bytes, so its banks follow from x_row % 8. The entries of a panel are dealt to groups of 8, those
-// with equal banks one after the other: a group has different banks as far as possible, and
-// ldmatrix reads its 8 rows at once.
+// x_row is the position of a column in shared memory, in a plane of 8 tokens: column 4i + k of 32
+// is row 8k + i, so that threads which transpose 4 columns each store to different banks. A row is
+// 16 bytes, so x_row % 8 determines its banks. The entries of a panel are dealt to groups of 8,
+// those with equal banks one after the other, so that the rows of a group lie in different banks as
+// far as possible: ldmatrix reads 8 rows at once.
 //
-// Beyond the weight's columns windows keep their first n positions, with zeros, up to whole
-// sections; beyond its rows there are zeros up to whole units. x is zero beyond the columns.
+// Past the weight's columns windows keep their first n positions, with zeros, up to whole sections;
+// past its rows there are zeros up to whole units. x is zero past the columns.
 #pragma once
 #include <cstdint>
 
@@ -50,7 +50,7 @@
 namespace flashsparse::nm_gather {
 
 inline constexpr int kStep = 16, kPair = 32;  // kept columns
-inline constexpr int kReach = 256;            // rows of x that an index byte tells apart
+inline constexpr int kReach = 256;            // rows of x that an index byte can address
 inline constexpr int kBlock = 32;             // columns that x_row permutes
 
 FS_HOST_DEVICE constexpr int x_row(int column) {
@@ -63,13 +63,14 @@ FS_HOST_DEVICE constexpr int block_begin(int column) { return column & ~(kBlock 
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Whether codes have a scale a row, which meets the sums, and not scales by groups of columns.
+// Whether quantized values have scales of rows, which multiply accumulators, and not of groups of
+// columns.
 FS_HOST_DEVICE constexpr bool scaled_by_row(ValueType type) {
   return type == ValueType::kFp8 || type == ValueType::kInt8;
 }
 inline constexpr int kGroupScaleBytes = 32 * 2 * 2;  // of a unit and pair of int4
 
-// How a pattern is laid out; panel_columns is 0 where it cannot be.
+// The layout of a pattern; panel_columns is 0 if it has none.
 struct Layout {
   int unit_rows;    // 8, 16 or 32
   int group_units;  // units that share an index
@@ -90,9 +91,9 @@ struct Layout {
   }
 };
 
-// The fewest windows that are whole steps must be within reach of a byte, from the multiple of 32
-// before their first column on; a panel is as many of them as are, within a group of columns that
-// share a scale. A lane's share of a pair must be 16 bytes.
+// The smallest number of windows that is whole steps must be within reach of an index byte, from
+// the multiple of 32 before their first column on. A panel is as many of them as are, within a
+// group of columns that share a scale. A lane's share of a pair must be 16 bytes or more.
 constexpr Layout layout_of(int n, int m, int vector_length,
                            ValueType value_type = ValueType::kNative, int group = 0) {
   int windows = 1;
@@ -108,11 +109,11 @@ constexpr Layout layout_of(int n, int m, int vector_length,
           value_type};
 }
 
-// The tensors of a weight, or of some of its units and their groups, each on 16 bytes.
+// The tensors of a weight, or of some of its units and their groups; all 16-byte aligned.
 struct Stored {
   const void* values;
   const void* index;
-  const float* row_scales;  // [rows], of codes; else null
+  const float* row_scales;  // [rows], of quantized values; else null
 };
 
 }  // namespace flashsparse::nm_gather

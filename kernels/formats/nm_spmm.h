@@ -2,42 +2,41 @@
 // nm_spmm: vector-wise N:M weights in float32, as NM-SpMM's outer product reads them (Ma et al.,
 // 2025, section III). The runtime form of nm_vector on CUDA for vectors of 4 rows and more.
 //
-// Kept columns are numbered in order. A *panel* is what a block multiplies at a time: so many whole
-// windows that 16 columns or more are kept, a multiple of 4, and that an index byte tells its
-// columns apart. The paper calls its columns k_s and its entries w_s.
+// Kept columns are numbered in order. A *panel* is what a block multiplies at a time: whole
+// windows, of which at least 16 columns are kept, a multiple of 4, and all columns are within reach
+// of an index byte. The paper calls its columns k_s and its entries w_s.
 //
 //   columns   | window of m | window | ...              | ...                 |
 //   kept      | n           | n      | ...              | ...                 |
 //             '----------- panel: columns, entries -----+-------- panel ------'
 //
 //   values   float [blocks][panels][units][entries][32]: B' of the paper. A block is 128 rows, a
-//            unit 32 of them, which are contiguous: a warp's
+//            unit 32 of them, which are contiguous: those of a warp
 //   index    bytes [blocks][panels][groups of a block][entries]: D, the entry's column in its panel
-//   columns  bytes [blocks][panels][capacity]: col_info. The columns in their panel that the block
-//            keeps any value of, rising; zeros fill the rest (column 0 is the first, if it is
-//            there)
-//   packed   bytes, as index: D once more, the entry's place in `columns`
+//   columns  bytes [blocks][panels][capacity]: col_info. The columns of a panel that the block
+//            keeps any value of, ascending, padded with zeros (column 0 comes first, if it is kept)
+//   packed   bytes, as index: the packed form of D, the entry's position in `columns`
 //
-// Beyond the weight's columns windows keep their first n positions, with zeros, up to whole panels;
-// beyond its rows there are zeros up to whole blocks. x is zero beyond the columns.
+// Past the weight's columns windows keep their first n positions, with zeros, up to whole panels;
+// past its rows there are zeros up to whole blocks. x is zero past the columns.
 #pragma once
 #include <cstdint>
 
 namespace flashsparse::nm_spmm {
 
 inline constexpr int kUnitRows = 32;
-inline constexpr int kBlockRows = 128;          // that share a list of columns
-inline constexpr int kReach = 256;              // columns that an index byte tells apart
+inline constexpr int kBlockRows = 128;          // rows that share a list of columns
+inline constexpr int kReach = 256;              // columns that an index byte can address
 inline constexpr int kLeast = 16, kMost = 128;  // kept columns of a panel
-inline constexpr int kChunk = 4;                // whose index bytes are one word
+inline constexpr int kChunk = 4;                // entries whose index bytes are one word
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How a pattern is laid out; columns is 0 where it cannot be.
+// The layout of a pattern; columns is 0 if it has none.
 struct Layout {
   int vector_length;
   int columns, entries;  // of a panel
-  int capacity;          // columns that a block's list has room for, a multiple of 4
+  int capacity;          // of a block's list of columns, a multiple of 4
 
   constexpr int64_t panels(int64_t cols) const { return ceil_div(cols, columns); }
   constexpr int64_t blocks(int64_t rows) const { return ceil_div(rows, kBlockRows); }

@@ -3,8 +3,8 @@
 // NM-SpMM (Ma et al., 2025), section II: vector-wise N:M sparsity; docs/formats.md is our
 // specification.
 //
-// A row of the weight [out_features, in_features] is cut into windows of m columns, of which n are
-// kept: the same ones in the L rows of a group. 2:4 with L = 1:
+// A row of the weight [out_features, in_features] is divided into windows of m columns, of which n
+// are kept: the same ones in the L rows of a group. 2:4 with L = 1:
 //
 //   row of the weight   0 a b 0 | c 0 0 d | 0 0 0 e      windows of m = 4 columns
 //   values              a b c d 0 e                      columns ascending, n = 2 a window
@@ -13,9 +13,9 @@
 //   weight_packed  uint16 or uint32 [out_features][kept]       kept = n * windows
 //   weight_index   uint8 [groups][ceil(kept * bits / 8)]       position j in bits [j * bits, ...)
 //                                                              of the group's bytes, low bits first
-// Canonical: a window with fewer than n columns to keep is filled with the smallest others, and
-// every zero is +0. The last window may reach beyond the weight (zeros are there), the last group
-// may have fewer rows.
+// Canonical: a window that keeps fewer than n columns is filled up with the smallest others, and
+// every zero is +0. The last window may reach past the weight (with zeros), the last group may have
+// fewer rows.
 #pragma once
 #include <cstdint>
 
@@ -43,14 +43,14 @@ struct Pattern {
   }
 };
 
-// A block, the window of a group, that has nonzeros in more than n columns.
+// A block (a window of a group) that has nonzeros in more than n columns.
 struct Breach {
   int64_t group, window;
   int columns;
 };
 
-// Position number `entry` of a group, whose bytes start at `index`. A position has 8 bits at most,
-// and so lies in two bytes at most; the second one is read only where it does.
+// Position number `entry` of a group, whose bytes begin at `index`. A position has at most 8 bits,
+// so it is in one byte or two; the second one is only read if it has bits of it.
 FS_HOST_DEVICE constexpr uint32_t position(const uint8_t* index, int64_t entry, int bits) {
   const int64_t first = entry * bits;
   const int shift = static_cast<int>(first % 8);

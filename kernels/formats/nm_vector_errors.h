@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How packers and validation name a block of nm_vector, on every device.
+// Error messages for a block of nm_vector, from packers and validation of every device.
 #pragma once
 #include <algorithm>
 #include <sstream>
@@ -24,7 +24,7 @@ inline std::string place_of(const Pattern& pattern, int64_t group, int64_t windo
   return text.str();
 }
 
-// What is said of a weight [rows, cols] that cannot be packed.
+// For a weight [rows, cols] that cannot be packed.
 inline std::string breach_error(const Pattern& pattern, const Breach& breach, int64_t rows,
                                 int64_t cols) {
   std::ostringstream text;
@@ -38,8 +38,7 @@ inline std::string breach_error(const Pattern& pattern, const Breach& breach, in
   return text.str();
 }
 
-// What is said of an index, or of values beyond the edge of a weight [rows, cols], that no packer
-// writes.
+// For an invalid index, or for nonzeros past the edge of a weight [rows, cols].
 inline std::string index_error(const Pattern& pattern, int64_t group, int64_t window, int64_t rows,
                                int64_t cols) {
   return "weight_index at " + place_of(pattern, group, window, rows, cols) +

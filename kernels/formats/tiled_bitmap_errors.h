@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What validation finds in tiled_bitmap tensors that no packer writes, and how it says so, on every
-// device.
+// The rules that invalid tiled_bitmap tensors break, and the error messages, for every device.
 #pragma once
 #include <string>
 
@@ -8,8 +7,8 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Of a unit that breaks a rule, in place of its number of values.
-inline constexpr int32_t kBadOffsets = -1;  // offsets_error says which; a GPU finds units only
+// Verdict on a unit that breaks a rule, instead of its number of values.
+inline constexpr int32_t kBadOffsets = -1;  // offsets_error tells which; a GPU only finds units
 inline constexpr int32_t kKeepsOutside = -2;
 inline constexpr int32_t kSharedColumn = -3;
 inline constexpr int32_t kLeavesColumn = -4;
@@ -33,7 +32,7 @@ inline std::string offsets_error(const int32_t* offsets, int64_t units, int64_t 
   return {};
 }
 
-// Of a unit whose offsets are valid.
+// For a unit whose offsets are valid.
 inline std::string unit_error(int64_t unit, int64_t verdict) {
   return "unit " + std::to_string(unit) +
          (verdict == kKeepsOutside   ? " keeps an element beyond the edges of the weight"

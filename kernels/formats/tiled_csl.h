@@ -3,19 +3,21 @@
 // Flash-LLM (Xia et al., VLDB 2024), section 4.3.1 (the format) and 4.3.3 (ahead-of-time sparse
 // data reordering); docs/formats.md is our specification.
 //
-// The weight [out_features, in_features] is cut into tiles of 128 rows x 64 columns, row by row.
-// A word is one kept element: its 16 value bits above its 16-bit location. The location is the
-// element's place in a 128x64 tile in shared memory whose 16-byte chunks are XOR-swizzled by the
-// row, so a GPU kernel stores it without arithmetic and reads the tile back without bank conflicts.
+// The weight [out_features, in_features] is divided into tiles of 128 rows x 64 columns, in
+// row-major order. A word is one kept element: its 16 value bits above its 16-bit location. The
+// location is the element's offset in a 128x64 tile in shared memory whose 16-byte chunks are
+// XOR-swizzled by the row, so that a GPU kernel stores it without address arithmetic and reads the
+// tile back without bank conflicts.
 //
 // Order of the words of a tile (canonical: every packer writes the same file)
-//   The GPU stores 32 consecutive words at once. Two of them cost extra time where they fall into
-//   the same bank but not into the same 4 bytes of it. Call the elements at locations 2i and 2i + 1
-//   a pair where both are kept, else the one that is kept a single. A bank has a queue of singles
-//   and a queue of pairs, each by location. The tile is written in groups of 32 words, the last one
+//   The GPU stores 32 consecutive words at once. Two of them conflict if they are in the same bank
+//   but not in the same 4 bytes of it. If both elements at locations 2i and 2i + 1 are kept, they
+//   are called a pair, otherwise the kept one is called a single. A bank has a queue of singles and
+//   a queue of pairs, each by location. The tile is written in groups of 32 words, the last one
 //   shorter, and a group in rounds until it is full:
-//     1. The banks that have words left join; where they are more than the places left in the
-//        group, the fullest do. "Fullest" is by number of words left, equal ones by bank number.
+//     1. The banks that have words left join; if they are more than the free places in the group,
+//     the
+//        fullest do. "Fullest" is by number of words left, equal ones by bank number.
 //     2. Each joining bank gives one word: its next single, or, without singles, the lower half of
 //        its next pair, whose upper half is its next single from then on. But while places would
 //        stay empty, the fullest joining banks that have a pair give both halves instead.
@@ -36,7 +38,7 @@ namespace flashsparse::tiled_csl {
 inline constexpr int kTileRows = 128;
 inline constexpr int kTileCols = 64;
 inline constexpr int kTileElements = kTileRows * kTileCols;
-inline constexpr int kWordAlignment = 4;  // offsets count words; a tile starts on 16 bytes
+inline constexpr int kWordAlignment = 4;  // offsets count words; a tile is 16-byte aligned
 inline constexpr int kBanks = 32;         // of a GPU's shared memory, 4 bytes wide
 
 FS_HOST_DEVICE constexpr uint32_t location(uint32_t row, uint32_t col) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What validation says of Tiled-CSL tensors that no packer writes, on every device.
+// Error messages for invalid Tiled-CSL tensors, for every device.
 #pragma once
 #include <string>
 #include <vector>
@@ -24,8 +24,8 @@ inline std::string offsets_error(const int32_t* offsets, int64_t tiles, int64_t 
   return {};
 }
 
-// The first rule that the words of a tile break, or nothing. `begin` and `end` are of the offsets;
-// words[0] is the tile's first one.
+// The first rule that the words of a tile break, or nothing. `begin` and `end` are the tile's
+// offsets; words[0] is its first word.
 inline std::string tile_error(const uint32_t* words, int64_t begin, int64_t end, int64_t tile,
                               int64_t rows, int64_t cols) {
   const int64_t across = tile_cols(cols);

@@ -152,7 +152,7 @@ def test_weights_of_every_bit_pattern(driver):
 
 ORDER = (
     r"\b(?:\w+\.)?(?:__syncthreads|sync_threads_of|copy_async_commit|"
-    r"copy_async_wait<[^>]*>|wait_for_last_kernel)\([^;{}]*\);"
+    r"copy_async_wait<[^>]*>|griddepcontrol_wait)\([^;{}]*\);"
 )
 # Units of each number of rows, planes of tokens, and values of each number of bits.
 SMALL_SHAPES = ("X(8, 16, 3, 4) X(16, 32, 2, 4) X(32, 8, 3, 4)", "X(8, 32, 2, 4)", "X(8, 32, 2, 4)")

@@ -270,7 +270,8 @@ PARTS = {
 
 def switched_driver(name: str) -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    waits = "__sync[a-z]*|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z]*"
+    waits = "__sync[a-z]*|cluster_barrier_relaxed"
+    waits += "|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z]*"
     headers, places = with_switched_barriers(PARTS[name], rf"(?:detail::)?(?:{waits})\([^;]*\);")
     return compile_driver(name, "thread", headers), places
 

@@ -151,7 +151,8 @@ def sanitized_cases() -> list[Case]:
 
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    waits = "__syncwarp|meet_cluster|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z_]*"
+    waits = "__syncwarp|cluster_barrier_relaxed"
+    waits += "|mbarrier_(?:wait|arrive|release)[a-z_]*|wgmma_[bcw][a-z_]*"
     barrier = rf"(?:detail::)?(?:{waits})(?:<\d>)?\([^;]*\);"
     headers, places = with_switched_barriers(PARTS, barrier)
     return compile_driver(DRIVER, "thread", headers), places

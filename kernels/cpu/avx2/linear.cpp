@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product with AVX2, in fp32. AVX2 cannot expand by a mask, but it can shuffle bytes by a
-// table: for each of 256 masks, where each of 8 lanes finds its value among the next 8 in memory.
+// The product with AVX2, in fp32. AVX2 has no expand instruction, but can shuffle bytes by a table:
+// for each of 256 masks, the position of each of 8 lanes' value among the next 8 in memory.
 //
 //   mask byte 0b01001101   values  a b c d e f g h
 //   table                          0 - 1 2 - - 3 -
 //   shuffle                        a 0 b c 0 0 d 0     4 rows x 2 columns
 //
 // For bf16 the table has 32-bit lanes and puts a value into the upper half of its lane, where it is
-// an fp32 already: one load and one shuffle decode 8 weights.
+// an fp32: one load and one shuffle decode 8 weights.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -21,15 +21,15 @@ using flashsparse::cpu::Panel;
 #define FS_INLINE inline __attribute__((always_inline))
 
 constexpr int kPanelRows = 16, kQuarters = 4;  // a register holds 4 rows x 2 columns
-constexpr int kBlockTokens = 3;                // 12 sums, 3 activations and a weight: 16 registers
-constexpr intptr_t kPrefetchAhead = 4096;      // bytes; far enough to hide the latency of DRAM
+constexpr int kBlockTokens = 3;  // 12 accumulators, 3 activations and a weight: 16 registers
+constexpr intptr_t kPrefetchAhead = 4096;  // bytes; far enough to hide the latency of DRAM
 
 template <int kLaneBytes>
 struct ShuffleTable {
   alignas(32) uint8_t bytes[256][8 * kLaneBytes];
 };
 
-// Values go to the upper two bytes of lanes; 0x80 makes a zero byte.
+// Values go to the upper two bytes of lanes; index 0x80 gives a zero byte.
 template <int kLaneBytes>
 constexpr ShuffleTable<kLaneBytes> make_shuffle_table() {
   ShuffleTable<kLaneBytes> table{};
@@ -48,7 +48,7 @@ constexpr ShuffleTable<kLaneBytes> make_shuffle_table() {
   return table;
 }
 
-// The same for values of one byte.
+// The same for one-byte values.
 struct ByteTable {
   alignas(32) uint8_t bytes[256][8];
 };
@@ -63,8 +63,8 @@ constexpr ByteTable make_byte_table() {
   return table;
 }
 
-// Decodes the next 8 weights: lane i of the low 8 bits of `mask` that is set gets the next value,
-// as fp32, and the others zero.
+// Decodes the next 8 weights to fp32: lane i gets the next value if bit i of `mask` is set, else
+// zero.
 struct BFloat16 {
   using Value = uint16_t;
   static constexpr ShuffleTable<4> kShuffle = make_shuffle_table<4>();
@@ -89,8 +89,8 @@ struct Float16 {
   }
 };
 
-// fp32 values are moved by 32-bit lanes: a table of where each lane finds its value, negative where
-// it finds none, which is also the sign that clears the lane.
+// fp32 values are permuted by 32-bit lanes: a table of each lane's position, negative where it has
+// no value; its sign clears the lane.
 struct Lanes {
   alignas(32) int32_t of[256][8];
 };
@@ -116,7 +116,7 @@ struct Float32 {
   }
 };
 
-// Codes go to bytes, and are widened from there.
+// Quantized values are shuffled as bytes, and converted then.
 struct Int8 {
   using Value = int8_t;
   static constexpr ByteTable kShuffle = make_byte_table();
@@ -134,7 +134,7 @@ FS_INLINE void prefetch(const void* pointer) {
   _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
 }
 
-// Both fp32 activations of a column pair, in every 64 bits.
+// Broadcasts both fp32 activations of a column pair to every 64 bits.
 FS_INLINE __m256 broadcast_pair(const float* x) {
   double pair;
   __builtin_memcpy(&pair, x, sizeof pair);
@@ -198,7 +198,7 @@ void multiply(const Panel& panel, int64_t pairs, const void* packed, int tokens,
 
 using flashsparse::Dtype;
 
-// 8 activations as fp32.
+// Loads 8 activations as fp32.
 FS_INLINE __m256 load_activations(const void* x, Dtype dtype) {
   if (dtype == Dtype::kFloat32) return _mm256_loadu_ps(static_cast<const float*>(x));
   const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(x));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX2 has a product and a decode of its own; the rest is portable.
+// AVX2 has its own product and decode; the rest is portable.
 #include "cpu/avx2/parts.h"
 #include "cpu/portable/parts.h"
 

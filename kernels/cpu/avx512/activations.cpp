@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations in, results out: the only places where a dtype is converted.
+// Packs activations and stores results: the only conversions between dtypes.
 #include "cpu/avx512/parts.h"
 #include "cpu/avx512/vector.h"
 
@@ -11,7 +11,7 @@ FS_INLINE Floats float32_of_bfloat16(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-// 16 activations from `index` on as fp32, zeros beyond `count`.
+// 16 activations from `index` on as fp32; zeros past `count`.
 FS_INLINE Floats load_activations(const void* x, Dtype dtype, int64_t index, int64_t count) {
   const __mmask16 lanes = lanes16(count);
   if (dtype == Dtype::kFloat32) {
@@ -40,7 +40,7 @@ FS_INLINE void transpose_columns(uint32_t* out, int stride, int rows, int64_t fi
   }
 }
 
-// Rounds to nearest even; NaN stays NaN. vcvtneps2bf16 would make zeros of subnormal numbers.
+// Rounds to nearest even; NaN stays NaN. vcvtneps2bf16 would flush subnormal numbers to zero.
 FS_INLINE __m256i round_to_bfloat16(Floats values) {
   const Bits bits = _mm512_castps_si512(values), high = _mm512_srli_epi32(bits, 16);
   const Bits odd = _mm512_and_si512(high, _mm512_set1_epi32(1));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The register-blocked loop, for any arithmetic. An Arithmetic says
+// The register-blocked loop, for any arithmetic. An Arithmetic defines
 //   Value             a stored value
-//   Operands          one expanded mask word, ready to be multiplied
+//   Operands          an expanded mask word, ready to be multiplied
 //   kActivationBytes  packed bytes of one token and column pair
-//   decode(mask, values)  Operands of a mask word and the values that follow
+//   decode(mask, values)  Operands of a mask word from the values that follow
 //   add<tokens>(sum, w, x, token)  sum + w * that token's activations of one column pair, at x
 #pragma once
 #include <utility>
@@ -15,18 +15,18 @@ namespace {
 
 using flashsparse::cpu::Panel;
 
-constexpr int kBlockTokens = 24;  // sums in registers, and 8 left for the rest
+constexpr int kBlockTokens = 24;  // accumulators in registers; 8 are left for the rest
 constexpr int kPanelRows = 16;
 
-// One panel at a time: its values and the next panel's are one stream, which the prefetches keep up
-// with. Two panels at once would halve the loads of activations, but be two streams that break off
-// every few KB, and measured slower. Nor is it worth decoding a tile once for all the tokens: from
+// One panel at a time: its values and the next panel's are contiguous, so prefetches keep up with
+// them. Two panels at once would halve the loads of activations, but be two streams that break off
+// every few KB, and measured slower. Decoding a tile once for all tokens does not pay either: from
 // 24 tokens on, expanding a mask word again hides behind the arithmetic.
 constexpr intptr_t kPrefetchAhead = 4096;  // bytes; far enough to hide the latency of DRAM
 
 template <typename Arithmetic, int kTokens>
 void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sums) {
-  // Sums in flight, so that an addition rarely waits for the one before (6 cycles).
+  // Independent accumulators, so that an addition rarely waits for the previous one (6 cycles).
   constexpr int kUnroll = kTokens <= 2 ? 4 : kTokens <= 12 ? 2 : 1;
   constexpr int kPairBytes = kTokens * Arithmetic::kActivationBytes;
   Floats sum[kUnroll][kTokens];
@@ -69,7 +69,7 @@ void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sum
   }
 }
 
-// One function a block size, in a table by tokens - 1.
+// One function for each block size, in a table indexed by tokens - 1.
 using Block = void (*)(const Panel&, int64_t, const char*, float*);
 
 template <typename Arithmetic, typename Sizes>

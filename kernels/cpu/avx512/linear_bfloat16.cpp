@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bf16 weights by bf16 activations: vdpbf16ps multiplies a column pair of 16 rows at once and adds
-// both products to an fp32 sum.
+// both products to an fp32 accumulator.
 #include "cpu/avx512/linear.h"
 #include "cpu/avx512/parts.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights and codes widened to fp32 by fp32 activations: every product of a 16-bit weight is exact
-// before it is added, so fp32 activations keep all their bits.
+// Weights converted to fp32, by fp32 activations: products of 16-bit weights are exact before they
+// are added, so fp32 activations keep all their bits.
 #include "cpu/avx512/linear.h"
 #include "cpu/avx512/parts.h"
 
@@ -41,8 +41,8 @@ struct Int8 : PairProduct {
   }
 };
 
-// A mask word of fp32 values takes two registers, of 8 rows x 2 columns each; its columns are
-// gathered from both.
+// A mask word of fp32 values takes two registers of 8 rows x 2 columns; its columns are gathered
+// from both.
 struct Float32 : PairProduct {
   using Value = uint32_t;
 

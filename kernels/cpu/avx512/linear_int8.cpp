@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8 codes by bf16 activations: codes become bf16, in which they are exact, by tables, and
-// vdpbf16ps multiplies as it does bf16 weights. Two mask words make one mask of 64 bits:
+// int8 weights by bf16 activations: weights are converted to bf16, which is exact, by tables, and
+// vdpbf16ps multiplies as for bf16 weights. Two mask words make one mask of 64 bits:
 //
-//   expand (vpexpandb)   codes of column pair k in the lower half, of k + 1 in the upper
-//   |code|               the number of an entry in two tables (vpermi2b): the upper and the lower
-//                        byte of the bf16; 128 has entry 0, since no code that is kept is 0
-//   | sign               the code's own
+//   expand (vpexpandb)   values of column pair k in the lower half, of k + 1 in the upper
+//   |value|              index of an entry in two tables (vpermi2b): the upper and the lower byte
+//                        of the bf16; 128 has entry 0, since no stored value is 0
+//   | sign               of the value
 //   vpunpck              bytes to bf16 pairs: rows 0-3 and 8-11 of both column pairs, and the rest
 //   vdpbf16ps            by the activations of k in the lower half, and of k + 1 in the upper
 #include <utility>
@@ -18,11 +18,11 @@ namespace {
 using flashsparse::cpu::LinearKernels;
 using flashsparse::cpu::Panel;
 
-constexpr int kBlockTokens = 12;           // two sums each in registers, and 8 left for the rest
-constexpr int kActivationBytes = 4;        // a pair of bf16
+constexpr int kBlockTokens = 12;     // two accumulators each; 8 registers are left for the rest
+constexpr int kActivationBytes = 4;  // a pair of bf16
 constexpr intptr_t kPrefetchAhead = 4096;  // bytes; far enough to hide the latency of DRAM
 
-// Bytes of |code| as bf16.
+// Bytes of |value| as bf16.
 struct Magnitudes {
   alignas(64) uint8_t upper[128], lower[128];
 };
@@ -70,7 +70,7 @@ FS_INLINE Floats dot(Floats sum, Bits w, Bits x) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
 }
 
-// Sums of rows as TwoPairs has them, in their order.
+// Accumulators of a TwoPairs, with rows in order.
 FS_INLINE Floats in_row_order(Floats first, Floats second) {
   const auto halves = [](Floats sum) {
     return _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
@@ -81,7 +81,7 @@ FS_INLINE Floats in_row_order(Floats first, Floats second) {
 
 template <int kTokens>
 void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sums) {
-  // Sums in flight, so that an addition rarely waits for the one before.
+  // Independent accumulators, so that an addition rarely waits for the previous one.
   constexpr int kUnroll = kTokens <= 2 ? 2 : 1;
   constexpr int kPairBytes = kTokens * kActivationBytes;
   Floats first[kUnroll][kTokens], second[kUnroll][kTokens];
@@ -127,7 +127,7 @@ void multiply_block(const Panel& panel, int64_t pairs, const char* x, float* sum
   }
 }
 
-// One function a block size, in a table by tokens - 1.
+// One function for each block size, in a table indexed by tokens - 1.
 using Block = void (*)(const Panel&, int64_t, const char*, float*);
 
 template <typename Sizes>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements to the mask words and values of a panel, 16 rows x 32 columns at a time: transposed as
-// 32-bit lanes, such a block is 16 column pairs, each as one mask word has it.
+// Packs elements to the mask words and values of a panel, 16 rows x 32 columns at a time:
+// transposed as 32-bit lanes, such a block is 16 column pairs, each in the order of its mask word.
 #pragma once
 #include "cpu/avx512/vector.h"
 
@@ -21,7 +21,7 @@ FS_INLINE uint16_t* pack_block(Bits (&row)[16], int64_t pairs, uint32_t* masks, 
     const uint32_t mask = nonzero(row[i]);
     const int kept = __builtin_popcount(mask);
     masks[i] = mask;
-    // No lane beyond those kept is written: the next panel's values may already be there.
+    // Lanes past the kept ones are not written: the next panel's values may already be there.
     _mm512_mask_storeu_epi16(values, lanes32(kept), compress16(mask, row[i]));
     values += kept;
   }

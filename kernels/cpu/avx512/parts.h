@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of this folder hand to the table in avx512/table.cpp.
+// What the sources of this folder provide to the table in avx512/table.cpp.
 #pragma once
 #include "cpu/kernels.h"
 

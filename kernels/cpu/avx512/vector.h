@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few 512-bit operations that the kernels in this folder are made of.
+// The 512-bit operations that the kernels in this folder share.
 //
 // How one mask word becomes one operand of vdpbf16ps (4 of its 16 rows drawn):
 //
@@ -14,7 +14,7 @@
 //   values += popcount(mask word)
 //
 // Everything here has internal linkage: these files are compiled for CPUs with AVX-512, and the
-// linker must not pick one of their copies of a shared inline function for the portable path.
+// linker must not choose one of their copies of a shared inline function for portable code.
 #pragma once
 #include <immintrin.h>
 
@@ -27,10 +27,10 @@ using Floats = __m512;
 
 #define FS_INLINE inline __attribute__((always_inline))
 
-// An all-zero register that the compiler cannot share with another one. On Zen 4 and Zen 5
-// vpexpand and vpcompress wait for the last writer of their destination even where zero-masking
-// makes its value irrelevant, which chains them to 5 cycles each; merging into a register that a
-// zeroing idiom has just renamed is the same operation without the wait (1.1 cycles).
+// A zeroed register that the compiler cannot share with another one. On Zen 4 and Zen 5 vpexpand
+// and vpcompress wait for the last writer of their destination, even when zero-masking makes its
+// value irrelevant, which chains them at 5 cycles each. Merging into a register that a zeroing
+// idiom has just renamed is the same operation without the wait (1.1 cycles).
 FS_INLINE Bits fresh_zero(uint32_t mask) {
   Bits zero;
   asm("vpxor %x0, %x0, %x0" : "=x"(zero) : "r"(mask));
@@ -68,7 +68,7 @@ FS_INLINE Bits expand32(uint32_t mask, const uint32_t* values) {
   return _mm512_mask_expand_epi32(fresh_zero(mask), static_cast<__mmask16>(mask),
                                   _mm512_loadu_si512(values));
 }
-// The lanes of set bits move together at the low end.
+// Moves the lanes of set bits together, to the low end.
 FS_INLINE Bits compress16(uint32_t mask, Bits lanes) {
   return _mm512_mask_compress_epi16(fresh_zero(mask), mask, lanes);
 }
@@ -95,7 +95,7 @@ FS_INLINE Floats even_integer(Bits pair) {
 }
 FS_INLINE Floats odd_integer(Bits pair) { return _mm512_cvtepi32_ps(_mm512_srai_epi32(pair, 16)); }
 
-// Pulls values that the kernel will reach in a while into L1. A prefetch never faults.
+// Prefetches to L1 what the kernel will read `bytes_ahead` later. A prefetch never faults.
 FS_INLINE void prefetch(const void* pointer, intptr_t bytes_ahead) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer) + bytes_ahead;
   _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
@@ -109,8 +109,8 @@ FS_INLINE __mmask16 lanes16(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1);
 }
 
-// 16-byte chunk c of four moves to chunk c ^ by, by < 4: the part of Tiled-CSL's swizzle that stays
-// within a register. Its own inverse.
+// Moves 16-byte chunk c of four to chunk c ^ by, by < 4: the part of Tiled-CSL's swizzle within a
+// register. Its own inverse.
 FS_INLINE Bits swap_chunks(Bits chunks, int by) {
   switch (by) {
     case 1:

@@ -28,10 +28,10 @@ cpu::Panel panel_of(const Weight& weight, int64_t panel) {
           static_cast<const char*>(weight.values) + weight.panel_offsets[panel] * bytes};
 }
 
-// Bits of the mask words of `rows` rows that are inside of the weight, without its last odd column.
+// Bits of mask words for `rows` rows inside of the weight.
 uint32_t rows_inside(int rows) { return rows == kPanelRows ? ~0u : (1u << 2 * rows) - 1; }
 constexpr uint32_t kEvenColumn = 0x55555555;
-constexpr int64_t kUnpackCols = 1024;  // of codes: a block of 16 rows that fits into L1
+constexpr int64_t kUnpackCols = 1024;  // of int8 values: a block of 16 rows that fits into L1
 
 std::string check_offsets(const Weight& packed, int64_t num_values) {
   const int64_t* offset = packed.panel_offsets;
@@ -48,7 +48,7 @@ std::string check_offsets(const Weight& packed, int64_t num_values) {
          std::to_string(offset[count]) + " and " + std::to_string(kValueSlack) + " more";
 }
 
-// What is wrong with the masks of a panel, or nothing.
+// The error in the masks of a panel, or nothing.
 const char* check_masks(const Weight& packed, int64_t panel) {
   const int64_t pairs = column_pairs(packed.in_features);
   const uint32_t* masks = panel_of(packed, panel).masks;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner kernels of the interleaved bitmap alone, once per instruction set.
+// The inner kernels that only the interleaved bitmap needs, for each instruction set.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 namespace flashsparse::interleaved_bitmap {
 
 struct Kernels {
-  // Dense rows (at most 16, `stride` apart) to mask words and values; returns the end of the
+  // Packs dense rows (at most 16, `stride` apart) to mask words and values; returns the end of the
   // values.
   uint16_t* (*pack_panel)(const uint16_t* weight, int64_t stride, int rows, int64_t cols,
                           uint32_t* masks, uint16_t* values);
@@ -27,7 +27,7 @@ const Kernels& kernels();
 
 namespace portable {
 extern const Kernels kKernels;
-// Plain C++, which the other tables have, too: fp32 weights are packed once and rarely.
+// Plain C++, shared by all tables: fp32 weights are packed once, and rarely.
 uint32_t* pack_panel32(const uint32_t* weight, int64_t stride, int rows, int64_t cols,
                        uint32_t* masks, uint32_t* values);
 void unpack_panel32(const cpu::Panel& panel, int rows, int64_t cols, uint32_t* weight,

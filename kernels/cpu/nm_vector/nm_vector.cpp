@@ -19,12 +19,12 @@ constexpr Value magnitude(Value bits) {
   return static_cast<Value>(bits << 1);
 }
 
-// Groups that a thread takes at a time.
+// Groups in a thread's chunk.
 int64_t groups_at_once(const Pattern& pattern, int64_t cols) {
   return std::max<int64_t>(1, (int64_t{1} << 16) / (pattern.length * cols));
 }
 
-// body(group) for all groups, many at a time; returns the first group for which it was false, or
+// Calls body(group) for all groups, in chunks; returns the first group for which it was false, or
 // their number.
 template <typename Body>
 int64_t first_failure(const Pattern& pattern, int64_t rows, int64_t cols, const Body& body) {
@@ -43,7 +43,7 @@ int64_t first_failure(const Pattern& pattern, int64_t rows, int64_t cols, const 
   return first_bad.load();
 }
 
-// used[c] = whether a row of the group has a nonzero in column c; false beyond the edge.
+// used[c] = whether a row of the group has a nonzero in column c; false past the edge.
 template <typename Value>
 const uint8_t* used_columns(const Value* weight, int64_t rows, int64_t cols, int64_t padded) {
   static thread_local AlignedBuffer buffer;
@@ -55,7 +55,7 @@ const uint8_t* used_columns(const Value* weight, int64_t rows, int64_t cols, int
   return used;
 }
 
-// The columns of a window that are kept, ascending: those used, and the smallest others.
+// The kept columns of a window, ascending: the used ones, and the smallest others.
 void choose(const uint8_t* used, const Pattern& pattern, int64_t count, int32_t first,
             int32_t* columns) {
   int64_t spare = pattern.n - count;
@@ -148,13 +148,13 @@ void read_columns(const Pattern& pattern, int64_t cols, const uint8_t* index, in
 
 namespace {
 
-// body(Value{}) with the type in which the weight's values travel.
+// body(Value{}) with the unsigned type as wide as the weight's values.
 template <typename Body>
 auto by_width(Dtype dtype, const Body& body) {
   return dtype == Dtype::kFloat32 ? body(uint32_t{}) : body(uint16_t{});
 }
 
-// The kept values of a row, as bits of the weight's dtype.
+// The kept values of a row, converted to the weight's dtype.
 template <typename Value>
 const Value* row_values(const Packed& packed, int64_t row) {
   const Pattern& pattern = packed.pattern;
@@ -166,7 +166,7 @@ const Value* row_values(const Packed& packed, int64_t row) {
   Value* values = buffer.get<Value>(kept);
   const auto* codes =
       static_cast<const uint8_t*>(packed.values) + row * code_bytes(packed.type, kept);
-  // Of the columns of a window all have the same scale.
+  // All columns of a window have the same scale.
   const int64_t windows = packed.group ? packed.group / pattern.m : pattern.windows(packed.cols);
   const int64_t groups = (pattern.windows(packed.cols) + windows - 1) / windows;
   for (int64_t g = 0; g < groups; ++g) {
@@ -251,7 +251,7 @@ Verdict validate(const Packed& packed) {
   if (packed.type == ValueType::kNative) {
     return by_width(packed.dtype, [&](auto type) { return validate_all<decltype(type)>(packed); });
   }
-  Packed numbers = packed;  // which float16 holds
+  Packed numbers = packed;  // which float16 represents exactly
   numbers.dtype = Dtype::kFloat16;
   numbers.scales = nullptr;
   return validate_all<uint16_t>(numbers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations in, results out: the only places where a dtype is converted.
+// Packs activations and stores results: the only conversions between dtypes.
 #include "cpu/portable/parts.h"
 #include "cpu/scalar.h"
 

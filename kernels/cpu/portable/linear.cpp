@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product in plain C++, in fp32: one step a kept weight, with the tokens in the compiler's
+// The product in plain C++, in fp32: one step for each kept weight, with tokens in the compiler's
 // vector lanes.
 #include <utility>
 
@@ -17,12 +17,12 @@ using Widen = float (*)(Value);
 
 inline float float_from_code(int8_t code) { return code; }
 
-// Where an activation is infinite or NaN, so is its product with a zero: a dense product has it,
-// and the loop over kept weights does not.
+// If an activation is infinite or NaN, its product with a zero is NaN. A dense product has it; the
+// loop over kept weights does not.
 template <int kTokens>
 void add_zeros(const Panel& panel, int64_t pairs, const float* x,
                float (&sum)[2 * kRows][kTokens]) {
-  float products[kTokens] = {};  // with zeros: NaN where a token has such an activation
+  float products[kTokens] = {};  // with zeros: NaN for tokens with such an activation
   for (int64_t col = 0; col < 2 * pairs; ++col) {
     for (int t = 0; t < kTokens; ++t) products[t] += 0 * x[col * kTokens + t];
   }
@@ -41,7 +41,7 @@ void add_zeros(const Panel& panel, int64_t pairs, const float* x,
 
 template <typename Value, Widen<Value> kWiden, int kTokens>
 void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* sums) {
-  // Even and odd columns apart: two products in a row never wait for the same sum.
+  // Separate accumulators for even and odd columns: consecutive products never wait for each other.
   float sum[2 * kRows][kTokens] = {};
   add_zeros(panel, pairs, x, sum);
   const Value* value = static_cast<const Value*>(panel.values);
@@ -58,7 +58,7 @@ void multiply_block(const Panel& panel, int64_t pairs, const float* x, float* su
   }
 }
 
-// One function a block size, in a table by tokens - 1.
+// One function for each block size, in a table indexed by tokens - 1.
 template <typename Value, Widen<Value> kWiden, typename Sizes>
 struct Blocks;
 template <typename Value, Widen<Value> kWiden, int... kSize>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain C++ kernels. Some serve the other instruction sets too.
+// The plain C++ kernels. Some are shared by other instruction sets.
 #pragma once
 #include "cpu/kernels.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner kernels of tiled_bitmap alone, once per instruction set.
+// The inner kernels that only tiled_bitmap needs, for each instruction set.
 #pragma once
 #include <cstdint>
 
@@ -9,15 +9,15 @@ namespace flashsparse::tiled_bitmap {
 
 inline constexpr int kLanes = 32;
 inline constexpr int kUnitMasks = kLanes * kMaskWords;
-inline constexpr int kColumnItems = kLaneWeights;  // the most that a column can hold
+inline constexpr int kColumnItems = kLaneWeights;  // of a column, at most
 
 // Kept values of each run of each lane.
 using RunLengths = uint8_t[kRuns][kLanes];
 
-// Weights have 16 bits here. Codes, whose items have one byte in the lines of a unit, are marked
-// (cpu/marked.h).
+// Weights have 16 bits here. Int8 values, which are one-byte items in the lines of a unit, are
+// marked (cpu/marked.h).
 struct Kernels {
-  // The mask words of the unit whose `rows` x `cols` values inside the weight are at `weight`, rows
+  // The mask words of a unit. Its `rows` x `cols` values inside of the weight are at `weight`, rows
   // `stride` apart.
   void (*read_masks)(const uint16_t* weight, int64_t stride, int rows, int cols, uint32_t* masks);
   void (*count_runs)(const uint32_t* masks, RunLengths lengths);
@@ -25,7 +25,8 @@ struct Kernels {
   void (*write_values)(const uint16_t* weight, int64_t stride, int rows, int cols,
                        const uint32_t* masks, const uint32_t* starts, int item_bytes,
                        int value_lines, uint32_t* lines);
-  // All kUnitRows x kUnitCols weights of a valid unit, the zeros too, to rows `stride` apart.
+  // Writes all kUnitRows x kUnitCols weights of a valid unit, zeros included, to rows `stride`
+  // apart.
   void (*read_unit)(const uint32_t* lines, int item_bytes, int value_lines, uint16_t* unit,
                     int64_t stride);
 };

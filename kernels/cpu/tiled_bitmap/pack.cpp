@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense to tiled_bitmap.
+// Packs dense blocks to tiled_bitmap.
 #include <cstring>
 #include <utility>
 
@@ -9,10 +9,10 @@
 namespace flashsparse::tiled_bitmap {
 namespace {
 
-// Lanes by the length of their runs, the longest first, equal ones by number.
+// Sorts lanes by the length of their runs, the longest first, equal ones by number.
 void sort_lanes(const uint8_t (&lengths)[kLanes], uint8_t (&lanes)[kLanes]) {
   constexpr int kLongest = kLaneWeights / kRuns;
-  uint8_t places[kLongest + 2] = {};  // places[n]: where the runs of n values begin
+  uint8_t places[kLongest + 2] = {};  // places[n]: position of the first run of n values
   for (const uint8_t length : lengths) ++places[kLongest - length + 1];
   for (int i = 1; i <= kLongest; ++i) places[i] = static_cast<uint8_t>(places[i] + places[i - 1]);
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -28,7 +28,7 @@ int assign_columns(const RunLengths& lengths, uint32_t* starts) {
   const auto items = [&](int column) { return lengths[0][lanes[0][column]]; };
   for (int column = 0; column < kLanes; ++column) starts[lanes[0][column]] = column;
   int most = 0, rank = 0;
-  // Items fall with the number of the column: groups of equal columns, the last group first.
+  // Lengths decrease with the column number: groups of equal columns, the last group first.
   for (int end = kLanes; end > 0;) {
     int begin = end - 1;
     while (begin > 0 && items(begin - 1) == items(end - 1)) --begin;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Valid tiled_bitmap as a dense weight, as blocks for other packers, and as panels.
+// Reads valid tiled_bitmap: as a dense weight, as blocks for other packers, and as panels.
 #include <atomic>
 #include <cstring>
 
@@ -31,7 +31,7 @@ uint16_t* append_unit_row(const Packed& packed, int64_t unit_row, uint32_t* mask
   return values;
 }
 
-// The same of codes, of which there are `kept`; false where there are fewer.
+// The same for int8 values, of which `kept` are expected; false if there are fewer.
 bool append_codes(const Packed& packed, int64_t unit_row, int64_t kept, uint32_t* masks,
                   int8_t* codes) {
   static thread_local AlignedBuffer buffer;
@@ -81,7 +81,7 @@ void unpack(const Packed& packed, uint16_t* weight) {
 
 bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32_t* masks,
                            void* values_) {
-  interleaved_bitmap::kernels();  // chosen before any thread starts
+  interleaved_bitmap::kernels();  // selected before any thread starts
   kernels();
   const int64_t pairs = column_pairs(packed.cols), down = unit_rows(packed.rows);
   std::atomic<bool> counted{true};
@@ -106,13 +106,13 @@ bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32
 
 void linear(const Packed& packed, const cpu::LinearProblem& problem) {
   constexpr int kGroup = 8;
-  interleaved_bitmap::kernels();  // chosen before any thread starts
+  interleaved_bitmap::kernels();  // selected before any thread starts
   kernels();
   cpu::multiply_after_reading<kGroup>(problem, [&](int64_t group, auto& panels) {
     for (int p = 0; p < panels.count; ++p) {
       panels.end[p] = append_unit_row(packed, group * kGroup + p, panels.masks[p], panels.begin[p]);
       if (packed.item_bytes == 2) continue;
-      // In place: a code is written where no value is still to be read.
+      // In place: a value is written where none has to be read any more.
       cpu::unmark(panels.begin[p], panels.end[p] - panels.begin[p],
                   reinterpret_cast<int8_t*>(panels.begin[p]));
     }

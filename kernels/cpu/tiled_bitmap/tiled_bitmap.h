@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiled_bitmap on the CPU: made from dense weights and from other formats, turned back, and turned
-// into the interleaved bitmap that the kernels read. `validate` takes tensors of any origin, and
-// all other readers want tensors that it has found valid.
+// tiled_bitmap on the CPU: packing from dense weights and from other formats, unpacking, and
+// conversion to the interleaved bitmap that the kernels read. `validate` takes tensors of any
+// origin; all other readers need tensors that it has found valid.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,12 +13,12 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// A weight on its way to this format: `count`, memory for offsets and lines, `write`. Between the
-// two it keeps the heads of the units, some 8% of the dense weight.
+// Packs a weight: `count`, then allocate offsets and lines, then `write`. Between the two it keeps
+// the heads of the units, about 8% of the dense weight.
 class Packer {
  public:
-  // Of the values that `blocks` give, marked codes (cpu/marked.h) for items of one byte. Blocks
-  // begin where a unit does, and end where one does or at the edge.
+  // `blocks` give the values: marked int8 values (cpu/marked.h) for one-byte items. Blocks begin at
+  // units, and end at units or at the edge.
   Packer(int64_t rows, int64_t cols, cpu::Blocks blocks, int item_bytes = 2);
 
   int64_t count();  // lines
@@ -44,38 +44,37 @@ struct Packed {
   int64_t num_lines;
   const int32_t* offsets;  // [units + 1]
   int64_t rows, cols;
-  int item_bytes = 2;  // 1: of codes
+  int item_bytes = 2;  // 1: int8
 };
 
 struct Validation {
   int64_t kept = 0;   // values
-  std::string error;  // empty where the tensors are valid, else the first rule they break
+  std::string error;  // empty if the tensors are valid, else the first rule that they break
 };
 
-// Proves that no kernel can read or write out of bounds on these tensors: offsets rise from 0 to
-// num_lines by what a unit may have, no mask keeps a weight beyond the edges, the runs of a unit
-// are in 32 different columns, and they end inside its lines. Which column a run has is not asked,
-// and neither is whether a value is zero. Writes the kept values before each row of units to
-// row_kept[unit_rows + 1], if that is not null.
+// Checks that no kernel can access these tensors out of bounds: offsets ascend from 0 to num_lines
+// by sizes that a unit may have, no mask keeps a weight past the edges, the runs of a unit are in
+// 32 different columns, and they end inside of its lines. Which column a run has, and whether a
+// value is zero, is not checked. Writes the number of kept values before each row of units to
+// row_kept[unit_rows + 1], unless that is null.
 Validation validate(const Packed& packed, int64_t* row_kept = nullptr);
 
-// The rest wants valid tensors.
+// All that follows needs valid tensors.
 
 // Writes every element of weight[rows, cols], zeros included.
 void unpack(const Packed& packed, uint16_t* weight);
 
-// Blocks of `row_units` x `col_units` units of the weight; of codes, marked.
+// Blocks of `row_units` x `col_units` units of the weight; int8 values are marked.
 cpu::Blocks blocks_of(const Packed& packed, int row_units, int col_units);
 
-// Masks and values (slack included) of the interleaved bitmap, from the row_kept of `validate`,
-// which are its panel offsets. Values are uint16_t, or int8_t of codes. Returns false where the
-// masks keep zeros, so that there are fewer values than they promise: nothing is wrong, use unpack
-// and pack.
+// Fills masks and values (slack included) of the interleaved bitmap, whose panel offsets are
+// row_kept of `validate`. Values are uint16_t, or int8_t. Returns false if masks keep zeros, so
+// that there are fewer values than row_kept says: that is no error, use unpack and pack.
 bool to_interleaved_bitmap(const Packed& packed, const int64_t* row_kept, uint32_t* masks,
                            void* values);
 
-// y = x W^T + bias straight from the units, as cpu::LinearProblem says, of which all but the size
-// of the weight is given. A thread needs some 270 bytes of scratch per column.
+// y = x W^T + bias directly from the units, as for cpu::LinearProblem; `problem` lacks only the
+// size of the weight. A thread needs about 270 bytes of scratch per column.
 void linear(const Packed& packed, const cpu::LinearProblem& problem);
 
 }  // namespace flashsparse::tiled_bitmap

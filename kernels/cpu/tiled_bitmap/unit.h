@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The units of a weight: where they are, and what their heads say.
+// The units of a weight: their position, and the content of their heads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -21,11 +21,11 @@ inline Unit unit_at(int64_t unit_row, int64_t unit_col, int64_t rows, int64_t co
           static_cast<int>(std::min<int64_t>(kUnitCols, cols - col))};
 }
 
-// Gives each run its column and its place there (formats/tiled_bitmap.h). Returns the items of the
-// fullest column.
+// Gives each run its column and its position there (formats/tiled_bitmap.h). Returns the number of
+// items in the fullest column.
 int assign_columns(const RunLengths& lengths, uint32_t* starts);
 
-// All weights of a valid unit to rows `stride` apart.
+// Reads all weights of a valid unit to rows `stride` apart.
 inline void read_unit(const Kernels& kernels, const Packed& packed, int64_t index, uint16_t* unit,
                       int64_t stride) {
   const int64_t begin = packed.offsets[index];

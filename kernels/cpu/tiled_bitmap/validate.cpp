@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiled_bitmap of any origin: whether it is safe to be read.
+// Validates tiled_bitmap tensors of any origin.
 #include "common/parallel.h"
 #include "cpu/first_bad.h"
 #include "cpu/tiled_bitmap/unit.h"
@@ -8,19 +8,19 @@
 namespace flashsparse::tiled_bitmap {
 namespace {
 
-// Bits of a mask word that are of weights inside the edges.
+// The bits of a mask word for weights inside of the edges.
 uint32_t inside(int lane, int word, int rows, int cols) {
   uint32_t bits = 0;
   for (int e = 0; e < 4; ++e) {
     if (bit_row(lane, 8 * e) >= rows) continue;
-    const int left = cols - bit_col(lane, word, 8 * e);  // of every eighth column is one
+    const int left = cols - bit_col(lane, word, 8 * e);  // consecutive bits are 8 columns apart
     const int count = std::clamp((left + 7) / 8, 0, 8);
     bits |= ((1u << count) - 1) << 8 * e;
   }
   return bits;
 }
 
-// The values that a unit keeps, or what it breaks. Offsets are valid.
+// The number of values of a unit, or the rule that it breaks. Its offsets are valid.
 int64_t judge_unit(const Kernels& kernels, const Packed& packed, int64_t index, const Unit& unit) {
   const int64_t begin = packed.offsets[index];
   const uint32_t* masks = packed.lines + begin * kLineWords;

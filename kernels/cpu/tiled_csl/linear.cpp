@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiled-CSL as panels, 128 rows at a time: kept as an interleaved bitmap, or multiplied at once.
+// Tiled-CSL as panels, 128 rows at a time: converted to an interleaved bitmap, or multiplied
+// directly.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -15,10 +16,10 @@
 namespace flashsparse::tiled_csl {
 namespace {
 
-constexpr int kTilePanels = kTileRows / kPanelRows;  // of one row of tiles
+constexpr int kTilePanels = kTileRows / kPanelRows;  // of a tile row
 using TileRowPanels = cpu::GrowingPanels<kTilePanels>;
 
-// Appends every tile of a row of tiles to its panels; reports the tiles that break a rule.
+// Appends every tile of a tile row to its panels; reports the tiles that break a rule.
 void transcode_row(const Packed& packed, int64_t tile_row, TileRowPanels& panels,
                    cpu::FirstBad& bad) {
   const Kernels& own = kernels();
@@ -61,7 +62,7 @@ std::string count_values(const Packed& packed, int64_t* tile_row_values) {
 
 Transcoding to_interleaved_bitmap(const Packed& packed, const int64_t* tile_row_values,
                                   uint32_t* masks, uint16_t* values, int64_t* panel_offsets) {
-  kernels();  // chosen before any thread starts
+  kernels();  // selected before any thread starts
   const int64_t pairs = column_pairs(packed.cols), tile_row_count = tile_rows(packed.rows);
   cpu::FirstBad bad;
   std::atomic<bool> counted{true};
@@ -74,7 +75,7 @@ Transcoding to_interleaved_bitmap(const Packed& packed, const int64_t* tile_row_
     for (int p = 0; p < panels.count; ++p) panels.masks[p] = masks + (first + p) * pairs;
     transcode_row(packed, tile_row, panels, bad);
 
-    // Never more than promised: a word that repeats another, or is a zero, adds no value.
+    // Never more values than expected: a word that repeats another, or is a zero, adds none.
     int64_t offset = tile_row_values[tile_row];
     for (int p = 0; p < panels.count; ++p) {
       const int64_t kept = panels.end[p] - panels.begin[p];
@@ -91,7 +92,7 @@ std::string linear(const Packed& packed, Dtype weight_dtype, const void* x, int6
                    const void* bias, void* y, Dtype dtype) {
   std::string error = check_offsets(packed);
   if (!error.empty()) return error;
-  kernels();  // chosen before any thread starts
+  kernels();  // selected before any thread starts
   cpu::FirstBad bad;
   const cpu::LinearProblem problem{packed.rows, packed.cols, weight_dtype, x, tokens,
                                    bias,        y,           dtype};

@@ -13,13 +13,13 @@ int count_bits(uint32_t mask) {
   return static_cast<int>(((mask + (mask >> 4)) & 0x0f0f0f0f) * 0x01010101u >> 24);
 }
 
-// The words that banks have left. The loops below avoid branches on what a word happens to be: they
-// could not be predicted, and took most of the time.
+// The words that banks have left. The loops below avoid branches on the content of words, which
+// could not be predicted and took most of the time.
 class Rest {
  public:
   Rest(const BankQueues& banks, int taken) : banks_(banks) {
     for (int b = 0; b < kBanks; ++b) {
-      // Where the cut goes through a pair, its upper half is a single from now on.
+      // If the cut splits a pair, its upper half becomes a single.
       const int half = taken > banks.singles[b] ? (taken - banks.singles[b]) & 1 : 0;
       const int single_end = std::max(banks.singles[b], taken + half);
       cursors_[b] = {taken, single_end, single_end};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The canonical order of the words of a Tiled-CSL tile. Stated in formats/tiled_csl.h; the part of
-// it that needs no vectors is here, shared by every instruction set.
+// The canonical order of the words of a Tiled-CSL tile (formats/tiled_csl.h): the part that needs
+// no vectors, shared by all instruction sets.
 #pragma once
 #include <cstdint>
 
@@ -21,7 +21,7 @@ struct BankQueues {
   int shortest() const;
 };
 
-// Writes what is left after every bank gave its first `taken` words; returns the new end.
+// Writes what remains after every bank has given its first `taken` words; returns the new end.
 uint32_t* write_remaining(const BankQueues& banks, int taken, uint32_t* words);
 
 }  // namespace flashsparse::tiled_csl

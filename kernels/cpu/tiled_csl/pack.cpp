@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense blocks to Tiled-CSL.
+// Packs dense blocks to Tiled-CSL.
 #include <algorithm>
 
 #include "cpu/tiled_csl/kernels.h"
@@ -40,8 +40,8 @@ void pack(const cpu::Blocks& blocks, int64_t rows, int64_t cols, const int32_t* 
         const Tile tile = tile_at(index, rows, cols);
         out += own.pack_tile(block.values + row * block.stride + col, block.stride, tile.rows,
                              tile.cols, out);
-        // Padding repeats the last word: storing it twice changes nothing and disturbs no other
-        // bank.
+        // Padding repeats the last word: storing it twice changes nothing, and conflicts with no
+        // other bank.
         std::fill(out, end, out[-1]);
       }
     }

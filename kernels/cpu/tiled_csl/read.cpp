@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiled-CSL of any origin: validated, and turned back into a dense weight.
+// Reads Tiled-CSL of any origin: validates it, and unpacks it to a dense weight.
 #include <atomic>
 
 #include "common/aligned_buffer.h"
@@ -12,7 +12,7 @@
 namespace flashsparse::tiled_csl {
 namespace {
 
-// Nonzeros inside the edges of a tile in location order.
+// Nonzeros inside of the edges of a tile, whose elements are in location order.
 int64_t nonzeros_inside(const cpu::Kernels& kernels, const uint16_t* dense, const Tile& tile) {
   if (tile.rows == kTileRows && tile.cols == kTileCols) {
     return kernels.count_nonzeros(dense, kTileElements);
@@ -26,7 +26,7 @@ int64_t nonzeros_inside(const cpu::Kernels& kernels, const uint16_t* dense, cons
   return nonzeros;
 }
 
-// Copies a tile in location order to rows `stride` apart.
+// Copies a tile from location order to rows `stride` apart.
 void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* to, int64_t stride) {
   constexpr int kChunk = 8;  // columns that the swizzle keeps together
   for (int r = 0; r < tile.rows; ++r) {
@@ -43,7 +43,7 @@ void copy_rows(const uint16_t* dense, const Tile& tile, uint16_t* to, int64_t st
   }
 }
 
-// Reads every tile, validates it, and gives it to consume(dense, tile).
+// Reads every tile, validates it, and calls consume(dense, tile).
 template <typename Consume>
 Validation read(const Packed& packed, const Consume& consume) {
   std::string error = check_offsets(packed);

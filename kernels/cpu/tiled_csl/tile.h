@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of a weight: where they are, and how one is read back from words of any origin.
+// The tiles of a weight: their position, and how one is read from words of any origin.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -26,7 +26,7 @@ inline Tile tile_at(int64_t index, int64_t rows, int64_t cols) {
           static_cast<int>(std::min<int64_t>(kTileCols, cols - col))};
 }
 
-// Calls body(index, tile) for every tile, in parallel, a run of neighbours a thread.
+// Calls body(index, tile) for every tile, in parallel, in chunks of adjacent tiles.
 template <typename Body>
 void for_each_tile(int64_t rows, int64_t cols, const Body& body) {
   constexpr int64_t kRun = 8;
@@ -45,8 +45,8 @@ inline std::string check_offsets(const Packed& packed) {
   return offsets_error(packed.offsets, tiles, packed.num_words);
 }
 
-// Distinct words of a tile as `pack` leaves it: those that do not repeat the last one. Right for
-// every packer's output; for anything else `TileReader` tells.
+// The distinct words of a tile as `pack` writes it: those that do not repeat the last one. Right
+// for the output of any packer; for anything else TileReader finds out.
 inline int64_t words_without_padding(const uint32_t* words, int64_t count) {
   int64_t padding = 0;
   while (padding < kWordAlignment - 1 && padding + 1 < count &&
@@ -56,19 +56,19 @@ inline int64_t words_without_padding(const uint32_t* words, int64_t count) {
   return count - padding;
 }
 
-// Validates one tile exactly and slowly; says which rule it breaks first.
+// Validates one tile exactly, and slowly; returns the first rule that it breaks.
 inline std::string check_tile(const Packed& packed, int64_t index) {
   const int64_t begin = packed.offsets[index], end = packed.offsets[index + 1];
   return tile_error(packed.words + begin, begin, end, index, packed.rows, packed.cols);
 }
 
-// Reads one tile after the other into a dense tile in location order.
+// Reads tiles, one after the other, into a dense tile in location order.
 class TileReader {
  public:
   explicit TileReader(const Packed& packed) : packed_(packed) {}
 
-  // Scatters the words of tile `index`. Memory-safe for any content; what a location outside the
-  // dense tile would hit is left to `valid`.
+  // Scatters the words of tile `index`. Memory-safe for any content; `valid` detects locations
+  // outside of the dense tile.
   void scatter(int64_t index) {
     words_ = packed_.words + packed_.offsets[index];
     count_ = packed_.offsets[index + 1] - packed_.offsets[index];
@@ -82,9 +82,10 @@ class TileReader {
     in_range_ = all_bits < kTileElements;
   }
 
-  // Whether the words scattered last obey all rules, given the nonzeros that they left inside the
-  // tile's edges. As many nonzeros as words, padding aside, means that every word has a place of
-  // its own inside the edges; only where the counts differ are the words read one by one.
+  // Whether the words that were scattered last obey all rules, given the nonzeros that they left
+  // inside of the tile's edges. If there are as many nonzeros as words, without padding, every word
+  // has its own location inside of the edges; only if the counts differ are the words checked one
+  // by one.
   bool valid(int64_t index, int64_t nonzeros) const {
     if (in_range_ && nonzeros == words_without_padding(words_, count_)) return true;
     return check_tile(packed_, index).empty();
@@ -100,7 +101,7 @@ class TileReader {
   alignas(64) uint16_t dense_[kTileElements];
 };
 
-// Nothing, or what is wrong with the tile.
+// The error in the first bad tile, or nothing.
 inline std::string error_of(const cpu::FirstBad& bad, const Packed& packed) {
   return bad.none() ? std::string() : check_tile(packed, bad.index());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the decode kernel is given, all of it device memory.
+// Arguments of the decode kernel, all of them device memory.
 #pragma once
 #include <cstdint>
 
@@ -9,7 +9,7 @@ struct Strides {  // in chunks of 16 bytes
   uint32_t page, head, position;
 };
 
-// From q . k to the logarithm (base 2) of a term, with divisions done on the host.
+// From q . k to the base-2 logarithm of a term. Divisions are done on the host.
 struct Scaling {
   float factor, inverse;  // scale * log2(e), and 1 / that
   float cap_factor, cap;  // 2 * factor / softcap and softcap / scale; cap 0: none
@@ -25,19 +25,20 @@ struct Scaling {
 };
 
 struct DecodeArguments {
-  const uint16_t* query;               // on 4 bytes: element d of a head at
+  const uint16_t* query;               // 4-byte aligned: element d of a head is at
   int64_t query_sequence, query_head;  // sequence * query_sequence + head * query_head + d
 
-  // Position p of a sequence lies in its page p / (16 * page_tiles), number `table` says; without a
-  // table a sequence is one page, that of its own number. Rows are on 16 bytes.
+  // Position p of a sequence is in its page p / (16 * page_tiles), whose number is in `table`.
+  // Without a table a sequence is one page, with the number of the sequence. Rows are 16-byte
+  // aligned.
   const uint16_t *key, *value;
   Strides key_strides, value_strides;
-  const int32_t* table;  // rows table_stride apart, or null
+  const int32_t* table;  // rows are table_stride apart; or null
   int table_stride;
   uint32_t pages, page_tiles;
 
-  const int32_t* lengths;  // [sequences], or null: all are as long as `positions`
-  int positions;           // room of a sequence: longer lengths are cut to it
+  const int32_t* lengths;  // [sequences], or null: all have `positions`
+  int positions;           // capacity of a sequence: longer lengths are clamped to it
   const uint8_t* mask;     // [sequences, mask_stride], zero where a position is masked, or null
   int64_t mask_stride;
   int window;  // only the last `window` positions are attended to; 0: all
@@ -45,11 +46,11 @@ struct DecodeArguments {
   int kv_heads, group;  // group: query heads of a kv head
   Scaling scaling;
   const float* phi;  // [kv_heads * group], or null: online softmax
-  float low, high;   // bounds of a warp's sum: outside of them it is computed again
+  float low, high;   // bounds of a warp's norm: outside of them it recomputes
 
-  uint16_t* out;        // [sequences, kv_heads * group, head dim], on 8 bytes
-  int32_t* recomputed;  // [sequences, kv_heads * group]: parts of warps done again
-  float* partials;      // DecodePlan::partial_floats() of any content, on 16 bytes
+  uint16_t* out;        // [sequences, kv_heads * group, head dim], 8-byte aligned
+  int32_t* recomputed;  // [sequences, kv_heads * group]: parts that warps recomputed
+  float* partials;      // DecodePlan::partial_floats() of any content, 16-byte aligned
   uint32_t* arrivals;   // [sequences * gridDim.y], all zero before and after
 };
 

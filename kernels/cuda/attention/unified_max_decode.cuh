@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of one new token a sequence over its cached keys and values, with a unified maximum
+// Attention of one new token per sequence over its cached keys and values, with a unified maximum
 // (FlashDecoding++, Hong et al., 2023, section 3). docs/attention.md explains it; in short:
 //
 // A block takes one split of a sequence's positions for up to 8 query heads (or 16, kHeadTiles)
-// that share a kv head. Its warps take tiles of 16 positions in turn, each through a ring of its
-// own in shared memory, without a barrier of the block until their tiles are done:
-//   load      copies of a tile some turns ahead start (unified_max_load.cuh)
+// that share a kv head. Its warps take tiles of 16 positions round-robin, each through its own ring
+// in shared memory, with no block barrier until their tiles are done:
+//   load      starts copies of a tile some steps ahead (unified_max_load.cuh)
 //   scores    S [16 positions, 8 heads] = K Q^T, mma; K from shared memory, Q in registers
 //   terms     P = 2^(S - reference), rounded to 16 bits, transposed in registers
 //   sums      O^T [head_dim, 8 heads] += V^T P, mma; and the sum of P alone, by one mma with ones
 // Positions are the 16-row side of mma and heads the 8-column side: the other way round half of the
 // rows would be padding.
 //
-// The reference is phi, the same everywhere, so that splits have nothing to tell each other and
-// their sums simply add up. When a warp is done, one comparison a head says whether that was right:
-// all terms are positive, so the sum bounds each of them, infinity and NaN stay in it, and a sum
-// too small says that terms were lost. If it was not, the warp does its own tiles again with the
-// online softmax and its own reference, which weighs its sums when they are joined. Without phi it
-// is the online softmax from the start, whose reference moves only when a score is more than 2^8
-// above it.
+// The reference is phi, the same everywhere, so that splits need not exchange it, and their sums
+// simply add up. When a warp is done, one comparison per head tells whether phi was good: all terms
+// are positive, so the sum bounds each of them, infinity and NaN stay in it, and a sum that is too
+// small means that terms were lost. If phi was not good, the warp recomputes its own tiles with the
+// online softmax and its own reference, by which its sums are weighted when they are combined.
+// Without phi it is the online softmax from the start; its reference moves only when a score is
+// more than 2^8 above it.
 //
-// The splits of a row leave their sums in `partials`, and the block that arrives last adds them up
-// in the order of splits: one launch, and the same bits every time.
+// The splits of a row write their partial sums to `partials`, and the block that arrives last adds
+// them up in the order of splits: one launch, and the same bits every time.
 #pragma once
 #include "common/device.cuh"
 #include "common/float32.cuh"
@@ -36,8 +36,8 @@
 
 namespace flashsparse::unified_max {
 
-// Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), whole warps,
-// kMaxWarps at most, and ring_bytes for each warp.
+// Launch with a grid of (splits, kv_heads * Problem::group_blocks(), sequences), at most kMaxWarps
+// whole warps, and ring_bytes for each warp.
 template <class Type, int kHeadDim, int kHeadTiles>
 class DecodeBlock {
  public:
@@ -68,23 +68,23 @@ class DecodeBlock {
     FS_NO_UNROLL
     for (bool online = a_.phi == nullptr;; online = true) {
       attend(online);
-      if (online || !left_the_range()) break;
+      if (online || !out_of_range()) break;
     }
-    leave_sums();
+    store_sums();
     __syncthreads();
     join_parts();
   }
 
  private:
   static constexpr float kLog2e = 1.4426950408889634f;
-  static constexpr float kHeadroom = 8;  // log2 of what a term may be before rescaling
+  static constexpr float kHeadroom = 8;  // log2 of the largest term before rescaling
   static constexpr int kBlockHeads = kHeadTiles * kHeads;
   static constexpr int kSteps = kHeadDim / 16;  // mma steps along the head
   static constexpr int kStages = stages(kHeadDim);
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim), kTileBytes = tile_bytes(kHeadDim);
   static constexpr uint32_t kRingBytes = ring_bytes(kHeadDim), kValues = kTile * kRowBytes;
   using Order = TileOrder<kHeadDim>;
-  // After kPlaces steps along the head, a lane's place is kPlaces * 32 bytes further on.
+  // After kPlaces steps along the head, a lane's address is kPlaces * 32 bytes further on.
   static constexpr int kPlaces = Order::kSwizzled / 2;
 
   static __device__ __forceinline__ uint32_t at_step(const uint32_t (&places)[kPlaces], int k) {
@@ -93,7 +93,7 @@ class DecodeBlock {
 
   // ---- which positions are this warp's ----------------------------------------------------------
 
-  // False where the sequence has too few positions for this split. Split 0 there always is.
+  // False if the sequence has too few positions for this split. Split 0 always exists.
   __device__ __forceinline__ bool find_split() {
     int length = a_.positions;
     if (a_.lengths) length = max(min(load_readonly(a_.lengths + sequence_), length), 0);
@@ -110,7 +110,7 @@ class DecodeBlock {
 
   // ---- the warp's tiles -------------------------------------------------------------------------
 
-  // Q^T is mma's B operand: row d, column head. Heads that are not there are zero.
+  // Q^T is mma's B operand: row d, column head. Missing heads are zero.
   __device__ __forceinline__ void load_query() {
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -158,19 +158,19 @@ class DecodeBlock {
     FS_NO_UNROLL
     for (int tile = begin_ - (kStages - 1) * warps_; tile < end_; tile += warps_) {
       copy_async_wait<kStages - 2>();
-      __syncwarp();  // this tile is there, and the one before it has been read
+      __syncwarp();  // this tile has arrived, and the previous one has been read
       loader_.load_next(slot);
       copy_async_commit();
       slot = slot == (kStages - 1) * kTileBytes ? 0 : slot + kTileBytes;
-      const uint32_t here = loader_.looked_at(kStages - 1);  // none while the ring fills
+      const uint32_t here = loader_.looked_at(kStages - 1);  // 0 while the ring fills
       if (here != 0) multiply(slot, here, online);
     }
-    __syncwarp();  // the last one has been read, too; every copy has landed
+    __syncwarp();  // the last tile has been read, too; all copies have landed
   }
 
   __device__ __forceinline__ void multiply(uint32_t slot, uint32_t here, bool online) {
     seen_ = 1;
-    float halves[kHeadTiles][2][4] = {};  // two sums: each mma waits for the one before in its sum
+    float halves[kHeadTiles][2][4] = {};  // two accumulators shorten the chain of mma
     FS_UNROLL
     for (int k = 0; k < kSteps; ++k) {
       uint32_t key[4];
@@ -223,7 +223,7 @@ class DecodeBlock {
       for (int i = 0; i < 4; ++i) {
         exact[i] = exp2_approx(fmaf(scores[h][i], a_.scaling.factor, -reference_[h][i % 2]));
       }
-      // From positions by heads, as they come out of mma, to the B operand: heads by positions.
+      // From positions by heads, the layout of mma's result, to the B operand: heads by positions.
       terms[h][0] = transpose_8x8(from_floats<Type>(exact[0], exact[1]));
       terms[h][1] = transpose_8x8(from_floats<Type>(exact[2], exact[3]));
       constexpr uint32_t kOnes = ones<Type>();  // for the sum of what was rounded
@@ -240,7 +240,7 @@ class DecodeBlock {
     }
   }
 
-  // The reference of each head becomes its highest score; what was summed up is scaled to it.
+  // Sets the reference of each head to its highest score, and rescales the accumulators to it.
   __device__ __forceinline__ void raise_references(const float (&top)[kHeadTiles][2]) {
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -265,8 +265,9 @@ class DecodeBlock {
     }
   }
 
-  // Whether the reference was wrong for a head of this warp. Every lane has its heads' whole sums.
-  __device__ __forceinline__ bool left_the_range() {
+  // Whether the reference was out of range for a head of this warp. Every lane has the whole norm
+  // of its heads.
+  __device__ __forceinline__ bool out_of_range() {
     bool any = false;
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -284,11 +285,11 @@ class DecodeBlock {
 
   static constexpr int kRecord = record_floats(kHeadDim);
   static constexpr uint32_t kRecordBytes = kRecord * sizeof(float);
-  static constexpr int kQuads = kHeadDim / 4;  // four sums, what a thread joins at a time
+  static constexpr int kQuads = kHeadDim / 4;  // of four sums, which a thread combines at a time
   static_assert(kBlockHeads * kRecordBytes <= kRingBytes);
 
-  // Writes the warp's sums to its own ring, which no other warp reads or writes before a barrier.
-  __device__ __forceinline__ void leave_sums() {
+  // Writes the warp's partial sums to its own ring, which no other warp accesses before a barrier.
+  __device__ __forceinline__ void store_sums() {
     FS_UNROLL
     for (int h = 0; h < kHeadTiles; ++h) {
       FS_UNROLL
@@ -309,11 +310,11 @@ class DecodeBlock {
     }
   }
 
-  // What the block's warps left, and then, in the block that arrives last, what the row's splits
-  // did: fetched all at once, as each trip to memory takes its time, and joined by the same code,
-  // which this multiprocessor has just run.
+  // Combines the partial sums of the block's warps and then, in the block that arrives last, those
+  // of the row's splits. The latter are fetched all at once to hide the latency of memory, and
+  // combined by the same code, which is in the instruction cache.
   __device__ __forceinline__ void join_parts() {
-    // The row's: a record for each head of each split.
+    // Of the row: a record for each head of each split.
     float* const partials =
         a_.partials + static_cast<int64_t>(row_) * gridDim.x * kBlockHeads * kRecord;
     int parts = warps_;
@@ -348,7 +349,7 @@ class DecodeBlock {
     }
   }
 
-  // Whether all other splits have been left, too.
+  // Whether all other splits have arrived.
   __device__ __forceinline__ bool is_last() {
     __syncthreads();  // every thread's stores before the arrival
     if (threadIdx.x == 0) store_shared(shared_, arrive(a_.arrivals + row_));
@@ -373,9 +374,9 @@ class DecodeBlock {
   const uint32_t shared_;
   const int lane_, warp_, warps_;
   const int sequence_, kv_head_, row_, first_head_, heads_;
-  const uint32_t ring_;  // the warp's
+  const uint32_t ring_;  // of the warp
   TileLoader<kHeadDim> loader_;
-  uint32_t keys_[kPlaces], values_[kPlaces];  // what this lane reads of the ring's first slot
+  uint32_t keys_[kPlaces], values_[kPlaces];  // addresses in the ring's first slot
 
   int splits_;       // of the sequence
   int begin_, end_;  // the warp's tiles: every warps_-th
@@ -383,7 +384,7 @@ class DecodeBlock {
   uint32_t query_[kHeadTiles][kSteps][2];
   float sums_[kHeadTiles][kSteps][4], norm_[kHeadTiles][4];
   float reference_[kHeadTiles][2];  // log2
-  float limit_[kHeadTiles][2];      // of scores, not scaled, where the reference has to move
+  float limit_[kHeadTiles][2];      // of unscaled scores: above it the reference has to move
   bool redone_[kHeadTiles][2] = {};
   int seen_;  // whether there was a position to attend to
 };

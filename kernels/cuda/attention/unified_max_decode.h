@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launcher of decode attention. Pointers are device memory; nothing here synchronises.
+// Launcher of decode attention. Pointers are device memory; it does not synchronize.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -8,7 +8,7 @@
 
 namespace flashsparse::cuda {
 
-// By a plan for this very problem.
+// The plan must be for this problem.
 cudaError_t unified_max_decode(const unified_max::DecodeArguments& arguments,
                                const unified_max::Problem& problem,
                                const unified_max::DecodePlan& plan, bool bfloat16,

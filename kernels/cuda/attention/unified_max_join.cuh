@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adding up parts of one softmax: each is sums of 2^(score - reference) times values, the norm,
-// which is the sum of these terms alone, and the reference that they were taken against.
+// Combines parts of one softmax. Each has sums of 2^(score - reference) times values, the norm (the
+// sum of these terms alone), and the reference.
 #pragma once
 #include <cfloat>
 
@@ -11,11 +11,11 @@
 
 namespace flashsparse::unified_max {
 
-inline constexpr float kNoScore = -FLT_MAX;  // the reference of a part that has seen none
+inline constexpr float kNoScore = -FLT_MAX;  // the reference of a part without scores
 
-// A part is a record for each head, in shared memory: the sums, and behind them this.
+// A part is a record for each head, in shared memory: the sums, followed by this.
 template <int kHeadDim>
-inline constexpr uint32_t kAbout = kHeadDim * sizeof(float);  // (reference, norm, done again, -)
+inline constexpr uint32_t kAbout = kHeadDim * sizeof(float);  // (reference, norm, recomputed, -)
 
 struct Joined {
   float4 sums;
@@ -26,8 +26,8 @@ struct Joined {
   }
 };
 
-// The `quad`th four sums of a head over all parts, in their order, whose records of that head lie
-// `stride` apart. With one reference for all, weights are 1.
+// Combines quad number `quad` of a head's sums over all parts, in their order. Their records of
+// that head are `stride` apart. If all parts have one reference, weights are 1.
 template <int kHeadDim>
 __device__ __forceinline__ Joined join(int parts, uint32_t record, uint32_t stride, int quad) {
   const uint32_t about = record + kAbout<kHeadDim>, four = record + quad * 16;

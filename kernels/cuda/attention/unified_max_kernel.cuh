@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode attention kernel in all the shapes that it is compiled for.
+// The compiled shapes of the decode attention kernel.
 #pragma once
 #include "cuda/attention/unified_max_decode.cuh"
 
 namespace flashsparse::unified_max {
 
-// One block of kMaxWarps a multiprocessor: for more ptxas would do without registers, and spill.
+// One block of kMaxWarps on a multiprocessor: for more, ptxas would limit registers, and spill.
 template <class Type, int kHeadDim, int kHeadTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32, 1)
     decode_kernel(const DecodeArguments arguments) {
@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   DecodeBlock<Type, kHeadDim, kHeadTiles>(arguments, shared_address(shared)).run();
 }
 
-// Null for another head dim.
+// Null for other head dims.
 inline auto compiled_decode(const Problem& problem, bool bfloat16) -> void (*)(DecodeArguments) {
   const int tiles = head_tiles_of_block(problem.head_dim, problem.group);
 #define FS_DECODE_KERNEL(dim, head_tiles)                      \

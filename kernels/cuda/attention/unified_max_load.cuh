@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings one warp's tiles of keys and values to shared memory, wherever they lie: contiguous, in
-// pages, masked, or beyond the end of their sequence.
+// Copies one warp's tiles of keys and values to shared memory, from a contiguous or a paged cache,
+// with masked positions and positions past the end of the sequence as zeros.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -10,18 +10,18 @@
 
 namespace flashsparse::unified_max {
 
-inline constexpr uint32_t kAllPositions = 0xffff;  // of a tile, a bit each
+inline constexpr uint32_t kAllPositions = 0xffff;  // of a tile, one bit each
 
 // The order of a tile's 16-byte chunks in shared memory: the eight rows of an ldmatrix must lie in
-// different banks. Chunk c of row r lies where chunk c ^ swizzle(r) would: it changes its place
-// among kSwizzled chunks, the largest power of two that divides a row, at most 8.
+// different banks. Chunk c of row r is stored in position c ^ swizzle(r): it moves among kSwizzled
+// chunks, the largest power of two that divides a row, at most 8.
 template <int kHeadDim>
 struct TileOrder {
   static constexpr int kChunks = kHeadDim / 8;  // of a row
   static constexpr uint32_t kRowBytes = row_bytes(kHeadDim);
   static constexpr int kPower = kChunks & -kChunks, kSwizzled = kPower < 8 ? kPower : 8;
 
-  // In bytes from the tile's first key or value.
+  // Offset in bytes from the tile's first key or value.
   static __device__ __forceinline__ uint32_t place(int row, int chunk) {
     const int swizzle = row / (8 / kSwizzled) % kSwizzled;
     return row * kRowBytes + (chunk ^ swizzle) * 16;
@@ -43,30 +43,31 @@ class TileLoader {
     for (int i = 0; i < kPlaces; ++i) to_[i] = keep(ring + place(i * kRows));
   }
 
-  // The positions of the sequence to attend to.
+  // Sets which positions of the sequence to attend to.
   __device__ __forceinline__ void set_positions(int start, int length) {
     start_ = start;
     length_ = length;
   }
 
-  // The tiles begin, begin + step, ... below end are those that load_next will take, in turn.
+  // Sets the tiles that load_next will load, one after the other: begin, begin + step, ... below
+  // end.
   __device__ __forceinline__ void begin(int begin, int end, int step) {
     next_ = begin;
     end_ = end;
     step_ = step;
     pages_ = sequence_;
-    turn_ = 0;
+    lookup_ = 0;
     tile_in_page_ = next_ % a_.page_tiles;
     looked_at_ = 0;
     look_up();
   }
 
-  // Starts the copies of the next tile to this slot of the ring, or of none after the last one.
-  // Positions that are not attended to become zero, and their memory is not read.
+  // Starts to copy the next tile to this slot of the ring; nothing after the last tile. Positions
+  // that are not attended to become zero, and their memory is not read.
   __device__ __forceinline__ void load_next(uint32_t slot) {
     const uint32_t here = next_ < end_ ? positions_of_next() : 0;
     looked_at_ = looked_at_ << kTile | here;
-    const uint32_t page = __shfl_sync(~0u, pages_, turn_);
+    const uint32_t page = __shfl_sync(~0u, pages_, lookup_);
     const int row = lane_ / kChunks;
     if (here != 0 && row < kRows) {
       const unsigned char* key = key_ + tile_offset(a_.key_strides, page);
@@ -98,11 +99,12 @@ class TileLoader {
     next_ += step_;
     tile_in_page_ += step_;
     while (tile_in_page_ >= a_.page_tiles) tile_in_page_ -= a_.page_tiles;
-    turn_ = (turn_ + 1) % 32;
+    lookup_ = (lookup_ + 1) % 32;
     look_up();
   }
 
-  // Which positions to attend to in the tile loaded `turns` turns before the latest, at most 3.
+  // The positions to attend to in the tile that was loaded `turns` calls before the latest, at most
+  // 3.
   __device__ __forceinline__ uint32_t looked_at(int turns) const {
     return looked_at_ >> turns * kTile & kAllPositions;
   }
@@ -110,12 +112,12 @@ class TileLoader {
  private:
   using Order = TileOrder<kHeadDim>;
   static constexpr int kChunks = Order::kChunks;
-  static constexpr int kRows = 32 / kChunks;  // that a warp copies at once, a chunk a lane
+  static constexpr int kRows = 32 / kChunks;  // that a warp copies at once, one chunk a lane
   static constexpr uint32_t kRowBytes = Order::kRowBytes, kValues = kTile * kRowBytes;
-  // After 8 rows the order of chunks is that of the first row again.
+  // The order of chunks repeats every 8 rows.
   static constexpr int kPlaces = 8 % kRows == 0 ? 8 / kRows : (kTile + kRows - 1) / kRows;
 
-  // Where this lane's chunk goes of the row that is `rows` after its first one.
+  // Offset of this lane's chunk in the row that is `rows` after its first one.
   __device__ __forceinline__ uint32_t place(int rows) const {
     return Order::place(lane_ / kChunks + rows, lane_ % kChunks);
   }
@@ -129,12 +131,12 @@ class TileLoader {
     return bits;
   }
 
-  // Looks up what loading the tile `next_` will need: well before, as it is a load itself. Of the
-  // table, what the next 32 tiles will need, a lane each: a ring filled by one lookup after the
-  // other would wait for each.
+  // Looks up what loading tile `next_` will need: ahead of time, as this is a load itself. Page
+  // numbers are loaded for the next 32 tiles, one for each lane: if each were loaded alone, filling
+  // the ring would wait for one after the other.
   __device__ __forceinline__ void look_up() {
     if (next_ >= end_) return;
-    if (a_.table && turn_ == 0) {
+    if (a_.table && lookup_ == 0) {
       const int tile = min(next_ + lane_ * step_, end_ - 1);
       const int64_t entry =
           static_cast<int64_t>(sequence_) * a_.table_stride + tile / a_.page_tiles;
@@ -147,7 +149,8 @@ class TileLoader {
     }
   }
 
-  // What this lane copies first of page 0's first tile, and how far from there that of a tile is.
+  // The first chunk that this lane copies from page 0's first tile, and the offset of a tile from
+  // there.
   __device__ __forceinline__ const unsigned char* first_chunk(const uint16_t* cache,
                                                               const Strides& strides,
                                                               int kv_head) const {
@@ -168,9 +171,9 @@ class TileLoader {
 
   int start_, length_;
   int end_, step_;
-  // The tile whose loading starts next, and what is known about it.
-  int next_, turn_;                // of 32 tiles
-  uint32_t pages_, tile_in_page_;  // the page of this lane's turn
+  // The tile that load_next will load, and what has been looked up for it.
+  int next_, lookup_;              // index of the tile in those whose pages were looked up: 0 to 31
+  uint32_t pages_, tile_in_page_;  // pages_: of the tile with this lane's index
   bool allowed_ = false;           // position next_ * 16 + lane % 16
   uint64_t looked_at_;             // of the last four tiles, 16 bits each, the latest lowest
 };

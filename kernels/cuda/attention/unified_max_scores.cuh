@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small functions between scores and the sums of terms.
+// Small functions of scores and terms.
 #pragma once
 #include <type_traits>
 
@@ -10,8 +10,8 @@
 
 namespace flashsparse::unified_max {
 
-// A score, not yet scaled, such that scaled it is softcap * tanh(score * scale / softcap).
-// tanh(x) = 1 - 2 / (e^2x + 1), right at both ends.
+// A score, not yet scaled, so that scaled it is softcap * tanh(score * scale / softcap). tanh(x) =
+// 1 - 2 / (e^2x + 1) is right at both ends.
 __device__ __forceinline__ float capped(float score, const Scaling& scaling) {
   const float e = exp2_approx(score * scaling.cap_factor);
   return (1 - 2 * reciprocal_approx(e + 1)) * scaling.cap;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of dense layers have in common: their arguments, and how they read a weight.
+// Shared by the kernels of dense layers: their arguments, and how they read a weight.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -8,7 +8,7 @@
 namespace flashsparse::dense {
 
 struct Arguments {
-  const uint16_t* x;       // [tokens, cols], rows `x_stride` elements apart, on 16 bytes each, and
+  const uint16_t* x;       // [tokens, cols], rows `x_stride` elements apart and 16-byte aligned,
   int x_stride;            // zero from cols up to a multiple of 8
   const uint16_t* weight;  // [rows, cols], rows `weight_stride` elements apart
   int weight_stride;
@@ -17,7 +17,7 @@ struct Arguments {
   int rows, cols, tokens;
 };
 
-// Call is cuda::DenseCall (dense.h), which needs the headers of CUDA.
+// Call is cuda::DenseCall (dense.h), which needs the CUDA headers.
 template <class Call>
 Arguments arguments_of(const Call& call) {
   return {call.x,
@@ -33,7 +33,7 @@ Arguments arguments_of(const Call& call) {
 
 inline constexpr int kChunk = 8;  // elements of a 16-byte load
 
-// Eight elements of a row, zero from column cols on.
+// Loads eight elements of a row; zero from column cols on.
 __device__ __forceinline__ uint4 load_elements(const uint16_t* place, int column, int cols) {
   uint32_t bits[kChunk];
   FS_UNROLL
@@ -42,7 +42,8 @@ __device__ __forceinline__ uint4 load_elements(const uint16_t* place, int column
                     bits[6] | bits[7] << 16);
 }
 
-// Starts the copy of eight elements of a row to shared memory, for this thread alone: see Ring.
+// Starts to copy eight elements of a row to shared memory; only this thread will read them (see
+// Ring).
 template <bool kAligned>
 __device__ __forceinline__ void start_chunk(uint32_t to, const uint16_t* place, int column,
                                             int cols) {
@@ -53,9 +54,10 @@ __device__ __forceinline__ void start_chunk(uint32_t to, const uint16_t* place, 
   }
 }
 
-// Weights in flight: a warp's next kStages - 1 steps of kRows chunks a lane. They wait in shared
-// memory, but every lane reads what it has copied itself, so that no thread waits for another; and
-// unlike loads to registers these cannot be put off by the compiler until they are needed.
+// Weights in flight: the next kStages - 1 steps of a warp, of kRows chunks for each lane. They are
+// staged in shared memory, but every lane reads only what it has copied, so that no thread waits
+// for another. Unlike loads to registers, these cannot be delayed by the compiler until they are
+// used.
 template <int kRows, int kStages>
 class Ring {
  public:
@@ -65,9 +67,9 @@ class Ring {
   __device__ __forceinline__ Ring(uint32_t shared, int warp)
       : first_(shared + warp * kWarpBytes + threadIdx.x % 32 * 16), now_(first_), free_(first_) {}
 
-  // Where the copy of a chunk of the next step goes.
+  // Address to which a chunk of the next step is copied.
   __device__ __forceinline__ uint32_t to(int row) const { return free_ + row * kRowBytes; }
-  // Ends a step's copies, of which there may be none.
+  // Commits a step's copies; there may be none.
   __device__ __forceinline__ void commit() {
     copy_async_commit();
     free_ = after(free_);
@@ -77,7 +79,7 @@ class Ring {
   __device__ __forceinline__ uint4 chunk(int row) const {
     return load_shared<uint4>(now_ + row * kRowBytes);
   }
-  // Frees the oldest step's stage.
+  // Releases the oldest step's stage.
   __device__ __forceinline__ void advance() { now_ = after(now_); }
 
  private:
@@ -91,7 +93,7 @@ class Ring {
   uint32_t now_, free_;
 };
 
-// From lane 0, so that the compiler knows it for the same in every lane of a warp.
+// Shuffled from lane 0, so that the compiler knows it to be uniform in a warp.
 __device__ __forceinline__ int warp_of_block() {
   return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
 }

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias for a dense weight and few tokens (FlashDecoding++, section 4): a product that
-// is bound by the memory that W comes from, whatever multiplies it. So nothing is done to W on its
-// way:
+// y = x W^T + bias for a dense weight and few tokens (FlashDecoding++, section 4): bound by reading
+// W from memory, whatever multiplies it. So W takes the shortest path:
 //
-//   weights     whole lines of 128 bytes, 64 columns of a row, go to lines of shared memory, some
-//               steps ahead. (A copy to half a line takes as long as one to a whole one: of pieces
-//               of 64 bytes an H200 reads 3.2 TB/s, of these 4.5; benchmarks/gpu/copies.cu.) W is
-//               mma's A operand, 16 rows of it at a time.
-//   tokens      x is mma's B operand and padded to 8 tokens only. Its lines travel with those of W,
-//               as if they were more rows of it; beyond the last token there are zeros, which
-//               nobody reads from memory.
-//   K           cut between the warps of a block, which take its steps of 64 columns by turns and
-//               so read side by side, and between blocks where there are too few rows for all
+//   weights     Whole lines of 128 bytes, 64 columns of a row, are copied to lines of shared
+//               memory, some steps ahead. (Copying half a line takes as long as a whole one: with
+//               pieces of 64 bytes an H200 reads 3.2 TB/s, with 128 bytes 4.5;
+//               benchmarks/gpu/copies.cu.) W is mma's A operand, 16 rows at a time.
+//   tokens      x is mma's B operand, so tokens are padded to a multiple of 8 only. Its lines are
+//               copied with those of W, as if they were more rows of it; past the last token they
+//               are zeros, which are not read from memory.
+//   K           is divided between the warps of a block, which take steps of 64 columns round-robin
+//               and so read adjacent memory, and between blocks if there are too few rows for all
 //               multiprocessors.
 //
-// The paper double-buffers tiles in shared memory; here a warp has kStages buffers of its own, and
-// none waits for another until the sums are added up: those of the warps in shared memory, those of
-// the blocks in fp32 in `partials`, by the block that arrives last, in the order of blocks. One
-// launch, and the same bits every time.
+// The paper double-buffers tiles in shared memory. Here a warp has kStages buffers of its own, and
+// no warp waits for another before the reduction: partial sums of warps are added up in shared
+// memory, those of blocks in fp32 in `partials`, by the block that arrives last, in the order of
+// blocks. One launch, and the same bits every time.
 #pragma once
 #include "common/registers.cuh"
 #include "cuda/dense/dense.cuh"
@@ -32,13 +31,13 @@ struct FlatArguments {
   uint32_t* arrivals;  // [row blocks], all zero before and after
 };
 
-// What a kernel is compiled for; which one runs is decided in dense_plan.h.
+// What a kernel is compiled for; dense_plan.h decides which one runs.
 //   kTokens      of y at most: 8, 16, 32 or 64
-//   kRowBlocks   of 16 rows, of a warp: they share the x that it copies
+//   kRowBlocks   blocks of 16 rows for a warp; they share the x that it copies
 //   kWarpsN      warps along the rows of W, each with its own copy of x
 //   kWarpsK      warps along K
-//   kStages      steps in shared memory: this one and those under way
-//   kBlocks      blocks a multiprocessor, which bounds the registers
+//   kStages      steps in shared memory: the current one and those in flight
+//   kBlocks      blocks on a multiprocessor, which bounds the registers
 template <int kTokens_, int kRowBlocks_, int kWarpsN_, int kWarpsK_, int kStages_, int kBlocks_>
 struct FlatShape {
   static constexpr int kTokens = kTokens_, kRowBlocks = kRowBlocks_, kStages = kStages_;
@@ -46,33 +45,33 @@ struct FlatShape {
   static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
   static constexpr int kWarpRows = 16 * kRowBlocks, kRows = kWarpRows * kWarpsN;
   static constexpr int kOctets = kTokens / 8;                     // of tokens
-  static constexpr int kRoundOctets = kOctets < 2 ? kOctets : 2;  // whose sums are added at a time
+  static constexpr int kRoundOctets = kOctets < 2 ? kOctets : 2;  // that are reduced at a time
   static constexpr uint32_t kLine = kFlatStepCols * sizeof(uint16_t);
   static constexpr uint32_t kStageBytes = (kWarpRows + kTokens) * kLine;
   static constexpr uint32_t kWarpBytes = kStages * kStageBytes;
   static constexpr uint32_t kSumBytes = kWarpsK * kRoundOctets * 8 * kRows * sizeof(float);
   static constexpr uint32_t kSharedBytes =
-      kWarpsN * kWarpsK * kWarpBytes;  // later sums, and a flag
+      kWarpsN * kWarpsK * kWarpBytes;  // reused for sums and a flag
   static_assert(kLine == 128 && kTokens % 8 == 0);
   static_assert(kSumBytes + sizeof(uint32_t) <= kSharedBytes);
   static_assert(kRows % 32 == 0, "for the swizzle of the sums");
 };
 
-// Where a chunk of 16 bytes lies in a warp's stage: each row's chunks in another order, so that the
-// eight rows of an ldmatrix lie in different banks.
+// Offset of a 16-byte chunk in a warp's stage. Chunks are swizzled by the row, so that the eight
+// rows of an ldmatrix lie in different banks.
 __device__ __forceinline__ uint32_t line_place(int row, int chunk) {
   return row * 128 + (chunk ^ row % 8) * 16;
 }
 
-// The sums of a round lie as [token][row], the rows swizzled so that the stores (rows lane / 4 and
-// lane / 4 + 8, of two tokens a lane) and the loads (four rows of one token a lane) spread over the
-// banks.
+// Sums of a round are stored as [token][row]. Rows are swizzled so that both the stores (rows lane
+// / 4 and lane / 4 + 8 of two tokens a lane) and the loads (four rows of one token a lane) spread
+// over the banks.
 template <class Shape>
 __device__ __forceinline__ uint32_t sum_place(int token, int row) {
   return (token * Shape::kRows + (row ^ token / 2 % 4 * 8)) * sizeof(float);
 }
 
-// One block: kRows rows of W by a part of its columns.
+// A block: kRows rows of W by a part of its columns.
 template <class Type, class Shape, bool kAligned>
 class FlatBlock {
  public:
@@ -99,9 +98,9 @@ class FlatBlock {
  private:
   static constexpr int kStride = Shape::kWarpsK * kFlatStepCols;  // columns to a warp's next step
   static constexpr int kQuads = Shape::kRows / 4;
-  static constexpr int kCopiedRows = 4;  // by a warp at once: 8 chunks of each
+  static constexpr int kCopiedRows = 4;  // that a warp copies at once: 8 chunks of each
   static constexpr int kCopies = Shape::kWarpRows / kCopiedRows, kXCopies = Shape::kTokens / 4;
-  static constexpr uint32_t kX = Shape::kWarpRows * Shape::kLine;  // where x lies in a stage
+  static constexpr uint32_t kX = Shape::kWarpRows * Shape::kLine;  // offset of x in a stage
 
   // ---- multiplying ----------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class FlatBlock {
     FS_NO_UNROLL
     for (int left = count; left > 0; --left) {
       copy_async_wait<kAhead - 1>();
-      __syncwarp();  // this step is there, and the one before it has been read
+      __syncwarp();  // this step has arrived, and the previous one has been read
       start_step(stage == 0 ? kLastStage : stage - Shape::kStageBytes, left > kAhead);
       multiply(ring_ + stage);
       stage = stage == kLastStage ? 0 : stage + Shape::kStageBytes;
@@ -132,16 +131,16 @@ class FlatBlock {
     const int64_t first_row = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
     weight_ = a_.weight + first_row * a_.weight_stride;
     FS_UNROLL
-    for (int i = 0; i < kCopies; ++i) {  // beyond the last row another time the last one
+    for (int i = 0; i < kCopies; ++i) {  // past the last row, that one is copied again
       const int wanted = warp_n_ * Shape::kWarpRows + i * kCopiedRows + row;
       rows_[i] = min(wanted, static_cast<int>(a_.rows - 1 - first_row)) * a_.weight_stride;
     }
   }
 
-  // Starts the copies of the next step to this stage, or of none.
+  // Starts to copy the next step to this stage, if it exists. Always commits a group.
   __device__ __forceinline__ void start_step(uint32_t stage, bool there) {
     if (there) {
-      const bool inside = column_ < a_.cols;  // the columns may end inside a step
+      const bool inside = column_ < a_.cols;  // K may end inside of a step
       FS_UNROLL
       for (int i = 0; i < kCopies; ++i) {
         const uint32_t to = to_[i % 2] + stage + i / 2 * 2 * kCopiedRows * Shape::kLine;
@@ -167,7 +166,7 @@ class FlatBlock {
     const int row = lane_ % 16, half = lane_ / 16, token = lane_ % 8, quarter = lane_ / 8;
     FS_UNROLL
     for (int pair = 0; pair < kFlatStepCols / 32; ++pair) {
-      uint32_t x[Shape::kOctets][4];  // of each octet for two mma
+      uint32_t x[Shape::kOctets][4];  // of each octet, for two mma
       FS_UNROLL
       for (int t = 0; t < Shape::kOctets; ++t) {
         ldmatrix_x4(x[t],
@@ -190,13 +189,14 @@ class FlatBlock {
 
   // ---- adding up ------------------------------------------------------------------------------
 
-  // The warps along K, in their order: to y, or to the block's place in `partials`.
+  // Adds up the partial sums of the warps along K, in their order: to y, or to the block's
+  // `partials`.
   __device__ __forceinline__ void add_warps() {
     constexpr int kTokens = 8 * Shape::kRoundOctets;
     constexpr uint32_t kWarpSums = kTokens * Shape::kRows * sizeof(float);
     FS_UNROLL
     for (int first = 0; first < Shape::kOctets; first += Shape::kRoundOctets) {
-      __syncthreads();  // every warp has read its steps, or the sums before, which lie there
+      __syncthreads();  // every warp has read the steps, or sums, that are overwritten
       FS_UNROLL
       for (int t = 0; t < Shape::kRoundOctets; ++t) {
         FS_UNROLL
@@ -230,7 +230,7 @@ class FlatBlock {
     }
   }
 
-  // The last to arrive of the blocks that share rows adds up what all of them have left.
+  // The last to arrive of the blocks that share rows adds up the partial sums of all.
   __device__ __forceinline__ void add_blocks() {
     __syncthreads();
     if (threadIdx.x == 0) store_shared(shared_ + Shape::kSumBytes, arrive(arrivals_ + blockIdx.x));
@@ -238,7 +238,7 @@ class FlatBlock {
     if (load_shared<uint32_t>(shared_ + Shape::kSumBytes) != gridDim.y - 1) return;
     if (threadIdx.x == 0) arrivals_[blockIdx.x] = 0;
 
-    constexpr int kAhead = 4;  // many loads at once: each takes its time
+    constexpr int kAhead = 4;  // loads in flight, to hide their latency
     const int blocks = gridDim.y;
     FS_NO_UNROLL
     for (int quad = threadIdx.x; quad < a_.tokens * kQuads; quad += Shape::kThreads) {
@@ -275,11 +275,11 @@ class FlatBlock {
   uint32_t* const arrivals_;
   const uint32_t shared_;
   const int lane_, warp_n_, warp_k_;
-  const uint32_t ring_;  // the warp's
+  const uint32_t ring_;  // of the warp
 
   // What this lane copies next, and where to.
-  const uint16_t* weight_;  // the block's first row
-  int rows_[kCopies];       // elements from there
+  const uint16_t* weight_;  // of the block's first row
+  int rows_[kCopies];       // offsets in elements from there
   int column_;
   uint32_t to_[2];  // in the ring's first stage, of even and of odd copies
 
@@ -287,8 +287,8 @@ class FlatBlock {
 };
 
 // Launch with ceil(rows / Shape::kRows) x split blocks of Shape::kThreads threads and
-// Shape::kSharedBytes of dynamic shared memory. Where kAligned, every row of the weight lies on 16
-// bytes and cols is a multiple of 8.
+// Shape::kSharedBytes of dynamic shared memory. kAligned needs 16-byte aligned rows of the weight,
+// and cols a multiple of 8.
 template <class Type, class Shape, bool kAligned>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     flat_gemm_kernel(const FlatArguments arguments) {
@@ -309,7 +309,7 @@ constexpr CompiledFlat compiled_flat() {
           Shape::kThreads, Shape::kSharedBytes};
 }
 #define FS_COMPILED(...) compiled_flat<true, FlatShape<__VA_ARGS__>>(),
-// By the index of kFlatShapes.
+// Indexed like kFlatShapes.
 inline const CompiledFlat kCompiledFlat[] = {
     FS_FLAT_SHAPES(FS_COMPILED) compiled_flat<false, FlatShape<FS_UNALIGNED_FLAT_SHAPE>>()};
 #undef FS_COMPILED

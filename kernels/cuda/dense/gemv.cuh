@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias for a dense weight and a few tokens, without tensor cores. A warp has a few rows
-// of W and copies 512 bytes of each at a time, 16 a lane, several steps ahead; a lane multiplies
-// its columns by the same columns of x and keeps a sum for each row and token. Beside flat_gemm.cuh
-// it has no token to pad and next to nothing to begin with; from some 4 tokens on the
+// y = x W^T + bias for a dense weight and a few tokens, on CUDA cores. A warp has a few rows of W
+// and copies 512 bytes of each at a time, 16 for each lane, several steps ahead. A lane multiplies
+// its columns by the same columns of x, and has an accumulator for each row and token. Unlike
+// flat_gemm.cuh it does not pad tokens, and has nearly no prologue; from about 4 tokens on the
 // multiplications take longer than the loads (FlashDecoding++, section 5, calls it ImplA).
 #pragma once
 #include "cuda/dense/dense.cuh"
@@ -10,34 +10,34 @@
 
 namespace flashsparse::dense {
 
-// What a kernel is compiled for; which one runs is decided in dense_plan.h.
+// What a kernel is compiled for; dense_plan.h decides which one runs.
 //   kTokens   of y at most
-//   kRows     rows of a warp: they share the x that it loads and converts
+//   kRows     rows of a warp; they share the x that it loads and converts
 //   kWarpsN   warps along the rows of W
-//   kWarpsK   warps along K, which take its steps in turn
-//   kStages   steps of W in shared memory: this one and those under way
-//   kBlocks   blocks a multiprocessor, which bounds the registers
+//   kWarpsK   warps along K, which take steps round-robin
+//   kStages   steps of W in shared memory: the current one and those in flight
+//   kBlocks   blocks on a multiprocessor, which bounds the registers
 template <int kTokens_, int kRows_, int kWarpsN_, int kWarpsK_, int kStages_, int kBlocks_>
 struct GemvShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
   static constexpr int kWarpsN = kWarpsN_, kWarpsK = kWarpsK_, kBlocks = kBlocks_;
   static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
-  static constexpr int kSums = kTokens * kRows;  // of a warp, numbered token by token
+  static constexpr int kSums = kTokens * kRows;  // of a warp, token by token
   using Weights = Ring<kRows, kStages>;
   static constexpr uint32_t kSharedBytes =
-      kWarpsN * kWarpsK * Weights::kWarpBytes;  // then the sums
+      kWarpsN * kWarpsK * Weights::kWarpBytes;  // reused for the sums
   static_assert(kSums <= 32 && (kSums & (kSums - 1)) == 0, "warp_sums");
 };
 
 // Sums each of `count` values, a power of two up to 32, over the lanes of the warp: lane i gets the
-// sum of value i / (32 / count). Halves of the values go to halves of the lanes while there are
-// any.
+// sum of value i / (32 / count). Each step sends half of the values to the other half of the lanes,
+// until one value is left.
 template <int lanes, int count>
 __device__ __forceinline__ float warp_sums(float (&values)[count]) {
   if constexpr (lanes == 0) {
     return values[0];
   } else {
-    constexpr int kHalf = lanes * count / 32;  // of the values left
+    constexpr int kHalf = lanes * count / 32;  // half of the values that are left
     const bool upper = threadIdx.x & lanes;
     if constexpr (kHalf == 0) values[0] += __shfl_xor_sync(~0u, values[0], lanes);
     FS_UNROLL
@@ -58,8 +58,8 @@ __device__ __forceinline__ float2 to_floats(const uint4& chunk, int pair) {
 }
 
 // Launch with ceil(rows / (kWarpsN * kRows)) blocks of Shape::kThreads threads and
-// Shape::kSharedBytes of dynamic shared memory. Where kAligned, every row of the weight lies on 16
-// bytes and cols is a multiple of 8.
+// Shape::kSharedBytes of dynamic shared memory. kAligned needs 16-byte aligned rows of the weight,
+// and cols a multiple of 8.
 template <class Type, class Shape, bool kAligned>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(const Arguments a) {
   constexpr int kStages = Shape::kStages, kRows = Shape::kRows, kTokens = Shape::kTokens;
@@ -67,16 +67,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
   const int lane = threadIdx.x % 32, warp = warp_of_block();
   const int warp_n = warp % Shape::kWarpsN, warp_k = warp / Shape::kWarpsN;
   const int first_row = (blockIdx.x * Shape::kWarpsN + warp_n) * kRows;
-  int column = warp_k * kGemvStepCols + lane * kChunk;  // of the lane's next chunk
+  int column = warp_k * kGemvStepCols + lane * kChunk;  // of the lane's current chunk
   const uint16_t* const weight = a.weight + static_cast<int64_t>(first_row) * a.weight_stride;
 
   FS_DYNAMIC_SHARED(shared);
   const uint32_t shared_at = shared_address(shared);
   typename Shape::Weights ring(shared_at, warp);
-  // Starts the copies of W for the step `steps` steps after `column`.
+  // Starts to copy W for the step that is `steps` after `column`.
   const auto start_w = [&](int steps) {
     FS_UNROLL
-    for (int r = 0; r < kRows; ++r) {  // beyond the last row another time the last one
+    for (int r = 0; r < kRows; ++r) {  // past the last row, that one is copied again
       const int row = min(r, a.rows - 1 - first_row) * a.weight_stride;
       start_chunk<kAligned>(ring.to(r), weight + (row + column) + steps * kStride,
                             column + steps * kStride, a.cols);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
     }
   };
 
-  // Where K ends inside a step, some lanes have one step less than others.
+  // If K ends inside of a step, some lanes have one step less than others.
   constexpr int kAhead = kStages - 1;
   int left = a.cols > column ? (a.cols - column - 1) / kStride + 1 : 0;
   FS_UNROLL
@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
   }
 
   const float sum = warp_sums<16>(sums);
-  constexpr int kLanes = 32 / Shape::kSums;  // that have the same sum
-  __syncthreads();                           // every warp has read its weights, which lie there
+  constexpr int kLanes = 32 / Shape::kSums;  // lanes that have the same sum
+  __syncthreads();                           // every warp has read the weights that are overwritten
   if (lane % kLanes == 0) {
     const int place = (warp_k * Shape::kWarpsN + warp_n) * Shape::kSums + lane / kLanes;
     store_shared(shared_at + place * uint32_t{sizeof(float)}, sum);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) gemv_kernel(c
     if (token >= a.tokens || row >= a.rows) continue;
     float total = a.bias ? to_float<Type>(a.bias[row]) : 0.0f;
     FS_UNROLL
-    for (int k = 0; k < Shape::kWarpsK; ++k) {  // in their order
+    for (int k = 0; k < Shape::kWarpsK; ++k) {  // in the order of warps
       const int place = k * Shape::kWarpsN * Shape::kSums + i;
       total += load_shared<float>(shared_at + place * uint32_t{sizeof(float)});
     }
@@ -169,7 +169,7 @@ constexpr CompiledGemv compiled_gemv() {
           Shape::kThreads, Shape::kSharedBytes};
 }
 #define FS_COMPILED(...) compiled_gemv<true, GemvShape<__VA_ARGS__>>(),
-// By the index of kGemvShapes.
+// Indexed like kGemvShapes.
 inline const CompiledGemv kCompiledGemv[] = {
     FS_GEMV_SHAPES(FS_COMPILED) compiled_gemv<false, GemvShape<FS_UNALIGNED_GEMV_SHAPE>>()};
 #undef FS_COMPILED

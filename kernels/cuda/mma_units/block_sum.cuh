@@ -5,7 +5,7 @@
 
 namespace flashsparse::mma_units {
 
-// Of whole warps, `threads` in all; modulo 2^32. Thread 0 gets it.
+// The sum over `threads` threads, whole warps, modulo 2^32. Only thread 0 gets it.
 template <int threads>
 __device__ __forceinline__ uint32_t block_sum(uint32_t sum) {
   FS_SHARED(uint32_t, of_warps, threads / 32);

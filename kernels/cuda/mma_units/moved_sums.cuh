@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums on their way between warps and blocks, four at a time: float ones, or integers, which are
-// moved as the bits of floats.
+// Accumulators that are moved between warps and blocks, four at a time: floats, or integers as the
+// bits of floats.
 #pragma once
 #include "common/device.cuh"
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ float4 joined(const float4& a, const float4& b) {
                      joined<Sum>(a.w, b.w));
 }
 
-// As floats: those of int32 are rounded here, once.
+// As floats. Accumulators of int32 are rounded here, once.
 template <class Sum>
 __device__ __forceinline__ float4 numbers(const float4& bits) {
   return make_float4(

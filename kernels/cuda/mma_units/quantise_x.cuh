@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations as codes of 8 bits with a scale for each token, found anew in each call: the largest
-// magnitude of the token becomes the largest code.
+// Quantizes activations to 8 bits with a dynamic scale for each token: the token's largest
+// magnitude becomes the largest quantized value.
 //
-// The codes lie as the format's kernel takes them beside units, so that a unit need not know what
-// it is multiplied by. What is the format's own:
-//   kLargest            code
-//   kHasNarrow          whether the GPU that is compiled for rounds to such codes
-//   narrow(a, b, c, d)  four codes of floats, a in the lowest byte
-//   kSums               whether the sum of a token's codes is wanted; they are int8 then
-//   column(word, byte)  of 32 columns, the one whose code is there
+// Quantized x is laid out as the format's kernel multiplies it, so that units do not depend on the
+// type of x. A format defines:
+//   kLargest            largest quantized value
+//   kHasNarrow          whether the GPU that is compiled for has the conversion
+//   narrow(a, b, c, d)  quantizes four floats, a to the lowest byte
+//   kSums               whether the kernel needs the sum of each token's quantized values, which
+//   are
+//                       int8 then
+//   column(word, byte)  which of 32 columns is stored in that byte
 #pragma once
 #include <type_traits>
 
@@ -21,7 +23,7 @@
 
 namespace flashsparse::mma_units {
 
-// The eight values of 16 bytes.
+// Unpacks eight values from 16 bytes.
 template <class Type>
 __device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -31,28 +33,27 @@ __device__ __forceinline__ void to_floats(float (&values)[8], const uint4& bits)
   }
 }
 
-// Writes codes [tokens, quantised_stride(cols)] and scales [tokens]. x is on 16 bytes, its rows a
-// multiple of 8 long, zero beyond `cols`. The scale of a token with NaN or an infinity is so, too.
-// `sums` [tokens] is written where kSums says so, modulo 2^32.
-// Launch with a block for each token and kQuantiseThreads threads. Empty where the GPU does not
-// round to such codes.
+// Writes codes [tokens, quantised_stride(cols)] and scales [tokens]; sums [tokens] modulo 2^32, if
+// kSums. x is 16-byte aligned, its rows a multiple of 8 long, zero past `cols`. A token with NaN or
+// an infinity has such a scale. Launch with a block for each token and kQuantiseThreads threads.
+// Empty if the GPU does not have the conversion.
 template <class Type, class Codes>
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_x_kernel(const uint16_t* __restrict__ x, int x_stride, uint4* __restrict__ codes,
                       float* __restrict__ scales, uint32_t* __restrict__ sums) {
   if constexpr (!Codes::kHasNarrow) return;
   FS_SHARED(uint32_t, largest_of, kQuantiseThreads / 32);
-  allow_next_kernel();
-  wait_for_last_kernel();
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
   const auto* const from = reinterpret_cast<const uint4*>(x + int64_t{blockIdx.x} * x_stride);
   const int vectors = x_stride / 8;
-  // Bits of magnitudes, which are ordered as they are, NaN above infinity.
-  // Small magnitudes are lifted, so that their inverse is finite. float16 has none as small.
+  // Magnitudes are compared by their bits, which have the same order, with NaN above infinity.
+  // Small magnitudes are scaled up, so that their inverse is finite; float16 has none that small.
   constexpr bool kLifts = std::is_same_v<Type, BFloat16>;
-  // A token of zeros takes the smallest number of its dtype.
+  // The scale of a token of zeros comes from the smallest number of its dtype.
   uint32_t largest = __float_as_uint(kLifts ? 0x1p-133f : 0x1p-24f);
   float values[8];
-  constexpr int kAtOnce = 8;  // loads on their way
+  constexpr int kAtOnce = 8;  // loads in flight
   FS_NO_UNROLL
   for (int begin = threadIdx.x; begin < vectors; begin += kAtOnce * kQuantiseThreads) {
     uint4 loaded[kAtOnce];
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
     for (int i = 0; i < 8; ++i) {
       words[i] = Codes::narrow(own[Codes::column(i, 0)], own[Codes::column(i, 1)],
                                own[Codes::column(i, 2)], own[Codes::column(i, 3)]);
-      // Of bytes code + 128.
+      // Adds bytes q + 128, less 128 for each.
       if constexpr (Codes::kSums) sum = dp4a(words[i] ^ 0x80808080, 0x01010101, sum - 4 * 128);
     }
     uint4* const to = codes + (int64_t{blockIdx.x} * blocks + block) * 2;

@@ -16,9 +16,8 @@ __device__ __forceinline__ float number(uint32_t bits) {
   return static_cast<float>(static_cast<int32_t>(bits));
 }
 
-// Writes y [tokens, rows] of every token's first `rows` sums, a thread for kScaledRows of them and
-// kScaledTokens tokens.
-// Launch with scale_blocks(rows, tokens) blocks of kScaleThreads.
+// Writes y [tokens, rows] from every token's first `rows` results; a thread has kScaledRows rows
+// and kScaledTokens tokens. Launch with scale_blocks(rows, tokens) blocks of kScaleThreads.
 template <class Type, class Sum>
 __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToScale a) {
   static_assert(kScaledRows == 4, "sums of 16 bytes");
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_sums_kernel(const SumsToS
   }
   const int64_t first = int64_t{blockIdx.x / across} * kScaledTokens;
   const int tokens = static_cast<int>(min(int64_t{kScaledTokens}, a.tokens - first));
-  uint4 sums[kScaledTokens];  // all of them on their way before the first is needed
+  uint4 sums[kScaledTokens];  // all loads are in flight before the first is needed
   FS_UNROLL
   for (int t = 0; t < kScaledTokens; ++t) {
     const int64_t token = first + min(t, tokens - 1);

@@ -10,21 +10,21 @@ namespace flashsparse::mma_units {
 inline constexpr int kScaleThreads = 128;
 inline constexpr int kScaledRows = 4, kScaledTokens = 8;  // of a thread
 
-// All of it device memory. y = sums * x_scales * scales + bias, of a panel of the weight's rows.
+// All of it device memory. y = sums * x_scales * scales + bias, for a panel of the weight's rows.
 struct SumsToScale {
-  const uint32_t* sums;   // [tokens, sums_stride], int32 or float32, on 16 bytes
+  const uint32_t* sums;   // [tokens, sums_stride], int32 or float32, 16-byte aligned
   int64_t sums_stride;    // a multiple of 4, no less than `rows`
   const float* scales;    // [rows], or null for 1
   const float* x_scales;  // [tokens]
   const uint16_t* bias;   // [rows], or null
-  uint16_t* y;            // [tokens, y_stride], on 8 bytes
+  uint16_t* y;            // [tokens, y_stride], 8-byte aligned
   int64_t y_stride;
   int rows;
   int64_t tokens;
   bool are_floats;  // the sums
 };
 
-// Blocks beside each other for so many rows, and in all.
+// Blocks for one range of tokens, and in all.
 FS_HOST_DEVICE constexpr int scale_row_blocks(int rows) {
   constexpr int kBlockRows = kScaleThreads * kScaledRows;
   return (rows + kBlockRows - 1) / kBlockRows;

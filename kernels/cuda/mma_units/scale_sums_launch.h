@@ -7,7 +7,7 @@
 
 namespace flashsparse::cuda {
 
-// Pointers are device memory, rows and tokens >= 1; does not wait.
+// Pointers are device memory, rows and tokens >= 1; it does not synchronize.
 cudaError_t scale_sums(const mma_units::SumsToScale& sums, bool bfloat16, cudaStream_t stream);
 
 }  // namespace flashsparse::cuda

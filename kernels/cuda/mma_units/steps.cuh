@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a block, one after the other: of which set of rows, and which columns of it.
+// The steps of a block, one after the other: each has a row tile (`set`), and columns of it.
 #pragma once
 #include "common/device.cuh"
 #include "cuda/mma_units/linear_arguments.h"
@@ -24,15 +24,16 @@ class Steps {
   __device__ __forceinline__ bool ended() const { return left_ == 0; }
   __device__ __forceinline__ int left() const { return left_; }
   __device__ __forceinline__ int set() const { return set_; }
-  // The first column of units.
+  // The first column, in units.
   __device__ __forceinline__ int column(const Cut& cut) const { return in_set_ * cut.column_warps; }
 
-  // Whether a warp has a unit in it: the last step of a set may reach beyond the last column.
+  // Whether a warp has a unit in this step: the last step of a row tile may reach past the last
+  // column.
   __device__ __forceinline__ bool inside(const Cut& cut, int column_warp) const {
     return column(cut) + column_warp < columns_;
   }
 
-  // To the next step; true where it is of another set.
+  // Moves to the next step; true if it is of another row tile.
   __device__ __forceinline__ bool advance() {
     --left_;
     if (++in_set_ < set_steps_) return false;
@@ -41,7 +42,7 @@ class Steps {
     return true;
   }
 
-  // The blocks that share a set, and whether it is the first of a block's range.
+  // First and last of the blocks that share a row tile; whether it is the first of a block's range.
   __device__ __forceinline__ int first_block(int set) const {
     return linear::block_of_tile(steps_, set * set_steps_, gridDim.x);
   }
@@ -57,7 +58,7 @@ class Steps {
     return static_cast<int>((a + b - 1) / b);
   }
 
-  const int columns_, set_steps_, steps_;  // units of columns; steps of a set, of all sets
+  const int columns_, set_steps_, steps_;  // units of columns; steps of a row tile, of all
   int left_, set_, in_set_;
 };
 

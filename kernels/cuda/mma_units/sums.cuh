@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a warp's sums when a set of rows ends, or the block's part of one: warps along
-// the columns add theirs up in shared memory, blocks that share the set in the workspace. There a
-// row_warp of each block leaves its sums and counts itself in; the last to arrive adds all of them
-// up in the order of blocks: one launch, and the same bits every time.
+// The epilogue of a warp of the decode kernels, at the end of a row tile or of the block's part of
+// it. Warps along the columns add up their accumulators in shared memory, blocks that share the row
+// tile in the workspace: there each row_warp writes its partial sums and increments an arrival
+// counter, and the last to arrive adds all of them up in the order of blocks. One launch, and the
+// same bits every time.
 #pragma once
 #include <type_traits>
 
@@ -28,7 +29,7 @@ class Sums {
   static constexpr int kRowUnits = Shape::kRowUnits, kTokenBlocks = Shape::kTokens / 8;
   using Tile = SumsTile<Shape, Sum>;
 
-  // `layout` is of the format. Scales of rows are to be multiplied by `unit`.
+  // `layout`: the format's Shared. Row scales are multiplied by `unit`.
   template <class Layout>
   __device__ __forceinline__ Sums(const Arguments& a, const Cut& cut, const Layout& layout,
                                   int row_warp, int column_warp, uint32_t shared, float unit = 1)
@@ -41,7 +42,7 @@ class Sums {
         place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
                threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
 
-  // `steps` is at a step of the set.
+  // `steps` is at a step of the row tile.
   __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
     if (cut_.column_warps > 1) add_warps(sums);
     const int set = steps.set();
@@ -56,7 +57,7 @@ class Sums {
   }
 
  private:
-  // The first warp along the columns adds up all, 8 tokens at a time.
+  // The first warp along the columns adds up those of all, 8 tokens at a time.
   __device__ __forceinline__ void add_warps(Tile& sums) {
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
@@ -67,7 +68,8 @@ class Sums {
           store_shared(buffer + column_warp_ * warp_bytes_ + m * kSumsBytes, moved(sums[m][n]));
         }
       }
-      // One barrier a turn: nobody comes to the next but one before this one's sums are read.
+      // Double-buffered: one barrier per iteration suffices, since a buffer is rewritten only two
+      // iterations later.
       sync_threads_of(1 + row_warp_, cut_.column_warps * 32);
       if (column_warp_ == 0) {
         FS_NO_UNROLL
@@ -82,7 +84,7 @@ class Sums {
     }
   }
 
-  // True for the last of the blocks that share the set: it has the sums of all.
+  // True for the last of the blocks that share the row tile, which then has the sums of all.
   __device__ __forceinline__ bool add_blocks(Tile& sums, const Steps& steps, int set, int first,
                                              int last) const {
     float4* const own = partials(blockIdx.x, steps.is_first(blockIdx.x, set));
@@ -98,7 +100,7 @@ class Sums {
     __syncwarp();
     if (arrived != static_cast<uint32_t>(last - first)) return false;
     if (threadIdx.x % 32 == 0) *counter = 0;
-    // Many loads at once, as far as there are registers.
+    // As many loads in flight as registers allow.
     constexpr int kTiles = kRowUnits * kTokenBlocks, kAtOnce = kTiles <= 8 ? kTiles : 4;
     FS_UNROLL
     for (int begin = 0; begin < kTiles; begin += kAtOnce) {
@@ -119,14 +121,14 @@ class Sums {
     return true;
   }
 
-  // A block has a slot for the first set of its range, and one for the last.
+  // A block has a slot for the first row tile of its range, and one for the last.
   __device__ __forceinline__ float4* partials(int block, bool is_first) const {
     const int64_t warp = (int64_t{block} * 2 + !is_first) * cut_.row_warps + row_warp_;
     return reinterpret_cast<float4*>(a_.partials) + warp * (kRowUnits * kTokenBlocks * 32) +
            threadIdx.x % 32;
   }
 
-  // Scaled, rounded and turned around, so that a lane has two rows of a token and not two tokens of
+  // Scales, rounds, and transposes, so that a lane has two rows of a token instead of two tokens of
   // a row.
   __device__ __forceinline__ void store(const Tile& sums, int row_unit) const {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
@@ -177,7 +179,7 @@ class Sums {
     }
   }
 
-  // Two rows of a token, as far as there are rows: `rows` of them from here on.
+  // Stores two rows of a token if they exist: `rows` are left from this one on.
   __device__ __forceinline__ void store_two(uint16_t* place, uint32_t two, int rows) const {
     if (a_.rows % 2 == 0) {
       if (rows > 0) store_global(reinterpret_cast<uint32_t*>(place), two);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of a warp: of 16 rows and 8 tokens each, as mma leaves them, four in a lane.
+// The accumulators of a warp in the layout of mma: a lane has four for 16 rows and 8 tokens.
 #pragma once
 #include "common/device.cuh"
 

@@ -1,35 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels that multiply units by wgmma divide the work.
+// How the wgmma kernels divide the work.
 //
-// A block multiplies 64 rows by each of its warpgroups. Of the blocks of a cluster some stand below
-// each other: they multiply different rows by the same tokens, of which each copies its share to
-// all. Others stand behind each other, along the columns, and add up their sums in shared memory. A
-// tile is what a cluster multiplies at once; a block's steps of it are units of 256 columns. The
-// steps of all tiles, those of the same rows one after the other, are one line, of which every
-// cluster takes an equal range: one tile where blocks stand behind each other.
+// Each warpgroup of a block multiplies 64 rows. A cluster has down x depth blocks. The `down`
+// blocks along M multiply different rows by the same tokens, of which each copies its share to all
+// of them. The `depth` blocks along K multiply different columns, and add up their accumulators in
+// shared memory. A tile is what a cluster multiplies at once; a block's steps of it are units of
+// 256 columns. The steps of all tiles, those of the same rows one after the other, form one
+// sequence, of which every cluster takes an equal range: exactly one tile if depth > 1.
 #pragma once
 #include <cstdint>
 
 namespace flashsparse::mma_units {
 
 struct WgmmaShapeInfo {
-  int tokens, groups;  // of a tile; warpgroups that multiply
+  int tokens, groups;  // of a tile; consumer warpgroups
 };
 
-// Registers of a thread that multiplies. With the 24 or 32 of those that copy x they are, in all,
+// Registers of a consumer thread. With the 24 or 32 of the producer's threads they are, in all,
 // those that the block is launched with: 168, 128 or 96 a thread.
 constexpr int wgmma_registers(int groups) { return groups == 2 ? 240 : groups == 3 ? 160 : 112; }
 
 inline constexpr int kGroupRows = 64;    // of a warpgroup
-inline constexpr int kPanelBytes = 128;  // a stage of x, for each token
+inline constexpr int kPanelBytes = 128;  // of a stage of x, for each token
 inline constexpr int kMostCluster = 8;   // blocks
 inline constexpr int kMostXStages = 16;
 
-// Whether the blocks of a cluster, below or behind each other, can share the tokens of a tile, in
-// eights: those are what the hardware swizzles, and what a warp's sums are moved by.
+// Whether the blocks of a cluster, along M or along K, can share the tokens of a tile in groups of
+// 8: the granularity of the hardware's swizzle, and of the exchange of accumulators.
 constexpr bool wgmma_shares(int tokens, int blocks) { return tokens / 8 % blocks == 0; }
 
-// Eights of tokens whose sums a warp loads at once: a divisor of those of a tile, `most` at most.
+// Groups of 8 tokens whose partial sums a warp loads at once: a divisor of those of a tile, at most
+// `most`.
 constexpr int wgmma_joined(int tokens, int most) {
   return wgmma_shares(tokens, most) ? most : wgmma_joined(tokens, most - 1);
 }

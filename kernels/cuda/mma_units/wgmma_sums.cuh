@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a warp's sums when a tile ends, or the cluster's part of one. Blocks behind each
-// other in a cluster give each other shares of theirs through shared memory. Clusters that share a
-// tile add theirs up in the workspace, where each warp leaves its sums and counts itself in; the
-// last to arrive adds all of them up in the order of clusters. One launch, and the same bits every
-// time.
+// The epilogue of a warp of the wgmma kernels, at the end of a tile or of the cluster's part of it.
+// The blocks of a cluster along K exchange shares of their accumulators through shared memory.
+// Clusters that share a tile use the workspace: each warp writes its partial sums and increments an
+// arrival counter, and the last to arrive adds all of them up in the order of clusters. One launch,
+// and the same bits every time.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
@@ -20,8 +20,8 @@ class WgmmaSums {
   using Y = WgmmaY<Type, token_scales>;
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
 
-  // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`; `buffer` and
-  // `arrived` are where it gets sums from blocks behind each other, and their barrier.
+  // `unit`: the warp's row of units in a tile, which has `tile_units`. `buffer` and `arrived`:
+  // where partial sums of the blocks along K arrive, and their barrier.
   __device__ __forceinline__ WgmmaSums(const WgmmaArguments& a, int unit, int tile_units,
                                        uint32_t buffer, uint32_t arrived)
       : a_(a),
@@ -48,8 +48,8 @@ class WgmmaSums {
   }
 
  private:
-  // True for the last of the clusters that share the tile: it has the sums of all, as far as there
-  // are tokens: `tokens` of them from here on.
+  // True for the last of the clusters that share the tile, which then has the sums of all, for the
+  // `tokens` that are left.
   __device__ __forceinline__ bool add_clusters(Sum (&sums)[Shape::kTokens / 2],
                                                const WgmmaTiles& tiles, int tile, int first,
                                                int last, int tokens) const {
@@ -67,7 +67,7 @@ class WgmmaSums {
     __syncwarp();
     if (arrived != static_cast<uint32_t>(last - first)) return false;
     if (threadIdx.x % 32 == 0) *counter = 0;
-    constexpr int kAtOnce = Shape::kJoined;  // loads, as far as there are registers
+    constexpr int kAtOnce = Shape::kJoined;  // loads in flight, as many as registers allow
     FS_UNROLL
     for (int begin = 0; begin < kTokenBlocks; begin += kAtOnce) {
       if (begin * 8 >= tokens) break;
@@ -90,7 +90,7 @@ class WgmmaSums {
     return reinterpret_cast<float4*>(a_.partials) + slot * (kTokenBlocks * 32) + threadIdx.x % 32;
   }
 
-  // To each of the blocks behind each other its share of the tokens, 8 at a time.
+  // Sends each block along K its share of the tokens, 8 at a time.
   __device__ __forceinline__ void give(const Sum (&sums)[Shape::kTokens / 2], int tokens) const {
     const int share = kTokenBlocks / a_.depth, part = WgmmaTiles::part(a_);
     const int first = static_cast<int>(blockIdx.x) % a_.cluster() - part;
@@ -104,7 +104,7 @@ class WgmmaSums {
     if (lane < a_.depth) mbarrier_arrive_in(first + lane, arrived_);
   }
 
-  // Adds up what all of them gave, in their order.
+  // Adds up what all blocks along K have sent, in their order, and stores y.
   __device__ __forceinline__ void take(const Y& y) const {
     const int share = kTokenBlocks / a_.depth, begin = WgmmaTiles::part(a_) * share;
     mbarrier_wait_cluster(arrived_, 0);
@@ -120,7 +120,7 @@ class WgmmaSums {
     }
   }
 
-  // Where the sums of 8 tokens lie that a block gave.
+  // Shared address of the partial sums of 8 tokens that a block has sent.
   __device__ __forceinline__ uint32_t given(int part, int n) const {
     return buffer_ + (part * (kTokenBlocks / a_.depth) + n) * (32 * uint32_t{sizeof(float4)});
   }

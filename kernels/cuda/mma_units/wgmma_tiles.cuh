@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a cluster, one after the other: of which tile, and which columns of it.
+// The steps of a cluster, one after the other: each has a tile, and columns of it.
 #pragma once
 #include "common/device.cuh"
 #include "cuda/mma_units/wgmma_arguments.h"
@@ -10,8 +10,7 @@ namespace flashsparse::mma_units {
 
 class WgmmaTiles {
  public:
-  // At the first step of this cluster's range. `tile_tokens` of the shape, `tile_rows` of a
-  // cluster.
+  // At the first step of this cluster's range. `tile_tokens` and `tile_rows` of a tile.
   __device__ __forceinline__ WgmmaTiles(const WgmmaArguments& a, int tile_tokens, int tile_rows)
       : columns_((static_cast<int>(unit_cols(a.cols)) - part(a) + a.depth - 1) / a.depth),
         across_((a.tokens - 1) / tile_tokens + 1),
@@ -31,7 +30,7 @@ class WgmmaTiles {
   __device__ __forceinline__ int tile() const { return tile_; }
   __device__ __forceinline__ int column() const { return column_ * depth_ + part_; }  // of units
 
-  // Which of the blocks behind each other this is, and which of those below each other.
+  // The block's position in its cluster, along K and along M.
   static __device__ __forceinline__ int part(const WgmmaArguments& a) {
     return blockIdx.x % a.depth;
   }
@@ -43,7 +42,7 @@ class WgmmaTiles {
 
   __device__ __forceinline__ bool many_tokens() const { return across_ > 1; }
 
-  // To the next step; true where it is of another tile.
+  // Moves to the next step; true if it is of another tile.
   __device__ __forceinline__ bool advance() {
     --left_;
     if (++column_ < columns_) return false;
@@ -52,8 +51,8 @@ class WgmmaTiles {
     return true;
   }
 
-  // The clusters that share a tile (none do where blocks stand behind each other), and whether it
-  // is the first of a cluster's range.
+  // First and last of the clusters that share a tile (none do if depth > 1); whether it is the
+  // first of a cluster's range.
   __device__ __forceinline__ int first_cluster(int tile) const {
     return linear::block_of_tile(steps_, tile * columns_, clusters_);
   }

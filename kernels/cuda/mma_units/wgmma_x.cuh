@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// x of a cluster's steps: in each of its blocks a ring of panels in shared memory, of 64 columns
-// and all tokens of the tile. One thread of each block copies its share of a panel to all blocks,
-// when the warps of all have multiplied by what was there before.
+// x of a cluster's steps: a ring of panels in the shared memory of each block, of 64 columns and
+// all tokens of the tile. One thread of each block copies its share of a panel to all blocks, when
+// the warps of all of them have released the stage.
 #pragma once
 #include "common/bulk_copy.cuh"
 #include "common/cluster.cuh"
@@ -11,14 +11,14 @@
 
 namespace flashsparse::mma_units {
 
-// A place in the ring, and the parity of the phase in which its barriers are.
+// A position in the ring, and the parity of the phase of its barriers.
 template <class Shape>
 class WgmmaX {
  public:
   __device__ __forceinline__ WgmmaX(const WgmmaArguments& a, uint32_t shared)
       : shared_(shared), stages_(a.stages) {}
 
-  // One thread's part; a barrier of the cluster follows.
+  // Called by one thread; a cluster barrier must follow.
   __device__ __forceinline__ void init(const WgmmaArguments& a) const {
     FS_NO_UNROLL
     for (int i = 0; i < a.stages; ++i) {
@@ -37,11 +37,11 @@ class WgmmaX {
   __device__ __forceinline__ uint32_t panel() const {
     return shared_ + kBarrierBytes + stage_ * Shape::kPanelBytes;
   }
-  // The barrier at which the sums of a warp arrive from blocks behind each other.
+  // The barrier at which a warp's partial sums arrive from the blocks along K.
   __device__ __forceinline__ uint32_t sums(int warp) const {
     return shared_ + (2 * kMostXStages + warp) * kMbarrierBytes;
   }
-  // Behind all barriers of this ring.
+  // After all barriers of this ring.
   __device__ __forceinline__ uint32_t other_barriers() const { return sums(Shape::kUnits); }
   __device__ __forceinline__ uint32_t end() const {  // of all stages
     return shared_ + kBarrierBytes + stages_ * Shape::kPanelBytes;
@@ -53,8 +53,8 @@ class WgmmaX {
     stage_ = 0;
     parity_ ^= 1;
   }
-  // A warp has done with the panel: it says so to every block that copies to it, and comes to the
-  // next.
+  // The warp is done with the panel: arrives in every block that copies to it, and moves to the
+  // next stage.
   __device__ __forceinline__ void release(const WgmmaArguments& a) {
     __syncwarp();
     const int lane = threadIdx.x % 32;
@@ -73,17 +73,17 @@ class WgmmaX {
   uint32_t parity_ = 0;
 };
 
-// All that the one thread does, for steps of so many panels.
+// The producer thread, for steps of `panels` panels.
 template <class Shape, int panels>
 __device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap& map,
                                        WgmmaX<Shape> x) {
   WgmmaTiles tiles(a, Shape::kTokens, a.down * Shape::kUnits * kUnitRows);
   const int place = WgmmaTiles::place_down(a), share = Shape::kTokens / a.down;
-  uint32_t all = 0;  // the blocks that need the same x
+  uint32_t all = 0;  // mask of the blocks that need the same x
   FS_NO_UNROLL
   for (int i = 0; i < a.down; ++i) all |= 1u << (i * a.depth + WgmmaTiles::part(a));
   if (a.down == 1) all = kThisBlock;
-  int unused = a.stages;  // stages that nothing has been copied to
+  int unused = a.stages;  // stages that have not been filled yet
   FS_NO_UNROLL
   for (; !tiles.ended(); tiles.advance()) {
     const int token = tiles.token_tile(tiles.tile()) * Shape::kTokens + place * share;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a warp stores 16 rows of y, of the tokens of a tile.
+// Stores y of a warp's 16 rows, for the tokens of a tile.
 //
-// Of 8 tokens a lane has the sums of two, of the rows lane / 4 and 8 below. Turned around, and
-// after an exchange between neighbours, it has four rows of one token, so that four lanes fill a
-// sector of 32 bytes: odd lanes the rows 8 to 15, even ones 0 to 7, the lower half of them in lanes
-// 0 and 1 of four.
+// For 8 tokens a lane has accumulators of two, in the rows lane / 4 and 8 below. Transposed, and
+// after an exchange with its neighbour, it has four rows of one token, so that four lanes fill a
+// sector of 32 bytes: odd lanes rows 8 to 15, even ones 0 to 7, with the lower half of these in
+// lanes 0 and 1 of four.
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
@@ -25,10 +25,11 @@ class WgmmaY {
         lower_(a, first_row + group() + 8),
         y_(a.y + ((int64_t{first_token} + group()) * a.rows + first_row + place())) {}
 
-  // From the tile's first on.
+  // From the tile's first token on.
   __device__ __forceinline__ int tokens() const { return tokens_; }
 
-  // Scales, adds bias, rounds and stores the sums of the tokens from 8 n on: two of each row.
+  // Scales, adds the bias, rounds and stores accumulators of the tokens from 8 n on: two of each
+  // row.
   __device__ __forceinline__ void store(int n, float4 sums) const {
     if (token_scales == TokenScales::kAlways ||
         (token_scales == TokenScales::kOptional && a_.x_scales)) {
@@ -46,7 +47,7 @@ class WgmmaY {
   }
 
  private:
-  // From a sum of a row to y.
+  // Scale and bias of a row.
   struct Row {
     __device__ __forceinline__ Row(const WgmmaArguments& a, int row)
         : scale(a.scales && row < a.rows ? a.scales[row] : 1.0f),

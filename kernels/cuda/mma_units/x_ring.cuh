@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// x of a block's steps: a ring in shared memory. All warps copy what fits at first; then one warp,
-// which multiplies nothing, copies what a later step needs into each stage that all others have
-// read.
+// The ring of x in shared memory. All warps copy the first stages; then one warp, which does not
+// multiply, refills each stage that all others have read.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
@@ -14,7 +13,7 @@ namespace flashsparse::mma_units {
 template <class Shape>
 class XRing {
  public:
-  // `layout` is of the format.
+  // `layout`: the format's Shared.
   template <class Layout>
   __device__ __forceinline__ XRing(const Arguments& a, const Cut& cut, const Layout& layout,
                                    uint32_t shared)
@@ -30,7 +29,7 @@ class XRing {
     return shared + (2 * cut.x_stages + 1) * kMbarrierBytes;
   }
 
-  // One thread's part; a barrier of the block follows. So many warps copy the first x.
+  // Called by one thread; a block barrier must follow. `first_warps`: those that call fill_first.
   __device__ __forceinline__ void init(int first_warps) const {
     const int warps = cut_.row_warps * cut_.column_warps;
     FS_NO_UNROLL
@@ -41,7 +40,7 @@ class XRing {
     mbarrier_init(first_, first_warps * 32);
   }
 
-  // x of the first steps, by all `warps`, or by one alone.
+  // Copies x of the first steps: all `warps` call it, or a single one with `alone`.
   template <bool alone = false>
   __device__ __forceinline__ void fill_first(Steps steps, int warp, int warps) const {
     for (int i = 0; i < cut_.x_stages && !steps.ended(); ++i) {
@@ -55,8 +54,8 @@ class XRing {
     mbarrier_arrive_after_copies(first_);
   }
 
-  // x of all later steps, by the one warp. Calls done() when all others have done another step, as
-  // far as it has to know of that.
+  // Copies x of all later steps; called by the copying warp. Calls done() after each refill, when
+  // all others have finished another step.
   template <class Done>
   __device__ __forceinline__ void fill_later(Steps steps, Done done) const {
     uint32_t parity = 0;
@@ -78,39 +77,38 @@ class XRing {
     copy_async_wait<0>();
   }
 
-  // Waits for the step that comes now; returns where its x begins.
+  // Waits for x of the current step; returns its shared address.
   __device__ __forceinline__ uint32_t wait() {
-    if (turn_ == 0) {
+    if (phase_ == 0) {
       if (read_ == 0) mbarrier_wait(first_, 0);
     } else {
-      mbarrier_wait(full_ + read_ * kMbarrierBytes, (turn_ - 1) % 2);
+      mbarrier_wait(full_ + read_ * kMbarrierBytes, (phase_ - 1) % 2);
     }
     return x_ + read_ * stage_bytes_;
   }
-  // After a barrier of the warp: it has read what it waited for.
+  // The current step has been read. Call after a warp barrier.
   __device__ __forceinline__ void release() {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty_ + read_ * kMbarrierBytes);
     if (++read_ < cut_.x_stages) return;
     read_ = 0;
-    ++turn_;
+    ++phase_;
   }
 
  private:
-  // Chunks of 16 bytes that a token has of a unit: 32, or 16 of codes; and the tokens of which a
-  // warp copies all of them at once.
+  // 16-byte chunks of a token in a unit: 32, or 16 for 8-bit x; tokens that a warp copies at once.
   static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
 
-  static constexpr int kParts = 8 / kBeside;  // of a unit: every eighth token of 256 columns
+  static constexpr int kParts = 8 / kBeside;  // of a unit: every eighth token, kBeside times
 
-  // Every `by`th part of a step's x from `first` on.
+  // Copies the parts first, first + by, ... of a step's x.
   __device__ __forceinline__ void copy(int stage, const Steps& steps, int first, int by) const {
     FS_NO_UNROLL
     for (int part = first; part < cut_.column_warps * kParts; part += by) {
       copy_part(stage, steps, part / kParts, part);
     }
   }
-  // All of it. A warp alone waits for its own instructions: those of a unit do not depend on each
-  // other.
+  // Copies all parts of a step's x. The instructions for the parts of a unit are independent: there
+  // is no other warp to hide their latency.
   __device__ __forceinline__ void copy_alone(int stage, const Steps& steps) const {
     FS_NO_UNROLL
     for (int unit = 0; unit < cut_.column_warps; ++unit) {
@@ -119,14 +117,14 @@ class XRing {
     }
   }
 
-  // The chunks of a unit lie in the same order, of codes two such sets. Blocks begin with different
-  // tokens, or all would ask for the same lines of the L2 at once.
+  // Lanes copy the chunks of one token, in order, or of two tokens for 8-bit x. Blocks begin with
+  // different tokens, so that they do not all request the same lines of the L2 at once.
   __device__ __forceinline__ void copy_part(int stage, const Steps& steps, int unit,
                                             int part) const {
     const uint32_t lane = threadIdx.x % 32, stride = a_.x_stride, tokens = a_.tokens;
     const uint32_t chunk = lane % kChunks;
     const uint32_t place = x_ + stage * stage_bytes_ + chunk / 8 * Shape::kPanelBytes;
-    // Codes are in an order of their own up to the end of their row, and zero there.
+    // 8-bit x has its own order of columns, up to the end of a row, and is zero there.
     const int end = kBeside == 1 ? a_.cols : a_.x_stride;
     const uint32_t token = (part + blockIdx.x) % kParts * kBeside + lane / kChunks;
     const int column = (steps.column(cut_) + unit) * (kChunks * 8), from = column + chunk * 8;
@@ -145,7 +143,7 @@ class XRing {
   const Cut& cut_;
   const uint32_t stage_bytes_, x_;
   const uint32_t full_, empty_, first_;  // barriers
-  int read_ = 0, turn_ = 0;              // the stage to read next, and how often all have been read
+  int read_ = 0, phase_ = 0;             // the stage to read next; how often all have been read
 };
 
 }  // namespace flashsparse::mma_units

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a block: its warps' sums are added up in shared memory, those of blocks that share
-// rows in the workspace, each time in one order.
+// The epilogue of a block: partial sums of its warps are added up in shared memory, those of blocks
+// that share rows in the workspace, always in the same order.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
@@ -10,7 +10,7 @@
 
 namespace flashsparse::nm_gather {
 
-// Stores the sums of a warp, in accumulators of mma, as [token][row] on its part of shared memory.
+// Stores a warp's accumulators (layout of mma) as [token][row] to its part of shared memory.
 template <class Shape>
 __device__ __forceinline__ void store_sums(const float (&sums)[Shape::kTiles][Shape::kPlanes][4],
                                            uint32_t part, int lane) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Shape::kTiles][Sh
   }
 }
 
-// Sums of codes of rows `row` to row + 3, as far as there are rows, times the rows' scales.
+// Accumulators of rows `row` to row + 3 times the scales of these rows, if they exist.
 __device__ __forceinline__ float4 scaled(const float4& sum, const float* row_scales, int row,
                                          int rows) {
   const auto scale = [&](int i) {
@@ -51,9 +51,9 @@ __device__ __forceinline__ float4 times(const float4& sum, float scale) {
   return make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
 }
 
-// What a block knows of its part of y, and of the blocks that share it.
+// A block's part of y, and the blocks that share it.
 struct SumsOfBlock {
-  uint16_t* y;              // of its first token
+  uint16_t* y;              // of the block's first token
   const uint16_t* bias;     // or null
   const float* row_scales;  // of codes, [rows]
   const float* x_scales;    // of the block's tokens, or null
@@ -63,11 +63,11 @@ struct SumsOfBlock {
   int row_warps, depth_warps;
   int row_block, row_blocks;
   int split, splits;
-  uint32_t flag;  // a word of shared memory
+  uint32_t flag;  // shared address of a word
 };
 
-// All warps have stored. Sums are numbered by quads, four rows of a token, over the rows of the
-// block.
+// Adds up and stores y when all warps have stored their sums and passed a barrier. Sums are
+// numbered by quads, four rows of a token, over the rows of the block.
 template <class Type, class Shape>
 class AddSums {
  public:
@@ -88,8 +88,8 @@ class AddSums {
     if (!whole) add_blocks();
   }
 
-  // Where the splits are a cluster, which has come to a barrier: each adds up its share from the
-  // memory of all. None may end before all have.
+  // For splits that are a cluster, after a cluster barrier: each block adds up its share from the
+  // shared memory of all. No block may end before all have done so.
   __device__ __forceinline__ void run_in_cluster() const {
     FS_NO_UNROLL
     for (int quad = a_.split * blockDim.x + threadIdx.x; quad < count_;
@@ -108,7 +108,7 @@ class AddSums {
   static constexpr int kUnitQuads = Shape::kUnitRows / 4;
   static constexpr uint32_t kPartBytes = Shape::kTokens * Shape::kSumStride * sizeof(float);
 
-  // Where the first warp's sums lie.
+  // Shared address of the first warp's sums.
   __device__ __forceinline__ uint32_t address(int quad) const {
     const int token = quad / across_, place = quad - token * across_;
     const int unit = place / kUnitQuads, row = place % kUnitQuads * 4;
@@ -127,7 +127,7 @@ class AddSums {
     return sum;
   }
 
-  // The last to arrive of the blocks that share rows adds up what all have left.
+  // The last to arrive of the blocks that share rows adds up the partial sums of all.
   __device__ __forceinline__ void add_blocks() const {
     __syncthreads();
     if (threadIdx.x == 0) {

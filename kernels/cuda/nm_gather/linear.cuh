@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T for a vector-wise N:M weight and few tokens, work done for kept columns only.
+// y = x W^T for a vector-wise N:M weight, the decode kernel (few tokens): only kept columns are
+// multiplied.
 //
-//   memory          shared memory                         registers
-//   values, index   a ring a warp: 3 to 12 pairs on  -->  A of mma, and row addresses
-//                   their way                                  |
-//   x               columns of 8 tokens, 16 bytes   --ldmatrix, a lane an address-->  B of mma
+//   memory          shared memory                             registers
+//   values, index   a ring for each warp: 3 to 12 pairs  -->  A of mma, and row addresses
+//                   of steps in flight                             |
+//   x               columns of 8 tokens, 16 bytes   --ldmatrix, one address a lane-->  B of mma
 //
 // ldmatrix takes the address of each of its rows from a lane: with x transposed, that *is* the
-// gather, and costs no instruction. Codes are widened on their way to A. Their scales meet
-// the sums, where there is one a row, or A. The warps that multiply never wait for memory but at
-// their rings; four others bring the next chunk of x meanwhile. One barrier a chunk.
+// gather, and costs no instruction. Quantized values are converted on their way to A. Scales of
+// rows multiply the accumulators, scales of groups multiply A. Compute warps wait for memory at
+// their rings only; four producer warps copy the next chunk of x meanwhile, with one barrier for
+// each chunk.
 #pragma once
 #include "common/warp.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
@@ -20,7 +22,7 @@
 
 namespace flashsparse::nm_gather {
 
-// Where a chunk's rows of x are that kept columns point to.
+// Addresses of the rows of x, in a chunk, that kept columns select.
 class GatherAddress {
  public:
   __device__ __forceinline__ GatherAddress(const Weight& weight, int lane)
@@ -28,7 +30,7 @@ class GatherAddress {
         per_step_((0xffff + weight.panel_steps) / weight.panel_steps),
         second_(lane / 16) {}
 
-  // The chunk that begins with `section` and `pair` is in shared memory.
+  // Moves to the chunk that begins with `section` and `pair`, and lies at `shared`.
   __device__ __forceinline__ void move(const Weight& weight, int section, int pair,
                                        uint32_t shared) {
     column_ = section * weight.section_columns;
@@ -36,7 +38,7 @@ class GatherAddress {
     shared_ = shared - block_begin(column_) * 16;
   }
 
-  // Of the row of the lane's entry in a pair of the chunk, by its index byte. The step is divided
+  // The address for the lane's entry in a pair of the chunk, by its index byte. The step is divided
   // by panel_steps <= 16, which is exact below 4096 steps.
   __device__ __forceinline__ uint32_t of(int pair, uint32_t byte) const {
     const int panel = static_cast<uint32_t>((pair - pair_) * 2 + second_) * per_step_ >> 16;
@@ -47,11 +49,11 @@ class GatherAddress {
   const int panel_columns_;
   const uint32_t per_step_;  // 65536 / panel_steps, rounded up
   const int second_;         // whether the lane's entry is in the second step of a pair
-  int column_, pair_;        // the first of the chunk
-  uint32_t shared_;          // where column 0 would be
+  int column_, pair_;        // first of the chunk
+  uint32_t shared_;          // the address that column 0 would have
 };
 
-// Operands A of the next pair of steps.
+// The A operands of the next pair of steps.
 template <class Type, class Shape>
 __device__ __forceinline__ void operands(const WeightRing<Shape>& ring,
                                          uint32_t (&a)[2][Shape::kTiles][4]) {
@@ -77,7 +79,7 @@ __device__ __forceinline__ void operands(const WeightRing<Shape>& ring,
   }
 }
 
-// Multiplies a pair of steps: d += a x rows of x at `address`, plane by plane.
+// Multiplies a pair of steps: sums += a times the rows of x at `address`, plane by plane.
 template <class Type, class Shape>
 __device__ __forceinline__ void multiply_pair(float (&sums)[Shape::kTiles][Shape::kPlanes][4],
                                               const uint32_t (&a)[2][Shape::kTiles][4],
@@ -96,8 +98,8 @@ __device__ __forceinline__ void multiply_pair(float (&sums)[Shape::kTiles][Shape
   }
 }
 
-// A block: warps that multiply, and warps that bring x. They part after the first chunk, so that
-// neither holds registers for the other, and meet at the barrier that ends each chunk.
+// A block. Compute and producer warps branch after the first chunk, so that registers are allocated
+// for each of them apart, and meet at one barrier for each chunk.
 template <class Type, class Shape>
 class Block {
  public:
@@ -117,12 +119,12 @@ class Block {
     WeightRing<Shape> ring(weight_, unit, pair, a_.depth_warps,
                            shared_ + a_.rings + warp * Shape::kRingBytes, lane);
     const int own = (pairs_end - pair + a_.depth_warps - 1) / a_.depth_warps;
-    // Weights do not depend on the kernel before, which may make x: they set off first. All else
-    // waits for its end: x, y, and the workspace, which it may use as well. Half of a ring is
-    // enough to go on with: behind all of it x would be late.
-    allow_next_kernel();
+    // Weights do not depend on the preceding kernel, which may write x, so they are requested
+    // first. All else waits until it has ended: x, y, and the workspace, which it may use as well.
+    // Half of the ring is enough to begin with; behind all of it x would be late.
+    griddepcontrol_launch_dependents();
     if (warp < multiplying) ring.template fill<0, Shape::kStages / 2>(own);
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
     if (warp < multiplying) ring.template fill<Shape::kStages / 2, Shape::kStages>(own);
     wait_chunk();
@@ -144,7 +146,7 @@ class Block {
  private:
   static constexpr uint32_t kPartBytes = Shape::kTokens * Shape::kSumStride * sizeof(float);
 
-  // Warps w, w + row_warps, ... share out the pairs of a unit of rows.
+  // Warps w, w + row_warps, ... share the pairs of a unit of rows.
   __device__ __forceinline__ void multiply(WeightRing<Shape>& ring, int pair, int pairs_end,
                                            int warp, int lane) const {
     float sums[Shape::kTiles][Shape::kPlanes][4] = {};
@@ -167,11 +169,11 @@ class Block {
       buffer = other;
       other = swapped;
     }
-    // Rings and x have been read: the sums take their place.
+    // Rings and x have been read: accumulators overwrite them.
     store_sums<Shape>(sums, shared_ + warp * kPartBytes, lane);
   }
 
-  // While a chunk is multiplied, the next one comes to the other buffer.
+  // Copies the next chunk to the other buffer while one is multiplied.
   __device__ __forceinline__ void bring_x(int thread) const {
     uint32_t buffer = shared_ + buffer_bytes(), other = shared_;
     FS_NO_UNROLL
@@ -187,7 +189,7 @@ class Block {
     }
   }
 
-  // All threads of the block, which come from two loops.
+  // A barrier of all threads of the block, called from both loops.
   __device__ __forceinline__ void wait_chunk() const { sync_threads_of(1, blockDim.x); }
 
   __device__ __forceinline__ int first_column(int section) const {
@@ -221,7 +223,7 @@ struct Compiled {
 #define FS_NM_GATHER_COMPILED(...)                      \
   {linear_kernel<Float16, Shape<__VA_ARGS__, kValues>>, \
    linear_kernel<BFloat16, Shape<__VA_ARGS__, kValues>>},
-// By the index of kShapes, one for the values' bits.
+// `shape`: index of kShapes, one for the bits of kValues.
 template <ValueType kValues>
 Compiled compiled(int shape) {
   const int index = shape - first_shape(bits_of(kValues));
@@ -238,7 +240,7 @@ Compiled compiled(int shape) {
 }
 #undef FS_NM_GATHER_COMPILED
 
-#ifdef __CUDACC__  // each in a file of its own
+#ifdef __CUDACC__  // each in its own source file
 extern template Compiled compiled<ValueType::kNative>(int shape);
 extern template Compiled compiled<ValueType::kFp8>(int shape);
 extern template Compiled compiled<ValueType::kInt8>(int shape);
@@ -252,7 +254,7 @@ inline Compiled compiled(int shape, ValueType values) {
                                       : compiled<ValueType::kNative>(shape);
 }
 
-// What the kernel is given of a plan.
+// The arguments that follow from the plan.
 inline void fill(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan,
                  Arguments& arguments) {
   arguments.rows = static_cast<int>(rows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of int8 values, which compile beside the others.
+// The decode kernels for int8 values, in their own source file to compile in parallel.
 #include "cuda/nm_gather/linear.cuh"
 
 namespace flashsparse::nm_gather {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup that packs: it copies the rows of x_tiles that kept columns name to the ring. Each
-// warp has every fourth pair for its own, and eight lanes copy a row of 128 bytes.
+// The producer warpgroup: it copies the rows of x_tiles that kept columns select to the ring. Each
+// warp has every fourth pair, and eight lanes copy a row of 128 bytes.
 //
-// What a thread has copied is seen by wgmma after a fence, and the fence waits for everything that
-// the thread has on its way. So a warp finishes a pair before it begins another, and those of the
-// four warps are on their way at the same time.
+// wgmma sees what a thread has copied after a proxy fence, and the fence waits for all copies that
+// the thread has in flight. So a warp finishes a pair before it begins another, and the pairs of
+// the four warps overlap.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_gather/packed_ring.cuh"
@@ -26,7 +26,7 @@ class PackX {
 
   __device__ __forceinline__ void run() {
     const int tiles = a_.row_tiles * a_.token_tiles;
-    wait_for_last_kernel();  // which makes x_tiles
+    griddepcontrol_wait();  // which writes x_tiles
     FS_NO_UNROLL
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
       pack(PackedTile(a_, number));
@@ -34,15 +34,15 @@ class PackX {
   }
 
  private:
-  static constexpr int kFours = kPair / 4;  // of a pair's entries: words of the index
+  static constexpr int kFours = kPair / 4;  // words of the index for a pair, of four entries each
 
-  // The warp's pairs of a tile. Where pairs are no multiple of the warps, the next tile begins with
-  // another warp: the ring goes on.
+  // Packs the warp's pairs of a tile. If the number of pairs is no multiple of the warps, the next
+  // tile begins with another warp, since the ring goes on.
   __device__ __forceinline__ void pack(const PackedTile& tile) {
     const char* x[Shape::kSlabs];
     FS_UNROLL
     for (int slab = 0; slab < Shape::kSlabs; ++slab) {
-      // Beyond the last tile of x it is read again: nothing is written of the tokens there.
+      // Past the last tile of x, that one is read again: y is not written for its tokens.
       const int x_tile = min(tile.token * Shape::kSlabs + slab, a_.x_tile_count - 1);
       x[slab] = reinterpret_cast<const char*>(a_.x_tiles) + x_tile * a_.x_tile_bytes;
     }
@@ -58,7 +58,7 @@ class PackX {
         next = load_readonly(words + (pair_ + kPackingWarps) * kFours);
       }
       uint32_t from[kFours];
-      find_rows(from, word);  // while the stage may still be read
+      find_rows(from, word);  // the stage may still be read meanwhile
       mbarrier_wait(place_.empty(), place_.parity() ^ 1);
       copy(x, from, place_.begin() + own_);
       copy_async_commit();
@@ -71,7 +71,8 @@ class PackX {
     pair_ -= weight_.pairs;
   }
 
-  // The pair's rows: of each four the lane copies its chunk of one. Where in a tile of x it is.
+  // Offsets in a tile of x of what the lane copies: its chunk of one row out of each four of the
+  // pair.
   __device__ __forceinline__ void find_rows(uint32_t (&from)[kFours], uint32_t word) const {
     FS_UNROLL
     for (int four = 0; four < kFours; ++four) {
@@ -99,8 +100,8 @@ class PackX {
   const Weight& weight_;
   const PackedArguments& a_;
   const int lane_;
-  const uint32_t own_;  // where in four rows of a slab the lane's chunk lies
-  int pair_;            // of the tile, the warp's next
+  const uint32_t own_;  // offset of the lane's chunk in four rows of a slab
+  int pair_;            // the warp's next, in the tile
   RingPlace<Shape> place_;
 };
 

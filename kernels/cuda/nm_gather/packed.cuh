@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T for a vector-wise N:M weight of which 64 or 128 rows share an index, and many tokens,
-// on Hopper: x is packed, so that the tensor core multiplies kept columns only and does not know of
-// the others.
+// y = x W^T for a vector-wise N:M weight whose index is shared by 64 or 128 rows, a prefill kernel
+// on Hopper: x is packed to kept columns, of which the tensor cores then compute a dense product.
 //
 //   memory    x_tiles --a warpgroup packs-->  a ring in shared memory: B, kept columns x tokens
 //                                                  |  full, empty
-//             values  --4 pairs at a time-->     two warpgroups, 64 rows each: A in registers
+//             values  --4 pairs at a time-->  two warpgroups, 64 rows each: A in registers
 //                                                  |
 //             y       <--through shared memory--  accumulators, 64 x 256 tokens a warpgroup
 //
-// Blocks stay and take one tile of y after the other, so that the next one's x is packed and its
-// weights come while the last one is written. Source: NM-SpMM, section III (packing), with the
-// stages of a pipeline as warps of their own.
+// Blocks are persistent and take one tile of y after the other, so that x of the next tile is
+// packed and its weights are loaded while the last one is written. Source: NM-SpMM, section III
+// (packing), with the stages of its pipeline as specialized warps.
 #pragma once
 #include "common/registers.cuh"
 #include "cuda/nm_gather/pack_x.cuh"
@@ -19,13 +18,13 @@
 
 namespace flashsparse::nm_gather {
 
-// What a warp multiplies: 16 rows of a unit, a vector of 16 bytes each lane and step.
+// The weights of a warp: 16 rows of a unit, a vector of 16 bytes for each lane and step.
 template <class Shape>
 class WeightRows {
  public:
   __device__ __forceinline__ WeightRows(const Weight& weight, int units, const PackedTile& tile,
                                         int group) {
-    constexpr int kVectors = 4;  // of a unit, pair and lane
+    constexpr int kVectors = 4;  // of a unit, for each pair and lane
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int row = tile.row * Shape::kRows + Shape::first_row(group) + warp * 16;
     const int unit = min(row / 32, units - 1);
@@ -38,7 +37,7 @@ class WeightRows {
     if (left_-- <= 0) return;
     FS_UNROLL
     for (int step = 0; step < 2; ++step) {
-      // Where both warpgroups have the same rows, the second to come finds them in the L1.
+      // If both warpgroups have the same rows, the second one finds them in the L1.
       const uint4* const from = next_ + step * 64;
       const uint4 v = Shape::kRows == 64 ? *from : load_streaming(from);
       a[step][0] = v.x, a[step][1] = v.y, a[step][2] = v.z, a[step][3] = v.w;
@@ -80,18 +79,18 @@ class Multiply {
   }
 
  private:
-  // The first weights of a tile set off.
+  // Starts to load the first weights of a tile.
   __device__ __forceinline__ WeightRows<Shape> begin(const PackedTile& tile) {
     WeightRows<Shape> rows(weight_, a_.units, tile, group_);
     load(rows, 0);
     return rows;
   }
 
-  // All of a batch at once, while two products are under way: wgmma_begin waits for everything that
-  // is on its way to registers, whatever it is for. With loads before each pair a pair took as long
-  // as they did, however many pairs ahead they were.
+  // Loads a whole batch at once, while two products run: wgmma_begin waits for all loads to
+  // registers that are in flight, whatever they are for. With loads before each pair a pair took as
+  // long as they did, however many pairs ahead they were.
   __device__ __forceinline__ void load(WeightRows<Shape>& rows, int half) {
-    keep_order();  // ptxas would move loads in front of the wgmma_begin of these products
+    keep_order();  // ptxas would move the loads in front of the wgmma_begin of these products
     FS_UNROLL
     for (int i = 0; i < Shape::kBatch; ++i) rows.load(values_[half][i]);
   }
@@ -127,7 +126,7 @@ class Multiply {
     full_.move();
   }
 
-  // The warp's products with the oldest stage are done.
+  // Releases the oldest stage: the warp's products with it have ended.
   __device__ __forceinline__ void empty() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(emptied_.empty());
@@ -139,12 +138,12 @@ class Multiply {
   const int group_;
   const StoreY<Type, Shape> store_;
   RingPlace<Shape> full_, emptied_;
-  uint32_t values_[2][Shape::kBatch][2][4];  // of one half products, while the other is loaded
+  uint32_t values_[2][Shape::kBatch][2][4];  // one half is being multiplied, the other loaded
   float sums_[Shape::kTokens / 2];
 };
 
-// Launch with gridDim.x = the multiprocessors, or the tiles if they are fewer, Shape::kThreads
-// threads and Shape::kSharedBytes of dynamic shared memory. Empty but on sm_90a.
+// Launch with gridDim.x = the number of multiprocessors, or of tiles if there are fewer,
+// Shape::kThreads threads and Shape::kSharedBytes of dynamic shared memory. Empty except on sm_90a.
 template <class Type, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     packed_kernel(const Weight weight, const PackedArguments arguments) {
@@ -155,10 +154,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __syncthreads();
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    release_registers<Shape::kPackRegisters>();
+    setmaxnreg_dec<Shape::kPackRegisters>();
     PackX<Shape>(weight, arguments, shared).run();
   } else {
-    take_registers<Shape::kMultiplyRegisters>();
+    setmaxnreg_inc<Shape::kMultiplyRegisters>();
     Multiply<Type, Shape>(weight, arguments, shared, warpgroup - 1).run();
   }
 #endif

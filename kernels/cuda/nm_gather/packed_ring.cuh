@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring of packed x in shared memory, between the warps that pack and those that multiply. A
-// stage is full when the copies of the warp that packs it have landed and are seen by wgmma, and
-// empty when no wgmma reads it any more.
+// The ring of packed x in shared memory, between producer and consumer warps. A stage is full when
+// the copies of the warp that packs it have landed and are visible to wgmma, and empty when no
+// wgmma reads it any more.
 #pragma once
 #include "cuda/nm_gather/packed_shape.h"
 
 namespace flashsparse::nm_gather {
 
-// A place in the ring, which goes around it once each phase.
+// A position in the ring, and the parity of its phase.
 template <class Shape>
 class RingPlace {
  public:
@@ -24,7 +24,7 @@ class RingPlace {
   }
   __device__ __forceinline__ uint32_t parity() const { return parity_; }
 
-  // `stages` further on, no more than there are.
+  // Moves on by `stages`, at most kStages.
   __device__ __forceinline__ void move(uint32_t stages = 1) {
     stage_ += stages;
     if (stage_ >= Shape::kStages) {
@@ -38,10 +38,10 @@ class RingPlace {
   uint32_t stage_ = 0, parity_ = 0;
 };
 
-// One thread; then a barrier of the block.
+// Called by one thread; a block barrier must follow.
 template <class Shape>
 __device__ __forceinline__ void init_ring(uint32_t shared) {
-  constexpr int kWarps = 4;  // of a warpgroup that multiplies, one arrival each
+  constexpr int kWarps = 4;  // of a consumer warpgroup, one arrival each
   RingPlace<Shape> place(shared);
   FS_NO_UNROLL
   for (int i = 0; i < Shape::kStages; ++i) {

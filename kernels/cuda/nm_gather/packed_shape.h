@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the packed kernel is compiled for, and what it is given.
+// What the packed kernel is compiled for, and its arguments.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,35 +12,35 @@
 
 namespace flashsparse::nm_gather {
 
-inline constexpr int kPackingWarps = 4;  // each has a stage of the ring on its way
+inline constexpr int kPackingWarps = 4;  // each fills a stage of the ring at a time
 
-template <int kTokens_,  // that a wgmma multiplies: 64, 128 or 256
-          int kRows_,    // of a tile: 128, or 64, where each warpgroup has tokens of its own
+template <int kTokens_,  // of a wgmma: 64, 128 or 256
+          int kRows_,    // of a tile: 128, or 64 with different tokens for each warpgroup
           int kStages_>  // pairs of steps in the ring
 struct PackedShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
-  static constexpr int kConsumers = 2;  // warpgroups that multiply 64 rows each
+  static constexpr int kConsumers = 2;  // warpgroups, of 64 rows each
   static constexpr int kTileTokens = kTokens * kConsumers * 64 / kRows;
   static constexpr int kThreads = (1 + kConsumers) * 128;
   static_assert(kStages >= kPackingWarps, "the warps that pack begin in stages of their own");
-  // Registers of a thread that packs, and of one that multiplies: all are 65,536 or fewer.
+  // Registers of a producer thread and of a consumer thread: 65,536 at most in all.
   static constexpr int kPackRegisters = 56, kMultiplyRegisters = 224;
-  static constexpr int kBatch = 4;  // pairs of weights that come to registers at once
+  static constexpr int kBatch = 4;  // pairs of weights that are loaded at once
 
-  // A stage holds the rows of x of a pair's kept columns, one slab after the other.
+  // A stage holds the rows of x for a pair's kept columns, one slab after the other.
   static constexpr int kSlabs = kTileTokens / kSlabColumns;
   static_assert(kSlabColumns == nm_gather::kTileTokens, "a row of x_tiles is one of a slab");
   static constexpr uint32_t kSlabBytes = kPair * kSlabRowBytes;
   static constexpr uint32_t kStageBytes = kSlabs * kSlabBytes;
-  // y on its way out: a row of 64 rows of y for each token, beside the ring, which is filled for
-  // the next tile meanwhile.
+  // Buffer for y on its way to memory: for each token a row with 64 rows of y. It is apart from the
+  // ring, which is filled for the next tile meanwhile.
   static constexpr uint32_t kOut = kStages * kStageBytes;
-  static constexpr uint32_t kOutBytes = kTokens * kSlabRowBytes;  // of a warpgroup
+  static constexpr uint32_t kOutBytes = kTokens * kSlabRowBytes;  // for a warpgroup
   static constexpr uint32_t kFull = kOut + kConsumers * kOutBytes;
   static constexpr uint32_t kEmpty = kFull + kStages * kMbarrierBytes;
   static constexpr uint32_t kSharedBytes = kEmpty + kStages * kMbarrierBytes;
 
-  // Where in a tile, and in a stage, what a warpgroup multiplies begins.
+  // Where a warpgroup's part of a tile, and of a stage, begins.
   FS_HOST_DEVICE static constexpr int first_row(int group) { return kRows == 64 ? 0 : group * 64; }
   FS_HOST_DEVICE static constexpr int first_token(int group) {
     return kRows == 64 ? group * kTokens : 0;
@@ -53,11 +53,11 @@ struct PackedShape {
 // y [tokens, rows] = x times the transposed weight, plus bias [rows] or nothing, all of one 16-bit
 // dtype, accumulated in fp32.
 struct PackedArguments {
-  const uint16_t* x_tiles;  // as transpose_x_kernel makes it, on 16 bytes
+  const uint16_t* x_tiles;  // from transpose_x_kernel, 16-byte aligned
   int64_t x_tile_bytes;     // of 64 tokens
   int x_tile_count;
   const uint16_t* bias;  // or null
-  uint16_t* y;           // on 16 bytes
+  uint16_t* y;           // 16-byte aligned
   int rows, units;       // of the weight
   int tokens;
   int row_tiles, token_tiles, band;  // of the plan
@@ -77,7 +77,8 @@ inline PackedArguments packed_arguments(const Layout& layout, int64_t rows, int6
   return a;
 }
 
-// Where the tile of this number is: rows first, inside of a band.
+// Position of a tile: bands of token tiles follow each other, and in a band the tiles of a row
+// tile.
 struct PackedTile {
   int row, token;  // tiles
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warpgroup's tile of y, 64 rows, on its way from accumulators of wgmma to memory: through shared
-// memory, where a token is a row of 128 bytes, so that 8 lanes write those to memory at once.
+// Stores a consumer warpgroup's tile of y, 64 rows: from accumulators of wgmma through shared
+// memory, where a token is a row of 128 bytes, which 8 lanes write to memory at once.
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
@@ -12,14 +12,14 @@ namespace flashsparse::nm_gather {
 template <class Type, class Shape>
 class StoreY {
  public:
-  // Of the warpgroup of this number of those that multiply, 0 or 1.
+  // `group`: number of the consumer warpgroup, 0 or 1.
   __device__ __forceinline__ StoreY(const PackedArguments& a, uint32_t shared, int group)
       : a_(a), out_(shared + Shape::kOut + group * Shape::kOutBytes), group_(group) {}
 
   __device__ __forceinline__ void run(const float (&sums)[Shape::kTokens / 2],
                                       const PackedTile& tile) const {
     const int row = tile.row * Shape::kRows + Shape::first_row(group_);
-    wait();  // until the last tile has been read
+    wait();  // until the previous tile has been read
     round(sums, row);
     wait();
     const int token = tile.token * Shape::kTileTokens + Shape::first_token(group_);
@@ -33,7 +33,7 @@ class StoreY {
  private:
   __device__ __forceinline__ void wait() const { sync_threads_of(1 + group_, 128); }
 
-  // Adds the bias, rounds, and transposes: 16 rows of 16 tokens at a time.
+  // Adds the bias, rounds, and transposes, 16 rows of 16 tokens at a time.
   __device__ __forceinline__ void round(const float (&sums)[Shape::kTokens / 2], int row) const {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     float bias[2];
@@ -45,7 +45,7 @@ class StoreY {
     const uint32_t to = slab_place(out_, lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
     FS_UNROLL
     for (int i = 0; i < Shape::kTokens / 16; ++i) {
-      uint32_t rounded[4];  // of 8 rows and 8 tokens each
+      uint32_t rounded[4];  // 8 rows and 8 tokens each
       FS_UNROLL
       for (int j = 0; j < 4; ++j) {
         const float* const two = &sums[i * 8 + j * 2];
@@ -55,11 +55,11 @@ class StoreY {
     }
   }
 
-  // Eight lanes write 64 rows of a token; `whole` where rows are a multiple of 8.
+  // Eight lanes write 64 rows of a token. `whole`: a row of y is a multiple of 8 long.
   template <bool whole>
   __device__ __forceinline__ void write(int row, int token) const {
     constexpr int kStep = 16;               // tokens of the warpgroup at once
-    constexpr int kAtOnce = whole ? 8 : 1;  // steps of a thread
+    constexpr int kAtOnce = whole ? 8 : 1;  // tokens of a thread, in flight
     const int chunk = threadIdx.x % 8, first = threadIdx.x / 8 % kStep, own = row + chunk * 8;
     const int rows = a_.rows - own, tokens = a_.tokens - token - first;
     if (rows <= 0) return;
@@ -83,7 +83,7 @@ class StoreY {
     }
   }
 
-  // As many of 8 rows as there are.
+  // Writes 8 rows, or as many as exist.
   template <bool whole>
   __device__ __forceinline__ void write(uint16_t* to, const uint4& eight, int rows) const {
     if constexpr (whole) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// x on its way to shared memory, where a column of 8 tokens is one row of 16 bytes: what ldmatrix
-// takes by its address. A thread loads 4 columns of 8 tokens and transposes them in registers.
+// Copies x to shared memory, where a column of 8 tokens is one row of 16 bytes, as ldmatrix
+// addresses it. A thread loads pieces of 4 columns x 8 tokens and transposes them in registers.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -8,8 +8,8 @@
 
 namespace flashsparse::nm_gather {
 
-// Columns from first_column on, a multiple of 32, by threads `thread` of `threads`, each of which
-// has kAhead pieces on their way at once.
+// Copies columns from first_column on, a multiple of 32. This is number `thread` of `threads`
+// threads, each of which has kAhead pieces in flight.
 template <class Shape, int kAhead>
 __device__ __forceinline__ void stage_x(const Arguments& a, int first_column, uint32_t shared,
                                         int thread, int threads) {

@@ -18,8 +18,8 @@ namespace flashsparse::cuda {
 
 namespace {
 
-// Blocks of a launch without clusters that run at once. It is asked for once per kernel, launch
-// configuration and device.
+// The number of blocks that run at once, for a launch without clusters. Queried once for each
+// kernel, launch configuration and device.
 cudaError_t blocks_at_once(const void* kernel, const cudaLaunchConfig_t& config, int* blocks) {
   static std::mutex mutex;
   static std::map<std::tuple<const void*, size_t, unsigned, int>, int> found;
@@ -80,7 +80,7 @@ cudaError_t nm_gather_tiles(const nm_gather::Layout& layout, const NmGatherTiles
     if (error != cudaSuccess) return error;
     config.gridDim.x = std::min<uint32_t>(config.gridDim.x, at_once);
   }
-  if (hopper) {  // begins before transpose_x ends
+  if (hopper) {  // PDL: starts before transpose_x ends
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T for a vector-wise N:M weight and many tokens, work done for kept columns only.
+// y = x W^T for a vector-wise N:M weight, a prefill kernel (many tokens): only kept columns are
+// multiplied.
 //
 //   memory          shared memory                          registers
-//   x_tiles         a ring of sections, 128 bytes a    --ldmatrix, a lane an address-->  B of mma
+//   x_tiles         a ring of sections, 128 bytes a    --ldmatrix, one address a lane-->  B of mma
 //                   column and 64 tokens                        |
 //   values, index   a ring of pairs of steps           -->  A of mma, and row addresses
 //
 // ldmatrix takes the address of each of its rows from a lane: that *is* the gather, and one serves
-// all rows that share an index. Two warps copy, one for each ring; the others multiply, and wait
-// for nothing else. Codes are widened on their way to A. Their scales meet the sums, where there is
-// one a row, or A.
+// all rows that share an index. Two producer warps copy, one for each ring; compute warps wait for
+// nothing else. Quantized values are converted on their way to A. Scales of rows multiply the
+// accumulators, scales of groups multiply A.
 #pragma once
 #include "common/warp.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
@@ -105,14 +106,14 @@ class TileBlock {
       }
     }
     if (a_.splits == 1) return;
-    wait_read();  // the sums take the place of both rings
+    wait_read();  // accumulators overwrite both rings
     store_sums<Shape>(
         multiplier.sums,
         sums() + row_warp * kPartBytes + token_warp * (Shape::kWarpTokens * Shape::kSumStride * 4),
         threadIdx.x % 32);
   }
 
-  // All threads of the splits that are a cluster, or else of the block.
+  // A barrier of the cluster if splits are a cluster, else of the block.
   __device__ __forceinline__ void wait_all() const {
     if (a_.split_cluster) {
       sync_cluster();
@@ -120,7 +121,7 @@ class TileBlock {
       __syncthreads();
     }
   }
-  // All threads of the block, which come from several loops.
+  // A barrier of all threads of the block, called from several loops.
   __device__ __forceinline__ void wait_read() const { sync_threads_of(1, blockDim.x); }
 
   __device__ __forceinline__ void add_sums(const TileWalk& walk) const {
@@ -145,13 +146,13 @@ class TileBlock {
     const AddSums<Type, Shape> adding(own, sums());
     if (a_.split_cluster) {
       adding.run_in_cluster();
-      sync_cluster();  // none ends while others read its sums
+      sync_cluster();  // no block ends while others read its partial sums
     } else {
       adding.run();
     }
   }
 
-  // Behind the barriers: a place for each warp's part of y, then the rings; or the sums of a split.
+  // After the barriers: a buffer for each warp's part of y, then the rings; or the sums of a split.
   __device__ __forceinline__ uint32_t sums() const {
     return shared_ + static_cast<uint32_t>(kTileBarrierBytes);
   }
@@ -162,8 +163,8 @@ class TileBlock {
   const int split_, begin_, end_;  // sections
 };
 
-// Launch TilesPlan::blocks() blocks in the plan's clusters, or, where there are no splits, as many
-// of them as run at once, with TilesPlan::threads() threads and TilesPlan::shared_bytes() of
+// Launch with TilesPlan::blocks() blocks in the plan's clusters or, without splits, with at most as
+// many blocks as run at once; with TilesPlan::threads() threads and TilesPlan::shared_bytes() of
 // dynamic shared memory.
 template <class Type, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
@@ -180,7 +181,7 @@ struct CompiledTiles {
 #define FS_NM_TILES_COMPILED(...)                          \
   {tiles_kernel<Float16, TileShape<__VA_ARGS__, kValues>>, \
    tiles_kernel<BFloat16, TileShape<__VA_ARGS__, kValues>>},
-// By the index of kTileShapes, one for the values' bits.
+// `shape`: index of kTileShapes, one for the bits of kValues.
 template <ValueType kValues>
 CompiledTiles compiled_tiles(int shape) {
   const int index = shape - first_tile_shape(bits_of(kValues));
@@ -197,7 +198,7 @@ CompiledTiles compiled_tiles(int shape) {
 }
 #undef FS_NM_TILES_COMPILED
 
-#ifdef __CUDACC__  // each in a file of its own
+#ifdef __CUDACC__  // each in its own source file
 extern template CompiledTiles compiled_tiles<ValueType::kNative>(int shape);
 extern template CompiledTiles compiled_tiles<ValueType::kFp8>(int shape);
 extern template CompiledTiles compiled_tiles<ValueType::kInt8>(int shape);
@@ -211,7 +212,7 @@ inline CompiledTiles compiled_tiles(int shape, ValueType values) {
                                       : compiled_tiles<ValueType::kNative>(shape);
 }
 
-// What the kernel is given of a plan.
+// The arguments that follow from the plan.
 inline void fill(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                  const TilesPlan& plan, TileArguments& arguments) {
   arguments.x_columns = static_cast<int>(x_tile_columns(layout, cols));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for many tokens of fp8 values, which compile beside the others.
+// The prefill kernels for fp8 values, in their own source file to compile in parallel.
 #include "cuda/nm_gather/tiles.cuh"
 
 namespace flashsparse::nm_gather {

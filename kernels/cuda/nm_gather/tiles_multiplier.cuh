@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp makes of a pair of steps in the stages of both rings: operands, and mma.
+// How a warp multiplies a pair of steps from the stages of both rings: loads operands, and issues
+// mma.
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
@@ -8,11 +9,11 @@
 
 namespace flashsparse::nm_gather {
 
-// The sums of a warp: kRows x kWarpTokens, in accumulators of mma.
+// Has the accumulators of a warp, kRows x kWarpTokens, in the layout of mma.
 template <class Type, class Shape>
 class TileMultiplier {
  public:
-  // Of the warps that share `x` and weights, this one is number `row_warp` along the rows.
+  // `row_warp` and `token_warp`: position of the warp in the block.
   __device__ __forceinline__ TileMultiplier(const TileArguments& a, int row_warp, int token_warp)
       : x_tile_bytes_(a.x_tile_bytes),
         x_at_(token_warp * Shape::kWarpTokens / kTileTokens * a.x_tile_bytes),
@@ -22,8 +23,8 @@ class TileMultiplier {
         index_at_(a.row_warps * Shape::kUnits * Shape::kUnitBytes + row_warp * kPair +
                   threadIdx.x % 16 / 4 * 4) {}
 
-  // Adds the product of step 0 or 1 of a pair. The first row of x of the step's panel is at
-  // `panel`; `stage` is where the stage of weights begins.
+  // Adds the product of step 0 or 1 of a pair. `panel`: shared address of the first row of x of the
+  // step's panel; `stage`: of the stage of weights.
   __device__ __forceinline__ void multiply(int step, uint32_t panel, uint32_t stage) {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t byte =
@@ -31,8 +32,8 @@ class TileMultiplier {
     uint32_t a[Shape::kTiles][4];
     FS_UNROLL
     for (int unit = 0; unit < Shape::kUnits; ++unit) load_unit(unit, step, stage, a);
-    // The lane names a row for two 8x8 matrices, planes of x beside each other by halves of the
-    // warp. Chunk i of row r lies at i ^ r % 8.
+    // A lane addresses one row in two planes of x: the halves of the warp have adjacent planes.
+    // Chunk i of row r lies at i ^ r % 8.
     const uint32_t row = panel + x_at_ + byte * 128 + (byte % 8 ^ lane / 16) * 16;
     uint32_t x[2][4];
     ldmatrix_x4<true>(x[0], row);
@@ -63,13 +64,13 @@ class TileMultiplier {
   float sums[Shape::kTiles][Shape::kPlanes][4];
 
  private:
-  // Operands A of a unit and step.
+  // Loads the A operands of a unit and step.
   __device__ __forceinline__ void load_unit(int unit, int step, uint32_t stage,
                                             uint32_t (&a)[Shape::kTiles][4]) const {
     constexpr int kVectors = (Shape::kLaneBytes + 15) / 16;
     const uint32_t from = stage + values_at_ + unit * Shape::kUnitBytes;
     uint4 vectors[kVectors];
-    if constexpr (Shape::kLaneBytes < 16) {  // of 16 bytes, which hold both steps
+    if constexpr (Shape::kLaneBytes < 16) {  // a vector of 16 bytes holds both steps
       const uint2 half = load_shared<uint2>(from + step * Shape::kLaneBytes);
       vectors[0] = make_uint4(half.x, half.y, 0, 0);
     } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two rings of a block in shared memory: stages of x, a section each, and stages of weights, a
-// pair of steps each. One warp fills each ring; all that multiply read both.
+// The two rings of a block in shared memory: stages of x of a section each, and stages of weights
+// of a pair of steps each. One warp fills each ring; all compute warps read both.
 #pragma once
 #include "common/bulk_copy.cuh"
 #include "cuda/nm_gather/tiles_shape.h"
@@ -8,15 +8,15 @@
 
 namespace flashsparse::nm_gather {
 
-// Where somebody is in a ring: its stage, and how often it has been around.
+// A position in a ring, and the parity of its phase.
 class RingPlace {
  public:
-  // `barriers`: one for each stage that it is full, then one for each that it is empty.
+  // `barriers`: the full barriers of all stages, then the empty ones.
   __device__ __forceinline__ RingPlace(uint32_t barriers, uint32_t memory, uint32_t stage_bytes,
                                        int stages)
       : barriers_(barriers), memory_(memory), stage_bytes_(stage_bytes), stages_(stages) {}
 
-  // One thread's part, before all others; a barrier of the block follows.
+  // Called by one thread before all else; a barrier must follow.
   __device__ __forceinline__ void init(int readers) const {
     FS_NO_UNROLL
     for (int i = 0; i < stages_; ++i) {
@@ -27,10 +27,10 @@ class RingPlace {
 
   __device__ __forceinline__ uint32_t full() const { return barriers_ + stage_ * kMbarrierBytes; }
   __device__ __forceinline__ uint32_t memory() const { return memory_ + stage_ * stage_bytes_; }
-  __device__ __forceinline__ void wait_full() const { mbarrier_wait(full(), turn_); }
-  // Passes at once the first time around.
-  __device__ __forceinline__ void wait_empty() const { mbarrier_wait(empty(), turn_ ^ 1); }
-  // The warp has read what it waited for.
+  __device__ __forceinline__ void wait_full() const { mbarrier_wait(full(), parity_); }
+  // Returns at once in the first phase.
+  __device__ __forceinline__ void wait_empty() const { mbarrier_wait(empty(), parity_ ^ 1); }
+  // The warp has read the stage.
   __device__ __forceinline__ void release() const {
     finish_reads();
     __syncwarp();
@@ -39,7 +39,7 @@ class RingPlace {
   __device__ __forceinline__ void advance() {
     if (++stage_ < stages_) return;
     stage_ = 0;
-    turn_ ^= 1;
+    parity_ ^= 1;
   }
 
  private:
@@ -50,15 +50,15 @@ class RingPlace {
   const uint32_t barriers_, memory_, stage_bytes_;
   const int stages_;
   int stage_ = 0;
-  uint32_t turn_ = 0;  // parity
+  uint32_t parity_ = 0;  // parity of the phase
 };
 
-// Fills the ring of x with sections [begin, end) of each tile's tokens.
+// Fills the ring of x with sections [begin, end), for the tokens of each tile.
 template <class Shape>
 __device__ __forceinline__ void fill_x(const Weight& weight, const TileArguments& a, RingPlace ring,
                                        TileWalk walk, int begin, int end) {
   const int tiles = (a.tokens + kTileTokens - 1) / kTileTokens;
-  wait_for_last_kernel();  // weights have set off already
+  griddepcontrol_wait();  // copies of weights do not wait for it
   for (; !walk.ended(); walk.advance()) {
     const int first = walk.token_block * Shape::kTokenTiles;
     FS_NO_UNROLL
@@ -69,7 +69,7 @@ __device__ __forceinline__ void fill_x(const Weight& weight, const TileArguments
       ring.wait_empty();
       expect_runs(ring.full(), bytes * Shape::kTokenTiles);
       copy_runs(Shape::kTokenTiles, bytes, ring.full(), [&](int i) {
-        const int64_t tile = min(first + i, tiles - 1);  // none beyond the last: any will do
+        const int64_t tile = min(first + i, tiles - 1);  // past the last one any will do
         return Run{ring.memory() + i * a.x_tile_bytes,
                    a.x_tiles + (tile * a.x_columns + from) * kTileTokens};
       });
@@ -78,8 +78,8 @@ __device__ __forceinline__ void fill_x(const Weight& weight, const TileArguments
   }
 }
 
-// Fills the ring of weights with pairs [begin, end) of each tile's rows: values of its units, then
-// an index a set of warps. Beyond the last unit that one comes again.
+// Fills the ring of weights with pairs [begin, end), for the rows of each tile: the values of its
+// units, then an index for each row_warp. Past the last unit, that one is copied again.
 template <class Shape>
 __device__ __forceinline__ void fill_weights(const Weight& weight, const TileArguments& a,
                                              RingPlace ring, TileWalk walk, int begin, int end) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel for many tokens is compiled for, and what it is given.
+// What the prefill kernel on mma is compiled for, and its arguments.
 #pragma once
 #include <cstdint>
 
@@ -11,8 +11,8 @@ namespace flashsparse::nm_gather {
 
 template <int kRows,         // of a warp: they share an index, so one gather serves them
           int kWarpTokens_,  // of a warp: 32, 64 or 128
-          int kTokenWarps_,  // that share rows, and the weights in shared memory
-          int kRowWarps,     // sets of warps at most
+          int kTokenWarps_,  // warps that share rows, and the weights in shared memory
+          int kRowWarps,     // row_warps at most
           ValueType kValues_ = ValueType::kNative>
 struct TileShape {
   static constexpr ValueType kValues = kValues_;
@@ -24,12 +24,12 @@ struct TileShape {
   static constexpr int kTiles = kRows / 16;        // of mma
   static constexpr int kUnitTiles = kTiles < 2 ? 1 : 2;
   static constexpr int kUnits = kTiles / kUnitTiles;  // of the layout, of a warp
-  // Of a unit: of a lane and step, of a pair of steps, with scales of groups.
+  // Bytes of a unit: for a lane and step, for a pair of steps, and with scales of groups.
   static constexpr uint32_t kLaneBytes = kUnitTiles * bits_of(kValues);
   static constexpr uint32_t kValueBytes = 2 * 32 * kLaneBytes;
   static constexpr uint32_t kUnitBytes =
       kValueBytes + (kValues == ValueType::kInt4 ? kGroupScaleBytes : 0);
-  // For sums in shared memory (add_sums.cuh).
+  // For partial sums in shared memory (add_sums.cuh).
   static constexpr int kUnitRows = kRows;
   static constexpr int kSumStride = kUnitRows + 4;
   static constexpr uint32_t kYBytes = 8 * kSumStride * sizeof(float);  // of a warp (tiles_y.cuh)
@@ -38,17 +38,17 @@ struct TileShape {
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
 // of one 16-bit dtype, accumulated in fp32.
 struct TileArguments {
-  const uint16_t* x_tiles;  // of transpose_x
+  const uint16_t* x_tiles;  // from transpose_x
   int x_columns;            // of x_tiles
-  const float* x_scales;    // [tokens] where x holds codes of quantized tokens, else null
+  const float* x_scales;    // [tokens] if x holds quantized values, else null
   const uint16_t* bias;     // or null
-  uint16_t* y;              // on 8 bytes
-  float* partials;          // workspace: TilesPlan::partial_floats() of any content, on 16 bytes
-  uint32_t* arrivals;       // TilesPlan::arrivals() counters, all zero before and after
+  uint16_t* y;              // 8-byte aligned
+  float* partials;     // workspace: TilesPlan::partial_floats() of any content, 16-byte aligned
+  uint32_t* arrivals;  // TilesPlan::arrivals() counters, all zero before and after
   int rows, tokens;
   int units;                                             // of rows
   int row_warps, splits, x_stages, weight_stages, band;  // of the plan
-  bool split_cluster;  // whether splits are a cluster, and add up in shared memory
+  bool split_cluster;  // whether splits are a cluster, which adds up in shared memory
   int row_blocks, token_blocks;
   uint32_t x_tile_bytes;  // of a stage, for 64 tokens
   uint32_t weight_stage_bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles of y a block multiplies, one after the other: every gridDim.x'th where tiles are
-// whole, one where its depth is cut into splits.
+// The tiles of y that a block multiplies, one after the other: every gridDim.x-th, or a single one
+// if K is split.
 #pragma once
 #include "common/device.cuh"
 #include "cuda/nm_gather/tiles_shape.h"
@@ -23,7 +23,7 @@ class TileWalk {
   int row_block, token_block;
 
  private:
-  // Bands of rows; in each, the rows of a block of tokens, then those of the next.
+  // Tiles are ordered by bands of rows, in a band by blocks of tokens, and in these by rows.
   __device__ __forceinline__ void look() {
     const int band_tiles = a_.band * a_.token_blocks;
     const int band = tile_ / band_tiles, in_band = tile_ - band * band_tiles;

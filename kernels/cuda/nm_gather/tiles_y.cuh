@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's part of a tile of y, from accumulators to memory through a place of its own in shared
-// memory, 8 tokens at a time: no other warp waits, and copies of the next tile go on.
+// Stores a warp's part of a tile of y through its own buffer in shared memory, 8 tokens at a time:
+// no other warp waits, and copies for the next tile go on.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
@@ -9,9 +9,9 @@
 
 namespace flashsparse::nm_gather {
 
-// sums[mma tile][8 tokens][4], of which the first row is `first_row` of y and the first token
-// `first_token`. `row_scales` are of codes that have them; `place` is Shape::kYBytes of shared
-// memory, on 16.
+// Stores sums[mma tile][8 tokens][4], which begin at row `first_row` and token `first_token` of y.
+// `row_scales` are used for value types that have them; `place` is a buffer of Shape::kYBytes in
+// shared memory, 16-byte aligned.
 template <class Type, class Shape>
 __device__ __forceinline__ void store_tile(const float (&sums)[Shape::kTiles][Shape::kPlanes][4],
                                            const TileArguments& a, const float* row_scales,

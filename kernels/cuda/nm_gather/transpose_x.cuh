@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// x [tokens, columns] -> tiles of 64 tokens, in which a column is one row of 128 bytes: what a copy
-// of a panel, a gather of rows and ldmatrix take as it is.
+// Transposes x [tokens, columns] to tiles of 64 tokens, in which a column is one row of 128 bytes:
+// ready for a bulk copy of a panel, for a gather of rows, and for ldmatrix.
 //
 //   x_tiles  [ceil(tokens / 64)][columns][64] 16-bit; column c is row r = x_row(c), and its tokens
 //            8i to 8i + 7 are chunk i ^ r % 8 of 16 bytes: rows of different r % 8 have chunk i in
@@ -17,13 +17,14 @@
 
 namespace flashsparse::nm_gather {
 
-// Writes all of x_tiles. `columns` is a multiple of 32, x_stride one of 4; x is on 8 bytes and zero
-// from its last column up to x_stride. Launch with gridDim.x = ceil(columns / kTransposeColumns),
-// gridDim.y = tiles or fewer (a block then takes several) and kTransposeThreads threads.
+// Writes all of x_tiles. `columns` is a multiple of 32, x_stride one of 4; x is 8-byte aligned and
+// zero from its last column up to x_stride. Launch with gridDim.x = ceil(columns /
+// kTransposeColumns), gridDim.y = tiles or fewer (a block then takes several) and kTransposeThreads
+// threads.
 __global__ void __launch_bounds__(kTransposeThreads)
     transpose_x_kernel(const uint16_t* __restrict__ x, int x_stride, int tokens, int tiles,
                        int columns, uint16_t* __restrict__ x_tiles) {
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   const int octet = threadIdx.x / 4 % 8;  // of tokens
   const int quad = threadIdx.x / 32 * 4 + threadIdx.x % 4;
   const int column = blockIdx.x * kTransposeColumns + quad * 4;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
     }
     uint16_t* const to = x_tiles + ((int64_t{tile} * columns + row) * kTileTokens + chunk * 8);
     FS_UNROLL
-    for (int i = 0; i < 4; ++i) {  // the next column's row is 8 further on
+    for (int i = 0; i < 4; ++i) {  // the next column's row is 8 rows down
       const uint32_t half = i % 2 ? 0x7632 : 0x5410;
       const auto two = [&](int token) {
         return i < 2 ? prmt(u[token].x, u[token + 1].x, half)

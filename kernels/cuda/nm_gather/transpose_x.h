@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sizes of x_tiles, the transposed copy of x (transpose_x.cuh).
+// Sizes of x_tiles, the transposed copy of x (transpose_x.cuh).
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@ namespace flashsparse::nm_gather {
 inline constexpr int kTileTokens = 64;
 inline constexpr int kTransposeThreads = 256, kTransposeColumns = 128;  // of a block
 
-// Columns of x_tiles: those of whole sections, and whole blocks of 32.
+// Columns of x_tiles: those of whole sections, rounded up to blocks of 32.
 constexpr int64_t x_tile_columns(const Layout& layout, int64_t cols) {
   return ceil_div(layout.sections(cols) * layout.section_columns(), kBlock) * kBlock;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// nm_gather -> dense, one block a panel of a unit: values are scattered into zeros in shared
-// memory, and rows are written from there. Codes are multiplied by their scales in float32, and
-// rounded.
+// Unpacks nm_gather to a dense weight, one block per panel of a unit: values are scattered into
+// zeros in shared memory, from where rows are written. Quantized values are multiplied by their
+// scales with one rounding.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_gather/linear_shape.h"
@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills
   const int columns = weight.panel_columns, panel = blockIdx.x;
   const int first_column = panel * columns, first_step = panel * weight.panel_steps;
   const int tile_chunks = (unit_rows * columns + kChunk - 1) / kChunk;
-  const int vectors = unit_rows * bits_of(kValues) / 128 * 32;  // of 16 bytes, a pair
+  const int vectors = unit_rows * bits_of(kValues) / 128 * 32;  // of 16 bytes, for a pair
   const int pair_vectors = vectors + (kValues == ValueType::kInt4 ? kGroupScaleBytes / 16 : 0);
-  constexpr int kTogether = 16 / bits_of(kValues);  // fragments of a vector
+  constexpr int kTogether = 16 / bits_of(kValues);  // fragments in a vector
   const auto* const index = reinterpret_cast<const uint8_t*>(weight.index);
 
   for (int unit = blockIdx.y; unit < units; unit += gridDim.y) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills
               weight.values + (place * pair_vectors + vectors + lane / 4));
           scale_rows<Type>(load_readonly(scales + fragment), words);
         }
-        float scales[2] = {};  // of the rows of even words and of odd ones
+        float scales[2] = {};  // of the rows of even words, and of odd ones
         if constexpr (scaled_by_row(kValues)) {
           const int row = unit * unit_rows + fragment % (unit_rows / 16) * 16 + lane / 4;
           const int last = static_cast<int>(rows) - 1;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills
           for (int i = 0; i < 2; ++i) {
             const int x = block_begin(first_column) + load_readonly(index + entries + entry + i);
             const int column = column_of_x_row(x) - first_column;
-            // Two entries never share a column: `check` has proven it.
+            // `check` has proven that no two entries share a column.
             if (column < 0 || column >= columns) continue;
             auto value = static_cast<uint16_t>(words[word] >> 16 * i);
             if constexpr (scaled_by_row(kValues)) {
@@ -114,7 +114,7 @@ auto unpack_kernel_of(bool bfloat16) {
   return bfloat16 ? unpack_kernel<BFloat16, kValues> : unpack_kernel<Float16, kValues>;
 }
 
-// Values as they are do not depend on the dtype.
+// Native values are moved bitwise, so the dtype is irrelevant.
 inline auto unpack_kernel_of(ValueType values, bool bfloat16) {
   return values == ValueType::kFp8    ? unpack_kernel_of<ValueType::kFp8>(bfloat16)
          : values == ValueType::kInt8 ? unpack_kernel_of<ValueType::kInt8>(bfloat16)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// From values as they are stored to operand A of mma; formats/nm_gather.h draws both.
+// Converts stored values to operand A of mma; formats/nm_gather.h shows both layouts.
 #pragma once
 #include "common/widen.cuh"
 #include "formats/nm_gather.h"
 
 namespace flashsparse::nm_gather {
 
-// Fragment `number` of those that a lane's vectors hold, of units of 16 rows or more.
+// Fragment `number` of those in a lane's vectors, for units of 16 rows or more.
 template <class Type, ValueType kValues, int kVectors>
 __device__ __forceinline__ void widen_values(const uint4 (&vectors)[kVectors], int number,
                                              uint32_t (&a)[4]) {
-  constexpr int kTogether = 16 / bits_of(kValues);  // fragments of a vector
+  constexpr int kTogether = 16 / bits_of(kValues);  // fragments in a vector
   const uint4 v = vectors[number / kTogether];
   const int part = number % kTogether;
   if constexpr (kValues == ValueType::kNative) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ void widen_values(const uint4 (&vectors)[kVectors], i
   }
 }
 
-// Multiplies a fragment of codes by the scales of its rows, rounded as unpacked weights are: of
-// rows 0 to 7 in the lower half of `scales`, of the others in the upper.
+// Multiplies a fragment by the scales of its rows, with the rounding of unpacked weights. The scale
+// of rows 0 to 7 is the lower half of `scales`, that of rows 8 to 15 the upper one.
 template <class Type>
 __device__ __forceinline__ void scale_rows(uint32_t scales, uint32_t (&a)[4]) {
   const uint32_t rows[2] = {prmt(scales, 0, 0x1010), prmt(scales, 0, 0x3232)};

@@ -35,7 +35,7 @@ cudaError_t nm_spmm_linear(const nm_spmm::Layout& layout, const NmSpmmProduct& p
   const int shared = static_cast<int>(plan.shared_bytes(layout));
   error = allow_shared(kernel, shared);
   if (error != cudaSuccess) return error;
-  // All that the multiprocessor has, so that it holds several blocks: they use no L1.
+  // All of the multiprocessor's carveout, so that it holds several blocks: they do not use the L1.
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T for a vector-wise N:M weight in float32, on CUDA cores: NM-SpMM (Ma et al., 2025,
-// section III). One kernel; what the paper adds step by step are its template arguments:
+// section III). One kernel; its template arguments are the paper's steps:
 //
-//   V1  a stage, no packing    tiles of a block, a warp and a thread (Listings 1 and 2)
-//   V2  a stage, packing       of x only the columns that the block's rows keep (Listing 3)
-//   V3  stages                 the next panel is copied while this one is multiplied, and index and
+//   V1  one stage, no packing  tiles of a block, a warp and a thread (Listings 1 and 2)
+//   V2  one stage, packing     of x only the columns that the block's rows keep (Listing 3)
+//   V3  pipelined              the next panel is copied while one is multiplied, and index and
 //                              operands of the next entry are loaded meanwhile (Listing 4). Without
-//                              packing all copies are started first, for the products to hide them
-//                              (Figure 5); with packing, which has more to do for a copy, they are
-//                              spread among the products, to hide the products' latency (Figure 6)
+//                              packing all copies are started first, and the products hide them
+//                              (Figure 5). With packing, where a copy takes more instructions, they
+//                              are spread among the products, to hide the latency of these (Figure
+//                              6)
 #pragma once
 #include "cuda/nm_spmm/multiply.cuh"
 #include "cuda/nm_spmm/stage.cuh"
@@ -16,17 +17,17 @@
 
 namespace flashsparse::nm_spmm {
 
-// Waits for all copies but those of the latest `groups` groups, whoever started them.
+// Waits for all copies except those of the latest `groups` groups, of all threads.
 template <int groups>
 __device__ __forceinline__ void wait_copies() {
   copy_async_wait<groups>();
   __syncthreads();
 }
 
-// Copies and products in turns.
+// Not pipelined: copies, then products.
 template <class Shape>
-__device__ __forceinline__ void multiply_in_turns(const Stager<Shape>& stager, Tile<Shape>& tile,
-                                                  int panel, int end) {
+__device__ __forceinline__ void multiply_unpipelined(const Stager<Shape>& stager, Tile<Shape>& tile,
+                                                     int panel, int end) {
   FS_NO_UNROLL
   for (; panel < end; ++panel) {
     if constexpr (Shape::kPacking) {
@@ -38,13 +39,13 @@ __device__ __forceinline__ void multiply_in_turns(const Stager<Shape>& stager, T
     copy_async_commit();
     wait_copies<0>();
     tile.multiply(stager.stage_of(panel), [](int) {});
-    if constexpr (!Shape::kPacking) __syncthreads();  // else the list's wait is behind it
+    if constexpr (!Shape::kPacking) __syncthreads();  // else wait_copies follows
   }
 }
 
-// Copies of a panel to come and products at the same time.
+// Pipelined: copies of the next panels overlap with products.
 template <class Shape>
-__device__ __forceinline__ void multiply_in_stages(const Stager<Shape>& stager, Tile<Shape>& tile,
+__device__ __forceinline__ void multiply_pipelined(const Stager<Shape>& stager, Tile<Shape>& tile,
                                                    int panel, int end) {
   constexpr int kAhead = Shape::kStages - 1;
   if constexpr (Shape::kPacking) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ void multiply_in_stages(const Stager<Shape>& stager, 
   }
 }
 
-// Launch with Plan::tiles() x Plan::splits blocks of KernelInfo::threads() and
+// Launch with Plan::tiles() x Plan::splits blocks of KernelInfo::threads() threads and
 // Plan::shared_bytes() of dynamic shared memory.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -94,9 +95,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int panel = static_cast<int>(int64_t{weight.panels} * blockIdx.y / gridDim.y);
   const int end = static_cast<int>(int64_t{weight.panels} * (blockIdx.y + 1) / gridDim.y);
   if constexpr (Shape::kPipelined) {
-    multiply_in_stages(stager, tile, panel, end);
+    multiply_pipelined(stager, tile, panel, end);
   } else {
-    multiply_in_turns(stager, tile, panel, end);
+    multiply_unpipelined(stager, tile, panel, end);
   }
   WriteY<Shape>(arguments, place, tile, shared).run(tile);
 }
@@ -104,11 +105,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 using Kernel = void (*)(Weight, Arguments);
 
 #define FS_NM_SPMM_COMPILED(...) linear_kernel<Shape<__VA_ARGS__>>,
-// By the index of kKernels.
+// Indexed like kKernels.
 inline const Kernel kCompiled[] = {FS_NM_SPMM_KERNELS(FS_NM_SPMM_COMPILED)};
 #undef FS_NM_SPMM_COMPILED
 
-// What the kernel is given of a plan.
+// The arguments that follow from the plan.
 inline void fill(const Layout& layout, const Plan& plan, Arguments& arguments) {
   arguments.column_bytes = static_cast<uint32_t>(plan.xt_stride(arguments.tokens) * sizeof(float));
   arguments.token_tiles = static_cast<int>(ceil_div(arguments.tokens, plan.info().tokens));

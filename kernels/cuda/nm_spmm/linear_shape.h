@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel is compiled for, and what it is given.
+// What the kernel is compiled for, and its arguments.
 #pragma once
 #include <cstdint>
 
@@ -9,9 +9,9 @@
 namespace flashsparse::nm_spmm {
 
 template <int kTokens_, int kRows_,  // of a block: m_s, n_s
-          int kThreadTokens_,        // m_t: quads of tokens, a warp's width apart
+          int kThreadTokens_,        // m_t: quads of tokens that are a warp's width apart
           int kThreadRows_,          // n_t: consecutive rows, of one group
-          int kTokenLanes_,          // of a warp's 32; the others lie along rows
+          int kTokenLanes_,          // lanes of a warp along tokens; the others are along rows
           int kStages_, bool kPacking_, int kBlocks_>
 struct Shape {
   static constexpr int kTokens = kTokens_, kRows = kRows_;
@@ -23,17 +23,16 @@ struct Shape {
   static constexpr int kStages = kStages_, kBlocks = kBlocks_;
   static constexpr bool kPacking = kPacking_, kPipelined = kStages > 1;
   static constexpr int kTokenQuads = kThreadTokens / 4, kRowQuads = kThreadRows / 4;
-  static constexpr uint32_t kXBytes = kTokens * sizeof(float);      // of a column of x
-  static constexpr uint32_t kRowBytes = kUnitRows * sizeof(float);  // of an entry's values
-  // A column is copied by kColumnThreads threads, and kPartColumns columns at a time.
+  static constexpr uint32_t kXBytes = kTokens * sizeof(float);      // a column of x
+  static constexpr uint32_t kRowBytes = kUnitRows * sizeof(float);  // an entry's values
+  // A column is copied by kColumnThreads threads; kPartColumns columns are copied at a time.
   static constexpr int kColumnThreads = kTokens / 4;
   static constexpr int kPartColumns = kThreads / kColumnThreads;
 };
 
 struct Weight {
-  const float* values;  // [blocks][panels][units][entries][32]
-  const uint8_t*
-      index;  // [blocks][panels][groups][entries]: D, or its second form where x is packed
+  const float* values;     // [blocks][panels][units][entries][32]
+  const uint8_t* index;    // [blocks][panels][groups][entries]: D, or its packed form
   const uint8_t* columns;  // [blocks][panels][capacity]
   int group_shift;         // log2 of the vector length
   int panels, panel_columns, panel_entries;
@@ -56,12 +55,12 @@ inline Weight weight_of(const Layout& layout, int64_t cols, const void* values, 
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing.
 struct Arguments {
-  const float* xt;        // [columns of all panels][whole tiles], zero beyond cols and tokens
-  uint32_t column_bytes;  // of a column of it
+  const float* xt;        // [columns of all panels][whole tiles], zero past cols and tokens
+  uint32_t column_bytes;  // of a column of xt
   const float* bias;      // or null
   float* y;
-  float* partials;     // workspace: Plan::partial_floats() of any content, on 16 bytes
-  uint32_t* arrivals;  // arrival counters, one a tile, all zero before and after
+  float* partials;     // workspace: Plan::partial_floats() of any content, 16-byte aligned
+  uint32_t* arrivals;  // arrival counters, one for each tile, all zero before and after
   int rows, tokens;
   int token_tiles, row_tiles;
   Stage stage;

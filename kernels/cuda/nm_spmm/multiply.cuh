@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread's tile of y: the sum of outer products of x and values, an entry at a time (NM-SpMM,
-// Listing 2), with the next entry's operands loaded meanwhile (Listing 4).
+// A thread's tile of y: a sum of outer products of x and values, one for each entry (NM-SpMM,
+// Listing 2). The operands of the next entry are loaded meanwhile (Listing 4).
 //
 // For 8x8 (16x8) products of a thread a warp issues 64 (128) FMAs, 4 (6) loads of 16 bytes, one
-// instruction that makes an address of an index byte, and a load of index words for four entries.
-// Loads take shared memory 4 turns each: 64 (96) of the 64 (128) clocks in which four warps issue
-// their FMAs where a multiprocessor has 128 units, of 128 (256) where it has 64.
+// instruction that makes an address from an index byte, and one load of index words for four
+// entries. Each of these loads takes 4 shared-memory wavefronts: 64 (96) of the 64 (128) clocks in
+// which four warps issue their FMAs if a multiprocessor has 128 units, of 128 (256) if it has 64.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -36,7 +36,7 @@ class Tile {
     index_at_ = a.stage.index + group * entries_;
   }
 
-  // Adds the products of a stage. between(i) is called before each four entries, i = 0, 1, ...
+  // Adds the products of a stage. between(i) is called before each group of four entries.
   template <class Between>
   __device__ __forceinline__ void multiply(uint32_t stage, const Between& between) {
     const uint32_t x = stage + x_at_;
@@ -49,7 +49,7 @@ class Tile {
       FS_NO_UNROLL
       for (int chunk = 0; chunk < chunks; ++chunk) {
         between(chunk);
-        // Behind the last entry the chunk's first one is loaded again, and not used.
+        // After the last entry, the chunk's first one is loaded again, and not used.
         const bool more = chunk + 1 < chunks;
         const uint32_t next = values + (more ? kChunk * Shape::kRowBytes : 0);
         index += more ? kChunk : 0;
@@ -81,7 +81,7 @@ class Tile {
     }
   }
 
-  // Four sums of one token: token_of(i), rows row_of(quad) and the three behind it.
+  // Four sums of one token: token_of(i), rows row_of(quad) to row_of(quad) + 3.
   __device__ __forceinline__ float4 sums(int i, int quad) const {
     const float* const s = &sums_[i][quad * 4];
     return make_float4(s[0], s[1], s[2], s[3]);
@@ -92,7 +92,7 @@ class Tile {
   __device__ __forceinline__ int row_of(int quad) const { return row_ + quad * 4; }
 
  private:
-  // Entry i of a chunk: its column of x, which byte i of `word` names, and its values.
+  // Loads entry i of a chunk: the column of x that byte i of `word` selects, and its values.
   __device__ __forceinline__ void load(Operands<Shape>& to, uint32_t x, uint32_t word, int i,
                                        uint32_t values) const {
     const uint32_t stride = i % 2 ? Shape::kXBytes << 16 : Shape::kXBytes;
@@ -122,8 +122,8 @@ class Tile {
 
   float sums_[Shape::kThreadTokens][Shape::kThreadRows] = {};
   const int entries_;
-  int token_, row_;                       // the first, in the block's tile
-  uint32_t x_at_, values_at_, index_at_;  // from the begin of a stage
+  int token_, row_;                       // first of the thread, in the block's tile
+  uint32_t x_at_, values_at_, index_at_;  // offsets in a stage
 };
 
 }  // namespace flashsparse::nm_spmm

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of the nm_spmm kernels. Pointers are device memory; nothing here synchronises.
+// Launchers of the nm_spmm kernels. Pointers are device memory; nothing here synchronizes.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -10,16 +10,16 @@
 namespace flashsparse::cuda {
 
 struct NmSpmmProduct {
-  const void* values;   // on 16 bytes, as all floats here
-  const void* index;    // on 4 bytes
-  const void* columns;  // on 4 bytes
-  const void* packed;   // on 4 bytes
-  const float* x;       // [tokens, cols], on 4 bytes
-  const float* bias;    // on 4 bytes, or null
-  float* y;
-  float* xt;           // plan.xt_floats()
-  float* partials;     // plan.partial_floats()
-  uint32_t* arrivals;  // plan.tiles() of cuda::arrivals where plan.splits > 1
+  const void* values;  // 16-byte aligned
+  const void* index;   // 4-byte aligned, as the next two
+  const void* columns;
+  const void* packed;
+  const float* x;      // [tokens, cols]
+  const float* bias;   // or null
+  float* y;            // 16-byte aligned
+  float* xt;           // plan.xt_floats(), 16-byte aligned
+  float* partials;     // plan.partial_floats(), 16-byte aligned
+  uint32_t* arrivals;  // plan.tiles() counters of cuda::arrivals if plan.splits > 1
   int64_t rows, cols, tokens;
 };
 

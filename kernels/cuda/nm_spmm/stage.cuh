@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A panel on its way to shared memory: columns of x^T, values, and index.
+// Copies a panel to shared memory: columns of x^T, values, and index.
 //
 //   stage   x        [columns of the panel, or those that the block of rows keeps][tokens]
 //           values   [units][entries][32 rows]
 //           index    [groups][entries], bytes
-//           columns  [capacity], bytes: which columns of x (packing); it is here one panel ahead
+//           columns  [capacity], bytes: which columns of x to copy (packing); one panel ahead
 #pragma once
 #include "common/memory.cuh"
 #include "common/registers.cuh"
@@ -12,9 +12,9 @@
 
 namespace flashsparse::nm_spmm {
 
-// Where a panel comes from and goes to, for one thread.
+// Source and destination of a panel, for one thread.
 struct Panel {
-  const char* x;  // the thread's tokens of the first column
+  const char* x;  // this thread's tokens of the first column
   const float* values;
   uint32_t stage;
 };
@@ -26,14 +26,14 @@ class Stager {
                                     int row_tile, uint32_t shared)
       : weight_(weight), a_(a), shared_(shared) {
     const int row = row_tile * Shape::kRows, inside = row % kBlockRows;
-    first_ = row / kBlockRows * weight.panels;  // below 2^31: a panel has 8 KB and more of values
+    first_ = row / kBlockRows * weight.panels;  // below 2^31: a panel has at least 8 KB of values
     values_ = weight.values + (inside * weight.panel_entries + threadIdx.x * 4);
     index_ = weight.index + ((inside >> weight.group_shift) * weight.panel_entries);
     const int token = token_tile * Shape::kTokens + threadIdx.x % Shape::kColumnThreads * 4;
     xt_ = reinterpret_cast<const char*>(a.xt + token);
   }
 
-  // Of the panel in shared memory.
+  // Shared address of the panel's stage.
   __device__ __forceinline__ uint32_t stage_of(int panel) const {
     return shared_ + static_cast<uint32_t>(panel) % Shape::kStages * a_.stage.bytes;
   }
@@ -61,10 +61,11 @@ class Stager {
     }
   }
 
-  // With packing a panel can be copied in so many parts, and its index: one for each chunk.
+  // The number of parts, one for each chunk of entries, in which a panel can be copied with
+  // packing.
   __device__ __forceinline__ int chunks() const { return weight_.panel_entries / kChunk; }
 
-  // The values of four entries, a 16-byte piece of each row.
+  // Copies the values of four entries, 16 bytes of each row.
   __device__ __forceinline__ void copy_values(const Panel& panel, int chunk) const {
     const uint32_t to = panel.stage + a_.stage.values + (chunk * Shape::kRows + threadIdx.x) * 16;
     const float* const from = panel.values + chunk * Shape::kRows * 4;
@@ -76,7 +77,7 @@ class Stager {
     }
   }
 
-  // Columns of x that the list names: the chunk's share of them, four at a time.
+  // Copies the chunk's share of the columns of x that are in the list, four at a time.
   __device__ __forceinline__ void copy_listed(const Panel& panel, int chunk) const {
     constexpr uint32_t kStep = Shape::kPartColumns * 4;
     const uint32_t own = threadIdx.x / Shape::kColumnThreads * 4, end = weight_.capacity;
@@ -88,9 +89,9 @@ class Stager {
       FS_UNROLL
       for (int i = 0; i < 4; ++i) {
         const uint32_t column = list >> 8 * i & 0xff;
-        // Kept, so that the address is not made of predicated steps.
+        // keep(): otherwise the address is computed by predicated instructions.
         const char* const from = keep(panel.x + uint64_t{column} * column_bytes);
-        if (column == 0 && (place > 0 || i > 0)) continue;  // the list has ended
+        if (column == 0 && (place > 0 || i > 0)) continue;  // end of the list
         copy_async<16>(to + i * Shape::kXBytes, from, true);
       }
     }
@@ -103,19 +104,19 @@ class Stager {
                bytes);
   }
 
-  // Starts copying the list of columns of a panel, to where its copies look for it.
+  // Starts to copy the list of columns of a panel to its stage.
   __device__ __forceinline__ void copy_list(int number) const {
     copy_bytes(stage_of(number) + a_.stage.columns,
                weight_.columns + int64_t{first_ + number} * weight_.capacity, weight_.capacity);
   }
 
  private:
-  // Where the thread's tokens lie in a column of a stage.
+  // Offset of the thread's tokens in a column of a stage.
   __device__ __forceinline__ static uint32_t token_bytes() {
     return threadIdx.x % Shape::kColumnThreads * 16;
   }
 
-  // All columns of x.
+  // Copies all columns of x.
   __device__ __forceinline__ void copy_columns(const Panel& panel) const {
     const uint32_t first = threadIdx.x / Shape::kColumnThreads;
     uint32_t to = panel.stage + first * Shape::kXBytes + token_bytes();
@@ -129,7 +130,7 @@ class Stager {
     }
   }
 
-  // A multiple of 4.
+  // `bytes` is a multiple of 4.
   __device__ __forceinline__ static void copy_bytes(uint32_t to, const uint8_t* from, int bytes) {
     FS_NO_UNROLL
     for (int i = threadIdx.x * 4; i < bytes; i += Shape::kThreads * 4) {
@@ -140,10 +141,10 @@ class Stager {
   const Weight& weight_;
   const Arguments& a_;
   const uint32_t shared_;
-  int first_;             // the first panel of the block of rows
-  const float* values_;   // the thread's of panel 0
-  const uint8_t* index_;  // the tile's of panel 0
-  const char* xt_;        // the thread's tokens of column 0
+  int first_;             // first panel of the block of rows
+  const float* values_;   // this thread's values of panel 0
+  const uint8_t* index_;  // the tile's index of panel 0
+  const char* xt_;        // this thread's tokens of column 0
 };
 
 }  // namespace flashsparse::nm_spmm

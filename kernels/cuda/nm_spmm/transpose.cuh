@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// x [tokens, cols] -> x^T, with zeros up to whole tiles of tokens and whole panels of columns.
+// Transposes x [tokens, cols] to x^T, padded with zeros to whole tiles of tokens and whole panels
+// of columns.
 //
-// An outer product takes tokens that are contiguous. Transposed once, x is copied to shared memory
-// 16 bytes at a time, and packing fetches nothing but the columns that it names: of x as it is, a
-// single column costs the 32 bytes of its 8 neighbours.
+// An outer product reads contiguous tokens. x^T is copied to shared memory 16 bytes at a time, and
+// packing reads only the columns in its list; in x, a single column costs the 32-byte sectors that
+// it shares with 7 others.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_spmm/linear_plan.h"
@@ -17,7 +18,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
     transpose_kernel(const float* x, int64_t tokens, int64_t cols, float* xt, int64_t columns,
                      int64_t stride) {
   constexpr int kTile = kTransposeTile, kRows = kTransposeThreads / kTile;
-  constexpr int kPitch = kTile + 1;  // in floats: neighbours of a column in different banks
+  constexpr int kPitch = kTile + 1;  // in floats: a column lies in different banks
   FS_SHARED(float, tile, kTile* kPitch);
   const uint32_t shared = shared_address(tile);
   const int lane = threadIdx.x % kTile, first = threadIdx.x / kTile;

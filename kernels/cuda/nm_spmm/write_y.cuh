@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a block: its tile of y is written; where blocks share a tile, the last of them adds up
-// what all have left in the workspace, always in the same order.
+// The epilogue of a block: stores its tile of y. If blocks share a tile, the last one adds up the
+// partial sums of all in the workspace, always in the same order.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_spmm/multiply.cuh"
@@ -29,9 +29,9 @@ __device__ __forceinline__ float4 bias_of(const Arguments& a, int row) {
   return make_float4(of(row), of(row + 1), of(row + 2), of(row + 3));
 }
 
-// Which tile of y a block makes. Tiles that run at the same time share columns of x and values.
+// Position of a block's tile of y. Tiles that run concurrently share columns of x and values.
 struct TilePlace {
-  static constexpr int kBand = 8;  // tiles of tokens that go through the rows together
+  static constexpr int kBand = 8;  // token tiles that advance through the rows together
 
   int token, row;
 
@@ -106,8 +106,8 @@ class WriteY {
   }
 
   const Arguments& a_;
-  const int token_, row_;  // the tile's first
-  const uint32_t shared_;  // of the block's flag
+  const int token_, row_;  // first of the tile
+  const uint32_t shared_;  // address of the block's flag
   float4 bias_[Shape::kRowQuads];
 };
 

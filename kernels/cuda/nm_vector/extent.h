@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pattern on a weight, in numbers that kernels need not divide for.
+// A pattern on a weight, in numbers that save kernels divisions.
 #pragma once
 #include <cstdint>
 

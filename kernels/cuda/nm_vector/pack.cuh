@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense -> nm_vector on the GPU, a block a tile: the same bytes as the CPU's packer writes, and
-// where the weight breaks the pattern.
+// Packs a dense weight to nm_vector on the GPU, one block per tile: the same bytes as the CPU's
+// packer writes, and where the weight breaks the pattern.
 //
-// A bit for each column of a group says whether it has a nonzero; of those of a window a thread
-// makes the list of columns that are kept. Their values are read again, from the caches.
+// A bit for each column of a group tells whether it has a nonzero. For each window a thread makes
+// the list of kept columns from these bits. Their values are then read again, from the caches.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_vector/pack_tile.h"
@@ -13,12 +13,12 @@
 namespace flashsparse::nm_vector {
 
 inline constexpr int kPackWarps = kPackThreads / kLanes;
-inline constexpr int kTileWords = kTileColumns / 32;  // of bits of a group
+inline constexpr int kTileWords = kTileColumns / 32;  // words of bits of a group
 
-// Of the weight, what a block has.
+// The part of a weight that a block packs.
 struct Part {
-  int64_t group, row, window, col;  // the first
-  int groups, rows, windows, cols;  // how many; a last window may have more columns
+  int64_t group, row, window, col;  // first of the part
+  int groups, rows, windows, cols;  // counts; the last window may have more columns
 };
 __device__ __forceinline__ Part part_of(const Pattern& pattern, const PackTile& tile, int64_t rows,
                                         int64_t cols) {
@@ -37,8 +37,8 @@ __device__ __forceinline__ Part part_of(const Pattern& pattern, const PackTile& 
           least(tile.windows * pattern.m, cols - col)};
 }
 
-// A bit for each column of the part's windows, by group: whether a row has a nonzero there.
-// `corner` is the first weight of the part.
+// Sets a bit for each column of the part's windows, for each group: whether one of its rows has a
+// nonzero there. `corner` is the first weight of the part.
 template <class Value>
 __device__ __forceinline__ void find_used(const Value* __restrict__ corner, int64_t stride,
                                           const Part& part, const Pattern& pattern,
@@ -71,7 +71,7 @@ __device__ __forceinline__ void find_used(const Value* __restrict__ corner, int6
   }
 }
 
-// Up to 32 bits of `used` from `first` on, as many as are below `end`.
+// Up to 32 bits of `used` from `first` on, at most up to `end`.
 __device__ __forceinline__ uint32_t bits_from(const uint32_t* used, int first, int end) {
   const int count = min(end - first, 32), shift = first % 32;
   uint32_t bits = used[first / 32] >> shift;
@@ -79,8 +79,8 @@ __device__ __forceinline__ uint32_t bits_from(const uint32_t* used, int first, i
   return count == 32 ? bits : bits & ((1u << count) - 1);
 }
 
-// Lists the columns of a window that are kept, counted from the tile's first: those used and the
-// smallest others, n in all. Returns how many are used; those beyond n are left out.
+// Lists the n kept columns of a window, counted from the tile's first: the used ones and the
+// smallest others. Returns the number of used ones; those beyond n are left out.
 __device__ __forceinline__ int list_window(const uint32_t* used, int begin, int m, int n,
                                            uint16_t* columns) {
   const int end = begin + m;
@@ -99,15 +99,15 @@ __device__ __forceinline__ int list_window(const uint32_t* used, int begin, int 
   return count;
 }
 
-// Writes the positions of a part's entries to the index. A part begins where a byte does, and ends
-// so or where the group does.
+// Writes the positions of a part's entries to the index. A part begins at a byte, and ends at one
+// or with the group.
 __device__ __forceinline__ void write_index(const uint16_t* columns, const Part& part,
                                             const Pattern& pattern, int64_t cols, uint8_t* index) {
   const int n = static_cast<int>(pattern.n), m = static_cast<int>(pattern.m);
   const int bits = pattern.index_bits(), entries = part.windows * n;
   const int64_t group_bytes = pattern.index_bytes(cols);
   index += part.group * group_bytes + part.window * n * bits / 8;
-  const uint32_t eights = (entries + 7) / 8;  // of entries: so many bytes as an entry has bits
+  const uint32_t eights = (entries + 7) / 8;  // groups of entries that take `bits` bytes
   for (uint32_t i = threadIdx.x; i < part.groups * eights; i += kPackThreads) {
     const int group = i / eights, first = i % eights * 8, count = min(entries - first, 8);
     int window = first / n, left = (window + 1) * n - first;
@@ -127,9 +127,9 @@ __device__ __forceinline__ void write_index(const uint16_t* columns, const Part&
   }
 }
 
-// Packs a weight, whose columns beyond the edge count as zeros. breaches[tile] is breach_of the
-// first window with nonzeros in more than n columns, or kNoBreach: values and index are of no use
-// then, and nothing was accessed out of bounds.
+// Packs a weight. Columns past the edge count as zeros. breaches[tile] is breach_of the first
+// window with nonzeros in more than n columns, or kNoBreach. If it breaks the pattern, values and
+// index are invalid, but no access is out of bounds.
 // Launch with tile.tiles() blocks of kPackThreads and tile.shared_bytes() of dynamic shared memory.
 template <class Value>
 __global__ void __launch_bounds__(kPackThreads)
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kPackThreads)
   FS_DYNAMIC_SHARED(dynamic);
   FS_SHARED(uint32_t, used, kTileGroups* kTileWords);
   FS_SHARED(int32_t, breach_of_warp, kPackWarps);
-  // Of the entries of each group, counted from the part's first.
+  // Columns of the entries of each group, counted from the part's first.
   auto* const columns = reinterpret_cast<uint16_t*>(dynamic);
   const int n = static_cast<int>(pattern.n), m = static_cast<int>(pattern.m);
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;

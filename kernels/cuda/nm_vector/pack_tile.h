@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a weight is cut for nm_vector's CUDA packer, and how a block says where it breaks its
+// How nm_vector's CUDA packer divides a weight, and how a block reports where it breaks its
 // pattern.
 #pragma once
 #include <algorithm>
@@ -11,12 +11,12 @@
 namespace flashsparse::nm_vector {
 
 inline constexpr int kPackThreads = 256;
-inline constexpr int kLoadRows = 8;           // that a warp reads at a time
-inline constexpr int kTileGroups = 16;        // the most that a tile has
-inline constexpr int kTileColumns = 1024;     // the most that a tile has
-inline constexpr int kTileWeights = 1 << 14;  // about
+inline constexpr int kLoadRows = 8;           // that a warp reads at once
+inline constexpr int kTileGroups = 16;        // of a tile at most
+inline constexpr int kTileColumns = 1024;     // of a tile at most
+inline constexpr int kTileWeights = 1 << 14;  // of a tile, approximately
 
-// What a block packs: whole groups of rows, and as many windows as are whole bytes of the index.
+// What a block packs: whole groups of rows, and windows that take whole bytes of the index.
 struct PackTile {
   int groups, windows;
 
@@ -38,20 +38,20 @@ struct PackTile {
   constexpr int64_t tiles(const Pattern& pattern, int64_t rows, int64_t cols) const {
     return down(pattern, rows) * across(pattern, cols);
   }
-  // Where the entries of the tile are listed.
+  // For the list of the tile's entries.
   constexpr int shared_bytes(const Pattern& pattern) const {
     return groups * windows * static_cast<int>(pattern.n) * static_cast<int>(sizeof(uint16_t));
   }
 };
 
-// The first window of a tile that keeps too much, and how many columns of it have nonzeros, in one
-// number that is less for earlier windows; kNoBreach where there is none.
+// The first window of a tile that keeps too much and the number of its columns with nonzeros, in
+// one number that is smaller for earlier windows; kNoBreach if there is none.
 inline constexpr int32_t kNoBreach = INT32_MAX;
 FS_HOST_DEVICE constexpr int32_t breach_of(int group, int windows, int window, int columns) {
   return (group * windows + window) << 9 | columns;
 }
 
-// What `breaches` of all tiles say of the weight: its first one, by group and then by window.
+// The first breach of the weight, by group and then by window, from those of all tiles.
 inline std::optional<Breach> first_breach(const int32_t* breaches, const PackTile& tile,
                                           int64_t tiles, int64_t across) {
   std::optional<Breach> first;

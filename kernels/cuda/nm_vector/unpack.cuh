@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// nm_vector -> dense on the GPU, a block a tile of some rows by whole windows.
+// Unpacks nm_vector to a dense weight on the GPU, a block for a tile of some rows by whole windows.
 //
-// The block lists the column of each entry once for each group of its rows. Then a warp makes a
-// row: it clears the row in shared memory, stores each value at its column there, and writes it in
-// order.
+// The block lists the column of each entry, once for each group of its rows. Then each warp makes a
+// row at a time: it clears the row in shared memory, stores each value at its column, and writes
+// the row.
 #pragma once
 #include <type_traits>
 
@@ -20,7 +20,7 @@ namespace flashsparse::nm_vector {
 
 inline constexpr int kUnpackWarps = kUnpackThreads / kLanes;
 
-// A float as bits of a weight's dtype: Float16, BFloat16 or float.
+// Converts between float and the bits of a weight's dtype: Float16, BFloat16 or float.
 template <class Type>
 struct Bits {
   using Value = uint16_t;
@@ -34,7 +34,7 @@ struct Bits<float> {
   static __device__ __forceinline__ float number(Value bits) { return __uint_as_float(bits); }
 };
 
-// Values of a row as they are, whatever the dtype: Word has its width.
+// Native values, of any dtype that is as wide as Word.
 template <class Word>
 struct NativeValues {
   using Value = Word;
@@ -50,14 +50,14 @@ struct NativeValues {
   __device__ __forceinline__ Row row(int64_t number) const { return {values + number * kept}; }
 };
 
-// Codes of a row and their scales.
+// Quantized values and their scales.
 template <class Type, ValueType kType>
 struct CodedValues {
   using Value = typename Bits<Type>::Value;
   struct Row {
     const uint8_t* codes;
-    const Value* group_scales;  // where columns have scales of their own
-    int group_shift;            // log2 of so many columns
+    const Value* group_scales;  // if groups of columns have scales
+    int group_shift;            // log2 of the columns of a group
     float scale;
 
     __device__ __forceinline__ Value at(int entry, int column) const {
@@ -74,15 +74,16 @@ struct CodedValues {
         const int byte = load_readonly(codes + entry);
         if constexpr (kType == ValueType::kInt8)
           return static_cast<float>(static_cast<int8_t>(byte));
-        // Sign, exponent and mantissa where a float has them; the exponent's bias is 7, not 127.
+        // Moves sign, exponent and mantissa to their position in a float, whose exponent bias is
+        // 127, not 7.
         const uint32_t bits = static_cast<uint32_t>(byte);
         return __uint_as_float((bits & 0x80) << 24 | (bits & 0x7f) << 20) * 0x1p120f;
       }
     }
   };
   const uint8_t* codes;
-  const void* scales;          // null: codes are numbers
-  int64_t code_bytes, groups;  // of a row; groups: of columns with a scale, 0: it has one
+  const void* scales;          // null: 1
+  int64_t code_bytes, groups;  // of a row; groups: 0 if it has one scale
   int group_shift;
 
   __device__ __forceinline__ Row row(int64_t number) const {
@@ -97,7 +98,7 @@ struct CodedValues {
   }
 };
 
-// body(values) with how the kernel reads the values of a weight.
+// Calls body(values) with an object that reads the values of a weight.
 template <class Body>
 void with_values(const void* values, ValueType type, const void* scales, int64_t group,
                  int64_t kept, int64_t cols, Dtype dtype, const Body& body) {
@@ -130,11 +131,11 @@ void with_values(const void* values, ValueType type, const void* scales, int64_t
   }
 }
 
-// Of the weight, what a block has.
+// The part of a weight that a block unpacks.
 struct UnpackPart {
-  int64_t row;                      // the first
-  int window, col;                  // likewise
-  int groups, rows, windows, cols;  // how many; a last window may have more columns
+  int64_t row;                      // first of the part
+  int window, col;                  // first of the part
+  int groups, rows, windows, cols;  // counts; the last window may have more columns
 };
 __device__ __forceinline__ UnpackPart unpack_part(const Extent& extent, const UnpackTiles& tiles,
                                                   int64_t rows, int cols) {
@@ -152,13 +153,13 @@ __device__ __forceinline__ UnpackPart unpack_part(const Extent& extent, const Un
           min(tiles.windows * extent.m, cols - col)};
 }
 
-// Lists the column of each entry of the part's groups, counted from the part's first. Positions may
-// be anything: those beyond its columns become `beyond`.
+// Lists the column of each entry of the part's groups, counted from the part's first. Positions are
+// not trusted: those past its columns become `beyond`.
 __device__ __forceinline__ void list_columns(const uint8_t* __restrict__ index,
                                              const UnpackPart& part, const Extent& extent,
                                              int beyond, uint16_t* columns) {
   const int n = extent.n, bits = extent.bits, entries = part.windows * n;
-  // Of the part's first group, at its first window.
+  // To the part's first group and window.
   index += (part.row >> extent.length_shift) * extent.index_bytes;
   index += static_cast<int64_t>(part.window) * n * bits / 8;
   const uint32_t eights = (entries + 7) / 8;
@@ -182,7 +183,7 @@ __device__ __forceinline__ void list_columns(const uint8_t* __restrict__ index,
   }
 }
 
-// Writes a row of `count` weights that lie in shared memory.
+// Writes a row of `count` weights from shared memory.
 template <class Value>
 __device__ __forceinline__ void write_row(uint32_t from, int count, bool whole, Value* to) {
   constexpr int kChunk = sizeof(uint4) / sizeof(Value);
@@ -202,10 +203,9 @@ __device__ __forceinline__ void write_row(uint32_t from, int count, bool whole, 
 }
 
 // Writes every element of weight [rows, cols], zeros included. Values is NativeValues or
-// CodedValues. Whatever the tensors hold, no access leaves them: that the result is the weight that
-// was packed is proven by `validate`, once, at load.
-// Launch with tiles.count() blocks of kUnpackThreads and tiles.shared_bytes() of dynamic shared
-// memory.
+// CodedValues. Whatever the tensors hold, no access is out of bounds; `validate` checks once, at
+// load, that they are a packed weight. Launch with tiles.count() blocks of kUnpackThreads and
+// tiles.shared_bytes() of dynamic shared memory.
 template <class Values>
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const Values stored, const uint8_t* __restrict__ index, const Extent extent,
@@ -239,12 +239,12 @@ __global__ void __launch_bounds__(kUnpackThreads)
     for (int entry = lane; entry < entries; entry += kLanes) {
       const int place = places[entry];
       const Value value = row.at(first + entry, min(part.col + place, cols - 1));
-      // Two entries share a place only beyond the weight, or where `validate` refuses the tensors.
+      // Two entries share a column only past the weight, or in tensors that `validate` rejects.
       if (place < beyond) store_shared(own + place * uint32_t{sizeof(Value)}, value);
     }
     __syncwarp();
     write_row(own, part.cols, whole, weight + ((part.row + r) * int64_t{cols} + part.col));
-    __syncwarp();  // the next row takes this one's place
+    __syncwarp();  // the next row overwrites this one
   }
 }
 

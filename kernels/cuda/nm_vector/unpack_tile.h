@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a weight is cut where nm_vector is unpacked on a GPU.
+// How a weight is divided when it is unpacked on a GPU.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,16 +10,17 @@
 namespace flashsparse::nm_vector {
 
 inline constexpr int kUnpackThreads = 128;
-inline constexpr int kUnpackRows = 8;        // of a tile, from one group or several
-inline constexpr int kUnpackColumns = 1024;  // of a tile, or almost as many
+inline constexpr int kUnpackRows = 8;        // of a tile, of one group or several
+inline constexpr int kUnpackColumns = 1024;  // of a tile, approximately
 
-// How the columns of a weight are cut: into tiles of so many windows. Where their width allows it
-// they begin with a vector of the weight, and always with a byte of the index.
+// Divides the columns of a weight into tiles of `windows` windows. They begin at a byte of the
+// index and, if the width of windows permits, at a 16-byte vector of the weight.
 struct UnpackTiles {
   int windows, across;
 
   static constexpr UnpackTiles of(const Pattern& pattern, int64_t cols) {
-    int64_t least = 1;  // eight windows end with a byte and a vector, of more than 128 columns one
+    // Eight windows end at a byte and at a vector; so does one of more than 128 columns.
+    int64_t least = 1;
     const auto ends = [&] {
       return least * pattern.n * pattern.index_bits() % 8 == 0 && least * pattern.m % 8 == 0;
     };
@@ -31,11 +32,11 @@ struct UnpackTiles {
   constexpr int64_t count(int64_t rows) const {
     return (rows + kUnpackRows - 1) / kUnpackRows * across;
   }
-  // Where a warp has a row.
+  // For a warp's row.
   FS_HOST_DEVICE constexpr int row_bytes(const Extent& extent, int value_bytes) const {
     return (windows * extent.m * value_bytes + 15) / 16 * 16;
   }
-  // Less than 48 KB.
+  // Below 48 KB.
   constexpr int shared_bytes(const Extent& extent, int value_bytes) const {
     const int groups = std::max(kUnpackRows >> extent.length_shift, 1);
     const int places = groups * windows * extent.n * static_cast<int>(sizeof(uint16_t));

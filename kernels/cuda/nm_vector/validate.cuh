@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Validates nm_vector tensors of any origin on the GPU, by the rules of cpu/nm_vector/nm_vector.h.
-// Values are counted as they lie, 16 bytes a thread; of the index a warp takes a group, and a lane
+// Values are counted in order, 16 bytes a thread. For the index a warp takes a group, and a lane
 // eight positions.
 #pragma once
 #include "common/memory.cuh"
@@ -13,10 +13,10 @@ namespace flashsparse::nm_vector {
 
 inline constexpr int kValidateWarps = kValidateThreads / kLanes;
 
-// Counts the fields that are not zero.
+// Counts the nonzero fields.
 struct Counter {
   const Fields fields;
-  int nonzeros = 0;  // of a thread's share
+  int nonzeros = 0;  // in this thread's share
   bool nan = false;
 
   __device__ __forceinline__ void add(uint32_t word) {
@@ -26,8 +26,7 @@ struct Counter {
   }
 };
 
-// Counts the nonzeros of `bytes` bytes, of which every thread of the grid takes its share. They are
-// aligned to 16 bytes.
+// Counts the nonzeros of `bytes` bytes, 16-byte aligned; every thread of the grid takes a share.
 __device__ __forceinline__ void count_values(const uint8_t* __restrict__ values, int64_t bytes,
                                              Counter& counter) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kValidateThreads + threadIdx.x;
@@ -50,9 +49,9 @@ __device__ __forceinline__ void count_values(const uint8_t* __restrict__ values,
   }
 }
 
-// What eight positions have to be: in their window, and above the one before unless they are a
-// window's first. Two positions share a field of twice their bits: the even ones, and the odd ones,
-// so that each has room for a carry when it is compared with another. Word holds eight positions.
+// The rule for eight positions: each is inside of its window, and above the previous one unless it
+// is the first of a window. Even and odd positions are compared apart, in fields of twice their
+// bits, which have room for a carry. Word holds eight positions.
 template <class Word>
 class PositionRule {
  public:
@@ -62,8 +61,8 @@ class PositionRule {
     most_ = ones_ * (m - 1);
   }
 
-  // A bit for each entry that need not be above the one before; `phase` is that of the first entry
-  // in its window, `count` how many there are.
+  // A bit for each entry that need not be above the previous one. `phase`: that of the first entry
+  // in its window; `count`: number of entries.
   __device__ __forceinline__ Word free_entries(int phase, int count) const {
     Word starts = count < 8 ? ~Word{0} << count * bits_ : 0;
     FS_NO_UNROLL
@@ -71,13 +70,13 @@ class PositionRule {
     return starts;
   }
 
-  // Whether all of `count` positions are as they have to be, after the position `before`.
+  // Whether `count` positions, which follow the position `before`, obey the rule.
   __device__ __forceinline__ bool holds(Word positions, uint32_t before, Word free,
                                         int count) const {
     if (count < 8) positions &= ~(~Word{0} << count * bits_);
     const Word carry = ones_ << bits_;
     const Word even = positions & field_, odd = positions >> bits_ & field_;
-    const Word below = (odd << 2 * bits_ & field_) | before;  // of the even ones
+    const Word below = (odd << 2 * bits_ & field_) | before;  // of the even positions
     Word sound = ((most_ | carry) - even) & ((most_ | carry) - odd);
     sound &= ((even | carry) - below - ones_) | (free & ones_) << bits_;
     sound &= ((odd | carry) - even - ones_) | (free >> bits_ & ones_) << bits_;
@@ -90,7 +89,7 @@ class PositionRule {
        most_;  // the lowest bit of each field, the even positions, m - 1 for each
 };
 
-// The window in which the first of `count` entries from `first` on breaks a rule: one does.
+// The window in which the first of `count` entries from `first` on breaks a rule. One of them does.
 __device__ __forceinline__ int broken_window(const uint8_t* index, int first, int count, int n,
                                              int m, int bits) {
   int entry = first;
@@ -103,14 +102,14 @@ __device__ __forceinline__ int broken_window(const uint8_t* index, int first, in
   return entry / n;
 }
 
-// The first block whose positions break a rule, of the groups that this warp takes.
+// The first block whose positions break a rule, in the groups of this warp.
 template <class Word>
 __device__ __forceinline__ int64_t check_index(const uint8_t* __restrict__ index,
                                                const Extent& extent, int64_t groups) {
   const int lane = threadIdx.x % kLanes, n = extent.n, bits = extent.bits;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * kValidateWarps;
   const PositionRule<Word> rule(n, extent.m, bits);
-  const bool in_step = 8 % n == 0;  // every eight begins with a window
+  const bool in_step = 8 % n == 0;  // groups of eight begin with a window
   const Word usual = rule.free_entries(0, 8);
   for (int64_t group = static_cast<int64_t>(blockIdx.x) * kValidateWarps + threadIdx.x / kLanes;
        group < groups; group += warps) {
@@ -123,7 +122,7 @@ __device__ __forceinline__ int64_t check_index(const uint8_t* __restrict__ index
       const Word free = is_usual ? usual : rule.free_entries(first % n, count);
       const uint32_t before = in_step || first == 0 ? 0 : position(own, first - 1, bits);
       if (!rule.holds(positions, before, free, count)) {
-        // This lane's other eights come later.
+        // This lane's other positions come later.
         return group * extent.windows + broken_window(own, first, count, n, extent.m, bits);
       }
     }
@@ -131,7 +130,7 @@ __device__ __forceinline__ int64_t check_index(const uint8_t* __restrict__ index
   return kNothingBroken;
 }
 
-// The field number `entry` of a row.
+// Field number `entry` of a row.
 __device__ __forceinline__ uint32_t load_field(const uint8_t* row, int entry, int bits) {
   if (bits == 4) return load_readonly(row + entry / 2) >> entry % 2 * 4 & 15;
   uint32_t field = 0;
@@ -142,8 +141,8 @@ __device__ __forceinline__ uint32_t load_field(const uint8_t* row, int entry, in
   return field;
 }
 
-// Ends of rows: what lies beyond the weight's edge is zero, and what fills a last byte is not
-// counted. The first block that breaks the rule, of the rows that this thread takes.
+// Ends of rows: what is past the weight's edge must be zero, and the padding of a last byte is not
+// counted. Returns the first block that breaks the rule, in the rows of this thread.
 __device__ __forceinline__ int64_t check_edge(const uint8_t* __restrict__ values,
                                               const uint8_t* __restrict__ index,
                                               const Extent& extent, int64_t rows, int cols,
@@ -151,7 +150,7 @@ __device__ __forceinline__ int64_t check_edge(const uint8_t* __restrict__ values
   const Fields& fields = counter.fields;
   const int64_t row_bytes = fields.row_bytes(extent.kept);
   const bool fills = row_bytes * 8 != int64_t{extent.kept} * fields.bits;
-  const int last = extent.windows - 1, beyond = cols - last * extent.m;  // positions from here on
+  const int last = extent.windows - 1, beyond = cols - last * extent.m;  // positions past the edge
   if (beyond == extent.m && !fills) return kNothingBroken;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kValidateThreads;
   FS_NO_UNROLL
@@ -171,9 +170,9 @@ __device__ __forceinline__ int64_t check_edge(const uint8_t* __restrict__ values
   return kNothingBroken;
 }
 
-// found[b] is what block b finds. Launch with validate_blocks() or any other number of blocks of
-// kValidateThreads. `values` are aligned to 16 bytes; whatever the tensors hold, no access leaves
-// them.
+// Writes what block b finds to found[b]. Launch with any number of blocks of kValidateThreads,
+// validate_blocks() for speed. `values` are 16-byte aligned; whatever the tensors hold, no access
+// is out of bounds.
 __global__ void __launch_bounds__(kValidateThreads, 4)
     validate_kernel(const uint8_t* __restrict__ values, const uint8_t* __restrict__ index,
                     const Fields fields, const Extent extent, int64_t rows, int cols,
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(kValidateThreads, 4)
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   Counter counter{fields};
   int64_t broken = kNothingBroken;
-  // Values wait for memory and positions for its latency: blocks begin with the one or the other.
+  // Values are bound by bandwidth and positions by latency: half of the blocks begin with either.
   FS_NO_UNROLL
   for (uint32_t pass = blockIdx.x; pass < blockIdx.x + 2; ++pass) {
     if (pass % 2 == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How nm_vector's tensors are read where a GPU validates them, and what its blocks say of them.
+// How tensors of nm_vector are read when they are validated on a GPU, and what blocks report.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace flashsparse::nm_vector {
 inline constexpr int kValidateThreads = 256;
 inline constexpr int64_t kMostValidateBlocks = 2048;
 
-// Values or codes as fields of so many bits of a word, low ones first.
+// Values as fields of `bits` bits in a word, low ones first.
 struct Fields {
   int bits;
-  uint32_t magnitude;  // the bits of a word of which one is set where a field is not zero
+  uint32_t magnitude;  // the bits of a word that are not all 0 in a nonzero field
   uint32_t high;       // the highest bit of each field
-  bool has_nan;        // a code may be NaN: all bits of its magnitude
+  bool has_nan;        // a value may be NaN: all bits of its magnitude are set
 
-  // Native values have so many bytes.
+  // `value_bytes`: of native values.
   static constexpr Fields of(ValueType type, int value_bytes) {
     switch (type) {
       case ValueType::kFp8:
@@ -40,8 +40,8 @@ struct Fields {
 // What a block has found.
 struct Found {
   int64_t nonzeros;
-  // The first block of the weight, the window of a group, that breaks a rule: the group's number
-  // times its windows, plus the window's. Or one of these two.
+  // The first block of the weight (a window of a group) that breaks a rule: group * windows +
+  // window. Or one of the two constants below.
   int64_t broken;
 };
 inline constexpr int64_t kNothingBroken = INT64_MAX;
@@ -53,7 +53,7 @@ constexpr int64_t validate_blocks(const Fields& fields, const Pattern& pattern, 
   return std::clamp<int64_t>(bytes / (16 * kValidateThreads), 1, kMostValidateBlocks);
 }
 
-// What all blocks together have found.
+// Combines what all blocks have found.
 inline Found join(const Found* found, int64_t blocks) {
   Found all{0, kNothingBroken};
   for (int64_t i = 0; i < blocks; ++i) {

@@ -16,7 +16,7 @@ struct Known {
 }  // namespace
 
 cudaError_t allow_shared(const void* kernel, size_t bytes) {
-  static Known& known = *new Known;  // outlives every user of it at exit
+  static Known& known = *new Known;  // never destroyed: it must outlive its users at exit
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dynamic shared memory for blocks: more than 48 KB with the static must be asked for.
+// Dynamic shared memory of more than 48 KB, static memory included, has to be requested.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -7,9 +7,9 @@
 
 namespace flashsparse::cuda {
 
-// Lets blocks of `kernel` have `bytes` of it on the current device. CUDA is asked once for each
-// kernel and device, and again for more, and not in each launch: a small layer takes what the host
-// takes for its call.
+// Lets blocks of `kernel` have `bytes` of dynamic shared memory on the current device. Calls CUDA
+// only when a kernel needs more than before on this device, not in each launch: the time of small
+// layers is host time.
 cudaError_t allow_shared(const void* kernel, size_t bytes);
 
 template <class... Parameters>

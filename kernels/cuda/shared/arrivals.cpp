@@ -9,7 +9,7 @@ namespace flashsparse::cuda {
 
 namespace {
 
-// Zeroed device memory, handed out piece by piece and never taken back.
+// Zeroed device memory that is handed out in pieces, and never freed.
 class Pool {
  public:
   cudaError_t take(int64_t count, uint32_t** counters) {
@@ -28,8 +28,8 @@ class Pool {
   static constexpr int64_t kAlignment = 32;     // counters, a cache line
   static constexpr int64_t kChunk = 256 << 10;  // counters, 1 MB
 
-  // May run while a stream is being captured: in relaxed mode that does not forbid cudaMalloc, and
-  // a stream of our own keeps the memset out of the capture.
+  // May be called while a stream is being captured: relaxed mode permits cudaMalloc then, and a
+  // stream of our own keeps the memset out of the capture.
   cudaError_t grow() {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
@@ -61,7 +61,7 @@ struct Known {
 }  // namespace
 
 cudaError_t arrivals(cudaStream_t stream, int64_t count, uint32_t** counters) {
-  static Known& known = *new Known;  // outlives every user of it at exit
+  static Known& known = *new Known;  // never destroyed: it must outlive its users at exit
   int device = 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaError_t error = cudaGetDevice(&device);

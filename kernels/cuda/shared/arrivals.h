@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters by which the blocks of one launch find out which of them is the last to arrive. They are
-// zero before a launch, and the last block leaves them zero, so no launch has to clear them.
+// Counters by which a block learns whether it is the last to arrive of those of its launch. They
+// are zero before a launch, and the last block resets them, so no launch has to clear them.
 //
-// Two launches that may run at the same time must not share counters. Launches of one stream follow
-// one another and share the stream's counters. A launch recorded into a CUDA graph can be replayed
-// on any stream, and gets counters of its own.
+// Launches that may run concurrently must not share counters. Launches in one stream are ordered,
+// and share the stream's counters. A launch that is captured into a CUDA graph can be replayed on
+// any stream, and gets its own counters.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -15,8 +15,8 @@ namespace flashsparse::cuda {
 inline constexpr int64_t kMaxArrivals = 4096;  // counters of one launch: 128 x 4096 rows
 
 // Sets `counters` to `count` <= kMaxArrivals zeros on the current device, for the next launch on
-// `stream`. Takes device memory the first time a stream is seen, and 4 * count bytes that are never
-// given back for each launch recorded into a graph.
+// `stream`. Allocates device memory when it first sees a stream, and 4 * count bytes, which are
+// never freed, for each launch that is captured into a graph.
 cudaError_t arrivals(cudaStream_t stream, int64_t count, uint32_t** counters);
 
 }  // namespace flashsparse::cuda

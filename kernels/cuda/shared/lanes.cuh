@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the 32 lanes of a warp learn of each other's values. All lanes call these together.
+// Functions over the values of the 32 lanes of a warp. All lanes call them together.
 #pragma once
 #include "common/device.cuh"
 
@@ -10,7 +10,7 @@ inline constexpr uint32_t kAllLanes = 0xffffffff;
 
 __device__ __forceinline__ uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
 
-// combine(value of lane 0, ..., value of lane 31), in every lane.
+// Combines the values of all lanes; every lane gets the result.
 template <typename Value, typename Combine>
 __device__ __forceinline__ Value reduce_lanes(Value value, Combine combine) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
@@ -19,12 +19,12 @@ __device__ __forceinline__ Value reduce_lanes(Value value, Combine combine) {
   return value;
 }
 
-// Lanes by how their values compare with that of this lane.
+// The lanes whose value is greater than this lane's, and those whose value is equal.
 struct LaneOrder {
-  uint32_t more, equal;  // a set bit for each
+  uint32_t more, equal;  // one bit for each lane
 };
 
-// The values have `bits` bits; lanes that are not in `among` are in neither set.
+// Values have `bits` bits. Lanes that are not in `among` are in neither set.
 template <int bits>
 __device__ __forceinline__ LaneOrder order_of_lanes(uint32_t value, uint32_t among = kAllLanes) {
   LaneOrder order{0, among};

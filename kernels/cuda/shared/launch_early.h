@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches that may begin before the kernel before in the stream has ended (programmatic dependent
-// launch, on Hopper).
+// Launches with programmatic dependent launch (PDL): the kernel may start before the preceding one
+// in the stream has ended. Hopper and later.
 #pragma once
 #include <cuda_runtime.h>
 
 namespace flashsparse::cuda {
 
-// `early`: whether it may. The kernel waits for the one before by wait_for_last_kernel. What it
-// reads earlier, its weight, the one before must not write.
+// `early`: whether to use PDL. The kernel then waits by griddepcontrol_wait. The preceding kernel
+// must not write what it reads before that wait: its weight.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared_bytes,
                          bool early, cudaStream_t stream, const Arguments&... arguments) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernels of linear layers add up their sums and write y: by quads, four rows of a token.
+// Adds and stores y in quads: four rows of a token.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -11,8 +11,8 @@ __device__ __forceinline__ float4 add(const float4& a, const float4& b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Stores sums plus bias [rows] or nothing, rounded, as y[token][row] to y[token][row + 3], as far
-// as there are rows. y is on 8 bytes, row a multiple of 4.
+// Stores sums plus bias [rows] or nothing, rounded, as y[token][row] to y[token][row + 3], if these
+// rows exist. y is 8-byte aligned, row a multiple of 4.
 template <class Type>
 __device__ __forceinline__ void store_y(uint16_t* y, const uint16_t* bias, int rows, int token,
                                         int row, const float4& sum) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the parts of a packed weight begin, from how long each is: a running sum.
+// The offsets of the parts of a packed weight, from their lengths: an exclusive prefix sum.
 //
-// Every block adds up all the lengths before its own, so that blocks need not wait for each other:
-// they come from the L2, and a block has 4096 of its own.
+// Every block adds up all lengths before its own 4096, so that blocks need not wait for each other.
+// It reads them from the L2.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/shared/lanes.cuh"
@@ -13,9 +13,9 @@ inline constexpr int kOffsetThreads = 1024;
 inline constexpr int kThreadLengths = 4;
 inline constexpr int kBlockLengths = kOffsetThreads * kThreadLengths;
 
-// offsets[i] = lengths[0] + ... + lengths[i - 1], for i in 0 to `parts`. `total` is the last sum in
-// full: where it is beyond int32, the offsets are not to be used.
-// Launch with ceil(parts / kBlockLengths) blocks of kOffsetThreads; `lengths` starts on 16 bytes.
+// Writes offsets[i] = lengths[0] + ... + lengths[i - 1] for i = 0 to `parts`. `total` is the sum of
+// all in 64 bits: if it exceeds int32, the offsets are invalid. Launch with ceil(parts /
+// kBlockLengths) blocks of kOffsetThreads; `lengths` is 16-byte aligned.
 __global__ void __launch_bounds__(kOffsetThreads)
     offsets_kernel(const int32_t* __restrict__ lengths, int64_t parts,
                    int32_t* __restrict__ offsets, int64_t* __restrict__ total) {
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kOffsetThreads)
   FS_SHARED(int32_t, own_of_warp, kWarps);
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockLengths;
-  const int64_t begin = first + threadIdx.x * kThreadLengths;  // of this thread's own
+  const int64_t begin = first + threadIdx.x * kThreadLengths;  // first of this thread's lengths
 
   int64_t before = 0;
   const uint4* const vectors = reinterpret_cast<const uint4*>(lengths);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kOffsetThreads)
   }
 
   before = reduce_lanes(before, [](int64_t a, int64_t b) { return a + b; });
-  int32_t end = sum;  // of the lengths of this warp, up to this thread's own
+  int32_t end = sum;  // sum of the warp's lengths up to this thread's last
   for (int distance = 1; distance < kLanes; distance *= 2) {
     const int32_t lower = __shfl_up_sync(kAllLanes, end, distance);
     if (lane >= distance) end += lower;

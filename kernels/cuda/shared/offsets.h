@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The offsets of a packed weight's parts, in any format. Nothing here synchronises.
+// The offsets of a packed weight's parts, for any format. Nothing here synchronizes.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -7,9 +7,9 @@
 
 namespace flashsparse::cuda {
 
-// offsets[parts + 1] from lengths[parts], both in device memory and apart from each other, on
-// `stream` of the current device. A sum of 4096 lengths fits int32; total[1] is the sum of all:
-// where it is beyond INT32_MAX, the offsets are not to be used. `lengths` starts on 16 bytes.
+// Computes offsets[parts + 1] from lengths[parts], both in device memory and not overlapping, on
+// `stream` of the current device. A sum of 4096 lengths must fit int32. total[1] is the sum of all:
+// if it exceeds INT32_MAX, the offsets are invalid. `lengths` is 16-byte aligned.
 cudaError_t sum_offsets(const int32_t* lengths, int64_t parts, int32_t* offsets, int64_t* total,
                         cudaStream_t stream);
 

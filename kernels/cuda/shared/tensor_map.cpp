@@ -11,7 +11,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Of the driver that runs: an object that linked it could not be loaded where there is none.
+// Looked up at run time: an object that is linked to the driver could not be loaded without one.
 Encode find_encode() {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -35,7 +35,7 @@ cudaError_t make_tensor_map(const TiledMatrix& matrix, TensorMap* map) {
   const cuuint32_t tile[] = {kTileCols, static_cast<cuuint32_t>(matrix.tile_rows)};
   const cuuint32_t steps[] = {1, 1};
   CUtensorMap made;
-  // Bits are bits: that they are called integers keeps the copy from touching a NaN.
+  // The type is an integer so that the copy does not touch NaN.
   const CUresult error =
       encode(&made, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<uint16_t*>(matrix.data), sizes,
              strides, tile, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the map by which the hardware copies tiles out of a matrix (common/tensor_map.cuh).
+// Makes the tensor map for copies of tiles of a matrix (common/tensor_map.cuh).
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -7,8 +7,8 @@
 
 namespace flashsparse::cuda {
 
-// Needs a driver of CUDA 12 and compute capability 9.0 or later. Nothing is kept of it: a kernel
-// gets the map by value, so that a CUDA graph holds it.
+// Needs a driver of CUDA 12 and compute capability 9.0 or later. The map is passed to a kernel by
+// value, so that a CUDA graph holds it.
 cudaError_t make_tensor_map(const TiledMatrix& matrix, TensorMap* map);
 
 }  // namespace flashsparse::cuda

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Equal ranges of a line of tiles, one a block: which tiles are whose.
+// Divides a sequence of tiles into equal ranges, one for each block.
 #pragma once
 #include "common/device.cuh"
 
 namespace flashsparse::linear {
 
-// The first tile of a block's range. tiles * (blocks + 1) < 2^32, so that 32 bits do.
+// First tile of a block's range, and the block of a tile. 32 bits suffice, as tiles * (blocks + 1)
+// < 2^32.
 __device__ __forceinline__ int first_tile(uint32_t tiles, uint32_t block, uint32_t blocks) {
   return tiles * block / blocks;
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes of 8 bits that tensor cores multiply by codes, as they are: what differs between their
-// types, and nothing else does.
-//   Values              of units
-//   Sum                 of products
-//   kLargest            code
-//   kUpper, kLower      of two words of a lane, the bytes of the upper of its rows and of the lower
-//   narrow(a, b, c, d)  four codes of floats
-//   kHasNarrow, kHasMma whether the GPU that is compiled for rounds to them, and multiplies them by
-//                       mma
-//   multiply(sums, a, b, metadata)          by mma
-//   multiply<tokens>(sums, a, b, metadata)  by wgmma
-//   column, kSums       how x lies (cuda/mma_units/quantise_x.cuh)
+// Quantized types of which tensor cores multiply weight and x directly (W8A8): all that differs
+// between the types.
+//   Values              of units (values.cuh)
+//   Sum                 type of accumulators
+//   kLargest            largest quantized value
+//   kUpper, kLower      prmt selectors: the bytes of the upper row, and of the lower row, in two
+//                       words of a lane
+//   narrow(a, b, c, d)  quantizes four floats
+//   kHasNarrow          whether the GPU that is compiled for has this conversion
+//   kHasMma             whether it has mma of the type
+//   multiply(sums, a, b, metadata)          by mma.sp
+//   multiply<tokens>(sums, a, b, metadata)  by wgmma.sp
+//   column, kSums       layout of x (cuda/mma_units/quantise_x.cuh)
 #pragma once
 #include "common/integer.cuh"
 #include "common/mma_sparse.cuh"
@@ -20,9 +21,9 @@
 
 namespace flashsparse::sparse_24 {
 
-// Both instructions take 64 columns, and of each 32 have the lane t of four give the fours 2 t and
-// 2 t + 1, where units give it t and t + 4. So the fours of x lie as 0, 4, 1, 5, 2, 6, 3, 7, and A
-// and metadata of two steps are put into that order below.
+// Both instructions take 64 columns. In each 32, they expect the groups of four columns 2 t and 2 t
+// + 1 in lane t of a quad, where units give it t and t + 4. So x has the groups in the order 0, 4,
+// 1, 5, 2, 6, 3, 7, and A and metadata of two steps are put into that order below.
 struct CodesOfX {
   static constexpr bool kSums = false;
 
@@ -73,7 +74,7 @@ struct Int8Codes : CodesOfX {
   }
 };
 
-// A of 64 columns, of what a lane has of them.
+// A of 64 columns, from a lane's 16 bytes of them.
 template <class Codes>
 __device__ __forceinline__ void order_values(uint32_t (&a)[4], const uint4& v) {
   a[0] = prmt(v.x, v.y, Codes::kUpper);
@@ -82,9 +83,9 @@ __device__ __forceinline__ void order_values(uint32_t (&a)[4], const uint4& v) {
   a[3] = prmt(v.z, v.w, Codes::kLower);
 }
 
-// Metadata of 64 columns. Of two neighbours the even lane has the fours 0 to 3 of a step, the odd
-// one 4 to 7, both of two rows: after this the even one has all of the upper row, the odd one all
-// of the lower.
+// Metadata of 64 columns. Of two neighbouring lanes the even one has groups 0 to 3 of a step, the
+// odd one groups 4 to 7, both for two rows. Afterwards the even lane has all of the upper row, the
+// odd one all of the lower row.
 __device__ __forceinline__ uint32_t order_metadata(uint32_t own) {
   const uint32_t other = __shfl_xor_sync(~0u, own, 1);
   const uint32_t bytes = prmt(own, other, threadIdx.x % 2 ? 0x3726 : 0x5140);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of groups of columns, which lie in the units, on their way into a warp's sums. For few
-// tokens products of a group have sums of their own, which are multiplied by the scales in fp32 and
-// then added. For more, that would take more instructions, and registers that are not there: codes
-// are multiplied by the scales, and rounded, before the product.
+// Applies the scales of groups of columns, which are stored in the units. For few tokens the
+// products of a group have their own accumulators, which are multiplied by the scales in fp32 and
+// then added. For more tokens that would take more instructions, and more registers than there are;
+// then values are multiplied by the scales, and rounded, before the product.
 //
-// Of 16 rows a lane multiplies four sums for 8 tokens and every group, or four words of codes for
-// every step, of which a group has one to four.
+// For 16 rows, a lane scales four accumulators for every 8 tokens and group, or four words of
+// values for every step, of which a group has one to four.
 #pragma once
 #include "common/mma.cuh"
 #include "common/widen.cuh"
@@ -15,37 +15,37 @@
 
 namespace flashsparse::sparse_24 {
 
-// The scales of the two rows that a lane has: of a group or some, of all units of a warp.
+// The scales of a lane's two rows, for one or more groups, of all units of a warp.
 template <class Type, class Shape, class Values>
 class GroupScales {
  public:
   static constexpr UnitLayout kUnit = Values::kLayout;
   static constexpr int kGroupSteps = kUnit.group / kStepCols;
 
-  // Of the units of which this lane's bytes are at `units`.
+  // `units`: shared address of this lane's bytes.
   __device__ __forceinline__ explicit GroupScales(uint32_t units) {
-    // A matrix for each unit and group, whose rows are by turns the upper and the lower half of the
-    // unit's: turned around, it hands a lane the scales of its two rows.
+    // One matrix for each unit and group, whose rows are alternately the upper and the lower half
+    // of the unit's scales: transposed, it gives a lane the scales of its two rows.
     const int lane = threadIdx.x % 32, unit = lane / 8 % kUnits;
     const int group = min(lane / 8 / kUnits, kGroups - 1);
     place_ = units - lane * kLaneBytes + unit * place_bytes(kUnit) + kUnit.scales() +
              group * kGroupBytes + lane % 2 * kUnitRows;
   }
 
-  // Comes to a step.
+  // Loads scales before the first step of their group.
   __device__ __forceinline__ void load(int step) {
     if (step % (kHeld * kGroupSteps) == 0) {
       ldmatrix_x4<true>(words_, place_ + step / kGroupSteps * kGroupBytes);
     }
   }
-  // The upper row's in the lower half.
+  // The scales of both rows, that of the upper one in the lower half.
   __device__ __forceinline__ uint32_t of(int unit, int step) const {
     return words_[step / kGroupSteps % kHeld * kUnits + unit];
   }
 
  private:
   static constexpr int kUnits = Shape::kRowUnits, kGroups = kUnitCols / kUnit.group;
-  static constexpr int kHeld = 4 / kUnits;  // groups at a time
+  static constexpr int kHeld = 4 / kUnits;  // groups that are loaded at once
   static constexpr uint32_t kGroupBytes = kUnitRows * 2;
 
   uint32_t place_, words_[4];
@@ -53,7 +53,7 @@ class GroupScales {
 
 enum class Scaled { kNever, kSums, kCodes };
 
-// Where it takes fewer instructions, or no more.
+// Accumulators are scaled where that takes fewer instructions, or as many.
 template <class Shape, class Values>
 inline constexpr Scaled kScaled =
     Values::kLayout.group == 0 ? Scaled::kNever
@@ -61,16 +61,16 @@ inline constexpr Scaled kScaled =
         ? Scaled::kSums
         : Scaled::kCodes;
 
-// Of the units that a warp multiplies at a time.
+// The accumulators of the units that a warp multiplies at once.
 template <class Type, class Shape, class Values, Scaled scaled = kScaled<Shape, Values>>
 class GroupSums {  // nothing is scaled
  public:
   using Tile = mma_units::SumsTile<Shape>;
 
   __device__ __forceinline__ GroupSums(Tile& sums, uint32_t) : sums_(sums) {}
-  // Makes of a unit's codes of a step what is to be multiplied.
+  // Scales a unit's values of a step before they are multiplied.
   __device__ __forceinline__ void scale(uint32_t (&)[4], int, int) {}
-  // Where the products of a step are to be added.
+  // The accumulators for the products of a step.
   __device__ __forceinline__ Tile& begin(int) { return sums_; }
   __device__ __forceinline__ void end(int) {}
 

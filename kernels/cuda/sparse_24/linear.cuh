@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from sparse_24 by mma.sp, for a few tokens of 16 bits: a warp widens the codes
-// of its units, where values are codes, and multiplies what it has by x (linear_block.cuh).
+// y = x W^T + bias from sparse_24 by mma.sp, the decode kernel for 16-bit x: a warp converts
+// quantized values of its units to the dtype of x, and multiplies (linear_block.cuh).
 #pragma once
 #include "common/device.cuh"
 #include "common/mma.cuh"
@@ -22,16 +22,16 @@ class Multiplier {
   using Tile = mma_units::SumsTile<Shape>;
   static constexpr int kXBytes = 2;
 
-  // `x_unit`: from the beginning of a stage of x to the warp's unit of columns.
+  // `x_unit`: offset of the warp's unit of columns in a stage of x.
   __device__ __forceinline__ explicit Multiplier(uint32_t x_unit) {
     const int lane = threadIdx.x % 32;
     x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
     mma_units::clear<Shape>(sums);
   }
 
-  // Adds the product of units. `units` is where the lane's bytes are, `x` where the stage begins.
+  // Adds the product of units. `units`: shared address of this lane's bytes; `x`: of the stage.
   __device__ __forceinline__ void multiply(uint32_t units, uint32_t x) {
-    const uint32_t even = x + x_row_, odd = even ^ 64;  // of steps
+    const uint32_t even = x + x_row_, odd = even ^ 64;  // for even and odd steps
     Groups groups(sums, units);
     uint4 metadata[Shape::kRowUnits], values[Shape::kRowUnits];
     load(metadata, units + kUnit.metadata());
@@ -64,7 +64,7 @@ class Multiplier {
       vectors[m] = load_shared<uint4>(place + m * place_bytes(kUnit));
     }
   }
-  // Those that begin with the step.
+  // Loads the vectors that begin with this step.
   static __device__ __forceinline__ void load_values(Vectors& values, uint32_t units, int step) {
     constexpr int kLaneSteps = kUnit.lane_steps();
     if (step % kLaneSteps == 0) load(values, units + step / kLaneSteps * kVectorBytes);
@@ -93,11 +93,11 @@ class Multiplier {
     groups.end(step);
   }
 
-  uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of an even step
+  uint32_t x_row_;  // offset of the row whose address this lane gives to ldmatrix, in an even step
 };
 
-// Launch with any number of blocks up to the number of steps, plan.threads() and
-// plan.shared_bytes().
+// Launch with at most as many blocks as there are steps, plan.threads() threads and
+// plan.shared_bytes() of dynamic shared memory.
 template <class Type, class Shape, class Values>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     linear_kernel(const mma_units::Arguments arguments, const mma_units::Cut cut) {

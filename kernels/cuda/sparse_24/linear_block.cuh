@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the kernels for a few tokens does, whatever x is: one launch that reads the
-// weight once, as it lies, and x once a block.
+// A block of the decode kernels (few tokens) of sparse_24, whatever the type of x: one launch that
+// reads the weight once, in its stored layout, and x once per block.
 //
-// A warp takes row_units units, one above the other, through its own ring in shared memory
-// (weight_ring.cuh) and multiplies them by x of their columns, which all warps of the block share
-// (x_ring.cuh). Warps stand beside each other along rows and along columns; where a set of rows
-// ends, those along columns add up their sums (sums.cuh). Warps wait for x and for nothing else of
-// each other, so that each is somewhere else and the copies never stop.
+// A block has a grid of row_warps x column_warps compute warps. In each step a warp multiplies
+// row_units vertically adjacent units, which it copies through its own ring in shared memory
+// (weight_ring.cuh), by x of the same columns, which all warps of the block share and one more warp
+// copies (x_ring.cuh). At the end of a row tile (a `set`: row_warps * row_units units of rows) the
+// warps along the columns add up their accumulators (sums.cuh). Warps synchronize only on the
+// stages of x, so they drift apart and keep copies in flight.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -22,8 +23,10 @@
 
 namespace flashsparse::sparse_24 {
 
-// The same as an entry of kShapes, for the kernel.
-template <int kTokens_, int kRowUnits_, int kWarps_>
+// Compile-time counterpart of an entry of kShapes.
+template <int kTokens_,    // of y at most
+          int kRowUnits_,  // that a warp multiplies in a step
+          int kWarps_>     // compute warps of a block at most
 struct Shape {
   static constexpr ShapeInfo kInfo{kTokens_, kRowUnits_, kWarps_};
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
@@ -31,20 +34,21 @@ struct Shape {
   static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns
   static constexpr uint32_t kXUnitBytes = kUnitCols / 64 * kPanelBytes;
 };
-// The same of x that is codes of 8 bits.
+// The same for x of 8 bits.
 template <class Shape>
 struct CodesShape : Shape {
   static constexpr uint32_t kXUnitBytes = Shape::kXUnitBytes / 2;
 };
 
-// Of the ring of weights, at most: on an H200 large layers take 2 to 4% less time than with one.
+// Stages of the weight ring that are filled before x, at most: with 2, large layers take 2 to 4%
+// less time on an H200 than with 1.
 inline constexpr int kStagesBeforeX = 2;
 
-// Of a warp's Multiplier:
-//   Values                of the units
-//   Sum                   of products: float or int32_t
-//   kXBytes               of an element of x: 2, or 1 of codes, which the launch before makes
-//   sums                  of the units so far
+// The members of Multiplier, one for each warp:
+//   Values                of the units (values.cuh)
+//   Sum                   type of accumulators: float or int32_t
+//   kXBytes               of an element of x: 2, or 1 if the preceding kernel has quantized it
+//   sums                  accumulators
 //   multiply(units, x)    adds the product of units in shared memory
 template <class Type, class Shape, class Multiplier>
 __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const mma_units::Cut& cut,
@@ -72,23 +76,24 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
     }
   }
   __syncthreads();
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   if (copies_x) {
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     x.template fill_first<kNarrowX>(steps, warp, warps + 1);
     x.fill_later(steps, [] {});
     return;
   }
 
-  // Weights need not wait for the kernel before, which may make x. x is there when all copies are
-  // that a thread started before it: some of the weights follow it, but where one warp copies x.
+  // Weights need not wait for the preceding kernel, which may write x. Where all warps copy x, only
+  // some weights are copied before it, since x's barrier completes only when all earlier cp.async
+  // of a thread have.
   const int before =
       kNarrowX ? cut.weight_stages : min(min(kStagesBeforeX, cut.weight_stages), steps.left() - 1);
   WeightRing<Shape, Values> weights(a, cut, steps, row_warp, column_warp,
                                     shared + layout.weights + warp * layout.weight_ring, barriers);
   FS_NO_UNROLL
   for (int i = 0; i < before; ++i) weights.refill();
-  wait_for_last_kernel();
+  griddepcontrol_wait();
   if constexpr (!kNarrowX) x.fill_first(steps, warp, warps + 1);
   FS_NO_UNROLL
   for (int i = before; i < cut.weight_stages; ++i) weights.refill();
@@ -101,7 +106,7 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
   FS_NO_UNROLL
   while (!steps.ended()) {
     const uint32_t x_of_step = x.wait(), units = weights.wait();
-    // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
+    // Skips units past the last column, instead of zero-filling x: 0 * inf would give NaN.
     if (steps.inside(cut, column_warp)) multiplier.multiply(units, x_of_step);
     weights.advance();
     __syncwarp();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from sparse_24 by mma.sp, for a few tokens of which x is codes of 8 bits, as the
-// weight is: codes are multiplied as they are, 64 columns at a time, and scales of tokens and of
-// rows multiply the sums (linear_block.cuh).
+// y = x W^T + bias from sparse_24 by mma.sp, the decode kernel for W8A8: 8-bit values and 8-bit x
+// are multiplied directly, 64 columns at a time, and the accumulators are multiplied by the scales
+// of tokens and rows (linear_block.cuh).
 #pragma once
 #include "common/device.cuh"
 #include "common/mma.cuh"
@@ -21,16 +21,16 @@ class CodesMultiplier {
   using Tile = mma_units::SumsTile<Shape, Sum>;
   static constexpr int kXBytes = 1;
 
-  // `x_unit`: from the beginning of a stage of x to the warp's unit of columns.
+  // `x_unit`: offset of the warp's unit of columns in a stage of x.
   __device__ __forceinline__ explicit CodesMultiplier(uint32_t x_unit) {
     const int lane = threadIdx.x % 32;
     x_row_ = x_unit + lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;
     mma_units::clear<Shape>(sums);
   }
 
-  // Adds the product of units. `units` is where the lane's bytes are, `x` where the stage begins.
+  // Adds the product of units. `units`: shared address of this lane's bytes; `x`: of the stage.
   __device__ __forceinline__ void multiply(uint32_t units, uint32_t x) {
-    const uint32_t even = x + x_row_, odd = even ^ 64;  // of 64 columns
+    const uint32_t even = x + x_row_, odd = even ^ 64;  // for even and odd groups of 64 columns
     uint4 metadata[Shape::kRowUnits];
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
@@ -62,11 +62,11 @@ class CodesMultiplier {
  private:
   static constexpr UnitLayout kUnit = Values::kLayout;
 
-  uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of even 64 columns
+  uint32_t x_row_;  // offset of the row whose address this lane gives to ldmatrix, in even groups
 };
 
-// Launch with any number of blocks up to the number of steps, plan.threads() and
-// plan.shared_bytes(). Empty where the GPU does not multiply such codes by mma.
+// Launch with at most as many blocks as there are steps, plan.threads() threads and
+// plan.shared_bytes() of dynamic shared memory. Empty if the GPU has no mma of this type.
 template <class Type, class Shape, class Codes>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     linear_codes_kernel(const mma_units::Arguments arguments, const mma_units::Cut cut) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled linear kernels of sparse_24. Each value type has a source file of its own, so that
-// they compile side by side.
+// The compiled decode kernels of sparse_24. Each value type has its own source file, so that they
+// compile in parallel.
 #pragma once
 #include "cuda/mma_units/linear_arguments.h"
 #include "cuda/sparse_24/linear_plan.h"
@@ -12,11 +12,11 @@ struct Compiled {
   void (*bfloat16)(mma_units::Arguments, mma_units::Cut);
 };
 
-// By the index of kShapes; null where values of this kind (values.cuh) are not compiled in a shape.
+// Indexed like kShapes; null where Values (values.cuh) are not compiled for a shape.
 template <class Values>
 const Compiled* compiled_linear();
 
-// The same of codes (codes.cuh) by x of such codes.
+// The same for W8A8 (codes.cuh).
 template <class Codes>
 const Compiled* compiled_codes_linear();
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring of a warp's weights in the shared memory of the linear kernel of sparse_24
-// (cuda/mma_units/linear_shared.h). A stage: row_units units, as they are in global memory, each
-// from a whole line of 128 bytes on, to which copies are faster.
+// The weight ring of a warp in the shared memory of the decode kernel of sparse_24
+// (cuda/mma_units/linear_shared.h). A stage is row_units units in their stored layout, each aligned
+// to a line of 128 bytes, to which copies are faster.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace flashsparse::sparse_24 {
 
-// Bytes from one unit of a stage to the next.
+// Distance of two units in a stage, in bytes.
 FS_HOST_DEVICE constexpr uint32_t place_bytes(UnitLayout unit) {
   return (unit.bytes() + 127) & ~127u;
 }

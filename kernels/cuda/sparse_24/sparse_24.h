@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of the kernels of sparse_24. Pointers are device memory; nothing here synchronises.
+// Launchers of the kernels of sparse_24. Pointers are device memory; nothing here synchronizes.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -13,32 +13,33 @@
 
 namespace flashsparse::cuda {
 
-// By a plan that breaks no rule for this product. `early`: it may begin before the kernel before it
-// in the stream has ended, which may make x; on compute capability 9.0 and later.
+// Needs a plan whose broken_rule() is null for this product. `early`: launches with programmatic
+// dependent launch, so that the kernel may start before the preceding one, which may write x, has
+// ended; compute capability 9.0 and later.
 cudaError_t sparse_24_linear(const mma_units::Arguments& arguments,
                              const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                              cudaStream_t stream);
 
-// The same by codes of x.
+// The same for quantized x (W8A8).
 cudaError_t sparse_24_linear_codes(const mma_units::Arguments& arguments,
                                    const sparse_24::LinearPlan& plan, bool bfloat16, bool early,
                                    cudaStream_t stream);
 
-// By a plan that breaks no rule for this product, on compute capability 9.0. Tiles of x have as
-// many rows as a block copies: of the plan's tokens the share of a block of the cluster.
+// Needs a plan whose broken_rule() is null for this product, and compute capability 9.0. The tiles
+// of `x` have plan.copied_tokens() rows.
 cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const TiledMatrix& x,
                             const sparse_24::WgmmaPlan& plan, bool bfloat16, cudaStream_t stream);
 
-// Writes codes of x, of e4m3 or int8, [tokens, quantised_stride(x_stride)] and scales of tokens
-// (cuda/mma_units/quantise_x.cuh). x is on 16 bytes, its stride a multiple of 8, zero beyond its
-// columns; tokens >= 1. `early` as above.
+// Quantizes x to e4m3 or int8 [tokens, quantised_stride(x_stride)], with scales of tokens
+// (cuda/mma_units/quantise_x.cuh). x is 16-byte aligned, its stride a multiple of 8, and zero past
+// its columns; tokens >= 1. `early` as above.
 cudaError_t sparse_24_quantise_x(const uint16_t* x, int64_t x_stride, int64_t tokens,
                                  ValueType type, bool bfloat16, bool early, uint16_t* codes,
                                  float* scales, cudaStream_t stream);
 
 // Unpacks units to weight[rows, cols] (16-bit values, zeros included) on `stream` of the current
-// device; rows, cols >= 1. Rows from a multiple of 16 on are a weight of their own, whose units
-// begin at their first, as do `scales`, where rows have them.
+// device; rows, cols >= 1. Rows from a multiple of 16 on can be unpacked alone: pass their units,
+// and their row scales if there are any.
 cudaError_t sparse_24_unpack(const uint32_t* units, const float* scales, sparse_24::UnitLayout unit,
                              int64_t rows, int64_t cols, bool bfloat16, uint16_t* weight,
                              cudaStream_t stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unpacks sparse_24: a block a unit, a thread the values of a lane and a step.
+// Unpacks sparse_24: a block for each unit, a thread for the values of one lane and step.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -11,7 +11,7 @@ namespace flashsparse::sparse_24 {
 
 inline constexpr int kUnpackThreads = 32 * kSteps;
 
-// Four columns, of which `two` values are kept where the four bits of `metadata` say.
+// Four columns, of which two have the values `two`: the four bits of `metadata` are their columns.
 __device__ __forceinline__ uint2 spread(uint32_t two, uint32_t metadata) {
   const uint32_t low = two & 0xffff, high = two >> 16;
   const uint64_t four = static_cast<uint64_t>(low) << (metadata & 3) * 16 |
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint2 spread(uint32_t two, uint32_t metadata) {
   return make_uint2(static_cast<uint32_t>(four), static_cast<uint32_t>(four >> 32));
 }
 
-// Two codes as weights.
+// Two quantized values, times their scale.
 template <class Type>
 __device__ __forceinline__ uint32_t scaled(uint32_t two, float scale) {
   const float low = to_float<Type>(static_cast<uint16_t>(two));
@@ -27,8 +27,8 @@ __device__ __forceinline__ uint32_t scaled(uint32_t two, float scale) {
   return from_floats<Type>(low * scale, high * scale);
 }
 
-// A block for each unit, kUnpackThreads threads. `scales` are those of rows, where values have
-// them.
+// Launch with a block for each unit, and kUnpackThreads threads. `scales` are those of rows, if
+// values have them.
 template <class Type, class Values>
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const uint32_t* units, const float* scales, int64_t rows, int64_t cols,
@@ -78,7 +78,7 @@ using UnpackKernel = void (*)(const uint32_t*, const float*, int64_t, int64_t, u
 inline UnpackKernel compiled_unpack(UnitLayout unit, bool bfloat16) {
   return with_values(unit, [&](auto values) -> UnpackKernel {
     using Values = decltype(values);
-    // Native values are bits, whatever they stand for.
+    // Native values are moved bitwise, so the dtype is irrelevant.
     if constexpr (Values::kLayout.type != ValueType::kNative) {
       if (bfloat16) return unpack_kernel<BFloat16, Values>;
     }

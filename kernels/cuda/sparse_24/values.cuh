@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the values of a unit become the A operand of mma.sp: what differs between value types, and
-// nothing else does.
+// How the values of a unit become the A operand of mma.sp: all that differs between value types.
 //   kLayout                      of a unit
-//   widen<Type>(a, vector, step) the lane's four words of a step of those that its part of a vector
-//                                holds
+//   widen<Type>(a, vector, step) converts the lane's four words of a step to Type, without scales;
+//                                `step` counts those that a vector holds
 #pragma once
 #include "common/device.cuh"
 #include "common/widen.cuh"
@@ -11,7 +10,7 @@
 
 namespace flashsparse::sparse_24 {
 
-// 16-bit values, as the instruction takes them.
+// 16-bit values, in the order that the instruction takes.
 struct NativeValues {
   static constexpr UnitLayout kLayout{};
 
@@ -21,7 +20,7 @@ struct NativeValues {
   }
 };
 
-// Codes: of a group of columns that share a scale, or, 0, with scales of rows.
+// Quantized values. `group`: columns that share a scale; 0 with scales of rows.
 template <int group>
 struct Fp8Values {
   static constexpr UnitLayout kLayout{ValueType::kFp8, group};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's units on their way: a ring in shared memory, which the warp has to itself. A lane copies
-// the bytes that it will read, but for scales in units, which all lanes read.
+// A warp's own ring of units in shared memory. Each lane copies the bytes that it will read, except
+// for group scales, which all lanes read.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
@@ -14,7 +14,8 @@ namespace flashsparse::sparse_24 {
 template <class Shape, class Values>
 class WeightRing {
  public:
-  // `ring` and `barriers` are the warp's; row_warp and column_warp its place in the block.
+  // `ring` and `barriers` are the warp's own; row_warp and column_warp are its position in the
+  // block.
   __device__ __forceinline__ WeightRing(const mma_units::Arguments& a, const mma_units::Cut& cut,
                                         const mma_units::Steps& steps, int row_warp,
                                         int column_warp, uint32_t ring, uint32_t barriers)
@@ -24,12 +25,12 @@ class WeightRing {
         column_warp_(column_warp),
         ring_(ring + threadIdx.x % 32 * kLaneBytes),
         barriers_(barriers),
-        policy_(once_policy()),
+        policy_(evict_first_policy()),
         next_(steps) {
     seek();
   }
 
-  // One lane's part; a barrier of the block follows.
+  // Called by one lane; a block barrier must follow.
   static __device__ __forceinline__ void init(const mma_units::Cut& cut, uint32_t barriers) {
     FS_NO_UNROLL
     for (int i = 0; i < cut.weight_stages; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 32);
@@ -46,9 +47,9 @@ class WeightRing {
         const uint32_t unit = to + m * kPlace;
         FS_UNROLL
         for (int i = 0; i < kScales; i += kVectorBytes)
-          copy_async_once(unit + i, from + i, policy_);
+          copy_async_hinted(unit + i, from + i, policy_);
         if (kScales < kBytes && threadIdx.x % 32 < (kBytes - kScales) / kLaneBytes) {
-          copy_async_once(unit + kScales, from + kScales, policy_);
+          copy_async_hinted(unit + kScales, from + kScales, policy_);
         }
       }
       from_ += cut_.column_warps * kBytes;
@@ -58,7 +59,7 @@ class WeightRing {
     if (next_.advance()) seek();
   }
 
-  // Waits for the step that comes now; returns where this lane's bytes of its first unit are.
+  // Waits for the current step; returns the shared address of this lane's bytes of its first unit.
   __device__ __forceinline__ uint32_t wait() const {
     mbarrier_wait(barriers_ + read_ * kMbarrierBytes, parity_);
     return ring_ + read_ * kStage;
@@ -74,7 +75,7 @@ class WeightRing {
   static constexpr uint32_t kPlace = place_bytes(Values::kLayout);
   static constexpr uint32_t kStage = Shape::kRowUnits * kPlace;
 
-  // Rows of units past the last one are the last one again: they are multiplied, and not stored.
+  // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
     const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
     const int row = min((next_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
@@ -83,7 +84,7 @@ class WeightRing {
     from_ = reinterpret_cast<const unsigned char*>(a_.units) + row * size_t{row_bytes()} +
             (column * kBytes + threadIdx.x % 32 * kLaneBytes);
   }
-  // From one row of units to the next.
+  // Distance between two rows of units.
   __device__ __forceinline__ uint32_t row_bytes() const {
     return static_cast<uint32_t>(unit_cols(a_.cols)) * kBytes;
   }
@@ -93,10 +94,10 @@ class WeightRing {
   const int row_warp_, column_warp_;
   const uint32_t ring_, barriers_;
   const uint64_t policy_;
-  mma_units::Steps next_;      // to copy
-  const unsigned char* from_;  // its bytes of this lane, of the first unit
-  int below_;                  // rows of units below that
-  int filled_ = 0, read_ = 0;  // stages: the next to fill, and to read
+  mma_units::Steps next_;      // to copy next
+  const unsigned char* from_;  // this lane's bytes of its first unit
+  int below_;                  // rows of units below that unit's
+  int filled_ = 0, read_ = 0;  // stages: next to fill, next to read
   uint32_t parity_ = 0;
 };
 

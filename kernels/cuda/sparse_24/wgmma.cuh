@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from sparse_24 by wgmma.sp, for more tokens than mma.sp is good for, on Hopper:
-// one launch that reads the weight once for every 64 to 256 tokens, as it lies.
+// y = x W^T + bias from sparse_24 by wgmma.sp, the prefill kernel on Hopper: one launch that reads
+// the weight once for every 64 to 256 tokens, in its stored layout.
 //
-//   memory   units --some panels ahead--> registers of the warps: A, values and positions
+//   memory   units --some panels ahead--> registers of the warps: A, values and metadata
 //                                             |
-//            x --tiles, to all of a cluster--> a ring of panels in shared memory: B
+//            x --TMA tiles, multicast to the cluster--> a ring of panels in shared memory: B
 //                                             |
-//            y <--from registers, by sectors-- accumulators, 64 rows x 32 to 256 tokens a warpgroup
+//            y <--32-byte sectors from registers-- accumulators of 64 rows x 32 to 256 tokens
 //
-// Why so: wgmma.sp does 4096 multiplications a clock, dense ones counted, and of 64 x tokens x 32
-// it reads 64 tokens bytes of B, which shared memory needs as many clocks for as the tensor cores
-// for the product. So shared memory binds, whatever the shape, and nothing else may pass through it
-// that need not: the weight does not, and x is written there once for all warpgroups. For two of
-// them and 256 tokens a panel takes 512 clocks of tensor cores, and of shared memory 512 for B, 256
-// for the copies of x and 72 of the path that loads of the weight share: 840. From the L2 come 9 KB
-// of the weight and 32 KB of x, 50 bytes a clock, where it gives 28 to 34: clusters of 2 need 30,
-// of 4 20. Up to 64 tokens shared memory has time, and codes of 8 bits may come through it, by a
-// ring (wgmma_weight_ring.cuh).
+// Why so: wgmma.sp does 4096 multiplications a clock, counted as dense. For 64 x tokens x 32 of
+// them it reads 64 * tokens bytes of B, which takes shared memory as many clocks as the tensor
+// cores take for the product. So shared memory is the limiter of any shape, and nothing else should
+// pass through it without need: the weight does not, and x is written there once for all
+// warpgroups. With two of them and 256 tokens, a panel takes the tensor cores 512 clocks; it takes
+// shared memory 512 for B, 256 for the copies of x, and 72 on the path that it shares with loads of
+// the weight: 840. In this time the L2 would have to deliver 9 KB of the weight and 32 KB of x, 50
+// bytes a clock, where it sustains 28 to 34: clusters of 2 need 30, clusters of 4 need 20. Up to 64
+// tokens shared memory has time to spare, and 8-bit values may come through it, by a ring
+// (wgmma_weight_ring.cuh).
 #pragma once
 #include <type_traits>
 
@@ -34,16 +35,18 @@
 
 namespace flashsparse::sparse_24 {
 
-// The same as an entry of kWgmmaShapes, for the kernel.
-template <int kTokens_, int kGroups_, bool kHasRing_ = false>
+// Compile-time counterpart of an entry of kWgmmaShapes.
+template <int kTokens_,            // of a tile
+          int kGroups_,            // consumer warpgroups of a block
+          bool kHasRing_ = false>  // whether the weight comes through shared memory
 struct WgmmaShape {
   static constexpr mma_units::WgmmaShapeInfo kInfo{kTokens_, kGroups_};
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr bool kHasRing = kHasRing_;
   static constexpr int kThreads = wgmma_threads(kGroups, kHasRing);
-  static constexpr int kUnits = kGroups * 4;  // one for each warp that multiplies
+  static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
-  // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
+  // Registers of a thread of the producer warpgroup, and of the consumers.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 4);
@@ -59,7 +62,7 @@ class WgmmaMultiplier {
                                              const mma_units::WgmmaX<Shape>& x)
       : arguments_(arguments), x_(x) {}
 
-  // Of the warp of this number in its block.
+  // `warp`: number of this warp in its block.
   __device__ __forceinline__ void run(int warp) {
     constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
     const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
@@ -71,22 +74,22 @@ class WgmmaMultiplier {
                                token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
                                typename Operand::Sum>
         store(arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
-    wait_for_last_kernel();
+    griddepcontrol_wait();
     operand_.make(a_[0], weights.first(), 0);
-    int turn = 0;  // of the units that were loaded at once
+    int index = 0;  // of the current unit in those that are loaded at once
     FS_NO_UNROLL
     while (!tiles.ended()) {
       FS_UNROLL
       for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
       const int tile = tiles.tile();
-      bool more = true;  // steps of the tile
+      bool more = true;  // whether the tile has more steps
       FS_NO_UNROLL
       while (more) {
         FS_UNROLL
         for (int i = 0; i < Weights::kAtOnce; ++i) {
-          if (!more || turn != i) continue;
+          if (!more || index != i) continue;
           step(weights, i);
-          turn = (i + 1) % Weights::kAtOnce;
+          index = (i + 1) % Weights::kAtOnce;
           more = !tiles.advance() && !tiles.ended();
         }
       }
@@ -96,10 +99,10 @@ class WgmmaMultiplier {
 
  private:
   // Multiplies by a unit, whose first panel is in a_. While one warpgroup waits for its products,
-  // those of another are on their way.
-  __device__ __forceinline__ void step(Weights& weights, int turn) {
+  // those of another run.
+  __device__ __forceinline__ void step(Weights& weights, int index) {
     constexpr int kPanels = Operand::kPanels;
-    weights.before_products(turn);
+    weights.before_products(index);
     FS_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       mbarrier_wait(x_.full(), x_.parity());
@@ -107,13 +110,13 @@ class WgmmaMultiplier {
       wgmma_begin();
       Operand::template multiply<Shape::kTokens>(sums_, a_[panel % 2], wgmma_operand(x_.panel()));
       wgmma_commit();
-      // Beside that of this panel, which is being multiplied.
-      if (panel + 1 < kPanels) operand_.make(a_[(panel + 1) % 2], weights.unit(turn), panel + 1);
+      // Prepares the next panel while this one is being multiplied.
+      if (panel + 1 < kPanels) operand_.make(a_[(panel + 1) % 2], weights.unit(index), panel + 1);
       wgmma_wait(sums_);
       x_.release(arguments_);
-      if (panel == 0) weights.behind_first_product();
+      if (panel == 0) weights.after_first_product();
     }
-    operand_.make(a_[0], weights.advance(turn), 0);
+    operand_.make(a_[0], weights.advance(index), 0);
   }
 
   const mma_units::WgmmaArguments& arguments_;
@@ -123,8 +126,8 @@ class WgmmaMultiplier {
   typename Operand::Sum sums_[Shape::kTokens / 2];
 };
 
-// Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() and
-// plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty but on sm_90a.
+// Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
+// plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty except on sm_90a.
 template <class Type, class Operand, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wgmma_kernel(const mma_units::WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
@@ -135,19 +138,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   Multiplier::Weights::init(arguments, ring);
   if (threadIdx.x == 0) ring.init(arguments);
-  meet_cluster();
-  allow_next_kernel();
+  cluster_barrier_relaxed();
+  griddepcontrol_launch_dependents();
   if (warp < Shape::kUnits) {
-    if constexpr (!Shape::kHasRing) take_registers<Shape::kMultiplying>();
+    if constexpr (!Shape::kHasRing) setmaxnreg_inc<Shape::kMultiplying>();
     Multiplier(arguments, ring).run(warp);
   } else {
-    if constexpr (!Shape::kHasRing) release_registers<Shape::kCopying>();
+    if constexpr (!Shape::kHasRing) setmaxnreg_dec<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
-      wait_for_last_kernel();
+      griddepcontrol_wait();
       mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
     }
   }
-  meet_cluster();
+  cluster_barrier_relaxed();
 #endif
 }
 

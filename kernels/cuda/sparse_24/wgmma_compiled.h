@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled wgmma kernels of sparse_24. Each value type has a source file of its own, so that
-// they compile side by side.
+// The compiled wgmma kernels of sparse_24. Each value type has its own source file, so that they
+// compile in parallel.
 #pragma once
 #include "common/tensor_map.h"
 #include "cuda/mma_units/wgmma_arguments.h"
@@ -12,11 +12,11 @@ struct WgmmaCompiled {
   void (*bfloat16)(mma_units::WgmmaArguments, TensorMap);
 };
 
-// By the index of kWgmmaShapes; null where values of this kind (values.cuh) are not compiled.
+// Indexed like kWgmmaShapes; null where Values (values.cuh) are not compiled.
 template <class Values>
 const WgmmaCompiled* compiled_wgmma();
 
-// The same of codes (codes.cuh) by x of such codes.
+// The same for W8A8 (codes.cuh).
 template <class Codes>
 const WgmmaCompiled* compiled_codes_wgmma();
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the units in a warp's registers become A of wgmma.sp, a panel of x at a time: 128 bytes of
-// each token, two instructions.
-//   Values              of the units
+// Turns a unit in a warp's registers into A of wgmma.sp, one panel of x (128 bytes of each token,
+// two instructions) at a time.
+//   Values              of the units (values.cuh)
 //   kPanels             of a unit
-//   kXBytes             of an element of x: 2, or 1 of codes, with scales of tokens
-//   Sum                 of products: float or int32_t
-//   A                   of a panel
-//   make(a, unit, panel)
-//   multiply<tokens>(sums, a, x)
+//   kXBytes             of an element of x: 2, or 1 if quantized, with scales of tokens
+//   Sum                 type of accumulators: float or int32_t
+//   A                   operand of a panel
+//   make(a, unit, panel)         prepares it
+//   multiply<tokens>(sums, a, x) issues the products
 #pragma once
 #include "common/integer.cuh"
 #include "common/wgmma_sparse.cuh"
@@ -18,9 +18,9 @@
 
 namespace flashsparse::sparse_24 {
 
-inline constexpr uint32_t kHalfPanelBytes = 64;  // of x, by an instruction
+inline constexpr uint32_t kHalfPanelBytes = 64;  // of x, for one instruction
 
-// Values become the 16 bits of x, or are so already.
+// For 16-bit x: values are converted to its dtype, unless they are native.
 template <class Type, class Values_>
 class WidenedOperand {
  public:
@@ -54,7 +54,7 @@ class WidenedOperand {
  private:
   static constexpr UnitLayout kLayout = Values::kLayout;
 
-  // Multiplies A of a step by the scales of its group, rounding as unpacking does.
+  // Multiplies A of a step by the scales of its group, with the rounding of unpacking.
   __device__ __forceinline__ void scale(uint32_t (&a)[4], const WgmmaUnit<Values>& unit, int step) {
     const int row = threadIdx.x % 32 / 4, column = step * kStepCols;
     if (column % kLayout.group == 0) {
@@ -63,7 +63,7 @@ class WidenedOperand {
       upper_ = prmt(__shfl_sync(~0u, own, word % 32 + row / 2), 0, both);
       lower_ = prmt(__shfl_sync(~0u, own, word % 32 + row / 2 + 4), 0, both);
     }
-    constexpr uint32_t kMinusZero = 0x80008000;  // which changes nothing
+    constexpr uint32_t kMinusZero = 0x80008000;  // adding it changes nothing
     FS_UNROLL
     for (int i = 0; i < 4; ++i) a[i] = fma_two<Type>(a[i], i % 2 ? lower_ : upper_, kMinusZero);
   }
@@ -72,7 +72,7 @@ class WidenedOperand {
   uint32_t upper_ = 0, lower_ = 0;
 };
 
-// Codes of 8 bits as they are, by codes of x.
+// 8-bit weight by 8-bit x (W8A8), without conversion.
 template <class Codes>
 class CodesOperand {
  public:

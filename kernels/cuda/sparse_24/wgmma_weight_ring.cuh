@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's units of 16 rows on their way through a ring in shared memory, which the warp has to
-// itself, and of which a lane copies what it will read. So a block has all of the ring on its way
-// at any time, more than registers hold, and from its first moment on, when x may not be there. For
-// up to 64 tokens, which leave shared memory room and time.
+// A warp's units of 16 rows on their way through its own ring in shared memory, in which a lane
+// copies what it will read. So the whole ring is in flight at any time, more than registers could
+// hold, and from the start of the block on, when x may not be ready. For up to 64 tokens, with
+// which shared memory has space and time to spare.
 //
-// Not by bulk copies: those for x would wait in their queue until the whole ring is full.
+// The copies are cp.async and not bulk copies, behind which those of x would have to queue until
+// the whole ring is filled.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
@@ -16,14 +17,14 @@
 
 namespace flashsparse::sparse_24 {
 
-// As WgmmaWeights, which keeps them in registers.
+// Has the interface of WgmmaWeights, which keeps units in registers.
 template <class Operand, class Shape>
 class WgmmaWeightRing {
  public:
   using Unit = WgmmaUnit<typename Operand::Values>;
   static constexpr int kAtOnce = 1;
 
-  // A thread's part; a barrier of the block follows.
+  // Called by all threads; a block barrier must follow.
   static __device__ __forceinline__ void init(const mma_units::WgmmaArguments& a,
                                               const mma_units::WgmmaX<Shape>& x) {
     FS_NO_UNROLL
@@ -38,7 +39,7 @@ class WgmmaWeightRing {
       : a_(a),
         unit_row_(unit),
         tile_units_(tile_units),
-        policy_(tiles.many_tokens() ? kept_policy() : once_policy()),
+        policy_(tiles.many_tokens() ? evict_normal_policy() : evict_first_policy()),
         next_(tiles),
         left_(tiles.left()) {
     const int warp = unit % Shape::kUnits, first = warp * a.weight_stages;
@@ -59,9 +60,9 @@ class WgmmaWeightRing {
   }
   __device__ __forceinline__ const Unit& unit(int) const { return unit_; }
   __device__ __forceinline__ void before_products(int) {}
-  // The first product of what was taken has ended, so that all of it is in registers; and where a
-  // lane took it from, it alone copies to.
-  __device__ __forceinline__ void behind_first_product() { refill(); }
+  // The first product of the current unit has ended, so that all of it is in registers. Refills its
+  // stage: a lane copies only to what it alone has read.
+  __device__ __forceinline__ void after_first_product() { refill(); }
   __device__ __forceinline__ const Unit& advance(int) {
     take();
     return unit_;
@@ -71,7 +72,7 @@ class WgmmaWeightRing {
   static constexpr UnitLayout kLayout = Operand::Values::kLayout;
   static_assert(kLayout.group == 0, "no scales lie in a unit");
 
-  // Waits for the next unit; nothing beyond the end.
+  // Waits for the next unit and loads it. Does nothing past the end.
   __device__ __forceinline__ void take() {
     if (left_ == 0) return;
     --left_;
@@ -86,20 +87,20 @@ class WgmmaWeightRing {
     parity_ ^= 1;
   }
 
-  // Starts to copy another unit to the stage that was taken last; nothing beyond the end.
+  // Starts to copy a unit to the stage that was read last. Does nothing past the end.
   __device__ __forceinline__ void refill() {
     if (next_.ended()) return;
     const uint32_t to = ring_ + filled_ * kLayout.bytes();
     FS_UNROLL
     for (int i = 0; i < kLayout.bytes(); i += kVectorBytes)
-      copy_async_once(to + i, from_ + i, policy_);
+      copy_async_hinted(to + i, from_ + i, policy_);
     mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
     from_ += a_.depth * kLayout.bytes();
     if (++filled_ == a_.weight_stages) filled_ = 0;
     if (next_.advance()) seek();
   }
 
-  // Rows of units past the last one are the last one again: they are multiplied, and not stored.
+  // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
     const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
     const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_row_, last);
@@ -110,13 +111,13 @@ class WgmmaWeightRing {
 
   const mma_units::WgmmaArguments& a_;
   const int unit_row_, tile_units_;
-  uint32_t ring_, barriers_;  // of the warp; of the former, this lane's bytes of the first stage
+  uint32_t ring_, barriers_;  // of the warp; ring_: this lane's bytes of its first stage
   const uint64_t policy_;
-  mma_units::WgmmaTiles next_;  // to copy
-  const unsigned char* from_;   // of this lane, in the unit to be copied next
-  Unit unit_;                   // that was taken
-  int left_;                    // units to take
-  int filled_ = 0, read_ = 0;   // stages: the next to fill, and to take
+  mma_units::WgmmaTiles next_;  // to copy next
+  const unsigned char* from_;   // this lane's bytes of that unit
+  Unit unit_;                   // current
+  int left_;                    // units that have not been loaded
+  int filled_ = 0, read_ = 0;   // stages: next to fill, next to read
   uint32_t parity_ = 0;
 };
 

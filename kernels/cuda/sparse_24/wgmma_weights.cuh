@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's units of 16 rows on their way from memory straight into registers, some steps ahead of
-// the product.
+// A warp's units of 16 rows on their way from memory straight to registers, some steps ahead of the
+// product.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
@@ -11,14 +11,14 @@
 
 namespace flashsparse::sparse_24 {
 
-// What a lane has of a unit, as it lies. Of scales, which 16 rows of a group have as 8 words, it
-// has one word of each 32.
+// A lane's part of a unit, in its stored layout. A group has 8 words of scales; a lane has one of
+// every 32 words.
 template <class Values>
 struct WgmmaUnit {
   static constexpr UnitLayout kLayout = Values::kLayout;
   static constexpr int kVectors = kLayout.metadata() / kVectorBytes;
   static constexpr int kScaleWords = (kLayout.bytes() - kLayout.scales()) / 4;
-  static constexpr int kScaleLanes = kScaleWords == 16 ? 16 : 32;  // that have different words
+  static constexpr int kScaleLanes = kScaleWords == 16 ? 16 : 32;  // with different words
   uint4 values[kVectors], metadata;
   uint32_t scales[kScaleWords > 32 ? 2 : 1];
 };
@@ -27,41 +27,41 @@ template <class Operand, class Shape>
 class WgmmaWeights {
  public:
   using Unit = WgmmaUnit<typename Operand::Values>;
-  // Units that are loaded at once, a turn: registers have no index, so each has code of its own.
+  // Units that are loaded at once. Registers cannot be indexed, so there is code for each `index`.
   static constexpr int kAtOnce =
       wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
 
   static __device__ __forceinline__ void init(const mma_units::WgmmaArguments&,
                                               const mma_units::WgmmaX<Shape>&) {}
 
-  // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`.
+  // `unit`: the warp's row of units in a tile, which has `tile_units`.
   __device__ __forceinline__ WgmmaWeights(const mma_units::WgmmaArguments& a,
                                           const mma_units::WgmmaX<Shape>&,
                                           const mma_units::WgmmaTiles& tiles, int unit,
                                           int tile_units)
       : a_(a), unit_(unit), tile_units_(tile_units), next_(tiles) {
-    // Rows that several tiles of tokens need stay in the L2; else they are read once.
-    policy_ = tiles.many_tokens() ? kept_policy() : once_policy();
+    // Rows that several tiles of tokens need are kept in the L2; others are read once.
+    policy_ = tiles.many_tokens() ? evict_normal_policy() : evict_first_policy();
     seek();
   }
 
-  // Starts what can be on its way before there is x.
+  // Starts the loads that do not depend on x.
   __device__ __forceinline__ void begin() { load(units_); }
-  // The unit of the first step, of turn 0, and that of the step of this turn.
+  // The unit of the first step, which is number 0; and unit number `index`.
   __device__ __forceinline__ const Unit& first() { return units_[0]; }
-  __device__ __forceinline__ const Unit& unit(int turn) const { return units_[turn]; }
-  // The first of those loaded at once loads as many again.
-  __device__ __forceinline__ void before_products(int turn) {
-    if (turn == 0) load(following_);
+  __device__ __forceinline__ const Unit& unit(int index) const { return units_[index]; }
+  // Before the first of the loaded units is multiplied, as many more are requested.
+  __device__ __forceinline__ void before_products(int index) {
+    if (index == 0) load(following_);
   }
-  __device__ __forceinline__ void behind_first_product() {}
+  __device__ __forceinline__ void after_first_product() {}
   // The unit of the next step.
-  __device__ __forceinline__ const Unit& advance(int turn) {
-    if (turn + 1 == kAtOnce) {
+  __device__ __forceinline__ const Unit& advance(int index) {
+    if (index + 1 == kAtOnce) {
       FS_UNROLL
       for (int i = 0; i < kAtOnce; ++i) units_[i] = following_[i];
     }
-    return units_[(turn + 1) % kAtOnce];
+    return units_[(index + 1) % kAtOnce];
   }
 
  private:
@@ -72,7 +72,7 @@ class WgmmaWeights {
     for (int i = 0; i < kAtOnce; ++i) load(units[i]);
   }
 
-  // Starts to load the unit of the step after the last one that was loaded; nothing beyond the end.
+  // Starts to load the next unit. Does nothing past the end.
   __device__ __forceinline__ void load(Unit& unit) {
     if (next_.ended()) return;
     const int lane = threadIdx.x % 32;
@@ -90,7 +90,7 @@ class WgmmaWeights {
     if (next_.advance()) seek();
   }
 
-  // Rows of units past the last one are the last one again: they are multiplied, and not stored.
+  // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
     const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
     const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_, last);
@@ -101,8 +101,8 @@ class WgmmaWeights {
   const int unit_, tile_units_;
   uint64_t policy_;
   mma_units::WgmmaTiles next_;
-  const uint32_t* from_;                      // the unit to be loaded next
-  Unit units_[kAtOnce], following_[kAtOnce];  // of this step and some after it
+  const uint32_t* from_;                      // to load next
+  Unit units_[kAtOnce], following_[kAtOnce];  // current; requested
 };
 
 }  // namespace flashsparse::sparse_24

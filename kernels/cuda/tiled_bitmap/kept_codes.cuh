@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a unit of codes in shared memory to operands of the tensor cores: a lane walks down its
-// column of bytes, four weights at a time, of which some are kept.
+// Decodes a unit of int8 values from shared memory into A operands: a lane walks down its column of
+// stored bytes, four weights at a time, some of which are nonzero.
 //
-// The four bytes from any item on lie in two words of the column, one below the other; a funnel
-// shift makes one of them. So the unit is read where the copy has put it. One byte permutation
-// takes each kept byte to its weight's place, and the byte of code 0 to all others. Its selector is
-// linear in the four bits: a place takes the byte 4 + (kept before it), of the word of zeros, or
-// four less. What it is for a bit, shifted, is an operand of a dot product of bytes that are 0 or a
-// power of two; so is how far the lane comes.
+// The next four bytes of a column span two words, one line apart; a funnel shift joins them, so the
+// unit is read where the copy has put it. One byte permutation moves each stored byte to the
+// position of its weight and fills the other positions with kCodeZero. Its selector is linear in
+// the four mask bits: a position takes byte 4 + (nonzeros before it), which is of the word of
+// zeros, or, where its weight is nonzero, 4 less. The terms of the bits are constants of a dp2a
+// with mask bytes that are 0 or a power of two; the number of bytes to advance is a dp4a of the
+// same kind.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -17,19 +18,19 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// A run of a lane. `by_codes`: whether x is codes, too.
+// A lane's run of stored values. `by_codes`: x is int8 too, so A stays int8.
 template <class Type, bool by_codes>
 class KeptCodes {
  public:
-  // Goes to the beginning of a run: `start` as the unit has it, `values` where its lines begin, a
-  // multiple of 128.
+  // Moves to the beginning of a run: `start` as stored in the unit, `values` the shared address of
+  // its value lines, a multiple of 128.
   __device__ __forceinline__ void begin(uint32_t values, uint32_t start) {
     column_ = keep(start % kLineWords * 4);
     place_ = values / 4 + start / kLineWords * kItem;
   }
 
-  // The A operands of two mma: of 32 columns for 16-bit x, bits 4 part to 4 part + 3 of a mask's
-  // bytes; of 64 columns for codes of x, all of its bits.
+  // Produces the A operands of two mma. 16-bit x: 32 columns, bits 4 part to 4 part + 3 of each
+  // mask byte. Int8 x: 64 columns, all bits.
   template <int part, bool>
   __device__ __forceinline__ void next(uint32_t mask, uint32_t (&a)[2][4]) {
     uint32_t four[4];
@@ -48,7 +49,8 @@ class KeptCodes {
   }
 
  private:
-  // Four items are a line of words: place_ modulo 32 is the shift, and the rest the line.
+  // Four items fill one word of a line: place_ modulo 32 is the funnel shift, the rest selects the
+  // line.
   static constexpr uint32_t kItem = kLineWords / 4;
 
   template <int half>
@@ -67,7 +69,7 @@ class KeptCodes {
     }
   }
 
-  // The bytes of the weights of bits q, q + 8, q + 16 and q + 24 of a mask.
+  // Expands the weights of mask bits q, q + 8, q + 16 and q + 24 to four bytes.
   template <int q>
   __device__ __forceinline__ uint32_t next_four(uint32_t mask) {
     constexpr uint32_t kLower = 0x110c >> q | 0x10c0 >> q << 16;
@@ -82,8 +84,8 @@ class KeptCodes {
                 dp2a_hi(kUpper, kept, dp2a_lo(kLower, kept, 0x4444)));
   }
 
-  // Of four pairs of the upper row and of the lower one, 32 columns in the order in which x has
-  // them (codes_of_x.cuh).
+  // Joins four pairs of the upper row and four of the lower row to 32 columns, in the column order
+  // of x (codes_of_x.cuh).
   static __device__ __forceinline__ void join(const uint32_t (&four)[4], uint32_t (&a)[4]) {
     FS_UNROLL
     for (int i = 0; i < 4; i += 2) {
@@ -92,8 +94,8 @@ class KeptCodes {
     }
   }
 
-  uint32_t column_;  // in bytes of a line
-  uint32_t place_;   // in words of shared memory
+  uint32_t column_;  // byte offset of the lane's column in a line
+  uint32_t place_;   // next item: address of its line in words; low 5 bits: bit offset
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a unit in shared memory to operands of the tensor cores: a lane walks down its column of
-// items, four weights at a time, of which some are kept.
+// Decodes a unit of 16-bit values from shared memory into A operands: a lane walks down its column
+// of items (stored nonzeros), four weights at a time, some of which are nonzero.
 //
-// Two weights of a row need up to two items that follow each other, in one register. Between two
-// fours the lane is at some item of its column: the two before it are those of the lower row of the
-// four that it has passed, and the two from it on those of the upper row of the next. One byte
-// permutation takes items to their weights' places, and zero to the others; its selector, and how
-// far the lane comes, are dot products of bytes that are 0 or a power of two.
+// The two weights of a row need up to two consecutive items, in one register. Between two groups of
+// four weights a lane points at some item of its column: the two items before it belong to the
+// lower row of the group just passed, the two from it on to the upper row of the next group. One
+// byte permutation moves items to the positions of their weights and zero to the others. Its
+// selector, and the number of items to advance, are dot products of mask bytes that are 0 or a
+// power of two.
 //
-// RingItems finds the pairs in the unit as it lies in memory: the four items lie in three words,
-// one below the other, and either pair is a funnel shift of two of them by the same number of bits.
-// SpreadItems (spread_items.cuh) has all pairs ready: fewer instructions and more turns of shared
-// memory.
+// RingItems reads pairs from the unit as it was copied: the four items span three words, one line
+// apart, and either pair is a funnel shift of two of these words by the same number of bits.
+// SpreadItems (spread_items.cuh) reads pairs that were prepared in advance: fewer instructions, but
+// more shared-memory wavefronts.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -20,22 +21,23 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Where a lane is in its column.
+// A lane's position in its column of a unit as it was copied.
 class RingItems {
  public:
-  // `start` as the unit has it, `values` where its lines begin.
+  // `start` as stored in the unit, `values` the shared address of its value lines.
   __device__ __forceinline__ void begin(uint32_t values, uint32_t start) {
     column_ = keep(values + start % kLineWords * 4);
     place_ = start / kLineWords * kItem;
     half_ = start / kLineWords * 16;
   }
-  // The two items from here on.
+  // The two items at the current position.
   __device__ __forceinline__ uint32_t next() const {
     const uint32_t from = address();
     return pair(load_shared<uint32_t>(from), load_shared<uint32_t>(from + kLineBytes));
   }
-  // Past what is kept of four weights: bits `bit` of the bytes. The two items before that place,
-  // and those from there on, unless it is the last.
+  // Advances past the nonzeros of four weights, which are bits `bit` of the bytes of `kept`.
+  // Returns the two items before the new position and, unless this is the last group, the two from
+  // it on.
   template <int bit, bool is_last>
   __device__ __forceinline__ void pass(uint32_t kept, uint32_t& before, uint32_t& next) {
     place_ = dp4a(kept, (kItem >> bit) * 0x01010101, place_);
@@ -47,7 +49,7 @@ class RingItems {
   }
 
  private:
-  // Two items are a line: byte 1 of place_.
+  // place_ counts items by 0x80, so that its byte 1 is the line: two items a word.
   static constexpr uint32_t kItem = 0x80;
 
   __device__ __forceinline__ uint32_t address() const {
@@ -57,24 +59,24 @@ class RingItems {
     return funnel_right(above, below, half_);
   }
 
-  uint32_t column_;  // where it begins
-  uint32_t place_;   // the next item
-  uint32_t half_;    // modulo 32, where in its word it begins: bits
+  uint32_t column_;  // shared address of the column's first word
+  uint32_t place_;   // the next item, times kItem
+  uint32_t half_;    // bit offset of that item in its word, modulo 32
 };
 
-// A run of a lane.
+// A lane's run of stored values.
 template <class Items>
 class KeptValues {
  public:
-  // Goes to the beginning of a run, as Items has it.
+  // Moves to the beginning of a run; parameters as of Items::begin.
   __device__ __forceinline__ void begin(uint32_t items, uint32_t start) {
     items_.begin(items, start);
   }
-  // Before the first of `next`, when the items are there.
+  // Loads the first pair. Call before the first next(), once the items have arrived.
   __device__ __forceinline__ void load() { next_ = items_.next(); }
 
-  // The A operands of two mma m16n8k16, of 32 columns: bits 4 part to 4 part + 3 of a mask's bytes.
-  // `is_last`: the run ends with these.
+  // Produces the A operands of two mma m16n8k16, 32 columns: bits 4 part to 4 part + 3 of each mask
+  // byte. `is_last`: the run ends with these.
   template <int part, bool is_last>
   __device__ __forceinline__ void next(uint32_t mask, uint32_t (&a)[2][4]) {
     const uint32_t first = mask >> 4 * part, second = mask >> (4 * part + 2);
@@ -85,12 +87,12 @@ class KeptValues {
   }
 
  private:
-  // The four weights of the bits q, q + 8, q + 16 and q + 24 of a mask: two words of an operand.
+  // Expands the weights of mask bits q, q + 8, q + 16 and q + 24 to two words of an operand.
   template <int q, bool is_last>
   __device__ __forceinline__ void next_four(uint32_t mask, uint32_t& upper, uint32_t& lower) {
-    // Of the upper row, whose first item is the lower half of the pair: neither 0x4444 (zero), the
-    // first alone 0x6610, the second alone 0x1044, both 0x3210. Of the lower row, whose last item
-    // is the upper half: neither 0x4466, the first alone 0x4432, the second alone 0x3244, both
+    // Selectors of the upper row, whose first item is the lower half of the pair: no nonzero
+    // 0x4444, only the first 0x6610, only the second 0x1044, both 0x3210. Of the lower row, whose
+    // last item is the upper half: none 0x4466, only the first 0x4432, only the second 0x3244, both
     // 0x3210.
     static_assert(q <= 1, "0x1222 has no more powers of two");
     constexpr uint32_t kUpper = 0x21cc >> q | (0x10000u - (0x3400 >> q)) << 16;
@@ -103,11 +105,11 @@ class KeptValues {
   }
 
   Items items_;
-  uint32_t next_;  // the two items that come now
+  uint32_t next_;  // at the current position
 };
 
-// The operands of a unit in memory, one item after the other: of 32 columns at a time. For units
-// that there is no room for.
+// Slow path for units that exceed the ring: reads a unit item by item from global memory, and
+// produces operands of 32 columns at a time.
 class SlowValues {
  public:
   __device__ __forceinline__ explicit SlowValues(const unsigned char* unit)
@@ -116,7 +118,7 @@ class SlowValues {
         starts_(load_readonly(reinterpret_cast<const uint32_t*>(unit) + kMaskLines * kLineWords +
                               threadIdx.x % 32)) {}
 
-  // Call it for 0 to 7.
+  // Call with columns = 0 to 7, in this order.
   __device__ __forceinline__ void next(int columns, uint32_t (&a)[2][4]) {
     if (columns % 2 == 0) mask_ = load_readonly(masks_ + columns / 2);
     if (columns % 4 == 0) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a lane has kept of its weights, on the way from shared memory to operand A.
+// Expands a lane's stored values from shared memory to operand A of wgmma.
 //
-// A lane reads its run from its column, two items a word. Of four weights it needs up to four
-// items, which lie in three words, and funnel shifts put the first item first. A second copy of the
-// values, shifted by one item, would need fewer instructions, but two turns a line to make it, and
-// shared memory twice.
+// A lane reads its run from its column, two items a word. Four weights need up to four items, which
+// span three words; funnel shifts align the first item. A second copy of the values, shifted by one
+// item, would save instructions but take two wavefronts a line to make, and twice the shared
+// memory.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -12,20 +12,21 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Lines behind those of a unit that lanes may read, and make no use of.
+// Lines past the end of a unit that lanes may read, without using what they hold.
 inline constexpr int kLinesReadBeyond = 3;
 
 class LaneItems {
  public:
-  // Goes to the beginning of a run: `start` as the unit has it, `values` the shared address of the
-  // value lines, a multiple of 128.
+  // Moves to the beginning of a run: `start` as stored in the unit, `values` the shared address of
+  // the value lines, a multiple of 128.
   __device__ __forceinline__ void begin(uint32_t values, uint32_t start) {
     column_ = start % kLineWords * 4;
     place_ = values + start / kLineWords * kItem;
     half_ = start / kLineWords * 16;
   }
 
-  // A of 16 rows x 16 columns, the next ones of 64: `step` in 0..3, `mask` the lane's of the 64.
+  // Produces A of 16 rows x 16 columns: step 0 to 3 of a panel of 64 columns, whose mask word of
+  // this lane is `mask`.
   template <int step>
   __device__ __forceinline__ void expand(uint32_t mask, uint32_t (&a)[4]) {
     constexpr int kFirst = 2 * step, kSecond = 2 * step + 1;  // bits of each byte
@@ -34,18 +35,19 @@ class LaneItems {
   }
 
  private:
-  // From an item to the next in place_: half a line, so that the line is that of its word.
+  // Distance of two items in place_: half a line, so that its upper bits select the line.
   static constexpr uint32_t kItem = kLineBytes / 2;
 
   __device__ __forceinline__ uint32_t address() const {
     return (place_ & ~uint32_t{kLineBytes - 1}) | column_;
   }
 
-  // Two neighbours of the upper row and two of the lower one, which are kept where the bits `bit`
-  // of the mask's four bytes are 1.
+  // Expands two adjacent weights of the upper row and two of the lower row; bit `bit` of the mask's
+  // four bytes tells which are nonzero.
   template <int bit>
   __device__ __forceinline__ void four(uint32_t mask, uint32_t& upper, uint32_t& lower) {
-    // Selectors of two items, or of zero: 0x4444 plus these for the first and for the second bit.
+    // Selectors of two items, or of zeros: 0x4444 plus these terms for the first and the second
+    // bit.
     constexpr uint32_t kZeros = 0x4444, kFirst = 0x21cc >> bit;
     constexpr uint32_t kSecond = static_cast<uint16_t>(-(0x3400 >> bit));
     constexpr uint32_t kSelect = kFirst | kSecond << 16;
@@ -62,7 +64,7 @@ class LaneItems {
   }
 
   uint32_t column_, place_;
-  uint32_t half_;  // modulo 32, where in the word the item begins: bits
+  uint32_t half_;  // bit offset of the item in its word, modulo 32
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from tiled_bitmap, for a few tokens: one launch that reads the weight once, as
-// it lies, and x once a block.
+// y = x W^T + bias from tiled_bitmap, the decode kernel (few tokens): one launch that reads the
+// weight once, in its stored layout, and x once per block.
 //
-// A warp takes row_units units, one above the other, through its own ring in shared memory
-// (weight_ring.cuh), by the orders of one that does no other work but that and to copy x
-// (weight_orders.cuh). It makes operands of what is kept (kept_values.cuh, kept_codes.cuh) and
-// multiplies them by x of their columns, which all warps of the block share. Warps stand beside
-// each other along rows and along columns; where a set of rows ends, those along columns add up
-// their sums. Warps wait for x and for nothing else of each other, so that each is somewhere else
-// and the copies never stop.
+// A block has a grid of row_warps x column_warps compute warps. In each step a warp multiplies
+// row_units vertically adjacent units, which it copies through its own ring in shared memory
+// (weight_ring.cuh): it decodes the nonzeros into A operands (kept_values.cuh, kept_codes.cuh) and
+// multiplies them by x of the same columns, which all warps of the block share. One more warp
+// copies x and computes the copy descriptors of all rings (weight_orders.cuh). At the end of a row
+// tile (a `set`: row_warps * row_units units of rows) the warps along the columns add up their
+// accumulators. Warps synchronize only on the stages of x, so they drift apart and keep copies in
+// flight.
 #pragma once
 #include <type_traits>
 
@@ -31,8 +32,12 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// The same as an entry of shapes_of(operands), for the kernel.
-template <Operands operands, int kTokens_, int kRowUnits_, int kWarps_, bool spreads>
+// Compile-time counterpart of an entry of shapes_of(operands).
+template <Operands operands,
+          int kTokens_,    // of y at most
+          int kRowUnits_,  // that a warp multiplies in a step
+          int kWarps_,     // compute warps of a block at most
+          bool spreads>    // whether units are spread before they are multiplied
 struct Shape {
   using Sum = std::conditional_t<operands == Operands::kRounded, uint32_t, float>;
   static constexpr Operands kOperands = operands;
@@ -40,7 +45,7 @@ struct Shape {
   static constexpr bool kSpreads = spreads;
   static constexpr int kTokens = kTokens_, kRowUnits = kRowUnits_;
   static constexpr int kThreads = (kWarps_ + 1) * 32;
-  static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns, or 128 of codes
+  static constexpr uint32_t kPanelBytes = kTokens * 128;  // of x: 64 columns, or 128 of int8
   static constexpr uint32_t kXUnitBytes = kUnitCols * x_bytes(operands) / 128 * kPanelBytes;
 };
 
@@ -56,8 +61,8 @@ class Multiplier {
   using Tile = mma_units::SumsTile<Shape, typename Shape::Sum>;
   using Places = Place[Shape::kRowUnits];
 
-  // `x_unit`: from the beginning of a stage of x to the warp's unit of columns. `scratch` is the
-  // warp's.
+  // `x_unit`: offset of the warp's unit of columns in a stage of x. `scratch`: the warp's, of which
+  // each unit has `quarters`.
   __device__ __forceinline__ Multiplier(uint32_t x_unit, uint32_t scratch, uint32_t quarters)
       : scratch_(scratch), unit_bytes_(scratch_bytes(quarters)) {
     const int lane = threadIdx.x % 32;
@@ -65,21 +70,21 @@ class Multiplier {
     mma_units::clear<Shape>(sums);
   }
 
-  // Adds the product of the units of a step, and gives their places back to the ring as soon as
-  // they have been read. `x` is where the stage begins.
+  // Adds the product of a step's units, and releases their space in the ring as soon as they have
+  // been read. `x`: shared address of the stage.
   template <class Weights>
   __device__ __forceinline__ void step(const Places& places, uint32_t x, Weights& weights) {
-    // Beyond the last column there is nothing, and not zeros: they could meet an infinity.
+    // Skips units past the last column, instead of zero-filling x: 0 * inf would give NaN.
     const bool is_there = places[0].lines() > 0;
     if (is_there) {
       take(places);
     } else if constexpr (Shape::kOperands == Operands::kNative) {
-      if (places[0].is_nowhere()) multiply_slowly(weights, x);
+      if (places[0].is_not_copied()) multiply_slowly(weights, x);
     }
     if constexpr (Shape::kSpreads) give_back(weights);
     if (is_there) multiply(x);
     if constexpr (Shape::kSpreads) {
-      __syncwarp();  // before the scratch is written again
+      __syncwarp();  // before the scratch is overwritten
     } else {
       give_back(weights);
     }
@@ -98,7 +103,7 @@ class Multiplier {
     weights.refill();
   }
 
-  // Goes to the beginning of units, and spreads them where that is due.
+  // Loads masks and run starts of a step's units, and spreads their items if the shape does.
   __device__ __forceinline__ void take(const Places& places) {
     const int lane = threadIdx.x % 32;
     FS_UNROLL
@@ -113,7 +118,7 @@ class Multiplier {
     }
   }
 
-  // Adds the product of the units that it took.
+  // Adds the product of the units that take() has prepared.
   __device__ __forceinline__ void multiply(uint32_t x) {
     const uint32_t even = x + x_row_, odd = even ^ 64;  // halves of a panel
     if constexpr (Shape::kOperands == Operands::kNative) {
@@ -122,7 +127,7 @@ class Multiplier {
         for (auto& run : of_run) run.load();
       }
     }
-    // Both runs side by side: each is one chain of instructions that wait for each other.
+    // The two runs are interleaved: each is a chain of dependent instructions.
     multiply_word<0>(even, odd);
     multiply_word<1>(even, odd);
   }
@@ -165,7 +170,7 @@ class Multiplier {
     }
   }
 
-  // Half a panel of either run: 32 columns, or 64 where x is codes.
+  // Multiplies half a panel of each run: 32 columns, or 64 of int8 x.
   template <int part, bool is_last>
   __device__ __forceinline__ void multiply_part(const Masks& masks, uint32_t x) {
     constexpr uint32_t kRunBytes = Shape::kXUnitBytes / kRuns;  // of x
@@ -201,8 +206,9 @@ class Multiplier {
     mma_m16n8k32(d, a, b0, b1);
   }
 
-  const uint32_t scratch_, unit_bytes_;  // where the first unit's is, and how far the next
-  uint32_t x_row_;  // of which this lane gives the address to ldmatrix, of the half of a panel
+  const uint32_t scratch_, unit_bytes_;  // the first unit's; distance to the next unit's
+  uint32_t x_row_;  // offset of the row whose address this lane gives to ldmatrix, in the first
+                    // half of a panel
   uint4 masks_[Shape::kRowUnits];
   Kept<Type, Shape> runs_[kRuns][Shape::kRowUnits];
 };
@@ -231,25 +237,25 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     }
     mbarrier_init_done();
   }
-  if (copies_x) orders.give_first();
+  if (copies_x) orders.publish_first();
   __syncthreads();
-  allow_next_kernel();
+  griddepcontrol_launch_dependents();
   if (copies_x) {
     FS_NO_UNROLL
-    for (int i = 1; i < kBatches; ++i) orders.give();
-    wait_for_last_kernel();
+    for (int i = 1; i < kBatches; ++i) orders.publish();
+    griddepcontrol_wait();
     int done = 0;
     x.fill_later(steps, [&] {
-      if (++done % kBatch == 1) orders.give();
+      if (++done % kBatch == 1) orders.publish();
     });
     return;
   }
 
   WeightRing<Shape> weights(a, layout, shared, warp);
-  // The first weights need not wait for the kernel before, which may write x. All others come after
-  // x: it is there when all copies are that were started before.
+  // The first weights need not wait for the preceding kernel, which may write x. All others are
+  // copied after x, whose barriers complete only when all earlier cp.async of a thread have.
   weights.fill_first();
-  wait_for_last_kernel();
+  griddepcontrol_wait();
   x.fill_first(steps, warp, warps);
   weights.fill();
 
@@ -274,8 +280,8 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   }
 }
 
-// Launch with any number of blocks up to the number of steps, plan.threads() and
-// plan.shared_bytes().
+// Launch with at most as many blocks as there are steps, plan.threads() threads and
+// plan.shared_bytes() of dynamic shared memory.
 template <class Type, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     linear_kernel(const Arguments arguments, const Cut cut) {

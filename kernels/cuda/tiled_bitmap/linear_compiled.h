@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled linear kernels of tiled_bitmap. Operands of each kind, and of them shapes of few and
-// of many tokens, have a source file each, so that they compile side by side.
+// The compiled decode kernels of tiled_bitmap. For each kind of operands there is a source file of
+// the shapes for few tokens and one of those for more, so that they compile in parallel.
 #pragma once
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_plan.h"
@@ -12,8 +12,7 @@ struct Compiled {
   void (*bfloat16)(Arguments, Cut);
 };
 
-// By the number of a shape; null where a shape has more tokens than `most`, or no more than
-// `least`.
+// Indexed by shape; null where the tokens of a shape are not in (least, most].
 template <Operands operands, int least, int most>
 const Compiled* compiled_linear();
 

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the dynamic shared memory of a block of the linear kernel of tiled_bitmap is laid out:
-//   barriers   x_full and x_empty of each stage of x, one for the first x; one for each batch of
-//              orders; one for each order of each warp, where its units arrive
-//   orders     of each warp (weight_orders.cuh)
+// Dynamic shared memory of a block of the decode kernel of tiled_bitmap:
+//   barriers   full and empty of each stage of x, and one for the initial fill of all stages; one
+//              for each batch of copy descriptors; one for each descriptor, where its units arrive
+//   orders     the copy descriptors of each warp (weight_orders.cuh)
 //   x          as in cuda/mma_units/linear_shared.h
-//   weights    for each warp a ring of bytes, in which units lie as in memory, and, where units are
-//              spread, behind it a scratch for those that are multiplied now
-//   sums       where warps along the columns add up theirs, of 8 tokens at a time, in turns of two
+//   weights    for each warp a ring of bytes, which holds units in their stored layout, and after
+//              it, where units are spread, a scratch for those being multiplied
+//   sums       accumulators that warps along the columns exchange, 8 tokens at a time,
+//              double-buffered
 //
-// A unit in the scratch has rows of 256 bytes: a value line, and its odd items (spread_items.cuh).
-// A lane reads up to two words before the first item of its column and one beyond the last: the
-// scratch is so many lines longer than its rows. Units of a step that ring or scratch have no room
-// for are multiplied as they lie in memory. A ring of codes has room for units without zeros.
+// A unit in the scratch has rows of 256 bytes: a value line and its odd pairs (spread_items.cuh). A
+// lane reads up to two words before the first item of its column and one past the last, so the
+// scratch is that many lines longer than its rows. If ring or scratch is too small for a step, its
+// units are multiplied from global memory. A ring of int8 values always has room for units without
+// zeros.
 #pragma once
 #include <cstdint>
 
@@ -21,20 +23,21 @@
 
 namespace flashsparse::tiled_bitmap {
 
-inline constexpr uint32_t kRowBytes = 2 * kLineBytes;  // of a value line and its odd items
+inline constexpr uint32_t kRowBytes = 2 * kLineBytes;  // a value line and its odd pairs
 inline constexpr uint32_t kQuarterBytes = 4 * kRowBytes;
 inline constexpr uint32_t kScratchHead = 2 * kLineBytes;  // before the first row
 inline constexpr uint32_t kHeadBytes = kHeadLines * kLineBytes;
 
-// Orders of a warp at any time; how many are given at once; how many may be on their way.
+// Copy descriptors of a warp; descriptors in a batch; most steps whose copies are in flight.
 inline constexpr int kOrders = 16, kBatch = 4, kBatches = kOrders / kBatch, kMostAhead = 8;
-inline constexpr uint32_t kOrderBytes = 8;  // of a unit
+inline constexpr uint32_t kOrderBytes = 8;  // of a descriptor, for each unit
 inline constexpr int kMostXStages = kOrders - kBatch;
 
-// Behind a unit in a ring, which lanes read: spreading goes to the end of a quarter.
+// Lines past the end of a unit in a ring that lanes may read: spreading goes to the end of a
+// quarter.
 FS_HOST_DEVICE constexpr int lines_behind(bool spreads) { return spreads ? 4 : 2; }
 
-// Of a warp, for each unit of a step.
+// Scratch of a warp for each unit of a step.
 FS_HOST_DEVICE constexpr uint32_t scratch_bytes(uint32_t quarters) {
   return quarters == 0 ? 0 : kScratchHead + quarters * kQuarterBytes + kLineBytes;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the linear kernel of tiled_bitmap multiplies.
+// What the decode kernel of tiled_bitmap multiplies.
 #pragma once
 #include "common/host_device.h"
 
 namespace flashsparse::tiled_bitmap {
 
 enum class Operands {
-  kNative,   // 16-bit values by 16-bit x
-  kCodes,    // codes of int8 by 16-bit x
-  kRounded,  // codes of int8 by codes of int8, to which x was rounded
+  kNative,   // 16-bit weights, 16-bit x
+  kCodes,    // int8 weights, 16-bit x
+  kRounded,  // int8 weights, x quantized to int8 per token (W8A8)
 };
 
-// Bytes of an item, and of an element of x.
+// Bytes of a stored weight, and of an element of x.
 FS_HOST_DEVICE constexpr int item_bytes(Operands operands) {
   return operands == Operands::kNative ? 2 : 1;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense -> tiled_bitmap on the GPU, a warp a unit: the same bytes as the CPU's packer writes.
-// count_kernel tells the lines of each unit, cuda/shared/offsets.cuh sums them up, pack_kernel
-// writes them.
+// Packs a dense weight to tiled_bitmap on the GPU, one warp per unit, to the same bytes as the
+// CPU's packer. count_kernel writes the number of lines of each unit, cuda/shared/offsets.cuh makes
+// the prefix sum, pack_kernel writes the lines.
 #pragma once
 #include "common/integer.cuh"
 #include "cuda/tiled_bitmap/unit.cuh"
@@ -11,10 +11,10 @@ namespace flashsparse::tiled_bitmap {
 inline constexpr int kPackWarps = 4;  // units of a block
 inline constexpr int kPackThreads = kPackWarps * kLanes;
 
-// Brings a unit to shared memory, as zeros where the weight has no element.
+// Copies a unit to shared memory, with zeros where it exceeds the weight.
 __device__ __forceinline__ void stage_unit(const uint16_t* __restrict__ weight, int64_t rows,
                                            int64_t cols, Corner corner, int lane, uint32_t stage) {
-  const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // or more: it is cut
+  const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // may exceed a unit
   const uint16_t* row = weight + corner.row * cols + corner.col;
   if (whole_chunks(weight, cols)) {
     const int col = lane * kChunk;
@@ -36,17 +36,17 @@ __device__ __forceinline__ void stage_unit(const uint16_t* __restrict__ weight, 
   __syncwarp();
 }
 
-// Which weights of a lane are kept.
+// The lane's masks: a bit is 1 where the weight is nonzero.
 __device__ __forceinline__ void masks_of(const Pairs& pairs, uint32_t (&masks)[kMaskWords]) {
   FS_UNROLL
   for (int w = 0; w < kMaskWords; ++w) {
     masks[w] = 0;
     FS_UNROLL
     for (int j = 0; j < kChunk; ++j) {
-      // Adding 0x7fff carries into the sign's place for every magnitude but 0.
+      // Adding 0x7fff carries into the sign bit for every magnitude but 0.
       const uint32_t first = (pairs[w][j][0] & 0x7fff7fff) + 0x7fff7fff;
       const uint32_t second = (pairs[w][j][1] & 0x7fff7fff) + 0x7fff7fff;
-      // A byte a weight, in the order of the mask's bytes, and its highest bit tells.
+      // The sign bytes of four weights, in the order of the mask's bytes: bit 7 is the carry.
       const uint32_t carries = prmt(first, second, 0x7531);
       masks[w] |= carries >> (7 - j) & (0x01010101u << j);
     }
@@ -66,14 +66,14 @@ __device__ __forceinline__ void load_pairs(uint32_t stage, int lane, Pairs& pair
   }
 }
 
-// Where a lane's runs begin, as the format has it, and where its run 1 ends.
+// Where a lane's runs begin, in the format's encoding, and where its run 1 ends.
 struct Runs {
   uint32_t starts[kRuns];
-  uint32_t end;  // items of the column that has run 1
+  uint32_t end;  // items in the column of run 1
 };
 
-// Hands out the columns. `columns` is a line of shared memory of this warp. All its lanes have done
-// with what they did in shared memory before when any of them returns.
+// Assigns runs to columns. `columns` is a line of shared memory of this warp. When any lane
+// returns, all lanes have finished the accesses to shared memory that they made before.
 __device__ __forceinline__ Runs place_runs(const uint32_t (&masks)[kMaskWords], int lane,
                                            uint32_t columns) {
   constexpr int kLengthBits = 7;  // 0 to 64
@@ -81,10 +81,10 @@ __device__ __forceinline__ Runs place_runs(const uint32_t (&masks)[kMaskWords], 
   const LaneOrder first = order_of_lanes<kLengthBits>(lengths[0]);
   const uint32_t tied = first.equal & lanes_below(lane);
   const uint32_t column = __popc(first.more | tied);
-  // The columns are in the order of their items now, the fullest first. Ahead of this lane's, when
-  // the emptiest come first, are those with fewer and those with as many and a lower number.
+  // Columns are sorted by length now, the fullest first. With the emptiest first, those ahead of
+  // this lane's have fewer items, or equally many and a lower number.
   const int emptier = __popc(~(first.more | first.equal) | tied);
-  // The start of a run that follows this one.
+  // The start of the run that is appended to this column.
   store_shared(columns + emptier * sizeof(uint32_t), lengths[0] * kLineWords | column);
   __syncwarp();
   const LaneOrder second = order_of_lanes<kLengthBits>(lengths[1]);
@@ -93,15 +93,14 @@ __device__ __forceinline__ Runs place_runs(const uint32_t (&masks)[kMaskWords], 
   return {{column, start}, start / kLineWords + lengths[1]};
 }
 
-// Lines of the unit's values, of so many items in a word.
+// Value lines of the unit, with `in_word` items per word.
 template <int in_word>
 __device__ __forceinline__ uint32_t value_lines(const Runs& runs) {
   const uint32_t fullest = reduce_lanes(runs.end, [](uint32_t a, uint32_t b) { return max(a, b); });
   return (fullest + in_word - 1) / in_word;
 }
 
-// lengths[u] = lines of unit u.
-// Launch with ceil(units / kPackWarps) blocks of kPackThreads.
+// Writes lengths[u] = lines of unit u. Launch with ceil(units / kPackWarps) blocks of kPackThreads.
 template <class Items>
 __global__ void __launch_bounds__(kPackThreads)
     count_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
@@ -123,7 +122,7 @@ __global__ void __launch_bounds__(kPackThreads)
   if (lane == 0) lengths[unit] = static_cast<int32_t>(kHeadLines + lines);
 }
 
-// Writes a lane's values to their columns, and zeros behind the second run up to the last line.
+// Writes a lane's values to their columns, and zeros after its second run up to the last line.
 template <class Items>
 __device__ __forceinline__ void store_items(const Pairs& pairs, const uint32_t (&masks)[kMaskWords],
                                             const Runs& runs, uint32_t lines, uint32_t values) {
@@ -154,10 +153,10 @@ __device__ __forceinline__ void store_items(const Pairs& pairs, const uint32_t (
   }
 }
 
-// Writes lines offsets[u] to offsets[u + 1] of every unit u.
-// Launch with ceil(units / kPackWarps) blocks of kPackThreads; `packed` is aligned to 16 bytes,
-// `offsets` are the sums of what count_kernel says of the same weight, which is codes in float16
-// where items are.
+// Writes lines offsets[u] to offsets[u + 1] of every unit u. Launch with ceil(units / kPackWarps)
+// blocks of kPackThreads. `packed` is 16-byte aligned; `offsets` is the prefix sum of
+// count_kernel's lengths for the same weight. For CodeItems the weight holds int8 values as
+// float16.
 template <class Items>
 __global__ void __launch_bounds__(kPackThreads, 4)
     pack_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
@@ -174,7 +173,7 @@ __global__ void __launch_bounds__(kPackThreads, 4)
   load_pairs(stage, lane, pairs);
   uint32_t masks[kMaskWords];
   masks_of(pairs, masks);
-  // When they are placed, every lane has its pairs: the items take the place of the rows.
+  // Every lane has loaded its pairs when place_runs returns: items may overwrite the rows.
   const Runs runs = place_runs(masks, lane, shared_address(columns + warp * kLineWords));
   const uint32_t lines = value_lines<kItemsOfWord<Items>>(runs);
   store_items<Items>(pairs, masks, runs, lines, stage);

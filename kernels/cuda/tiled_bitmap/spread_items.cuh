@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// All pairs of items of a unit, spread out in a scratch: a warp makes them once, and the lanes need
-// no shifts, nor more than one word for two items (kept_values.cuh). That pays where few items are
-// kept.
+// Spreads a unit: writes every pair of adjacent items to a scratch, once per unit and warp. Lanes
+// then need no shifts, and one word for two items (kept_values.cuh). That pays at low density.
 //
-// Items 2 r and 2 r + 1 of a column are a word of value line r. Items 2 r + 1 and 2 r + 2 are made
-// a word, and stored beside a copy of that line: so any two lie at 128 bytes times the number of
-// the first, and the unit's place in the ring is free before its product begins.
+// Items 2 r and 2 r + 1 of a column are a word of value line r. Items 2 r + 1 and 2 r + 2 are
+// joined to a word of another line, which is stored next to a copy of line r. So the pair that
+// begins with item i is 128 * i bytes down its column, and the unit's space in the ring is free
+// before its product begins.
 #pragma once
 #include "common/integer.cuh"
 #include "common/memory.cuh"
@@ -13,9 +13,9 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Spreads a unit of so many value lines, which begin at `from`: even pairs of items and, beside
-// them, odd ones, from `scratch` + kScratchHead on. A barrier of the warp follows. Eight lanes go
-// down a quarter of the lines, 16 bytes each.
+// Spreads a unit of `value_lines` lines that begin at `from`: even pairs and, next to them, odd
+// pairs, from scratch + kScratchHead on. A warp barrier must follow. Eight lanes process a quarter
+// of the lines, 16 bytes each.
 __device__ __forceinline__ void spread_items(uint32_t from, uint32_t value_lines,
                                              uint32_t scratch) {
   const uint32_t lane = threadIdx.x % 32, quarters = (value_lines + 3) / 4;
@@ -33,8 +33,8 @@ __device__ __forceinline__ void spread_items(uint32_t from, uint32_t value_lines
                  make_uint4(line.x << 16, line.y << 16, line.z << 16, line.w << 16));
   }
   scratch += kScratchHead;
-  // Of lines that follow each other; the last one read may be one beyond the unit's last, of which
-  // nothing is kept. To read a line twice takes fewer instructions than to keep it.
+  // Spreads consecutive lines. The last one read may be past the end of the unit; what it holds is
+  // not used. Reading a line twice takes fewer instructions than keeping it.
   const auto spread_rows = [&](auto& lines) {
     constexpr int kCount = sizeof lines / sizeof lines[0] - 1;
     FS_UNROLL
@@ -54,16 +54,16 @@ __device__ __forceinline__ void spread_items(uint32_t from, uint32_t value_lines
   if (quarters & 1) spread_rows(one);
 }
 
-// Where a lane is in its column, spread.
+// A lane's position in its column of a spread unit.
 class SpreadItems {
  public:
-  // `start` as the unit has it, `scratch` where it is spread.
+  // `start` as stored in the unit, `scratch` the shared address of the spread unit.
   __device__ __forceinline__ void begin(uint32_t scratch, uint32_t start) {
     at_ = scratch + kScratchHead + start * 4;
   }
-  // The two items from here on.
+  // The two items at the current position.
   __device__ __forceinline__ uint32_t next() const { return load_shared<uint32_t>(at_); }
-  // As that of RingItems.
+  // As RingItems::pass.
   template <int bit, bool is_last>
   __device__ __forceinline__ void pass(uint32_t kept, uint32_t& before, uint32_t& next) {
     at_ = dp4a(kept, (uint32_t{kLineBytes} >> bit) * 0x01010101, at_);

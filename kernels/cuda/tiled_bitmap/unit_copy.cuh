@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A unit of tiled_bitmap on its way to a warp that will unpack it.
+// Copies a unit of tiled_bitmap to shared memory for the warp that unpacks it.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/shared/lanes.cuh"
@@ -7,13 +7,13 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// What a lane has of a unit beside its items. Nothing is kept where a unit has no lines.
+// A lane's part of the head of a unit. All zero if the unit has no lines.
 struct UnitHead {
   uint32_t masks[kMaskWords] = {};
   uint32_t starts = 0;
 
-  // Where a run begins as `starts` has it, or, of tensors that no packer made, as late as it may:
-  // no item that its masks tell of is beyond the columns.
+  // The start of a run. Where tensors are invalid, it is clamped so that no item of the run is past
+  // the end of a column.
   __device__ __forceinline__ uint32_t start_of(int run) const {
     const uint32_t start = starts >> 16 * run & 0xffff;
     const uint32_t last = kLaneWeights - run_length(masks, run);
@@ -21,9 +21,9 @@ struct UnitHead {
   }
 };
 
-// Copies the items of unit number `unit` to the shared memory at `stage` and gives the lane's head,
-// once all lanes have theirs. `offsets` has an entry a unit and one more; nothing else is assumed
-// of it, or of `packed`, which is on 16 bytes and has num_lines lines.
+// Copies the items of unit `unit` to shared memory at `stage`, and returns the lane's head; all
+// items have arrived then. `offsets` has units + 1 entries; nothing else is assumed of it, or of
+// `packed`, which is 16-byte aligned and has num_lines lines.
 template <int in_word>
 __device__ __forceinline__ UnitHead copy_unit(const uint32_t* packed, uint32_t num_lines,
                                               const int32_t* offsets, uint32_t unit,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches with a warp for each unit of a tiled_bitmap weight.
+// Grids with a warp for each unit of a tiled_bitmap weight.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Whether the units of a weight can be numbered by a kernel.
+// Whether the units of a weight can be numbered by an int32.
 inline bool can_number_units(int64_t rows, int64_t cols) {
   return rows >= 1 && cols >= 1 && unit_rows(rows) <= INT32_MAX / unit_cols(cols);
 }

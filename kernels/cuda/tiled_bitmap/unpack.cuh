@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiled_bitmap -> dense on the GPU, a warp a unit.
+// Unpacks tiled_bitmap to a dense weight on the GPU, one warp per unit.
 #pragma once
 #include "cuda/tiled_bitmap/unit.cuh"
 #include "cuda/tiled_bitmap/unit_copy.cuh"
@@ -9,8 +9,8 @@ namespace flashsparse::tiled_bitmap {
 inline constexpr int kUnpackWarps = 4;  // units of a block
 inline constexpr int kUnpackThreads = kUnpackWarps * kLanes;
 
-// A lane's weights from the columns of items in shared memory, zeros included. `scales` are of the
-// lane's two rows.
+// Loads a lane's weights from the columns of items in shared memory, zeros included. `scales` are
+// those of the lane's two rows.
 template <class Items>
 __device__ __forceinline__ void load_items(const UnitHead& head, uint32_t values,
                                            const float (&scales)[kHalves], Pairs& pairs) {
@@ -40,14 +40,12 @@ __device__ __forceinline__ void load_items(const UnitHead& head, uint32_t values
   }
 }
 
-// Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike. `scales`
-// [rows] are those of codes; null: 1.
-// Launch with ceil(units / kUnpackWarps) blocks of kUnpackThreads; `packed` is aligned to 16 bytes
-// and has num_lines lines.
+// Writes every element of weight [rows, cols], zeros included; native values may be fp16 or bf16.
+// `scales` [rows] apply to int8 values; null means 1. Launch with ceil(units / kUnpackWarps) blocks
+// of kUnpackThreads; `packed` is 16-byte aligned and has num_lines lines.
 //
-// `offsets` has an entry a unit and one more. Nothing else is assumed: whatever the tensors hold,
-// no access leaves them. That the result is the weight that was packed is proven by `validate`,
-// once, at load.
+// `offsets` has units + 1 entries. Nothing else is assumed: whatever the tensors hold, no access is
+// out of bounds. `validate` checks once, at load, that they are a packed weight.
 template <class Items>
 __global__ void __launch_bounds__(kUnpackThreads, 5)
     unpack_kernel(const uint32_t* __restrict__ packed, uint32_t num_lines,
@@ -71,7 +69,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
   }
   Pairs pairs;
   load_items<Items>(head, stage, own_scales, pairs);
-  __syncwarp();  // the rows take the place of the items
+  __syncwarp();  // rows overwrite items
   FS_UNROLL
   for (int w = 0; w < kMaskWords; ++w) {
     FS_UNROLL
@@ -84,7 +82,7 @@ __global__ void __launch_bounds__(kUnpackThreads, 5)
   }
   __syncwarp();
 
-  const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // or more: it is cut
+  const int64_t rows_here = rows - corner.row, cols_here = cols - corner.col;  // may exceed a unit
   uint16_t* row = weight + corner.row * cols + corner.col;
   if (whole_chunks(weight, cols)) {
     const int col = lane * kChunk;

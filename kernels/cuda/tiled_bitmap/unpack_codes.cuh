@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiled_bitmap of codes -> a dense matrix of codes on the GPU, a warp a unit, for a library that
-// multiplies it by codes of x.
+// Unpacks int8 values of tiled_bitmap to a dense matrix on the GPU, one warp per unit, for a
+// library GEMM with quantized x.
 //
-// Columns have the order that x's codes have (codes_of_x.cuh), in which a lane holds them: sums of
-// products do not ask for it.
+// Columns are in the order of quantized x (codes_of_x.cuh), in which a lane holds them, too: a dot
+// product does not depend on the order.
 #pragma once
 #include "cuda/tiled_bitmap/kept_codes.cuh"
 #include "cuda/tiled_bitmap/unpack.cuh"
 
 namespace flashsparse::tiled_bitmap {
 
-// A row of codes and 16 bytes more, so that words of 8 rows lie in 32 different banks.
+// Rows are padded by 16 bytes, so that words of 8 rows lie in 32 different banks.
 inline constexpr int kCodesRowBytes = kUnitCols + sizeof(uint4);
 inline constexpr int kCodesStageBytes = kUnitRows * kCodesRowBytes;
 
-// A lane reads the line of an item, which may be the one behind the last, and the next.
+// A lane reads the line of its next item, which may be past the last line, and the one below.
 static_assert(kCodesStageBytes == (kLaneWeights / 4 + 2) * kLineBytes, "items in place of rows");
 
-// Writes codes [16 unit_rows(rows), stride], zero where nothing is kept, at the edges, too. They
-// are on 16 bytes; `stride` is a multiple of 16, no less than `cols` and no more than a unit more.
-// Launch with ceil(units / kUnpackWarps) blocks of kUnpackThreads. What is asked of the tensors is
-// what unpack_kernel does.
+// Writes codes [16 unit_rows(rows), stride], zero-padded, 16-byte aligned. `stride` is a multiple
+// of 16, at least `cols` and at most a unit more. Launch with ceil(units / kUnpackWarps) blocks of
+// kUnpackThreads. The tensors have to meet the requirements of unpack_kernel.
 static __global__ void __launch_bounds__(kUnpackThreads, 8)
     unpack_codes_kernel(const uint32_t* __restrict__ packed, uint32_t num_lines,
                         const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
@@ -33,7 +32,8 @@ static __global__ void __launch_bounds__(kUnpackThreads, 8)
   const uint32_t stage = aligned + warp * kCodesStageBytes;
   const UnitHead head = copy_unit<4>(packed, num_lines, offsets, unit, stage);
 
-  uint32_t words[kMaskWords][2][4];  // of 16 columns each, two of row lane / 4 + 8 half
+  // words[panel][i / 4][i % 4]: row lane / 4 + 8 (i % 2), the 16 columns from 16 (i / 2) on.
+  uint32_t words[kMaskWords][2][4];
   FS_UNROLL
   for (int run = 0; run < kRuns; ++run) {
     KeptCodes<Float16, true> kept;
@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(kUnpackThreads, 8)
       kept.template next<0, false>(head.masks[w], words[w]);
     }
   }
-  __syncwarp();  // the rows take the place of the items
+  __syncwarp();  // rows overwrite items
   FS_UNROLL
   for (int w = 0; w < kMaskWords; ++w) {
     FS_UNROLL

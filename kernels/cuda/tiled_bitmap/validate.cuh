@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validates tiled_bitmap tensors of any origin on the GPU, a warp a unit. Values are any bits: only
-// the heads of the units are read.
+// Validates tiled_bitmap tensors of any origin on the GPU, one warp per unit. Any bits are valid
+// values, so only the heads of units are read.
 #pragma once
 #include "cuda/tiled_bitmap/unit.cuh"
 #include "formats/tiled_bitmap_errors.h"
@@ -14,14 +14,14 @@ __device__ __forceinline__ bool any_lane(bool condition) {
   return __ballot_sync(kAllLanes, condition) != 0;
 }
 
-// Whether a lane keeps a weight that a unit with so many rows and columns has not.
+// Whether the lane's masks mark a weight outside of a unit's rows_here x cols_here weights.
 __device__ __forceinline__ bool keeps_outside(const uint32_t (&masks)[kMaskWords], int lane,
                                               int rows_here, int cols_here) {
   uint32_t outside = 0;
   FS_UNROLL
   for (int w = 0; w < kMaskWords; ++w) {
     FS_UNROLL
-    for (int e = 0; e < 32; e += 8) {  // the bits of a byte are of every eighth column
+    for (int e = 0; e < 32; e += 8) {  // consecutive bits of a byte are 8 columns apart
       const int cols = max(cols_here - bit_col(lane, w, e) + 7, 0) / 8;
       const int there = bit_row(lane, e) < rows_here ? min(cols, 8) : 0;
       outside |= (masks[w] >> e & 0xff) >> there;
@@ -30,10 +30,10 @@ __device__ __forceinline__ bool keeps_outside(const uint32_t (&masks)[kMaskWords
   return outside != 0;
 }
 
-// verdicts[u] = the values of unit u, or what it breaks. Words hold so many items.
-// Launch with ceil(units / kValidateWarps) blocks of kValidateThreads; `packed` is aligned to 16
-// bytes and has num_lines lines. `offsets` has an entry a unit and one more; whatever the tensors
-// hold, no access leaves them.
+// Writes verdicts[u] = nonzeros of unit u, or the rule that it breaks. `in_word`: items per word.
+// Launch with ceil(units / kValidateWarps) blocks of kValidateThreads; `packed` is 16-byte aligned
+// and has num_lines lines, `offsets` has units + 1 entries. Whatever the tensors hold, no access is
+// out of bounds.
 __global__ void __launch_bounds__(kValidateThreads)
     validate_kernel(const uint32_t* __restrict__ packed, int32_t num_lines,
                     const int32_t* __restrict__ offsets, int64_t rows, int64_t cols, int in_word,
@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kValidateThreads)
   const int rows_here = static_cast<int>(min(rows - corner.row, int64_t{kUnitRows}));
   const int cols_here = static_cast<int>(min(cols - corner.col, int64_t{kUnitCols}));
   const bool outside = keeps_outside(masks, lane, rows_here, cols_here);
-  const uint32_t items = in_word * static_cast<uint32_t>(lines - kHeadLines);  // of a column
+  const uint32_t items =
+      in_word * static_cast<uint32_t>(lines - kHeadLines);  // that fit in a column
   bool shared = false, leaves = false;
   uint32_t kept = 0;
   FS_UNROLL

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each warp shall copy into its ring, and where: found ahead of need by the warp that copies
-// x, lane i for warp i, so that the bookkeeping of all rings takes the instructions of one. Sizes
-// alone decide it: which step a warp must have read before a copy may begin is known before it is
-// so.
+// Computes the copy descriptors of all weight rings of a block: which units each warp copies, and
+// where to. The warp that copies x does this ahead of need, lane i for warp i, so that the
+// bookkeeping of all rings takes the instructions of one. The schedule follows from sizes alone:
+// the step that a warp must have read before a copy may start is known in advance.
 //
-// An order is one step's units of a warp: for each the line where it begins in memory, and a Place.
-// Where there is no room for a step, its units are not copied; they are multiplied slowly, as
-// they lie in memory. The first order comes alone, all others in batches. A batch takes the place
-// of orders that all warps have done.
+// A descriptor (an "order") covers the units of one step of a warp: for each of them the line at
+// which it begins in global memory, and a Place. If the ring has no room for a step, its units are
+// not copied but multiplied slowly, from global memory. The first descriptor is published alone,
+// all others in batches. A batch overwrites descriptors that all warps are done with.
 #pragma once
 #include "common/mbarrier.cuh"
 #include "common/memory.cuh"
@@ -17,25 +17,25 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// Where a unit lies in shared memory, in one word: addresses have 18 bits, of which the last 7 are
+// Where a unit lies in shared memory, in one word: addresses have 18 bits, of which the low 7 are
 // 0.
 struct Place {
   uint32_t word;
 
-  // `ahead`, of the whole order: the step so many before this one must have been read before the
-  // copy may begin; 0 if there is no such step.
+  // `ahead`, the same for all units of a step: the copy may start when the step that many before
+  // has been read. 0 past the last step: such a copy never starts.
   static __device__ __forceinline__ Place of(uint32_t address, uint32_t lines, uint32_t ahead) {
     return {address | lines | ahead << 18};
   }
-  // Of units that there is no room for: they are not copied, and take no room at `address`.
-  static __device__ __forceinline__ Place nowhere(uint32_t address, uint32_t ahead) {
+  // Of units that exceed the ring: they are not copied, and take no space at `address`.
+  static __device__ __forceinline__ Place not_copied(uint32_t address, uint32_t ahead) {
     return {of(address, 0, ahead).word | 1 << 22};
   }
   __device__ __forceinline__ uint32_t address() const { return word & 0x3ff80; }
-  // That are copied: none of what lies beyond the columns.
+  // Lines to copy; 0 for units past the last column, too.
   __device__ __forceinline__ uint32_t lines() const { return word & 0x7f; }
   __device__ __forceinline__ int ahead() const { return static_cast<int>(word >> 18 & 0xf); }
-  __device__ __forceinline__ bool is_nowhere() const { return word >> 22 & 1; }
+  __device__ __forceinline__ bool is_not_copied() const { return word >> 22 & 1; }
 };
 
 template <class Shape>
@@ -56,29 +56,29 @@ class WeightOrders {
     seek();
   }
 
-  // The first lane's part, who arrives there, too; a barrier of the block follows.
+  // Called by the first lane, which also arrives on these barriers; a block barrier must follow.
   __device__ __forceinline__ void init() const {
     FS_UNROLL
     for (int i = 0; i < kBatches; ++i) mbarrier_init(batches_ + i * kMbarrierBytes, 1);
   }
 
-  __device__ __forceinline__ void give_first() {
-    ask<1>();
-    give_some<1>();
-    ask<kBatch>();
+  __device__ __forceinline__ void publish_first() {
+    prefetch_offsets<1>();
+    publish_some<1>();
+    prefetch_offsets<kBatch>();
   }
-  // Gives the next batch. Asks for what the one after it needs, so that nobody waits for that.
-  __device__ __forceinline__ void give() {
-    give_some<kBatch>();
-    ask<kBatch>();
+  // Publishes the next batch, and prefetches the offsets of the one after it.
+  __device__ __forceinline__ void publish() {
+    publish_some<kBatch>();
+    prefetch_offsets<kBatch>();
   }
 
  private:
   using OfUnits = int[Shape::kRowUnits];
 
-  // Loads the offsets of the next steps.
+  // Loads the offsets of the next `count` steps.
   template <int count>
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void prefetch_offsets() {
     FS_UNROLL
     for (int i = 0; i < count; ++i) {
       const bool is_there = !next_.ended(), inside = is_there && next_.inside(cut_, column_warp_);
@@ -97,11 +97,11 @@ class WeightOrders {
   }
 
   template <int count>
-  __device__ __forceinline__ void give_some() {
+  __device__ __forceinline__ void publish_some() {
     if (is_own_) {
       FS_UNROLL
       for (int i = 0; i < count; ++i) {
-        give_one(begin_[i], end_[i]);
+        publish_one(begin_[i], end_[i]);
         ++order_;
       }
     }
@@ -110,10 +110,10 @@ class WeightOrders {
     ++batch_;
   }
 
-  __device__ __forceinline__ void give_one(const OfUnits& begin, const OfUnits& end) {
+  __device__ __forceinline__ void publish_one(const OfUnits& begin, const OfUnits& end) {
     const bool is_there = end[0] >= 0;
     uint32_t bytes = 0, at[Shape::kRowUnits], lines[Shape::kRowUnits];
-    bool is_full = false;  // for the scratch
+    bool is_full = false;  // exceeds the scratch
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       lines[m] = is_there ? end[m] - begin[m] : 0;
@@ -123,15 +123,15 @@ class WeightOrders {
     }
     const bool has_room = bytes <= cut_.ring_bytes && !is_full;
     if (!has_room) bytes = 0;
-    if (order_ - read_ >= kMostAhead) pass();
+    if (order_ - read_ >= kMostAhead) assume_read();
     FS_NO_UNROLL
-    while (!find_room(bytes)) pass();
+    while (!reserve(bytes)) assume_read();
     const uint32_t from = filled_to_ - bytes;
     const uint32_t ahead = is_there ? order_ + 1 - read_ : 0;
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       const Place place = has_room ? Place::of(ring_ + from + at[m], lines[m], ahead)
-                                   : Place::nowhere(ring_ + from, ahead);
+                                   : Place::not_copied(ring_ + from, ahead);
       store_shared(order(order_) + m * kOrderBytes,
                    make_uint2(static_cast<uint32_t>(begin[m]), place.word));
     }
@@ -142,14 +142,14 @@ class WeightOrders {
     return orders_ + number % kOrders * (Shape::kRowUnits * kOrderBytes);
   }
 
-  // The step that is the first to lie in the ring is thought to have been read.
-  __device__ __forceinline__ void pass() {
+  // Treats the oldest step in the ring as read.
+  __device__ __forceinline__ void assume_read() {
     if (++read_ == order_) return;
     read_from_ = Place{load_shared<uint32_t>(order(read_) + 4)}.address() - ring_;
   }
 
-  // Moves filled_to_ behind the next so many bytes.
-  __device__ __forceinline__ bool find_room(uint32_t bytes) {
+  // Reserves the next `bytes` of the ring, up to the new filled_to_. False if they are not free.
+  __device__ __forceinline__ bool reserve(uint32_t bytes) {
     uint32_t from = filled_to_;
     if (read_ == order_) {
       from = 0;
@@ -165,8 +165,8 @@ class WeightOrders {
     return true;
   }
 
-  // To the first unit of the set. Rows of units past the last one are the last one again: they are
-  // multiplied, and not stored.
+  // Moves to the first unit of the row tile. Rows of units past the end are clamped to the last
+  // one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
     const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
     const int row = min((next_.set() * cut_.row_warps + row_warp_) * Shape::kRowUnits, last);
@@ -177,14 +177,14 @@ class WeightOrders {
 
   const Arguments& a_;
   const Cut& cut_;
-  const bool is_own_;  // whether there is a warp of this lane's number
+  const bool is_own_;  // whether there is a warp with this lane's number
   const int row_warp_, column_warp_;
   const uint32_t batches_, orders_, ring_;
   mma_units::Steps next_;
-  int first_, below_;                    // the first unit of its row; rows of units below that
-  OfUnits begin_[kBatch], end_[kBatch];  // of the next orders, in lines; -1 behind the last step
-  int order_ = 0, read_ = 0;  // the next to give; the first whose units are still needed then,
-  uint32_t read_from_ = 0;    // and where these lie in the ring
+  int first_, below_;                    // first unit of its row; rows of units below it
+  OfUnits begin_[kBatch], end_[kBatch];  // of the next steps, in lines; end -1 past the last step
+  int order_ = 0, read_ = 0;             // next to publish; oldest step not treated as read,
+  uint32_t read_from_ = 0;               // and the offset of its units in the ring
   uint32_t filled_to_ = 0;
   int batch_ = 0;
 };

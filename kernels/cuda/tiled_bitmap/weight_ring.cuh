@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's units on their way: a ring of bytes in shared memory, which the warp has to itself. It
-// copies by order (weight_orders.cuh), as soon as it has read what lies there.
+// A warp's own ring of units in shared memory. The warp starts each copy as its descriptor says
+// (weight_orders.cuh), as soon as it has read what the copy overwrites.
 #pragma once
 #include "common/bulk_copy.cuh"
 #include "common/mbarrier.cuh"
@@ -16,16 +16,16 @@ class WeightRing {
  public:
   using Places = Place[Shape::kRowUnits];
 
-  // The first order has been given.
+  // The first descriptor must have been published.
   __device__ __forceinline__ WeightRing(const Arguments& a, const Shared& layout, uint32_t shared,
                                         int warp)
       : packed_(reinterpret_cast<const unsigned char*>(a.units)),
         batches_(shared + layout.batches),
         arrivals_(arrivals_of(layout, shared, warp)),
         orders_(shared + layout.orders + warp * layout.warp_orders),
-        policy_(once_policy()) {}
+        policy_(evict_first_policy()) {}
 
-  // One lane's part; a barrier of the block follows.
+  // Called by one lane; a block barrier must follow.
   static __device__ __forceinline__ void init(const Shared& layout, uint32_t shared, int warp) {
     FS_NO_UNROLL
     for (int i = 0; i < kOrders; ++i) {
@@ -33,18 +33,18 @@ class WeightRing {
     }
   }
 
-  // Starts the copies of the first step. Does not wait for more orders than the first.
+  // Starts the copies of the first step. Needs only the first descriptor.
   __device__ __forceinline__ void fill_first() {
     read_order();
     copy();
   }
-  // Starts all others for which there is room.
+  // Starts all other copies for which there is room.
   __device__ __forceinline__ void fill() {
     to_next();
     refill();
   }
 
-  // Starts all copies for which there is room. After a barrier of the warp.
+  // Starts all copies for which there is room. Call after a warp barrier.
   __device__ __forceinline__ void refill() {
     FS_NO_UNROLL
     while (after_ < step_) {
@@ -53,7 +53,7 @@ class WeightRing {
     }
   }
 
-  // Waits for the step that comes now.
+  // Waits for the units of the current step.
   __device__ __forceinline__ void wait(Places& places) const {
     mbarrier_wait(arrivals_ + step_ % kOrders * kMbarrierBytes, step_ / kOrders % 2);
     FS_UNROLL
@@ -61,17 +61,17 @@ class WeightRing {
       places[m] = {load_shared<uint32_t>(order(step_) + m * kOrderBytes + 4)};
     }
   }
-  // Where unit m of that step lies in memory.
+  // The address of unit m of the current step in global memory.
   __device__ __forceinline__ const unsigned char* in_memory(int m) const {
     const auto line = load_shared<uint32_t>(order(step_) + m * kOrderBytes);
     return packed_ + uint64_t{line} * kLineBytes;
   }
-  // After finish_reads and a barrier of the warp: it has read what it waited for.
+  // The current step has been read. Call after finish_reads and a warp barrier.
   __device__ __forceinline__ void release() { ++step_; }
 
  private:
   struct Unit {
-    uint32_t line;  // where it begins in memory
+    uint32_t line;  // at which it begins in global memory
     Place place;
   };
 
@@ -101,7 +101,7 @@ class WeightRing {
   }
 
   __device__ __forceinline__ void to_next() {
-    if (++next_ % kBatch == 1) {  // the first of a batch
+    if (++next_ % kBatch == 1) {  // first of a batch
       const uint32_t batch = next_ / kBatch + 1;
       mbarrier_wait(batches_ + batch % kBatches * kMbarrierBytes, batch / kBatches % 2);
     }
@@ -120,10 +120,10 @@ class WeightRing {
   const unsigned char* const packed_;
   const uint32_t batches_, arrivals_, orders_;
   const uint64_t policy_;
-  uint32_t next_ = 0;             // the number of the order to follow next,
-  Unit units_[Shape::kRowUnits];  // what it says,
+  uint32_t next_ = 0;             // number of the next descriptor,
+  Unit units_[Shape::kRowUnits];  // its units,
   int after_;                     // and the step that must have been read before
-  int step_ = 0;                  // the one to read next
+  int step_ = 0;                  // to read next
 };
 
 }  // namespace flashsparse::tiled_bitmap

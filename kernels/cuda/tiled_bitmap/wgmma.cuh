@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias from tiled_bitmap by wgmma, for more tokens than the decode kernel is good for,
-// on Hopper: load as sparse, compute as dense, without a dense tile anywhere.
+// y = x W^T + bias from tiled_bitmap by wgmma, the prefill kernel on Hopper: load as sparse,
+// compute as dense, without a dense tile of the weight anywhere.
 //
-//   memory   units --bulk copies--> a ring of units of each warp --> registers of its lanes: A
-//                                                                      |
-//            x --tiles, to all of a cluster--> a ring of panels: B ----+
-//                                                                      |
-//            y <--from registers, by sectors-- accumulators, 64 rows x 64 to 256 tokens a warpgroup
+//   memory   units --bulk copies--> a ring for each warp --> decoded to registers: A
+//                                                              |
+//            x --TMA tiles, multicast to the cluster--> a ring of panels: B
+//                                                              |
+//            y <--32-byte sectors from registers-- accumulators of 64 rows x 64 to 256 tokens
 //
-// Why so: a lane of tiled_bitmap keeps exactly the weights that it hands to the instruction. So a
-// warp decodes the panel of 64 columns after the one that is being multiplied, into registers, and
-// shared memory, which binds beside the tensor cores, is spared the writing and reading of a dense
-// tile. A panel of 128 rows x 256 tokens takes 1024 clocks of tensor cores, and of shared memory
-// 512 for B, 256 for the copies of x, and for a weight with half zeros 79 for its copies and 202
-// for what its lanes read: 1049.
+// Why so: a lane's weights in a unit of tiled_bitmap are exactly those of its fragment of A. So a
+// warp decodes the next panel of 64 columns into registers while the current one is being
+// multiplied, and shared memory, which is a limiter along with the tensor cores, need not store and
+// load a dense tile. A panel of 128 rows x 256 tokens takes the tensor cores 1024 clocks; it takes
+// shared memory 512 for B, 256 for the copies of x and, for a weight with half zeros, 79 for its
+// copies and 202 for what its lanes read: 1049.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/device.cuh"
@@ -29,34 +29,36 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// The same as an entry of kWgmmaShapes, for the kernel.
-template <int kTokens_, int kGroups_>
+// Compile-time counterpart of an entry of kWgmmaShapes.
+template <int kTokens_,  // of a tile
+          int kGroups_>  // consumer warpgroups of a block
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_;
   static constexpr int kThreads = (kGroups + 1) * 128;
-  static constexpr int kUnits = kGroups * 4;  // one for each warp that multiplies
+  static constexpr int kUnits = kGroups * 4;  // one for each consumer warp
   static constexpr uint32_t kPanelBytes = mma_units::wgmma_stage_bytes(kTokens);
-  // Registers of a thread: of the warpgroup that copies x, and of those that multiply.
+  // Registers of a thread of the producer warpgroup, and of the consumers.
   static constexpr int kCopying = kGroups == 2 ? 24 : 32;
   static constexpr int kMultiplying = mma_units::wgmma_registers(kGroups);
-  // Whether the four products of a panel are one batch: short ones are done before the decoding
-  // that would stand between them.
+  // Whether the four products of a panel are one wgmma group: short products end before the
+  // decoding that would be placed between them.
   static constexpr bool kWholePanels = kTokens < 128;
-  // 8 tokens of sums that a warp loads at once: its own are in the workspace by then.
+  // Groups of 8 tokens whose partial sums a warp loads at once; its own accumulators are in the
+  // workspace by then.
   static constexpr int kJoined = mma_units::wgmma_joined(kTokens, 8);
 };
 
-// All threads come here when the only tile of blocks behind each other has been multiplied: the
-// sums that they give each other lie where x and units were, in each of them. These have been read
-// by then, and nothing was written that would have to be ordered.
+// Called by all threads after the only tile of a cluster that splits K has been multiplied. The
+// blocks then exchange partial sums in the shared memory that x and units had in each of them,
+// which has been read by then. Nothing was written that would have to be ordered.
 __device__ __forceinline__ void end_products(const WgmmaArguments& arguments) {
-  if (arguments.depth > 1) meet_cluster();
+  if (arguments.depth > 1) cluster_barrier_relaxed();
 }
 
 template <class Type, class Shape>
 class WgmmaMultiplier {
  public:
-  // `shared` is the block's; `warp` the number of this one in it.
+  // `shared`: shared memory of the block; `warp`: the number of this warp in it.
   __device__ __forceinline__ WgmmaMultiplier(const WgmmaArguments& arguments,
                                              const mma_units::WgmmaX<Shape>& x, uint32_t shared,
                                              int warp)
@@ -73,7 +75,7 @@ class WgmmaMultiplier {
         rank_(keep(static_cast<int>(threadIdx.x % 32) * arguments.depth +
                    mma_units::WgmmaTiles::part(arguments))) {}
 
-  // Of the units of a warp, when they arrive.
+  // Barriers of the units of a warp.
   static __device__ __forceinline__ uint32_t barriers(uint32_t shared, int warp) {
     constexpr int kOthers = 2 * mma_units::kMostXStages + Shape::kUnits;
     static_assert(
@@ -99,7 +101,7 @@ class WgmmaMultiplier {
       for (int i = 0; i < Shape::kTokens / 2; ++i) sums_[i] = 0;
       wgmma_hold(sums_);
       const int tile = tiles_.tile();
-      bool first = true, more = true;  // steps of the tile
+      bool first = true, more = true;  // of the tile: at its first step, more steps to come
       FS_NO_UNROLL
       while (more) {
         step(first);
@@ -128,8 +130,9 @@ class WgmmaMultiplier {
     multiply<3>(false, masks_.x);
   }
 
-  // Multiplies by a panel, and decodes the next one by its mask. Waits for the products whose A is
-  // overwritten, and gives back the panel of x before this one when those are done that read it.
+  // Multiplies by a panel and decodes the next one, whose mask is `next`. Waits for the products
+  // whose A is overwritten, and releases the previous panel of x when the products that read it
+  // have ended.
   template <int panel>
   __device__ __forceinline__ void multiply(bool first, const uint32_t& next) {
     uint32_t (&a)[4][4] = a_[panel % 2];
@@ -164,7 +167,7 @@ class WgmmaMultiplier {
     }
   }
 
-  // A batch: products of 16 columns of a panel each, from `begin` to `end` of its four.
+  // Issues one wgmma group: products of 16 columns each, from `begin` to `end` of the panel's four.
   template <int begin, int end>
   __device__ __forceinline__ void multiply_columns(const uint32_t (&a)[4][4], uint64_t x) {
     wgmma_begin();
@@ -174,14 +177,14 @@ class WgmmaMultiplier {
     wgmma_commit();
   }
 
-  // Goes to where the kept weights of a panel begin.
+  // Before panel `panel` is decoded: moves to run 1, or to the next unit.
   template <int panel>
   __device__ __forceinline__ void begin_panel() {
     if constexpr (panel == kRunMasks) items_.begin(values_, starts_ >> 16);
     if constexpr (panel == kPanels) open();
   }
 
-  // The next unit; behind the last one its panels once more, which nobody multiplies by.
+  // Moves to the next unit. After the last one, decodes it again, which is never used.
   __device__ __forceinline__ void open() {
     if (units_.any()) {
       const uint32_t unit = units_.wait(), lane = threadIdx.x % 32;
@@ -192,8 +195,8 @@ class WgmmaMultiplier {
     items_.begin(values_, starts_ & 0xffff);
   }
 
-  // The warp has done with the panel of x that has this barrier: it says so to every block that
-  // copies to it.
+  // The warp is done with the panel of x that has this barrier: arrives in every block that copies
+  // to it.
   __device__ __forceinline__ void release(uint32_t used) {
     __syncwarp();
     const int lane = threadIdx.x % 32;
@@ -204,21 +207,21 @@ class WgmmaMultiplier {
   const int unit_, tile_units_;
   mma_units::WgmmaTiles tiles_;
   mma_units::WgmmaX<Shape> x_;
-  const uint64_t first_panel_;  // of the ring
-  uint32_t used_ = 0;           // barrier of the latest panel
+  const uint64_t first_panel_;  // descriptor of the ring's first stage
+  uint32_t used_ = 0;           // empty barrier of the latest panel
   WgmmaUnits units_;
   const uint32_t sums_buffer_;
   const int warp_;
-  const int rank_;    // of the block in the cluster that the lane tells
-  uint4 masks_ = {};  // of the unit: the lane's
+  const int rank_;    // of the block that this lane signals, in the cluster
+  uint4 masks_ = {};  // of the unit, this lane's
   uint32_t starts_ = 0, values_ = 0;
   LaneItems items_;
   uint32_t a_[2][4][4];  // of this panel and the next
   float sums_[Shape::kTokens / 2];
 };
 
-// Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() and
-// plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty but on sm_90a.
+// Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
+// plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty except on sm_90a.
 template <class Type, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     wgmma_kernel(const WgmmaArguments arguments, const __grid_constant__ TensorMap x) {
@@ -233,18 +236,18 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     for (int i = 0; i < Shape::kUnits; ++i) WgmmaUnits::init(Multiplier::barriers(shared, i));
     ring.init(arguments);
   }
-  meet_cluster();
+  cluster_barrier_relaxed();
   if (warp < Shape::kUnits) {
-    take_registers<Shape::kMultiplying>();
+    setmaxnreg_inc<Shape::kMultiplying>();
     Multiplier(arguments, ring, shared, warp).run();
   } else {
-    release_registers<Shape::kCopying>();
+    setmaxnreg_dec<Shape::kCopying>();
     if (threadIdx.x == Shape::kUnits * 32) {
       mma_units::copy_x<Shape, kUnitCols / kTileCols>(arguments, x, ring);
     }
     end_products(arguments);
   }
-  meet_cluster();
+  cluster_barrier_relaxed();
 #endif
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launcher of the wgmma kernel of tiled_bitmap. Pointers are device memory; it does not wait.
+// Launcher of the prefill kernel of tiled_bitmap. Pointers are device memory; it does not
+// synchronize.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -9,9 +10,8 @@
 
 namespace flashsparse::cuda {
 
-// By a plan that breaks no rule for this product, from tensors that tiled_bitmap_validate accepts,
-// on compute capability 9.0. Tiles of x have as many rows as a block copies: of the plan's tokens
-// the share of a block of the cluster.
+// Needs a plan whose broken_rule() is null for this product, tensors that tiled_bitmap_validate
+// accepts, and compute capability 9.0. The tiles of `x` have plan.copied_tokens() rows.
 cudaError_t tiled_bitmap_wgmma(const tiled_bitmap::WgmmaArguments& arguments, const TiledMatrix& x,
                                const tiled_bitmap::WgmmaPlan& plan, bool bfloat16,
                                cudaStream_t stream);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the wgmma kernel of tiled_bitmap is given beside the map of x, all of it device memory.
+// Arguments of the wgmma kernel of tiled_bitmap beside the tensor map of x, all of them device
+// memory.
 #pragma once
 #include <cstdint>
 
@@ -7,10 +8,10 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// `units` are the lines of weight_packed; there are no scales.
+// `units` are the lines of weight_packed; `scales` is null.
 struct WgmmaArguments : mma_units::WgmmaArguments {
   const int32_t* offsets;  // unit_offsets
-  int ring_lines;          // of the plan: of each warp, in shared memory
+  int ring_lines;          // ring of each warp in shared memory
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled wgmma kernels of tiled_bitmap, each dtype in a source file of its own, so that they
-// compile side by side.
+// The compiled wgmma kernels of tiled_bitmap. Each dtype has its own source file, so that they
+// compile in parallel.
 #pragma once
 #include "common/tensor_map.h"
 #include "cuda/tiled_bitmap/wgmma_arguments.h"
@@ -9,7 +9,7 @@ namespace flashsparse::tiled_bitmap {
 
 using WgmmaKernel = void (*)(WgmmaArguments, TensorMap);
 
-// By the index of kWgmmaShapes. Type is Float16 or BFloat16.
+// Indexed like kWgmmaShapes. Type is Float16 or BFloat16.
 template <class Type>
 const WgmmaKernel* compiled_wgmma();
 

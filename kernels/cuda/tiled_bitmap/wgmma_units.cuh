@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's units of 16 rows on their way from memory: a ring of lines of its own in shared memory,
-// which bulk copies fill some steps ahead of the product.
+// A warp's own ring of units in shared memory, which bulk copies fill some steps ahead of the
+// product.
 //
-// Units have as many lines as their fullest column needs: the ring holds as many units as there is
-// room for, four at most, and always one. Nobody but the warp uses the ring, so that it knows by
-// itself what is free.
+// A unit has as many lines as its fullest column needs, so the ring holds as many units as fit: at
+// least one, at most kUnitsAhead. Only this warp uses the ring, so it knows what is free without
+// synchronization.
 #pragma once
 #include "common/bulk_copy.cuh"
 #include "common/memory.cuh"
@@ -18,8 +18,8 @@ namespace flashsparse::tiled_bitmap {
 
 class WgmmaUnits {
  public:
-  // `unit` is the warp's in the rows of a tile, of which the cluster has `tile_units`; `ring` and
-  // `barriers` are the warp's own.
+  // `unit`: the warp's row of units in a tile, which has `tile_units`. `ring` and `barriers` are
+  // the warp's own.
   __device__ __forceinline__ WgmmaUnits(const WgmmaArguments& a, const mma_units::WgmmaTiles& tiles,
                                         int unit, int tile_units, uint32_t ring, uint32_t barriers)
       : a_(a),
@@ -36,8 +36,8 @@ class WgmmaUnits {
     for (int i = 0; i < kUnitsAhead; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 1);
   }
 
-  // Starts to copy the next unit, if there is one and room for it. Its offsets were loaded when the
-  // one before was copied: call it now and then.
+  // Starts to copy the next unit, if there is one and it fits. Its offsets were requested when the
+  // previous unit was copied, so leave time between calls.
   __device__ __forceinline__ void fill() {
     if (next_.ended() || count_ == kUnitsAhead) return;
     const int begin = __shfl_sync(~0u, offset_, 0);
@@ -63,13 +63,13 @@ class WgmmaUnits {
 
   __device__ __forceinline__ bool any() const { return count_ > 0; }
 
-  // The shared address of the oldest unit, when it is there.
+  // Waits for the oldest unit, and returns its shared address.
   __device__ __forceinline__ uint32_t wait() const {
     mbarrier_wait(barrier(taken_), taken_ / kUnitsAhead % 2);
     return ring_ + oldest() * kLineBytes;
   }
 
-  // The warp has read all that it needs of the oldest unit.
+  // The warp is done with the oldest unit.
   __device__ __forceinline__ void release() {
     finish_reads();
     __syncwarp();
@@ -86,8 +86,9 @@ class WgmmaUnits {
     return __shfl_sync(~0u, place_, taken_ % kUnitsAhead);
   }
 
-  // The line at which so many are free, or -1. A unit is in one piece. Where no other one like it
-  // would fit behind, it goes to the ring's end: what is free is before it, for the next one.
+  // Returns the first of `lines` adjacent free lines, or -1. If a second unit of this size would
+  // not fit after it, it goes to the end of the ring, so that the free lines before it stay in one
+  // piece.
   __device__ __forceinline__ int find_room(int lines) const {
     if (count_ == 0) return 0;
     const int oldest = this->oldest(), left = a_.ring_lines - free_ - lines;
@@ -96,7 +97,7 @@ class WgmmaUnits {
     return lines <= oldest ? 0 : -1;
   }
 
-  // Rows of units past the last one are the last one again: they are multiplied, and not stored.
+  // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
     if (next_.ended()) return;
     const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
@@ -105,8 +106,8 @@ class WgmmaUnits {
     look();
   }
 
-  // Each lane loads one of the two: of a number that all lanes have alike the compiler makes a
-  // uniform register as soon as it is loaded, and the warp would wait for it here.
+  // Each lane loads one of the two offsets. A value that is uniform across the warp would be moved
+  // to a uniform register as soon as it is loaded, and the warp would wait for it here.
   __device__ __forceinline__ void look() {
     if (!next_.ended()) offset_ = load_readonly(from_ + threadIdx.x % 2);
   }
@@ -114,12 +115,12 @@ class WgmmaUnits {
   const WgmmaArguments& a_;
   const int unit_, tile_units_;
   const uint32_t ring_, barriers_;
-  mma_units::WgmmaTiles next_;      // of the unit to be copied next
-  const int32_t* from_;             // its offset
-  int offset_;                      // in even lanes; where its lines end in odd ones
-  uint32_t count_ = 0, taken_ = 0;  // units in the ring, and those that were there before
-  int place_ = 0;                   // in lane i: of the unit whose number is i modulo kUnitsAhead
-  int free_ = 0;                    // the line behind the latest unit
+  mma_units::WgmmaTiles next_;      // of the unit to copy next
+  const int32_t* from_;             // its entry of unit_offsets
+  int offset_;                      // the unit's first line in even lanes; its end in odd ones
+  uint32_t count_ = 0, taken_ = 0;  // units in the ring; units taken from it before
+  int place_ = 0;  // lane i: first line of the unit whose number is i modulo kUnitsAhead
+  int free_ = 0;   // line after the latest unit
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The linear kernel over Tiled-CSL words in all the shapes that it is compiled for.
+// The compiled shapes of the linear kernel for Tiled-CSL.
 #pragma once
 #include "cuda/tiled_csl/linear_kernel.cuh"
 #include "cuda/tiled_csl/linear_plan.h"
@@ -12,7 +12,7 @@ static_assert(kChunk == kTailWords);
 #define FS_COMPILED(tokens, hopper, wgmma, team_warps, held, warps, blocks) \
   linear::compiled<                                                         \
       TileSource<linear::Shape<tokens, hopper, wgmma, team_warps, warps, blocks>, held>>(),
-// By the index of kLinearShapes.
+// Indexed like kLinearShapes.
 inline const linear::Compiled<Words> kCompiledLinear[] = {FS_LINEAR_SHAPES(FS_COMPILED)};
 #undef FS_COMPILED
 

@@ -4,29 +4,28 @@
 //
 // A team of warps owns a dense 128 x 64 tile in shared memory and takes tile after tile of the
 // weight through it:
-//   scatter     the tile source writes the values that it holds in registers to the tile
-//   prefetch    what the source needs of the team's next tile starts on its way into registers, and
-//               x of that tile on its way into shared memory
+//   scatter     the tile source stores the values that it holds in registers to the tile
+//   prefetch    loads of the source for the team's next tile start, to registers, and copies of x
+//               for that tile, to shared memory
 //   multiply    tensor cores, from the tile and from x in shared memory
 //   clear       the source makes the tile ready for the next one
-// A tile a team, instead of a tile a block, is where this departs from the paper: there is no
-// barrier wider than the team while it works. Which tiles a team takes, and how sums are added up,
-// is in stream_k.cuh.
+// The paper has a tile for each block. With a tile for each team no barrier is wider than the team
+// while it works. Which tiles a team takes, and how partial sums are added up, is in stream_k.cuh.
 //
-// A tile source is what a packed format brings, in the tile_source.cuh of its folder:
+// A tile source is what a packed format provides, in the tile_source.cuh of its folder:
 //   Shape                       the linear::Shape that it is made for
-//   Weight                      its tensors' pointers, an argument of the kernel
-//   kSharedBytes                shared memory of a block that it needs beside the tiles
+//   Weight                      pointers to its tensors, an argument of the kernel
+//   kSharedBytes                shared memory of a block that it needs besides the tiles
 //   Source(weight, team, shared)
-//   begin(first, count)         the block's range of tiles; a barrier of the block follows
+//   begin(first, count)         the block's range of tiles; a block barrier follows
 //   prefetch(tile)              starts the loads of a tile, numbered from the range's first
-//   prefetch_none()             after the team's last tile
-//   has_next()                  which of both was called last
+//   prefetch_none()             called after the team's last tile
+//   has_next()                  which of these two was called last
 //   scatter() -> Scattered      completes the tile whose loads were started
-//   clear(scattered)            after the product: the tile, and a barrier of the team at its end
-//   clear()                     the same after the tile was used for something else, or never yet
-// The tile holds 128 rows of 64 16-bit values, whose 16-byte chunk c of row r lies at c XOR (r mod
-// 8): what ldmatrix reads without bank conflicts, and wgmma calls "128-byte swizzle".
+//   clear(scattered)            after the product: clears the tile, and ends with a team barrier
+//   clear()                     the same, whatever the tile holds
+// The tile holds 128 rows of 64 16-bit values. 16-byte chunk c of row r lies at c XOR (r mod 8):
+// without bank conflicts for ldmatrix, and what wgmma calls "128-byte swizzle".
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -36,8 +35,8 @@
 
 namespace flashsparse::linear {
 
-// One block of the launch. Multiplier is MmaMultiplier or WgmmaMultiplier: how a team multiplies
-// its tile by x, and where it keeps the accumulators.
+// A block. Multiplier is MmaMultiplier or WgmmaMultiplier: how a team multiplies its tile by x, and
+// where it keeps the accumulators.
 template <class Source, class Multiplier>
 class Block {
   using Shape = typename Source::Shape;
@@ -70,7 +69,7 @@ class Block {
       const bool whole = tile == row_end - a_.tile_cols;
       for (; tile < stop; ++tile) multiply_tile();
       if (stop < end_) {
-        stream_k_.leave_row(multiplier_, row, whole);
+        stream_k_.end_row(multiplier_, row, whole);
         source_.clear();
         multiplier_.clear();
         ++row;
@@ -97,7 +96,7 @@ class Block {
     multiplier_.wait_x();
     if constexpr (Shape::kWgmma) {
       team_.sync();
-      multiplier_.multiply();  // goes on while the next loads start
+      multiplier_.multiply();  // runs while the next loads start
       prefetch();
       if (source_.has_next()) multiplier_.load_x(column_);
     } else {
@@ -118,8 +117,8 @@ class Block {
   Source source_;
   Multiplier multiplier_;
 
-  int next_, next_column_, end_;  // the tile to prefetch next, and the end of the team's part
-  int column_;                    // of the tile prefetched last: its place in its row of tiles
+  int next_, next_column_, end_;  // the next tile to prefetch, its column; end of the team's part
+  int column_;                    // column of the tile that was prefetched last
 };
 
 }  // namespace flashsparse::linear

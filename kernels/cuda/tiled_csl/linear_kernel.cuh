@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream-K kernel over any tile source, and what a host must know of each that is compiled.
+// The stream-K kernel over any tile source, and what the host needs to launch it.
 #pragma once
 #include <type_traits>
 
@@ -17,8 +17,8 @@ template <class Source>
 inline constexpr uint32_t kSharedBytes =
     Source::Shape::kSource + Source::kSharedBytes + Source::Shape::kFlagBytes;
 
-// Launch with any number of blocks up to the number of tiles, Shape::kThreads threads and
-// kSharedBytes<Source> of dynamic shared memory. Shapes for Hopper are empty but on sm_90a.
+// Launch with at most as many blocks as there are tiles, Shape::kThreads threads and
+// kSharedBytes<Source> of dynamic shared memory. Shapes for Hopper are empty except on sm_90a.
 template <class Type, class Source>
 __global__ void __launch_bounds__(Source::Shape::kThreads, Source::Shape::kBlocks)
     linear_kernel(const typename Source::Weight weight, const Arguments arguments) {

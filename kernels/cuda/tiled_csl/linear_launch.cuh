@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the stream-K kernel of any format.
+// Launches a stream-K kernel, of any format.
 #pragma once
 #include <cuda_runtime_api.h>
 

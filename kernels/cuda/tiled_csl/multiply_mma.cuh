@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplying a tile by x with mma, the tensor core instruction of every architecture since Ampere.
-// W is its A operand, 16 rows at a time, and x its B operand: 8 tokens are not padded to 16.
+// Multiplies a tile by x with mma, the tensor core instruction of every architecture since Ampere.
+// W is its A operand, 16 rows at a time, and x its B operand, so that 8 tokens are not padded to
+// 16.
 #pragma once
 #include "common/mma.cuh"
 #include "cuda/tiled_csl/team.cuh"
@@ -39,7 +40,7 @@ class MmaMultiplier {
 
   __device__ __forceinline__ void multiply() {
     constexpr int kSteps = kTileCols / 16;
-    uint32_t w[2][kRowBlocks][4];    // of this step and of the next
+    uint32_t w[2][kRowBlocks][4];    // of this step and the next
     uint32_t x[2][kTokenBlocks][4];  // of two steps
     load_x_operands(x[0], 0);
     load_w_operands(w[0], 0);
@@ -60,7 +61,7 @@ class MmaMultiplier {
   }
   __device__ __forceinline__ void wait() {}
 
-  // Leaves the sums of a round's tokens in the team's buffer.
+  // Stores the accumulators of a round's tokens to the team's tile.
   __device__ __forceinline__ void store_sums(int round) {
     const int lane = threadIdx.x % 32;
     FS_UNROLL
@@ -80,17 +81,17 @@ class MmaMultiplier {
 
  private:
   static constexpr int kRowBytes = kTileCols * sizeof(uint16_t);
-  static constexpr int kRowBlocks = kTileRows / 16 / Shape::kTeamWarps;  // of 16 rows, of a warp
+  static constexpr int kRowBlocks = kTileRows / 16 / Shape::kTeamWarps;  // of 16 rows, for a warp
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
 
-  // Chunk c of a row lies at c XOR swizzle: another c flips bits of the address.
+  // Chunk c of a row lies at c XOR swizzle, so another c flips bits of the address.
   __device__ __forceinline__ void load_w_operands(uint32_t (&w)[kRowBlocks][4], int step) {
     FS_UNROLL
     for (int m = 0; m < kRowBlocks; ++m) {
       ldmatrix_x4(w[m], (tile_rows_ ^ (step * 32)) + m * 16 * kRowBytes);
     }
   }
-  // Four chunks: of this step and of the next one.
+  // Loads four chunks: those of this step and of the next one.
   __device__ __forceinline__ void load_x_operands(uint32_t (&x)[kTokenBlocks][4], int step) {
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
@@ -99,8 +100,8 @@ class MmaMultiplier {
   }
 
   const uint32_t tile_;
-  const int warp_;               // of the team
-  uint32_t tile_rows_, x_rows_;  // of which this lane gives the address to ldmatrix
+  const int warp_;               // in the team
+  uint32_t tile_rows_, x_rows_;  // whose addresses this lane gives to ldmatrix
   TileX<Shape> x_;
   float sums_[kRowBlocks][kTokenBlocks][4];
 };

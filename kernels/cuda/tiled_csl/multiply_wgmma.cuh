@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplies a team's tile by x with Hopper's wgmma: a team is a warpgroup, and the tensor core
-// reads the tile and x from shared memory itself.
+// Multiplies a tile by x with Hopper's wgmma: a team is a warpgroup, and the tensor cores read tile
+// and x from shared memory.
 #pragma once
 #include "common/wgmma.cuh"
 #include "cuda/tiled_csl/team.cuh"
@@ -26,7 +26,7 @@ class WgmmaMultiplier {
 
   __device__ __forceinline__ void load_x(int column) { x_.load(column); }
 
-  // Before the barrier that makes the tile and x everyone's.
+  // Call before the team barrier after which wgmma reads the tile and x.
   __device__ __forceinline__ void wait_x() {
     x_.wait();
     fence_for_wgmma();
@@ -52,7 +52,7 @@ class WgmmaMultiplier {
     wgmma_wait(sums_[1]);
   }
 
-  // Leaves the sums of a round's tokens in the team's buffer.
+  // Stores the accumulators of a round's tokens to the team's tile.
   __device__ __forceinline__ void store_sums(int round) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     FS_UNROLL

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense -> Tiled-CSL on the GPU, in the canonical order of formats/tiled_csl.h: the same words as
-// the CPU's packer (cpu/tiled_csl/order.cpp) bit for bit. count_kernel tells the words of each
-// tile, offsets.cuh sums them up, and pack_kernel writes them.
+// Packs a dense weight to Tiled-CSL on the GPU, in the canonical order of formats/tiled_csl.h: bit
+// for bit the words of the CPU's packer (cpu/tiled_csl/order.cpp). count_kernel writes the number
+// of words of each tile, offsets.cuh makes the prefix sum, and pack_kernel writes the words.
 //
-// A row of a tile is 32 pairs of elements, one in each bank of shared memory. So a warp takes a row
-// at a time and lane b the pair in bank b: the queues of a bank are filled by one lane of each warp
-// without any exchange but how many words the warps before it have, and all 32 lanes always store
-// to, and load from, 32 different banks.
+// A row of a tile is 32 pairs of elements, one in each bank of shared memory. A warp processes one
+// row at a time, lane b the pair in bank b. So the queues of a bank are filled by one lane of each
+// warp, which only need to know how many words the warps before have, and all 32 lanes always
+// access 32 different banks.
 #pragma once
 #include "cuda/shared/lanes.cuh"
 #include "formats/tiled_csl.h"
@@ -15,13 +15,13 @@ namespace flashsparse::tiled_csl {
 
 inline constexpr int kPackWarps = 8;
 inline constexpr int kPackThreads = kPackWarps * kBanks;
-inline constexpr int kWarpRows = kTileRows / kPackWarps;  // consecutive rows of a tile, a warp
+inline constexpr int kWarpRows = kTileRows / kPackWarps;  // consecutive rows of a tile, for a warp
 
 static_assert(kBanks == kLanes && kTileCols == 2 * kBanks, "a row has one pair of elements a bank");
 static_assert(kWarpRows % 8 == 0, "every warp's rows begin with row & 7 == 0");
 
-// pairs[i] = the two elements that row i of this warp has in bank `lane`, the lower one in the
-// lower half; 0 outside the weight.
+// pairs[i]: the two elements of this warp's row i in bank `lane`, the lower column in the lower
+// half; 0 outside of the weight.
 __device__ __forceinline__ void load_pairs(const uint16_t* __restrict__ weight, int64_t rows,
                                            int64_t cols, int warp, int lane,
                                            uint32_t (&pairs)[kWarpRows]) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void load_pairs(const uint16_t* __restrict__ weight, 
   const int64_t first_row =
       static_cast<int64_t>(blockIdx.x / across) * kTileRows + warp * kWarpRows;
   const int64_t first_col = static_cast<int64_t>(blockIdx.x % across) * kTileCols;
-  // Of this warp's part of the tile, which may be cut. None at all is a number below 1.
+  // Of this warp's part of the tile; below 1 if all of it is outside of the weight.
   const int rows_here = static_cast<int>(min(rows - first_row, static_cast<int64_t>(kWarpRows)));
   const int cols_here = static_cast<int>(min(cols - first_col, static_cast<int64_t>(kTileCols)));
   const uint16_t* row = weight + first_row * cols + first_col;
@@ -48,21 +48,21 @@ __device__ __forceinline__ void load_pairs(const uint16_t* __restrict__ weight, 
   }
 }
 
-// Which elements are kept: bit i for the lower one of pairs[i], bit 16 + i for the upper one.
+// Which elements are nonzero: bit i for the lower one of pairs[i], bit 16 + i for the upper one.
 __device__ __forceinline__ uint32_t kept_of(const uint32_t (&pairs)[kWarpRows]) {
   static_assert(kWarpRows == 16, "a half of the result has 16 bits");
   uint32_t kept = 0;
   FS_UNROLL
   for (int i = 0; i < kWarpRows; ++i) {
-    // Adding 0x7fff carries into the sign's place for every magnitude but 0.
+    // Adding 0x7fff carries into the sign bit for every magnitude but 0.
     const uint32_t carries = (pairs[i] & 0x7fff7fff) + 0x7fff7fff;
     kept |= carries >> (15 - i) & (0x00010001u << i);
   }
   return kept;
 }
 
-// lengths[t] = words of tile t, padding included.
-// Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads.
+// Writes lengths[t] = words of tile t, padding included. Launch with gridDim.x = tile_rows(rows) *
+// tile_cols(cols), blockDim.x = kPackThreads.
 __global__ void __launch_bounds__(kPackThreads)
     count_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
                  int32_t* __restrict__ lengths) {
@@ -80,12 +80,13 @@ __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// The queues of one bank, held by one lane: queue[i] for i < singles, then the pairs' halves.
+// The queues of a bank, held by a lane: queue[i] for i < singles, then both halves of each pair.
 struct Bank {
   int singles, count;  // count = singles + 2 * pairs
 };
 
-// The `room` lanes in `among` with the highest `left` < 512; among equals, the lowest lanes.
+// The `room` lanes of `among` with the largest `left` (below 512); with equal values, the lowest
+// lanes.
 __device__ __forceinline__ uint32_t fullest(uint32_t left, uint32_t among, int room, int lane) {
   if (room <= 0) return 0;
   if (__popc(among) <= room) return among;
@@ -94,11 +95,12 @@ __device__ __forceinline__ uint32_t fullest(uint32_t left, uint32_t among, int r
   return __ballot_sync(kAllLanes, (among >> lane & 1) && ahead < room);
 }
 
-// Writes what is left after every bank gave its first `taken` words, and pads to `end` by repeating
-// the last word. One warp, lane b for bank b; queue[32 * i + b] is word i of bank b.
+// Writes what remains after every bank has given its first `taken` words, and pads to `end` by
+// repeating the last word. Called by one warp, lane b for bank b; queue[32 * i + b] is word i of
+// bank b.
 __device__ __forceinline__ void write_remaining(const uint32_t* queue, Bank bank, int taken,
                                                 int lane, uint32_t* out, uint32_t* end) {
-  // Where the cut goes through a pair, its upper half is a single from now on.
+  // If the cut splits a pair, its upper half becomes a single.
   const int half = taken > bank.singles ? (taken - bank.singles) & 1 : 0;
   int single = taken, single_end = max(bank.singles, taken + half);
   int pair = single_end;  // the lower half of the next pair
@@ -144,9 +146,9 @@ __device__ __forceinline__ void write_remaining(const uint32_t* queue, Bank bank
   }
 }
 
-// words[offsets[t]] to words[offsets[t + 1]] of every tile t.
-// Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads; `words` is
-// aligned to 16 bytes, `offsets` are the sums of what count_kernel says of the same weight.
+// Writes words[offsets[t]] to words[offsets[t + 1]] of every tile t. Launch with gridDim.x =
+// tile_rows(rows) * tile_cols(cols), blockDim.x = kPackThreads. `words` is 16-byte aligned;
+// `offsets` is the prefix sum of count_kernel's lengths for the same weight.
 __global__ void __launch_bounds__(kPackThreads, 5)
     pack_kernel(const uint16_t* __restrict__ weight, int64_t rows, int64_t cols,
                 const int32_t* __restrict__ offsets, uint32_t* __restrict__ words) {
@@ -194,13 +196,13 @@ __global__ void __launch_bounds__(kPackThreads, 5)
   }
   __syncthreads();
 
-  // While all banks have words, each gives one to every group: the queues, row by row.
+  // As long as all banks have words, each gives one to every group of 32: the rows of the queues.
   const int full = reduce_lanes(bank.count, [](int a, int b) { return min(a, b); });
   for (int i = threadIdx.x; i < full * kBanks / 4; i += kPackThreads) {
     reinterpret_cast<uint4*>(out)[i] = queue_vectors[i];
   }
-  // The rest is one warp's work. Not always the same one: warps of equal number of the blocks on a
-  // multiprocessor share one of its four schedulers, and that one would have all the work.
+  // One warp writes the rest. Which one varies by block: warps of the same number, in the blocks of
+  // a multiprocessor, share one of its four schedulers, which would get all of this work.
   const uint32_t chosen = blockIdx.x * 2654435769u >> 29;
   if (warp == static_cast<int>(chosen % kPackWarps)) {
     write_remaining(queue, bank, full, lane, out + full * kBanks, end);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream-K (Osama et al., PPoPP 2023): work is cut evenly, whatever the shape of the weight.
+// Stream-K (Osama et al., PPoPP 2023): tiles are divided evenly between blocks, whatever the shape
+// of the weight.
 //
-// The tiles, row of tiles after row of tiles, are one long line. Every block takes an equal range
-// of it, and every team an equal part of that, which it goes through without waiting for anyone.
-// When all teams are through, their sums are added up. Where a row is shared by blocks, each leaves
-// its sums in fp32 in the workspace `partials` and counts itself in at the row's arrival counter;
-// the block that arrives last adds them up in the order of blocks: one launch, and the same bits
-// every time.
+// The tiles, tile row after tile row, form one sequence. Every block takes an equal range of it,
+// and every team an equal part of the block's range, through which it goes without waiting for
+// other teams. When all teams are done, their partial sums are added up. Blocks that share a tile
+// row each write their partial sums in fp32 to the workspace `partials` and increment the row's
+// arrival counter; the block that arrives last adds all of them up in the order of blocks. One
+// launch, and the same bits every time.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
@@ -18,8 +19,8 @@
 
 namespace flashsparse::linear {
 
-// One block's range, and what becomes of its sums, which multipliers hold in registers. `Type` is
-// that of y.
+// A block's range, and the reduction of its accumulators, which multipliers hold in registers.
+// `Type` is that of y.
 template <class Type, class Shape>
 class StreamK {
  public:
@@ -33,18 +34,19 @@ class StreamK {
     begin_ = first_tile(tiles_, blockIdx.x, gridDim.x);
     size_ = first_tile(tiles_, blockIdx.x + 1, gridDim.x) - begin_;
   }
-  // The range's first tile, counted along the line, and its number of tiles.
+  // The range's first tile in the sequence, and its number of tiles.
   __device__ __forceinline__ int begin() const { return begin_; }
   __device__ __forceinline__ int size() const { return size_; }
-  // Where the part of a team begins, counted from the range's first tile, and that of the next
-  // ends.
+  // The first tile of a team's part, which is the end of the previous one's, counted from the
+  // range's first tile.
   __device__ __forceinline__ int part_begin(int team) const { return size_ * team / Shape::kTeams; }
 
-  // A row ends, and the team's part does not: the sums go to y where `whole`, all tiles of the row
-  // were the team's, else aside until the end, which happens once at most, in the row that the part
-  // begins in. Uses the team's tile.
+  // Ends a tile row that is not the last one of the team's part. Its sums are written to y if
+  // `whole`, that is if the team had all tiles of the row. Otherwise they are partial, and are
+  // written to scratch until the end: at most once for each team, in its first row. Uses the team's
+  // tile.
   template <class Multiplier>
-  __device__ __forceinline__ void leave_row(Multiplier& multiplier, int row, bool whole) const {
+  __device__ __forceinline__ void end_row(Multiplier& multiplier, int row, bool whole) const {
     FS_UNROLL
     for (int round = 0; round < kRounds; ++round) {
       multiplier.store_sums(round);
@@ -56,14 +58,14 @@ class StreamK {
         if (whole) {
           store(row, quad, sum);
         } else {
-          store_global(aside(team_.number) + quad, sum);
+          store_global(scratch(team_.number) + quad, sum);
         }
       }
       team_.sync();
     }
   }
 
-  // All teams are through. Adds up their sums, row after row of the range. Uses their tiles.
+  // Adds up the partial sums of all teams, row by row of the range. Uses their tiles.
   template <class Multiplier>
   __device__ __forceinline__ void add_teams(Multiplier& multiplier) const {
     const int first = begin_ / a_.tile_cols, last = (begin_ + size_ - 1) / a_.tile_cols;
@@ -74,14 +76,14 @@ class StreamK {
       FS_NO_UNROLL
       for (int row = first; row <= last; ++row) {
         const int row_begin = row * a_.tile_cols - begin_, row_end = row_begin + a_.tile_cols;
-        // The teams' tiles hold the sums of those whose parts end in this row; the next team's part
-        // may have begun in it. (A part without tiles is zero.)
+        // The tiles of teams `from` to `to` hold the sums of parts that end in this row. The part
+        // of the next team may have begun in it. (A part without tiles has sums of zero.)
         int from = 0;
         while (part_begin(from + 1) <= row_begin) ++from;
         int to = from;
         while (to < Shape::kTeams && part_begin(to + 1) <= row_end) ++to;
-        const bool has_aside = to < Shape::kTeams && part_begin(to) < row_end;
-        if (has_aside && part_begin(to) <= row_begin) continue;  // that team stored all of y
+        const bool has_scratch = to < Shape::kTeams && part_begin(to) < row_end;
+        if (has_scratch && part_begin(to) <= row_begin) continue;  // that team had the whole row
 
         float4* const left = partials(blockIdx.x, row == first);
         const bool whole = row_begin >= 0 && row_end <= size_;
@@ -89,11 +91,11 @@ class StreamK {
         for (int i = threadIdx.x; i < quads_of(round); i += Shape::kThreads) {
           const int quad = round * kRoundQuads + i;
           float4 sum = make_float4(0, 0, 0, 0);
-          for (int team = from; team < to; ++team) {  // in their order
+          for (int team = from; team < to; ++team) {  // in the order of teams
             const uint32_t tile = shared_ + team * Shape::kTileBytes;
             sum = add(sum, load_shared<float4>(tile + quad_place(i)));
           }
-          if (has_aside) sum = add(sum, load_l2(aside(to) + quad));
+          if (has_scratch) sum = add(sum, load_l2(scratch(to) + quad));
           if (whole) {
             store(row, quad, sum);
           } else {
@@ -105,9 +107,9 @@ class StreamK {
     }
   }
 
-  // The last to arrive of the blocks that share a row adds up what they have left. A block
-  // shares the first row of its range, or the last, or both. The barrier that add_teams ends with
-  // put every thread's stores before the arrivals.
+  // The last to arrive of the blocks that share a row adds up the partial sums of all. A block
+  // shares the first row of its range, or the last, or both. The barrier at the end of add_teams
+  // orders every thread's stores before the arrivals.
   __device__ __forceinline__ void add_blocks() const {
     const int first = begin_ / a_.tile_cols, last = (begin_ + size_ - 1) / a_.tile_cols;
     if (threadIdx.x < 2) {
@@ -127,7 +129,7 @@ class StreamK {
   }
 
  private:
-  // The block is one of those that share the row, and `arrived` arrived before it.
+  // This block shares the row, and `arrived` others arrived before it.
   __device__ __forceinline__ void add_row(int row, uint32_t arrived) const {
     const int begin = row * a_.tile_cols;
     const int first = block_of_tile(tiles_, begin, gridDim.x);
@@ -135,10 +137,11 @@ class StreamK {
     if (arrived != static_cast<uint32_t>(last - first)) return;
     if (threadIdx.x == 0) a_.arrivals[row] = 0;
 
-    // Many loads at once: each takes its time.
+    // Several loads in flight, to hide their latency.
     constexpr int kAhead = 4, kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
     const int count = a_.tokens * kQuads;
-    // The row is the first of every block's range but of one that begins before it.
+    // The row is the first in the range of every block, except if the first block's range begins
+    // earlier.
     const bool starts_row = begin == first_tile(tiles_, first, gridDim.x);
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
@@ -170,7 +173,7 @@ class StreamK {
     }
   }
 
-  // The sums of a row of tiles are numbered by quads, four rows of a token, and go through shared
+  // The sums of a tile row are numbered by quads, four rows of a token, and pass through shared
   // memory in rounds of kRoundTokens tokens.
   static constexpr int kQuads = kTileRows / 4;
   static constexpr int kRounds = Shape::kTokens / Shape::kRoundTokens;
@@ -185,8 +188,7 @@ class StreamK {
   }
 
   // partials[blocks][Shape::kSlots][tokens of the shape][kTileRows]: a block has a slot for each
-  // row that it may share, the first and the last of its range, and one for what each team puts
-  // aside.
+  // row that it may share, the first and the last of its range, and a scratch slot for each team.
   __device__ __forceinline__ float4* slot(int block, int number) const {
     const int64_t slots = int64_t{block} * Shape::kSlots + number;
     return reinterpret_cast<float4*>(a_.partials) + slots * (Shape::kTokens * kQuads);
@@ -194,7 +196,7 @@ class StreamK {
   __device__ __forceinline__ float4* partials(int block, bool is_first) const {
     return slot(block, !is_first);
   }
-  __device__ __forceinline__ float4* aside(int team) const { return slot(blockIdx.x, 2 + team); }
+  __device__ __forceinline__ float4* scratch(int team) const { return slot(blockIdx.x, 2 + team); }
 
   __device__ __forceinline__ void store(int tile_row, int quad, const float4& sum) const {
     const int row = tile_row * kTileRows + quad % kQuads * 4;

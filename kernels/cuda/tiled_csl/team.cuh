@@ -13,7 +13,7 @@ struct Team {
   int lane;       // of this thread, among the team's
   uint32_t tile;  // the team's tile in shared memory
 
-  // From lane 0 of the warp, so that the compiler knows the number for the same in every lane.
+  // Shuffled from lane 0, so that the compiler knows `number` to be uniform in a warp.
   __device__ __forceinline__ explicit Team(uint32_t shared)
       : number(__shfl_sync(~0u, static_cast<int>(threadIdx.x / Shape::kTeamThreads), 0)),
         lane(threadIdx.x % Shape::kTeamThreads),
@@ -28,9 +28,9 @@ struct Team {
   }
 };
 
-// When a row ends, sums lie in a team's tile as [token][row], the rows swizzled so that the stores
-// (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows a lane, of one
-// token) spread over the banks.
+// At the end of a row, sums are stored in a team's tile as [token][row]. Rows are swizzled so that
+// both the stores (tokens 0, 2, 4, 6 of 8 rows, or 8 tokens of 8 rows) and the loads (four rows of
+// one token a lane) spread over the banks.
 __device__ __forceinline__ uint32_t sum_place(int token, int row) {
   return (token * kTileRows + (row ^ token % 8 * 4)) * sizeof(float);
 }

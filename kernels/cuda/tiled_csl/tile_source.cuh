@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of a Tiled-CSL weight for the stream-K kernel (cuda/tiled_csl/linear_block.cuh).
 //
-//   scatter   each lane stores its words' values at their locations, 32 words at a time, which the
-//             order of words puts into 32 different banks
-//   clear     zeros to the same locations, so that the tile is all zero again. The paper fills the
-//             whole tile with zeros: 1 wavefront of shared memory per 64 weights, where clearing
-//             takes 0.4 at 80% zeros.
+//   scatter   each lane stores its words' values at their locations; the order of the words puts
+//             the 32 stores of a warp into 32 different banks
+//   clear     zeros are stored at the same locations. The paper zero-fills the whole tile instead:
+//             1 shared-memory wavefront per 64 weights, where clearing takes 0.4 at 80% zeros.
 #pragma once
 #include <utility>
 
@@ -20,20 +19,20 @@ namespace flashsparse::tiled_csl {
 
 static_assert(kTileRows == linear::kTileRows && kTileCols == linear::kTileCols);
 
-// Words that a team loads, and stores, behind one predicate.
+// Words that a team loads, and stores, under one predicate.
 inline constexpr int kChunk = 128;
 
 template <class Shape_,  // linear::Shape
           int kHeld>  // words that a lane holds in registers; tiles with more are right, and slower
 class TileSource {
   static constexpr int kStride = Shape_::kTeamThreads;  // words that a team loads or stores at once
-  static constexpr int kRows = kChunk / kStride;        // of a chunk, a word of each in every lane
+  static constexpr int kRows = kChunk / kStride;        // in a chunk: a lane has one word of each
   static_assert(kHeld % kRows == 0);
 
  public:
   using Shape = Shape_;
   using Weight = Words;
-  // The offsets of the block's tiles, and where the last one ends.
+  // The offsets of the block's tiles, and the end of the last one.
   static constexpr uint32_t kSharedBytes = (linear::kMaxRange + 1) * sizeof(int32_t);
 
   __device__ __forceinline__ TileSource(const Words& weight, const linear::Team<Shape>& team,
@@ -47,10 +46,10 @@ class TileSource {
     }
   }
 
-  // Chunks of words that are in registers or on their way there, kRows rows, a lane one word of
-  // each row. What is left after the whole chunks, the tail, is one more chunk, padded by repeating
-  // the last word as the format itself does. So a chunk is there or it is not: one predicate for
-  // all its loads, and later for its stores.
+  // Chunks of words that are in registers, or in flight to them: kRows rows, of which a lane has
+  // one word each. What remains after the whole chunks (the tail) is one more chunk, padded like
+  // the format by repeating the last word. So a chunk exists or it does not: its loads, and later
+  // its stores, take one predicate.
   __device__ __forceinline__ void prefetch(int tile) {
     const uint32_t place = offsets_ + tile * uint32_t{sizeof(uint32_t)};
     const uint32_t begin = load_shared<uint32_t>(place);
@@ -68,14 +67,14 @@ class TileSource {
   __device__ __forceinline__ void prefetch_none() { count_ = -1; }
   __device__ __forceinline__ bool has_next() const { return count_ >= 0; }
 
-  // What a tile's words wrote.
+  // What scatter() wrote.
   struct Scattered {
     static constexpr int kPlaces = (kHeld + kRows + 1) / 2;
 
     int chunks;
     bool tail;
     bool overfull;  // more words than the registers hold
-    // Locations, two a register: the words' own registers go to the next tile's words.
+    // Locations, two a register: the words' own registers are reused for the next tile.
     uint32_t places[kPlaces];
   };
 
@@ -129,7 +128,7 @@ class TileSource {
     (load_streaming_if<i * kStride>(i / kRows < chunks, mine, words_[i]), ...);
   }
 
-  // The words in registers by number, the tail after the others.
+  // Words in registers by number, the tail after the others.
   __device__ __forceinline__ uint32_t word(int i) const {
     return i < kHeld ? words_[i] : tail_[i - kHeld < kRows ? i - kHeld : 0];
   }
@@ -137,14 +136,14 @@ class TileSource {
   __device__ __forceinline__ void scatter_if(bool condition, uint32_t word) {
     store_shared_same_if(condition, dp2a_lo(word, 0x0002, team_.tile), bits_of(word));
   }
-  // places: two locations, of which `which` is cleared.
+  // Clears one of two locations, number `which`.
   __device__ __forceinline__ void clear_if(bool condition, uint32_t places, int which) {
     store_shared_same_if(condition, dp2a_lo(places, which ? 0x0200 : 0x0002, team_.tile), 0);
   }
 
   const Words& weight_;
   const linear::Team<Shape>
-      team_;                // a copy: a reference into the block would keep it out of registers
+      team_;                // a copy: a reference to the block's would keep it out of registers
   const uint32_t offsets_;  // in shared memory
 
   int count_;  // words of the tile that was prefetched last; -1 after the team's last tile

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// x in shared memory: the columns of a team's tile, and those of its next one on their way.
+// x in shared memory for a team: the columns of its current tile, and of the next one in flight.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/tiled_csl/linear_arguments.h"
@@ -7,12 +7,12 @@
 
 namespace flashsparse::linear {
 
-// A token is a row of 128 bytes, 64 columns, whose 16-byte chunk c lies at c XOR (token mod 8):
-// what wgmma reads as "128-byte swizzle", and ldmatrix without a bank conflict.
+// A token is a row of 128 bytes, 64 columns. Its 16-byte chunk c lies at c XOR (token mod 8): what
+// wgmma calls "128-byte swizzle", and without bank conflicts for ldmatrix.
 template <class Shape>
 class TileX {
  public:
-  // `shared` is room for x of two tiles, used in turn.
+  // `shared`: two buffers of Shape::kXBytes.
   __device__ __forceinline__ TileX(const Arguments& a, uint32_t shared)
       : a_(a),
         token_(once(threadIdx.x % kThreads / 8)),
@@ -21,8 +21,8 @@ class TileX {
 
   // Starts the copies of x of the next tile, zero past the last token.
   __device__ __forceinline__ void load(int column) {
-    turn_ ^= 1;
-    const uint32_t to = place_ + turn_ * Shape::kXBytes;
+    buffer_ ^= 1;
+    const uint32_t to = place_ + buffer_ * Shape::kXBytes;
     const uint16_t* const from = a_.x + (column * kTileCols + offset_);
     FS_UNROLL
     for (int i = 0; i < Shape::kTokens; i += kThreads / 8) {
@@ -34,17 +34,17 @@ class TileX {
     copy_async_commit();
   }
 
-  // Waits for the copies of this thread; a barrier of the team makes them everyone's.
+  // Waits for the copies of this thread. A team barrier makes them visible to the others.
   __device__ __forceinline__ void wait() { copy_async_wait<0>(); }
 
-  // From `shared`: where the x that was loaded last is.
-  __device__ __forceinline__ uint32_t offset() const { return turn_ * Shape::kXBytes; }
+  // Offset from `shared` of the x that was loaded last.
+  __device__ __forceinline__ uint32_t offset() const { return buffer_ * Shape::kXBytes; }
 
  private:
   static constexpr int kThreads = 32 * Shape::kTeamWarps;
 
-  // The value itself, by a way that the compiler does not see through: what is computed once
-  // stays in a register instead of being computed again for every tile.
+  // Returns `value` in a way that the compiler does not see through, so that it stays in a register
+  // instead of being recomputed for every tile.
   template <class T>
   static __device__ __forceinline__ T once(T value) {
     return __shfl_sync(~0u, value, threadIdx.x % 32);
@@ -54,7 +54,7 @@ class TileX {
   const int token_;  // this thread copies x of this token, and of every kThreads / 8th after it,
   const uint32_t place_;  // to this place in shared memory,
   const int offset_;      // from this element of a tile's columns
-  uint32_t turn_ = 0;     // which of the two places was loaded last
+  uint32_t buffer_ = 0;   // buffer that was loaded last
 };
 
 }  // namespace flashsparse::linear

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiled-CSL -> dense on the GPU, one block a tile. Flash-LLM (Xia et al., VLDB 2024),
-// section 4.3.1: the location in a word is the element's place in shared memory, so a tile is
-// zeroed there, its words are scattered without arithmetic, and the rows are read back through the
-// swizzle.
+// Unpacks Tiled-CSL to a dense weight on the GPU, one block per tile. Flash-LLM (Xia et al., VLDB
+// 2024), section 4.3.1: the location in a word is the element's offset in shared memory, so a tile
+// is zeroed there, its words are scattered without address arithmetic, and rows are read back
+// through the swizzle.
 #pragma once
 #include "common/memory.cuh"
 #include "formats/tiled_csl.h"
@@ -11,12 +11,12 @@ namespace flashsparse::tiled_csl {
 
 inline constexpr int kUnpackThreads = 256;
 
-// Writes every element of weight [rows, cols], zeros included, for fp16 and bf16 alike.
-// Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kUnpackThreads.
+// Writes every element of weight [rows, cols], zeros included; values may be fp16 or bf16. Launch
+// with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kUnpackThreads.
 //
 // `offsets` has gridDim.x + 1 entries. Nothing else is assumed: whatever the tensors hold, no
-// access leaves them (offsets are clamped to num_words, locations are masked). That the result is
-// the weight that was packed is proven by `validate`, once, at load.
+// access is out of bounds (offsets are clamped to num_words, locations are masked). `validate`
+// checks once, at load, that they are a packed weight.
 __global__ void __launch_bounds__(kUnpackThreads)
     unpack_kernel(const uint32_t* __restrict__ words, uint32_t num_words,
                   const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kUnpackThreads)
   }
   __syncthreads();
 
-  // 32 consecutive words a warp, and not 4 a lane: that is what the order in a tile is made for.
-  constexpr uint32_t kBatch = 4;  // words of a thread on their way at once
+  // A warp takes 32 consecutive words, not 4 for each lane, since the format orders these by banks.
+  constexpr uint32_t kBatch = 4;  // words of a thread in flight
   const uint32_t begin = min(static_cast<uint32_t>(offsets[blockIdx.x]), num_words);
   const uint32_t end = min(static_cast<uint32_t>(offsets[blockIdx.x + 1]), num_words);
   for (uint32_t i = begin + threadIdx.x; i < end; i += kBatch * kUnpackThreads) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
     FS_UNROLL
     for (uint32_t k = 0; k < kBatch; ++k) {
       if (i + k * kUnpackThreads < end) {
-        // The mask costs one instruction and keeps even a word that was never validated inside the
+        // The mask takes one instruction, and keeps words that were never validated inside the
         // tile. Padding repeats a word, so two threads may store the same element.
         const uint32_t element = location_of(batch[k]) & (kTileElements - 1);
         store_shared_same(tile + element * sizeof(uint16_t), bits_of(batch[k]));
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kUnpackThreads)
   const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
   const int64_t first_col = static_cast<int64_t>(blockIdx.x % across) * kTileCols;
   const int64_t rows_here = rows - first_row,
-                cols_here = cols - first_col;  // or more: a tile is cut
+                cols_here = cols - first_col;  // may exceed a tile
   uint16_t* const corner = weight + first_row * cols + first_col;
   if (cols % kChunk == 0 && reinterpret_cast<uintptr_t>(weight) % sizeof(uint4) == 0) {
     constexpr int kRowChunks = kTileCols / kChunk;

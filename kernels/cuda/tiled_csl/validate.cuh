@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Validates Tiled-CSL tensors of any origin on the GPU, by the rules of cpu/tiled_csl/tiled_csl.h,
-// one block a tile.
+// Validates Tiled-CSL tensors of any origin on the GPU, one block per tile, by the rules of
+// cpu/tiled_csl/tiled_csl.h.
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/tiled_csl/verdict.h"
@@ -10,14 +10,14 @@ namespace flashsparse::tiled_csl {
 
 inline constexpr int kValidateThreads = 256;
 
-// verdicts[t] = the distinct locations of tile t with a value other than zero, or what it breaks.
-// Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kValidateThreads.
-// `offsets` has gridDim.x + 1 entries; whatever the tensors hold, no access leaves them.
+// Writes verdicts[t] = distinct locations of tile t with a nonzero value, or the rule that it
+// breaks. Launch with gridDim.x = tile_rows(rows) * tile_cols(cols), blockDim.x = kValidateThreads.
+// `offsets` has gridDim.x + 1 entries; whatever the tensors hold, no access is out of bounds.
 __global__ void __launch_bounds__(kValidateThreads)
     validate_kernel(const uint32_t* __restrict__ words, int32_t num_words,
                     const int32_t* __restrict__ offsets, int64_t rows, int64_t cols,
                     int32_t* __restrict__ verdicts) {
-  FS_SHARED(uint16_t, value_at, kTileElements);  // where `taken` has the bit of the location
+  FS_SHARED(uint16_t, value_at, kTileElements);  // valid where `taken` has the location's bit
   FS_SHARED(uint32_t, taken, kTileElements / 32);
   FS_SHARED(uint32_t, nonzeros, 1);
   FS_SHARED(uint32_t, broken, 2);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kValidateThreads)
     const uint32_t bit = 1u << place % 32;
     const bool seen = atomicOr(taken + place / 32, bit) & bit;
     kept += !seen && !is_zero(value);
-    // The same, or a second value: then one of them stays.
+    // If a location has two values, either may stay.
     store_shared_same(values + place * sizeof(uint16_t), value);
   }
   atomicAdd(nonzeros, kept);

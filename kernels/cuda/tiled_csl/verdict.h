@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tiled_csl_validate says of a tile that breaks a rule, in place of its number of nonzeros.
+// What tiled_csl_validate writes for a tile that breaks a rule, instead of its number of nonzeros.
 #pragma once
 #include <cstdint>
 

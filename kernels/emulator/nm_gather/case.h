@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A weight in nm_gather, as the drivers are fed with it.
+// A weight in nm_gather, as the drivers read it.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,8 @@
 
 namespace driver {
 
-// Reads the bytes of values, uint8 index, and, of codes scaled by row, float row_scales[rows].
+// Reads the bytes of values, uint8 index, and float row_scales[rows] for value types that have
+// them.
 struct NmGatherWeight {
   flashsparse::nm_gather::Layout layout;
   DeviceArray<uint8_t> values;

@@ -19,7 +19,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::nm_gather;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -78,7 +78,7 @@ int main(int argc, char** argv) {
                  plan.threads(), plan.shared_bytes(packed.layout, cols), seed,
                  [&] { kernel(weight, arguments); });
     for (int64_t i = 0; i < row_blocks; ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

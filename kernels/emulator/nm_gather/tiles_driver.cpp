@@ -21,7 +21,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::nm_gather;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -78,14 +78,14 @@ int main(int argc, char** argv) {
     fill(packed.layout, rows, cols, tokens, plan, arguments);
     const CompiledTiles compiled = compiled_tiles(plan.shape, packed.layout.value_type);
     const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
-    // As many as run at once, or all where tiles are shared.
+    // As many as run at once, or all if tiles are shared.
     int64_t blocks = plan.blocks(rows, tokens);
     if (plan.splits == 1) blocks = std::min(blocks, multiprocessors);
     simt::launch_clusters(plan.cluster, static_cast<unsigned>(blocks), plan.threads(),
                           plan.shared_bytes(packed.layout), seed,
                           [&] { kernel(weight, arguments); });
     if (std::any_of(arrivals.get(), arrivals.get() + counters, [](uint32_t n) { return n != 0; }))
-      std::abort();  // they must be left as they were found
+      std::abort();  // must be reset
     driver::write(y.get(), tokens * rows);
   }
 }

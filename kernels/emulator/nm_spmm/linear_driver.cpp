@@ -18,7 +18,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::nm_spmm;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
                  plan.info().threads(), plan.shared_bytes(layout), seed,
                  [&] { compiled(weight, arguments); });
     for (int64_t i = 0; i < tiles; ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A weight in nm_vector, as the drivers of its readers get it on stdin:
+// A weight in nm_vector, as the drivers read it from stdin:
 //   int64 rows, cols, n, m, vector_length, value type, bytes of weight_packed, bytes of an element
 //   of weight_scale (0: there is none), group, dtype (common/dtype.h), seed, blocks (0: as the host
 //   plans); weight_packed; weight_index; weight_scale

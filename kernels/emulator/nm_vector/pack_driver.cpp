@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the pack kernel over every case on stdin and writes what it makes to stdout.
+// Runs the pack kernel over every case on stdin and writes its results to stdout.
 //   case    int64 rows, cols, n, m, vector_length, bytes of a value, shift, seed; the weight
 //           [rows * cols], which the kernel finds `shift` elements past an aligned place
 //   answer  int64 group, window, columns of the first breach, or -1 three times; values[rows *

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the kernel that quantises x, and the one for few tokens by its codes, over every case on
-// stdin, and writes y to stdout (linear_case.h; values are fp8_e4m3 or int8).
+// Runs the kernel that quantizes x and the W8A8 decode kernel over every case on stdin, and writes
+// y to stdout (linear_case.h; values are fp8_e4m3 or int8).
 #include "cuda/mma_units/quantise_x.cuh"
 #include "cuda/sparse_24/linear_codes.cuh"
 #include "emulator/sparse_24/linear_case.h"

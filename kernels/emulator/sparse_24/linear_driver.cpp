@@ -8,8 +8,8 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Native values, fp8 and int4 by 128 columns in all their shapes, the others where they differ from
-// those: all of them would compile for a minute.
+// Native values, fp8 and int4 by 128 columns in all their shapes, the others only where they differ
+// from these: all of them would take a minute to compile.
 template <class Shape, class Values>
 Compiled emulated_in() {
   constexpr UnitLayout kUnit = Values::kLayout;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the drivers of sparse_24's wgmma kernel have in common: a case on stdin, its launch, and y
-// on stdout.
+// Shared by the drivers of sparse_24's wgmma kernel: a case on stdin, its launch, and y on stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
 //           plan[5], value type, group, has_x_scales; int32 units; float32 scales[rows] if rows
-//           have them; uint16 x[tokens * stride], the stride being cols up to a multiple of 8;
-//           uint16 bias[rows] if it has one; float32 x_scales[tokens] if it has them, for 16-bit x
-//           that holds codes plan: the numbers of WgmmaPlan in their order, or -1 first to let the
-//           host plan for a GPU of so many multiprocessors and bytes of shared memory
+//           have them; uint16 x[tokens * stride], where the stride is cols rounded up to a multiple
+//           of 8; uint16 bias[rows] if it has one; float32 x_scales[tokens] if it has them, for
+//           16-bit x that holds quantized values plan: the numbers of WgmmaPlan in their order, or
+//           -1 first to let the host plan for a GPU with these multiprocessors and bytes of shared
+//           memory
 //   answer  uint16 y[tokens * rows]
 #pragma once
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace flashsparse::sparse_24 {
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 driver::DeviceArray<T> unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -36,7 +36,7 @@ struct WgmmaCase {
 
   int64_t stride() const { return (cols + 7) / 8 * 8; }
 
-  // The next one, if there is one; ends the program where its plan breaks a rule.
+  // Reads the next case, if there is one; ends the program if its plan breaks a rule.
   bool read(int x_bytes) {
     int64_t header[16];
     if (!driver::read_header(header)) return false;
@@ -93,7 +93,7 @@ struct WgmmaCase {
     simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(), seed,
                           [&] { kernel(arguments, map); });
     for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

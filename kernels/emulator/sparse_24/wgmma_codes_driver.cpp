@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the kernel that quantises x, and the wgmma kernel by its codes, over every case on stdin,
-// and writes y to stdout (wgmma_case.h; values are fp8_e4m3 or int8).
+// Runs the kernel that quantizes x and the W8A8 wgmma kernel over every case on stdin, and writes y
+// to stdout (wgmma_case.h; values are fp8_e4m3 or int8).
 #include "cuda/mma_units/quantise_x.cuh"
 #include "emulator/sparse_24/wgmma_case.h"
 
@@ -9,7 +9,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// In the shapes that differ: units that are loaded at once, or come through a ring.
+// In the shapes that differ: units loaded at once to registers, or through a ring.
 template <class Type, class Codes>
 auto find_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = CodesOperand<Codes>;

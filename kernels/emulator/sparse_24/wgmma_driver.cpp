@@ -7,8 +7,8 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::sparse_24;
 
-// Codes in the shapes that differ in what is done with them: units that are loaded at once, or come
-// through a ring. Of those of 8 bits with scales of groups, fp8 by 128 columns and int8 by 32.
+// Quantized values in the shapes that treat them differently: units loaded at once to registers, or
+// through a ring. Of 8-bit types with scales of groups, only fp8 by 128 columns and int8 by 32.
 template <class Values, class Type>
 auto codes_kernel(const WgmmaShapeInfo& shape) -> decltype(WgmmaCompiled::float16) {
   using Operand = WidenedOperand<Type, Values>;

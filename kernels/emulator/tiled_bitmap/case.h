@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases of the drivers that run a kernel over a tiled_bitmap weight alone.
+// Cases of the drivers that run a kernel on a tiled_bitmap weight only.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -11,13 +11,13 @@
 
 namespace driver {
 
-// Of an item, as the environment has it: 2, or 1 of codes.
+// Bytes of an item, from the environment: 2, or 1 for int8.
 inline int item_bytes() {
   const char* const given = std::getenv("ITEM_BYTES");
   return given ? std::atoi(given) : 2;
 }
 
-// A weight in tiled_bitmap, and the order of threads to run a kernel over it with.
+// A weight in tiled_bitmap, and the seed of the schedule.
 struct TiledBitmapCase {
   int64_t rows, cols, num_lines, seed, units;
   DeviceArray<int32_t> offsets;

@@ -3,9 +3,9 @@
 //   case    int64 rows, cols, tokens, lines, bfloat16, has_bias, seed, multiprocessors,
 //           shared_bytes, plan[8], operands; int32 offsets[units + 1]; int32 weight[lines][32];
 //           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
-//           bias[rows] if it has one; float scales[rows] if values are codes
+//           bias[rows] if it has one; float scales[rows] if values are int8
 //           plan: the numbers of LinearPlan in their order, or -1 first to let the host plan for a
-//           GPU of so many multiprocessors and bytes of shared memory; operands: of Operands
+//           GPU with these multiprocessors and bytes of shared memory; operands: number of Operands
 //   answer  uint16 y[tokens * rows]
 #include <cstdint>
 #include <cstring>
@@ -20,7 +20,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_bitmap;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
     simt::launch(plan.blocks, plan.threads(), plan.shared_bytes(), header[6],
                  [&] { kernel(arguments, cut); });
     for (int64_t i = 0; i < plan.arrivals(rows); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the pack kernels over every case on stdin and writes what they make to stdout.
+// Runs the pack kernels over every case on stdin and writes their results to stdout.
 //   case    int64 rows, cols, shift, seed; uint16 weight[rows * cols], which the kernels find
-//           `shift` elements past an aligned place; codes in float16, where items are
-//           (ITEM_BYTES=1)
+//           `shift` elements past an aligned address; int8 values as float16 if ITEM_BYTES=1
 //   answer  int64 lines; int32 offsets[units + 1]; uint32 packed[lines][32]
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multiplies codes by codes for many tokens: the kernels that round x, unpack codes and scale sums,
-// and a plain product of bytes in place of the library's. Cases and answers are those of
-// linear_driver.cpp; of the plan nothing is used.
+// Multiplies int8 by int8 for many tokens: the kernels that quantize x, unpack int8 values and
+// scale results, with a plain product of bytes instead of the library's. Cases and answers are
+// those of linear_driver.cpp; the plan is not used.
 #include <cstdint>
 #include <cstring>
 #include <vector>

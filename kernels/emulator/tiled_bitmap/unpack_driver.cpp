@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the unpack kernel over every case on stdin, as read_tiled_bitmap_case wants it, and writes
-// the weights to stdout: uint16 weight[rows * cols]. Codes (ITEM_BYTES=1) become bfloat16, by the
-// scale 2^-(row modulo 5).
+// Runs the unpack kernel over every case on stdin (read_tiled_bitmap_case) and writes the weights
+// to stdout: uint16 weight[rows * cols]. Int8 values (ITEM_BYTES=1) become bfloat16, by the scale
+// 2^-(row modulo 5).
 #include <cstdint>
 
 #include "cuda/tiled_bitmap/units_grid.h"

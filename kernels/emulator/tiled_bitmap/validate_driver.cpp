@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the validate kernel over every case on stdin, as read_tiled_bitmap_case wants it, and writes
-// its verdicts to stdout: int32 verdicts[units].
+// Runs the validate kernel over every case on stdin (read_tiled_bitmap_case) and writes its
+// verdicts to stdout: int32 verdicts[units].
 #include <cstdint>
 
 #include "cuda/tiled_bitmap/units_grid.h"

@@ -5,7 +5,7 @@
 //           uint16 x[tokens * stride], the stride being cols up to a multiple of 8; uint16
 //           bias[rows] if it has one
 //           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
-//           GPU of so many multiprocessors and bytes of shared memory
+//           GPU with these multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
 #include <cstdint>
 #include <cstring>
@@ -18,7 +18,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_bitmap;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 driver::DeviceArray<T> unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     simt::launch_clusters(plan.cluster(), plan.blocks(), plan.threads(), plan.shared_bytes(),
                           header[5], [&] { kernel(arguments, map); });
     for (int64_t i = 0; i < plan.arrivals(rows, tokens); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

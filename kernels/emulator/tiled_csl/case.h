@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases of the drivers that run a kernel over a Tiled-CSL weight alone.
+// Cases of the drivers that run a kernel on a Tiled-CSL weight only.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace driver {
 
-// A weight in Tiled-CSL, and the order of threads to run a kernel over it with.
+// A weight in Tiled-CSL, and the seed of the schedule.
 struct TiledCslCase {
   int64_t rows, cols, num_words, seed, tiles;
   DeviceArray<int32_t> offsets;

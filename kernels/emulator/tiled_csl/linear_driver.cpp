@@ -18,7 +18,7 @@ namespace {
 using namespace flashsparse;
 using namespace flashsparse::tiled_csl;
 
-// Memory that nothing has been written to: NaN in every float type.
+// Uninitialized memory: NaN in every float type.
 template <class T>
 auto unwritten(size_t count) {
   auto array = driver::device_array<T>(count);
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     simt::launch(plan.blocks, compiled.threads, compiled.shared_bytes, seed,
                  [&] { kernel(weight, arguments); });
     for (int64_t i = 0; i < tile_rows(rows); ++i) {
-      if (arrivals[i] != 0) std::abort();  // they must be left as they were found
+      if (arrivals[i] != 0) std::abort();  // must be reset
     }
     driver::write(y.get(), tokens * rows);
   }

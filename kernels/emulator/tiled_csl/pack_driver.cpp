@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the pack kernels over every case on stdin and writes what they make to stdout.
+// Runs the pack kernels over every case on stdin and writes their results to stdout.
 //   case    int64 rows, cols, shift, seed; uint16 weight[rows * cols], which the kernels find
-//           `shift` elements past an aligned place
+//           `shift` elements past an aligned address
 //   answer  int64 num_words; int32 offsets[tiles + 1]; uint32 words[num_words]
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the unpack kernel over every case on stdin, as read_tiled_csl_case wants it, and writes the
-// weights to stdout: uint16 weight[rows * cols].
+// Runs the unpack kernel over every case on stdin (read_tiled_csl_case) and writes the weights to
+// stdout: uint16 weight[rows * cols].
 #include <cstdint>
 
 #include "cuda/tiled_csl/unpack.cuh"

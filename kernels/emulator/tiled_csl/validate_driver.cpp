@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the validate kernel over every case on stdin, as read_tiled_csl_case wants it, and writes
-// its verdicts to stdout: int32 verdicts[tiles].
+// Runs the validate kernel over every case on stdin (read_tiled_csl_case) and writes its verdicts
+// to stdout: int32 verdicts[tiles].
 #include <cstdint>
 
 #include "cuda/tiled_csl/validate.cuh"

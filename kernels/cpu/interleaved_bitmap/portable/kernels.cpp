@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dense rows to a panel, and back.
+// Converts dense rows to a panel, and back.
 #include "cpu/interleaved_bitmap/kernels.h"
 
 #include "cpu/portable/pack_panel.h"

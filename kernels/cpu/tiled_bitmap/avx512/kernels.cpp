@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense unit to masks and value lines, and back.
+// Converts a dense unit to masks and value lines, and back.
 //
-// The 64 columns of a mask word in rows g and g + 8 are four registers of 16 column pairs, pair
-// 4 j + t of a row being that of lane 4 g + t. Permuted, they are four registers, one a lane, with
-// the lane's 32 weights in the order of its run.
+// The 64 columns of a mask word in rows g and g + 8 are four registers of 16 column pairs; pair 4 j
+// + t of a row belongs to lane 4 g + t. Permuted, they become one register for each of the four
+// lanes, with its 32 weights in the order of its run.
 #include "cpu/tiled_bitmap/kernels.h"
 
 #include "cpu/avx512/panel.h"
@@ -16,12 +16,12 @@ using namespace flashsparse::tiled_bitmap;
 constexpr int kWordCols = 64;  // of a mask word
 constexpr uint64_t kEveryEighth = 0x0101010101010101;
 
-// Items of each column, with what a register may write behind the last.
+// Items of each column, with space for what a store writes past the last.
 struct Columns {
   alignas(64) uint16_t items[kLineWords][kColumnItems + 32];
 };
 
-// Numbers of 32-bit lanes of two registers, 16 and up being those of the second.
+// Indices of the 32-bit lanes of two registers; 16 and up are those of the second.
 FS_INLINE Bits pairs_of_two_lanes(int t) {  // t and t + 1, j rising in each
   const Bits every4 = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
   return _mm512_add_epi32(every4, _mm512_set1_epi32(t));
@@ -43,7 +43,7 @@ FS_INLINE Bits pick(Bits first, Bits numbers, Bits second) {
   return _mm512_permutex2var_epi32(first, numbers, second);
 }
 
-// 32 columns from `col` on of row r; zeros beyond the edges.
+// Loads 32 columns from `col` on of row r; zeros past the edges.
 FS_INLINE Bits load_row(const uint16_t* weight, int64_t stride, int rows, int cols, int r,
                         int col) {
   if (r >= rows) return _mm512_setzero_si512();
@@ -57,13 +57,13 @@ FS_INLINE uint64_t kept_in_row(const uint16_t* weight, int64_t stride, int rows,
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-// Bits 8 j + 2 t and 8 j + 2 t + 1 to j and j + 8.
+// Moves bits 8 j + 2 t and 8 j + 2 t + 1 to j and j + 8.
 FS_INLINE uint32_t bits_of_lane(uint64_t row, int t) {
   return static_cast<uint32_t>(_pext_u64(row, kEveryEighth << 2 * t) |
                                _pext_u64(row, kEveryEighth << (2 * t + 1)) << 8);
 }
 
-// Bit j + 8 e to bit 4 j + e: that of the item.
+// Moves bit j + 8 e to bit 4 j + e: that of its item.
 FS_INLINE uint32_t in_item_order(uint32_t mask) {
   return _pdep_u32(mask, 0x11111111) | _pdep_u32(mask >> 8, 0x22222222) |
          _pdep_u32(mask >> 16, 0x44444444) | _pdep_u32(mask >> 24, 0x88888888);
@@ -94,7 +94,7 @@ void count_runs(const uint32_t* masks, RunLengths lengths) {
   }
 }
 
-// Where the runs of the lanes have come to in their columns.
+// Positions of the lanes' runs in their columns.
 struct Cursors {
   uint16_t* at[kLanes];
 
@@ -106,7 +106,7 @@ struct Cursors {
   }
 };
 
-// The weights of lanes 4 g to 4 g + 3 under a mask word, in the order of items.
+// Loads the weights of lanes 4 g to 4 g + 3 under a mask word, in the order of items.
 FS_INLINE void load_lanes(const uint16_t* weight, int64_t stride, int rows, int cols, int g,
                           int col, Bits (&lane)[4]) {
   const Bits upper0 = load_row(weight, stride, rows, cols, g, col);
@@ -134,7 +134,7 @@ FS_INLINE void store_lanes(const Bits (&lane)[4], int g, int col, uint16_t* unit
   }
 }
 
-// 16 words of a column from word `word` on.
+// Loads 16 words of a column from word `word` on.
 FS_INLINE Bits load_words(const uint16_t* items, int item_bytes, int word) {
   if (item_bytes == 2) return _mm512_load_si512(items + 2 * word);
   const __m256i low = _mm512_cvtepi16_epi8(_mm512_load_si512(items + 4 * word));
@@ -146,7 +146,7 @@ FS_INLINE void store_words(uint16_t* items, int item_bytes, int word, Bits words
   const Bits mark = _mm512_set1_epi16(static_cast<int16_t>(flashsparse::cpu::kMark));
   const Bits low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(words));
   const Bits high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(words, 1));
-  // A code of 0 is a zero, though it is kept.
+  // A stored value of 0 becomes a zero.
   const Bits zero = _mm512_set1_epi16(kCodeZero);
   const auto marked = [&](Bits bytes) {
     return _mm512_maskz_add_epi16(_mm512_cmpneq_epi16_mask(bytes, zero), bytes, mark);
@@ -163,7 +163,7 @@ void write_values(const uint16_t* weight, int64_t stride, int rows, int cols, co
       _mm512_store_si512(column + item, _mm512_setzero_si512());
     }
   }
-  // A register writes zeros behind the values of its run, so every run 0 goes before any run 1.
+  // Stores write zeros past the values of a run, so all runs 0 are stored before any run 1.
   for (int run = 0; run < kRuns; ++run) {
     Cursors cursors(columns, starts, run);
     for (int g = 0; g < 8; ++g) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A dense unit to masks and value lines, and back, in plain C++.
+// Converts a dense unit to masks and value lines, and back, in plain C++.
 //
-// Masks are made 8 columns at a time, one comparison for all, which is an instruction wherever
-// there are vectors of 16 bytes. Values are moved one by one, but only those that are kept: their
-// bits, brought into the order of the items, say where each lies in the weight.
+// Masks are computed 8 columns at a time, with one comparison, which is one instruction on CPUs
+// with 16-byte vectors. Values are moved one by one, but only the kept ones: their bits, in the
+// order of the items, give their positions in the weight.
 #include "cpu/tiled_bitmap/kernels.h"
 
 #include <cstring>
@@ -18,12 +18,12 @@ constexpr int kWordCols = 64;                // of a mask word
 constexpr int kRunWeights = 32 * kRunMasks;  // of a lane
 static_assert(kRunWeights == 64 && kMaskWords == 4);
 
-// Items of each column. A line later the next column begins in other sets of a cache.
+// Items of each column, padded by a line so that columns begin in different sets of the cache.
 using Columns = uint16_t[kLineWords][kColumnItems + 2];
 
 using Eight = uint16_t __attribute__((vector_size(16)));  // columns of a row
 
-// Byte c says which columns c, c + 8, ... of the 64 at `row` are kept, of which there are `cols`.
+// Byte c: which of the columns c, c + 8, ... of the 64 at `row`, of which `cols` exist, are kept.
 uint64_t kept_in_row(const uint16_t* row, int cols) {
   Eight kept = {}, bit = {1, 1, 1, 1, 1, 1, 1, 1};
   int c = 0;
@@ -57,7 +57,7 @@ void read_masks(const uint16_t* weight, int64_t stride, int rows, int cols, uint
   }
 }
 
-// Bits of a word: not every instruction set counts them.
+// Population count in plain C++: not every instruction set has one.
 uint32_t count_bits(uint32_t word) {
   word -= word >> 1 & 0x55555555;
   word = (word & 0x33333333) + (word >> 2 & 0x33333333);
@@ -80,8 +80,8 @@ constexpr uint64_t exchange(uint64_t bits, uint64_t low, int distance) {
   return bits ^ different ^ different << distance;
 }
 
-// Bit j + 8 e of either half to bit 4 j + e: that of its item. The binary digits of its number go
-// from e1 e0 j2 j1 j0 to j2 j1 j0 e1 e0, two of them changing places each time.
+// Moves bit j + 8 e of either half to bit 4 j + e: that of its item. The binary digits of its index
+// change from e1 e0 j2 j1 j0 to j2 j1 j0 e1 e0; each step exchanges two of them.
 constexpr uint64_t in_item_order(uint64_t mask) {
   mask = exchange(mask, 0x2222222222222222, 1);
   mask = exchange(mask, 0x00aa00aa00aa00aa, 7);
@@ -89,7 +89,7 @@ constexpr uint64_t in_item_order(uint64_t mask) {
   return exchange(mask, 0x0000cccc0000cccc, 14);
 }
 
-// Where the weights of a run lie in rows `stride` apart, behind the first of its lane.
+// Positions of the weights of a run in rows `stride` apart, relative to the first of its lane.
 struct Places {
   int64_t of_item[kRunWeights];
 
@@ -101,9 +101,9 @@ struct Places {
   }
 };
 
-// Calls body(items, kept, first) for every run, those of a column in their order: the place of its
-// items in `columns`, a bit for each of its weights that is kept, and the place of its first weight
-// in rows `stride` apart.
+// Calls body(items, kept, first) for every run, in the order of each column: its items in
+// `columns`, a bit for each of its weights that is kept, and the position of its first weight in
+// rows `stride` apart.
 template <typename Body>
 void for_each_run(const uint32_t* masks, const uint32_t* starts, Columns& columns, int64_t stride,
                   const Body& body) {
@@ -153,7 +153,7 @@ void read_unit(const uint32_t* lines, int item_bytes, int value_lines, uint16_t*
         std::memcpy(items, values, sizeof *values);
       } else {
         for (int i = 0; i < 4; ++i) {
-          const uint32_t byte = *values >> 8 * i & 0xff;  // of code 0 a zero, though it is kept
+          const uint32_t byte = *values >> 8 * i & 0xff;  // a stored value of 0 becomes a zero
           items[i] = static_cast<uint16_t>(byte == kCodeZero ? 0 : cpu::kMark | byte);
         }
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tile of a dense weight to Tiled-CSL words, in the canonical order (formats/tiled_csl.h), and
-// one dense tile to panels.
+// Packs a tile of a dense weight to Tiled-CSL words, in the canonical order (formats/tiled_csl.h),
+// and converts a dense tile to panels.
 #include "cpu/tiled_csl/kernels.h"
 
 #include "cpu/avx512/panel.h"
@@ -36,7 +36,7 @@ FS_INLINE void load_banks(const uint16_t* weight, int64_t stride, int rows, int 
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) lanes[16 * half + i] = row[i];
   }
-  // Bit 2 of r: rows 4-7 and 12-15 swap the halves.
+  // Bit 2 of r: rows 4-7 and 12-15 exchange the halves.
   for (int b = 0; b < 16; ++b) {
     const Bits first = lanes[b], second = lanes[b + 16];
     lanes[b] = _mm512_mask_blend_epi32(0xf0f0, first, second);
@@ -67,7 +67,7 @@ FS_INLINE void append(const Bits (&lanes)[kBanks], int first_row, BankQueues& ba
   }
 }
 
-// Queues the pairs behind the singles, halves side by side.
+// Appends the pairs after the singles, halves next to each other.
 FS_INLINE void append_pairs(const Pairs& pairs, BankQueues& banks) {
   const Bits first8 = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const Bits last8 = _mm512_add_epi32(first8, _mm512_set1_epi32(8));
@@ -85,7 +85,7 @@ FS_INLINE void append_pairs(const Pairs& pairs, BankQueues& banks) {
   }
 }
 
-// Word g of every bank in turn, for g < groups.
+// Writes word g of every bank, bank after bank, for g < groups.
 FS_INLINE void write_full_groups(const BankQueues& banks, int groups, uint32_t* words) {
   for (int g = 0; g < groups; g += 16) {
     for (int half = 0; half < 2; ++half) {
@@ -136,8 +136,8 @@ uint16_t* pack_tile_panel(const uint16_t* tile, int rows, int cols, uint32_t* ma
     const __mmask32 lanes = lanes32(cols - 32 * half);
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
-      // 16-byte chunk c of row r is at chunk c ^ (r & 7): bit 2 of r swaps the halves of the row,
-      // bits 1 and 0 swap the chunks within a half.
+      // 16-byte chunk c of row r is at chunk c ^ (r & 7): bit 2 of r exchanges the halves of the
+      // row, bits 1 and 0 exchange chunks in a half.
       Bits chunks = _mm512_loadu_si512(tile + r * 64 + 32 * (half ^ (r >> 2 & 1)));
       chunks = swap_chunks(chunks, r & 3);
       row[r] = _mm512_maskz_mov_epi16(r < rows ? lanes : 0, chunks);

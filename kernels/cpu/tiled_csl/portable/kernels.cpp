@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tile of a dense weight to Tiled-CSL words, in the canonical order (formats/tiled_csl.h), and
-// one dense tile to panels.
+// Packs a tile of a dense weight to Tiled-CSL words, in the canonical order (formats/tiled_csl.h),
+// and converts a dense tile to panels.
 #include "cpu/tiled_csl/kernels.h"
 
 #include "cpu/portable/pack_panel.h"
@@ -34,7 +34,7 @@ int64_t pack_tile(const uint16_t* weight, int64_t stride, int rows, int cols, ui
         uint32_t* pair = pairs[b][pair_count[b]++];
         pair[0] = make_word(low, place);
         pair[1] = make_word(high, place + 1);
-      } else {  // always written, kept if there is one: no branch to predict
+      } else {  // always written, counted if kept: no branch to predict
         banks.words[b][banks.singles[b]] =
             has_low ? make_word(low, place) : make_word(high, place + 1);
         banks.singles[b] += has_low || has_high;

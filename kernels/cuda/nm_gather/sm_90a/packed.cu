@@ -20,7 +20,7 @@ cudaError_t nm_gather_packed(const nm_gather::Layout& layout, const NmGatherTile
   const auto kernel = bfloat16 ? compiled.bfloat16 : compiled.float16;
   const cudaError_t error = allow_shared(kernel, compiled.shared_bytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};  // begins before transpose_x ends
+  cudaLaunchAttribute attribute{};  // PDL: starts before transpose_x ends
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};

@@ -35,7 +35,7 @@ cudaError_t sparse_24_wgmma(const mma_units::WgmmaArguments& arguments, const Ti
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = static_cast<unsigned>(plan.cluster());
   attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  // Weights are loaded while the kernel before, which may make x, comes to its end.
+  // PDL: weights are loaded while the preceding kernel, which may write x, comes to its end.
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
