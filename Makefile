@@ -48,7 +48,8 @@ $(VENV)/.torch: requirements/torch-$(STACK).txt requirements/uv.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --require-hashes -r requirements/uv.txt
 ifeq ($(STACK)$(TORCH_INDEX),cpu)
-	$(UV) --torch-backend=cpu -r $< || { \
+	@# One retry in place of three: that the index is out of reach is known in 1.5 s, not in 10.
+	UV_HTTP_RETRIES=1 $(UV) --torch-backend=cpu -r $< || { \
 	  echo "PyTorch's own index is out of reach. Taking torch from the package index, where it may bring CUDA along (2.7 GB)."; \
 	  $(call install,-r $<); }
 else
