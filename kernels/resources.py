@@ -226,6 +226,16 @@ def _usage(path: Path) -> dict[tuple[str, str], list[int]]:
     return usage
 
 
+def kernels_of(path: Path) -> dict[str, set[str]]:
+    """Names of the kernels that an object has code of, by architecture."""
+    usage = _usage(path)
+    names = _short(sorted({symbol for _, symbol in usage}))
+    kernels: dict[str, set[str]] = {}
+    for arch, symbol in usage:
+        kernels.setdefault(arch, set()).add(names[symbol])
+    return kernels
+
+
 def _functions(cubin: bytes) -> Iterator[tuple[str, NDArray[np.uint64]]]:
     """Symbols and machine code, [instructions, 2 words], of a cubin: an ELF file of 64 bits."""
     (headers,) = struct.unpack_from("<Q", cubin, 0x28)

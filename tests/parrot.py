@@ -2,9 +2,10 @@
 """A server that answers at once, in the words of vLLM's."""
 
 import json
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from serving import serving
 
 
 class Parrot(BaseHTTPRequestHandler):
@@ -48,7 +49,5 @@ class Parrot(BaseHTTPRequestHandler):
 @contextmanager
 def parrot(**changed):
     handler = type("Own", (Parrot,), {"prompts": [], **changed})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}", handler.prompts
-        server.shutdown()

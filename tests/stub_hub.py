@@ -5,13 +5,13 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
 from huggingface_hub import constants
+from serving import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -145,14 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def running(monkeypatch, cache):
     """A Hub while the block runs, which huggingface_hub takes for the Hub, and an empty cache."""
-    with StubHub(cache.parent / "pushed") as hub:
+    with serving(StubHub(cache.parent / "pushed")) as hub:
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
+        yield hub

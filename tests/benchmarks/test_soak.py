@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import soak
+from serving import serving
 
 REQUESTS = [soak.Request((n,), tuple(range(n, n + 3 + n % 4))) for n in range(8)]
 ANSWERS = {request.prompt: list(request.expected) for request in REQUESTS}
@@ -44,10 +45,8 @@ class Parrot(BaseHTTPRequestHandler):
 @contextmanager
 def parrot(spoil=Parrot.spoil):
     handler = type("Spoilt", (Parrot,), {"spoil": staticmethod(spoil)})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def run(spoil=Parrot.spoil):

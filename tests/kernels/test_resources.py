@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -49,6 +50,17 @@ def test_no_kernel_got_worse(capsys):
         worse, better = resources.compare(kernels, committed)
         print(*better, sep="\n")
         assert worse == [], f"if that is worth it: {resources.REWRITE}"
+
+
+def test_sm_89_has_code_of_its_own_where_it_widens_fp8():
+    """Of the others it runs that of sm_86: cmake/cuda.cmake knows the files by their names."""
+    kernels = resources.kernels_of(compiled("_C_cuda"))
+    if not {"sm_86", "sm_89"} <= kernels.keys():
+        pytest.skip("not built for both")
+    widening = {name for name in kernels["sm_86"] if re.search(r"Fp8(Values|Codes)|Type\)1", name)}
+    assert len(widening) > 60
+    assert widening <= kernels["sm_89"]
+    assert len(kernels["sm_89"]) < len(kernels["sm_86"]) / 2
 
 
 @pytest.mark.slow

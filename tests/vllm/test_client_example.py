@@ -5,9 +5,9 @@ import json
 import runpy
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from serving import serving
 
 CLIENT = Path(__file__).parents[2] / "examples" / "serve_client.py"
 
@@ -38,10 +38,8 @@ def server():
         def log_message(self, *_):
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Stub) as http:
-        Thread(target=http.serve_forever, daemon=True).start()
+    with serving(HTTPServer(("127.0.0.1", 0), Stub)) as http:
         yield http
-        http.shutdown()
 
 
 def test_the_client_prints_what_the_server_streams(server, capsys):
