@@ -11,6 +11,7 @@
 #include "bindings/linear_cuda.h"
 #include "bindings/nm_gather.h"
 #include "bindings/unpacked_product.h"
+#include "cuda/nm_gather/kernel_choice.h"
 #include "cuda/nm_gather/nm_gather.h"
 
 namespace flashsparse {
@@ -21,12 +22,6 @@ using nm_gather::Plan;
 using nm_gather::Stored;
 using nm_gather::TilesPlan;
 using torch::stable::accelerator::DeviceGuard;
-
-// Holds where the caller does not say better (flashsparse_plugin/dataflow).
-constexpr int64_t kMaxSparseTokens = 128;
-// Up to so many tokens x is transposed in every block, and not once a call: measured on an H200.
-constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.35;  // share of the columns that are kept
 
 // Rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows that
 // share an index.
@@ -106,9 +101,7 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
                         const std::optional<Tensor>& row_scales, const std::string& value_type,
                         int64_t group) {
-  FS_CHECK(sparse_tokens.value_or(0) >= 0,
-           "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
-           sparse_tokens.value_or(0));
+  check_sparse_tokens(sparse_tokens);
   check_weight_dtype(weight_dtype);
   const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
   const LinearInputs inputs(x, rows, bias, values, "gather_values");
@@ -119,20 +112,17 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
-  if (x.scalar_type() == weight_dtype &&
-      inputs.tokens <= sparse_tokens.value_or(kMaxSparseTokens)) {
-    const Gpu gpu = gpu_of(values);
-    const bool dense = layout.panel_steps * nm_gather::kStep > kDense * layout.panel_columns;
-    const bool few = inputs.tokens <= std::min<int64_t>(dense ? kFewTokensDense : kFewTokens,
-                                                        nm_gather::max_tokens(layout, gpu));
-    if (few || !nm_gather::tiles_fit(layout, gpu)) {
-      sparse_product(inputs, own, layout, gpu, std::nullopt, y);
-    } else if (!nm_gather::packed_complaint(layout, cols, gpu) &&
-               nm_gather::packed_pays(layout, rows, inputs.tokens, gpu)) {
-      packed_product(inputs, own, layout, gpu, std::nullopt, y);
-    } else {
-      tiles_product(inputs, own, layout, gpu, std::nullopt, y);
-    }
+  const Gpu gpu = gpu_of(values);
+  const Kernel kernel =
+      x.scalar_type() == weight_dtype
+          ? nm_gather::choose_kernel(layout, rows, cols, inputs.tokens, gpu, {sparse_tokens, {}})
+          : Kernel::kUnpacked;
+  if (kernel == Kernel::kFew) {
+    sparse_product(inputs, own, layout, gpu, std::nullopt, y);
+  } else if (kernel == Kernel::kMany) {
+    tiles_product(inputs, own, layout, gpu, std::nullopt, y);
+  } else if (kernel == Kernel::kPacked) {
+    packed_product(inputs, own, layout, gpu, std::nullopt, y);
   } else {
     unpacked_product(inputs, weight_dtype, vector_length, y, [&](int64_t first, int64_t count) {
       return unpack_rows(weight, layout, first, count, cols, weight_dtype);

@@ -14,6 +14,7 @@
 #include "bindings/unpacked_product.h"
 #include "cuda/mma_units/quantise_x.h"
 #include "cuda/shared/arrivals.h"
+#include "cuda/tiled_bitmap/kernel_choice.h"
 #include "cuda/tiled_bitmap/linear.h"
 
 namespace flashsparse {
@@ -140,14 +141,14 @@ Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& o
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(lines);
   const Operands operands = operands_of(units);
-  const int64_t most = sparse_tokens.value_or(tiled_bitmap::max_sparse_tokens(gpu, operands));
-  if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    const bool has_wgmma = gpu.hopper && operands == Operands::kNative;
-    if (has_wgmma && inputs.tokens > few_tokens.value_or(tiled_bitmap::few_tokens(rows, cols))) {
-      wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
-    } else {
-      sparse_product(inputs, units, operands, gpu, std::nullopt, y);
-    }
+  const Kernel kernel = x.scalar_type() == weight_dtype
+                            ? tiled_bitmap::choose_kernel(rows, cols, inputs.tokens, gpu, operands,
+                                                          {sparse_tokens, few_tokens})
+                            : Kernel::kUnpacked;
+  if (kernel == Kernel::kMany) {
+    wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
+  } else if (kernel != Kernel::kUnpacked) {
+    sparse_product(inputs, units, operands, gpu, std::nullopt, y);
   } else {
     unpacked_product(inputs, weight_dtype, tiled_bitmap::kUnitRows, y,
                      [&](int64_t first, int64_t count) {
@@ -221,12 +222,13 @@ Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const T
   const BitmapUnits units{lines, offsets, scales};
   return product(x, units, rows, weight_dtype, bias,
                  [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
-                   const int64_t most = sparse_tokens.value_or(
-                       tiled_bitmap::max_rounded_tokens(rows, inputs.in_features));
-                   if (inputs.tokens <= most) {
-                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
-                   } else {
+                   const Kernel kernel =
+                       tiled_bitmap::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
+                                                   Operands::kRounded, {sparse_tokens, {}});
+                   if (kernel == Kernel::kUnpacked) {
                      unpacked_rounded_product(inputs, units, gpu, y);
+                   } else {
+                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
                    }
                  });
 }

@@ -73,18 +73,6 @@ constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ?
 // An int32 holds the sum of so many products of codes.
 inline constexpr int64_t kMostRoundedCols = 1 << 17;
 
-// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
-// where the caller does not say better (flashsparse_plugin/dataflow). Codes have no kernel for many
-// tokens.
-constexpr int64_t max_sparse_tokens(const Gpu& gpu, Operands operands) {
-  return gpu.hopper && operands == Operands::kNative ? 1024 : 128;
-}
-// The same of codes by codes, of which the library's product takes nearly as long for 65 tokens as
-// for 128.
-constexpr int64_t max_rounded_tokens(int64_t rows, int64_t cols) {
-  return rows * cols > 96 << 20 ? 192 : 64;
-}
-
 struct LinearPlan {
   int shape;                    // number of shapes_of(operands)
   int row_warps, column_warps;  // of a block

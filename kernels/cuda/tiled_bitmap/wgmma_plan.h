@@ -80,14 +80,6 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// Up to this many tokens the kernel for few is faster than this one, by measurements on an H200:
-// one tile of 64 tokens takes this one the same time, however few they are. Holds where the caller
-// does not say better (flashsparse_plugin/dataflow).
-constexpr int64_t few_tokens(int64_t rows, int64_t cols) {
-  constexpr int64_t kSmall = 32 << 20;  // elements
-  return rows * cols <= kSmall ? 64 : 32;
-}
-
 // tokens >= 1, on a GPU with wgmma; `lines` of the whole weight.
 WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines, const Gpu& gpu);
 

@@ -38,6 +38,14 @@ inline constexpr int kMaxRange = 1024;
 // block has kMaxRange tiles or a multiprocessor a few blocks.
 inline constexpr int64_t kMaxTiles = 1 << 20;
 
+// Rows of tiles of one launch at most: each has an arrival counter.
+inline constexpr int64_t kMaxTileRows = 4096;
+
+// Whether the kernel can have a weight of this size.
+constexpr bool fits_stream_k(int64_t rows, int64_t cols) {
+  return tile_rows(rows) <= kMaxTileRows && tile_rows(rows) * tile_cols(cols) <= kMaxTiles;
+}
+
 // Tokens of one launch at most. (The registers of mma hold accumulators for no more than 32.)
 constexpr int max_tokens(const Gpu& gpu) { return gpu.hopper ? 128 : 32; }
 
