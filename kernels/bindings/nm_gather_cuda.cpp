@@ -54,7 +54,7 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
   const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
   const cudaStream_t stream = current_stream(x);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  const bool early = begins_early(inputs.x) && gpu.hopper;
+  const bool early = begins_early(inputs.x) && gpu.has_dependent_launch();
   const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(layout, gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
@@ -92,7 +92,8 @@ void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layou
     if (plan.arrivals(rows, tokens) > 0) {
       STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &product.arrivals));
     }
-    STD_CUDA_CHECK(cuda::nm_gather_tiles(layout, product, plan, bfloat16, gpu.hopper, stream));
+    STD_CUDA_CHECK(
+        cuda::nm_gather_tiles(layout, product, plan, bfloat16, gpu.has_dependent_launch(), stream));
   });
 }
 

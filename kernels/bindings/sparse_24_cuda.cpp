@@ -54,7 +54,7 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
   const int64_t most =
       given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout, x.bytes);
   // Codes of x were made by a kernel that lets the next one begin.
-  const bool early = gpu.hopper && (begins_early(inputs.x) || x.bytes == 1);
+  const bool early = gpu.has_dependent_launch() && (begins_early(inputs.x) || x.bytes == 1);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const sparse_24::LinearPlan plan =

@@ -52,7 +52,7 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
-  const bool early = gpu.hopper && begins_early(inputs.x);
+  const bool early = gpu.has_dependent_launch() && begins_early(inputs.x);
   std::optional<RoundedX> rounded;
   if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, early);
   const Tensor& read = rounded ? rounded->codes : x;
@@ -101,7 +101,8 @@ void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& uni
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
-  const RoundedX rounded(x, tokens, gpu.hopper && begins_early(inputs.x), kLeastTokens);
+  const RoundedX rounded(x, tokens, gpu.has_dependent_launch() && begins_early(inputs.x),
+                         kLeastTokens);
   const int64_t summed = rounded.codes.size(0), stride = row_length(rounded.codes);
   const int64_t sum_bytes = summed * static_cast<int64_t>(sizeof(int32_t));
   by_panels(rows, tiled_bitmap::kUnitRows, stride + sum_bytes, [&](int64_t first, int64_t count) {

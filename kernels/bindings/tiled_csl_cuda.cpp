@@ -167,7 +167,7 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
   FS_CHECK(inputs.tokens >= 1 && inputs.tokens <= info.tokens, "shape ", shape, " is for 1 to ",
            info.tokens, " tokens");
   const Gpu gpu = gpu_of(words);
-  FS_CHECK(!info.hopper || gpu.hopper, "shape ", shape, " is for Hopper GPUs");
+  FS_CHECK(!info.hopper || gpu.has_wgmma(), "shape ", shape, " is for compute capability 9.0");
   FS_CHECK(linear::fits_stream_k(rows, cols), "too many rows or tiles");
   const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
   FS_CHECK(blocks <= tiles && blocks * linear::kMaxRange >= tiles, "too few or too many blocks");

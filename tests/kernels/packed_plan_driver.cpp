@@ -8,7 +8,7 @@
 
 int main() {
   using namespace flashsparse::nm_gather;
-  const flashsparse::Gpu gpu{132, 227 << 10, true};
+  const flashsparse::Gpu gpu{132, 227 << 10, 9};
   long long rows, cols, tokens;
   int n, m, length;
   while (std::scanf("%lld %lld %lld %d %d %d", &rows, &cols, &tokens, &n, &m, &length) == 6) {

@@ -13,7 +13,7 @@ int main() {
   int type, group, x_bytes, multiprocessors, hopper;
   while (std::scanf("%lld %lld %lld %d %d %d %d %lld %d", &rows, &cols, &tokens, &type, &group,
                     &x_bytes, &multiprocessors, &bytes, &hopper) == 9) {
-    const Gpu gpu{multiprocessors, bytes, hopper != 0};
+    const Gpu gpu{multiprocessors, bytes, hopper != 0 ? 9 : 8};
     const UnitLayout unit{static_cast<ValueType>(type), group};
     const LinearPlan plan = plan_linear(rows, cols, tokens, gpu, unit, x_bytes);
     if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {

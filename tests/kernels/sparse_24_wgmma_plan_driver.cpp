@@ -9,7 +9,7 @@
 int main() {
   using namespace flashsparse;
   using namespace flashsparse::sparse_24;
-  const Gpu gpu{132, 227 << 10, true};
+  const Gpu gpu{132, 227 << 10, 9};
   long long rows, cols, tokens;
   int type, group, x_bytes;
   while (std::scanf("%lld %lld %lld %d %d %d", &rows, &cols, &tokens, &type, &group, &x_bytes) ==

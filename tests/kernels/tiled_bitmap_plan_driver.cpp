@@ -14,8 +14,8 @@ int main() {
   double memory;
   while (std::scanf("%lld %lld %lld %lld %d %d %lld %d %lf", &rows, &cols, &lines, &tokens,
                     &operands, &multiprocessors, &bytes, &hopper, &memory) == 9) {
-    flashsparse::Gpu gpu{multiprocessors, bytes, hopper != 0};
-    gpu.memory = memory;
+    flashsparse::Gpu gpu{multiprocessors, bytes, hopper != 0 ? 9 : 8};
+    gpu.bus = memory;
     const LinearPlan plan =
         plan_linear(rows, cols, lines, tokens, gpu, static_cast<Operands>(operands));
     if (const char* const rule = plan.broken_rule(rows, cols, tokens, gpu)) {

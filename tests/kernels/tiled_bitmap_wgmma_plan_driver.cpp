@@ -8,7 +8,7 @@
 
 int main() {
   using namespace flashsparse::tiled_bitmap;
-  const flashsparse::Gpu gpu{132, 227 << 10, true};
+  const flashsparse::Gpu gpu{132, 227 << 10, 9};
   long long rows, cols, lines, tokens;
   while (std::scanf("%lld %lld %lld %lld", &rows, &cols, &lines, &tokens) == 4) {
     const WgmmaPlan plan = plan_wgmma(rows, cols, tokens, lines, gpu);

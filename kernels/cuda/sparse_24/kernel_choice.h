@@ -10,7 +10,7 @@
 namespace flashsparse::sparse_24 {
 
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once.
-constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? INT32_MAX : 192; }
+constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, measured
 // on an H200. Small layers of more than 16 tokens gain by adding up in shared memory, those of
@@ -32,13 +32,13 @@ constexpr int64_t rounded_few_tokens(int64_t rows, int64_t cols) {
 inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                             UnitLayout unit, int x_bytes = 2, const TokenLimits& limits = {}) {
   if (x_bytes == 1) {
-    const bool has_mma = unit.type == ValueType::kInt8 || gpu.fp8_mma;
+    const bool has_mma = unit.type == ValueType::kInt8 || gpu.has_fp8_mma();
     const int64_t few = limits.few.value_or(rounded_few_tokens(rows, cols));
-    return gpu.hopper && (!has_mma || tokens > few) ? Kernel::kMany : Kernel::kFew;
+    return gpu.has_wgmma() && (!has_mma || tokens > few) ? Kernel::kMany : Kernel::kFew;
   }
   if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
   const int64_t few = limits.few.value_or(few_tokens(rows, cols, unit));
-  return gpu.hopper && tokens > few ? Kernel::kMany : Kernel::kFew;
+  return gpu.has_wgmma() && tokens > few ? Kernel::kMany : Kernel::kFew;
 }
 
 }  // namespace flashsparse::sparse_24

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
@@ -84,8 +85,16 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// tokens in [1, max_tokens(gpu, unit, x_bytes)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
-                       int x_bytes = 2);
+// The launch for tokens in [1, max_tokens(gpu, unit, x_bytes)] and its cost in microseconds; and
+// all that it was compared with.
+Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                                UnitLayout unit, int x_bytes = 2);
+std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t tokens,
+                                            const Gpu& gpu, UnitLayout unit, int x_bytes = 2);
+
+inline LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                              UnitLayout unit, int x_bytes = 2) {
+  return price_linear(rows, cols, tokens, gpu, unit, x_bytes).launch;
+}
 
 }  // namespace flashsparse::sparse_24

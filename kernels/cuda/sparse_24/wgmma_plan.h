@@ -6,6 +6,7 @@
 
 #include "common/host_device.h"
 #include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
@@ -127,11 +128,19 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// tokens >= 1, on a GPU with wgmma.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
-                     UnitLayout unit = {}, int x_bytes = 2);
+// The launch for tokens >= 1 on a GPU with wgmma and its cost in microseconds; and all that it was
+// compared with.
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                              UnitLayout unit = {}, int x_bytes = 2);
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
+                                          const Gpu& gpu, UnitLayout unit = {}, int x_bytes = 2);
 
-// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                            UnitLayout unit = {}, int x_bytes = 2) {
+  return price_wgmma(rows, cols, tokens, gpu, unit, x_bytes).launch;
+}
+
+// Microseconds that a launch should take, fitted to compare launches by.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu);
 

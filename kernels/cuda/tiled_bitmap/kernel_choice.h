@@ -14,7 +14,7 @@ namespace flashsparse::tiled_bitmap {
 // nearly as long for 65 tokens as for 128.
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Operands operands) {
   if (operands == Operands::kRounded) return rows * cols > 96 << 20 ? 192 : 64;
-  return gpu.hopper && operands == Operands::kNative ? 1024 : 128;
+  return gpu.has_wgmma() && operands == Operands::kNative ? 1024 : 128;
 }
 
 // Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, measured
@@ -29,7 +29,7 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
   if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, operands)))
     return Kernel::kUnpacked;
   if (operands != Operands::kNative) return Kernel::kSparse;
-  return gpu.hopper && tokens > limits.few.value_or(few_tokens(rows, cols)) ? Kernel::kMany
+  return gpu.has_wgmma() && tokens > limits.few.value_or(few_tokens(rows, cols)) ? Kernel::kMany
                                                                             : Kernel::kFew;
 }
 

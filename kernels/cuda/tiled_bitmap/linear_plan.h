@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"
@@ -109,8 +110,17 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// For a weight of so many lines in all. tokens in [1, max_tokens(gpu)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
-                       Operands operands = Operands::kNative);
+// The launch for a weight of so many lines in all and tokens in [1, max_tokens(gpu)], and its cost
+// in microseconds; and all that it was compared with.
+Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
+                                const Gpu& gpu, Operands operands = Operands::kNative);
+std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t lines,
+                                            int64_t tokens, const Gpu& gpu,
+                                            Operands operands = Operands::kNative);
+
+inline LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
+                              const Gpu& gpu, Operands operands = Operands::kNative) {
+  return price_linear(rows, cols, lines, tokens, gpu, operands).launch;
+}
 
 }  // namespace flashsparse::tiled_bitmap

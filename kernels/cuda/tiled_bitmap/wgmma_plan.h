@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/tiled_bitmap.h"
 
@@ -80,10 +81,19 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// tokens >= 1, on a GPU with wgmma; `lines` of the whole weight.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines, const Gpu& gpu);
+// The launch for tokens >= 1 on a GPU with wgmma and `lines` of the whole weight, and its cost in
+// microseconds; and all that it was compared with.
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                              const Gpu& gpu);
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                                          const Gpu& gpu);
 
-// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                            const Gpu& gpu) {
+  return price_wgmma(rows, cols, tokens, lines, gpu).launch;
+}
+
+// Microseconds that a launch should take, fitted to compare launches by.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
                   const Gpu& gpu);
 

@@ -3,6 +3,7 @@
 // the host from sizes alone, so that a CUDA graph can hold the decision.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "cuda/plan/kernel.h"
 #include "cuda/shared/gpu.h"
@@ -67,7 +68,7 @@ inline constexpr int kTailWords = 128;
 // the caller passes a limit that was measured (flashsparse_plugin/dataflow).
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu) {
   constexpr int64_t kSmall = 32 << 20;  // elements
-  return gpu.hopper && rows * cols > kSmall ? 256 : 192;
+  return gpu.has_wgmma() && rows * cols > kSmall ? 256 : 192;
 }
 
 struct LinearPlan {
@@ -83,8 +84,15 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
   return is_few && linear::fits_stream_k(rows, cols) ? Kernel::kSparse : Kernel::kUnpacked;
 }
 
-// tokens in [1, linear::max_tokens(gpu)]; num_words of the whole weight.
+// The launch for tokens in [1, linear::max_tokens(gpu)] and num_words of the whole weight; and all
+// that could run in its place.
 LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
                        const Gpu& gpu);
+std::vector<LinearPlan> list_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+
+// Microseconds that the planned launch should take on a GPU whose rates are known: fitted to an
+// H200. (The rule that plans it needs no estimate.)
+double linear_microseconds(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
+                           const Gpu& gpu);
 
 }  // namespace flashsparse::tiled_csl

@@ -47,7 +47,7 @@ constexpr bool fits_stream_k(int64_t rows, int64_t cols) {
 }
 
 // Tokens of one launch at most. (The registers of mma hold accumulators for no more than 32.)
-constexpr int max_tokens(const Gpu& gpu) { return gpu.hopper ? 128 : 32; }
+constexpr int max_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? 128 : 32; }
 
 // Floats of the workspace `partials` of a launch: see stream_k.cuh.
 constexpr int64_t partial_floats(const ShapeInfo& shape, int64_t blocks) {
