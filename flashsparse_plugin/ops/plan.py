@@ -92,6 +92,14 @@ def launch_fields(kernel: str) -> Sequence[str]:
     return ops.launch_fields(kernel).split()
 
 
+def compiled_shapes(kernel: str) -> list[dict[str, int]]:
+    """What a kernel is compiled for; a launch's "shape" (nm_spmm: "kernel") is an index of it."""
+    names, numbers = ops.compiled_shapes(kernel)
+    fields = names.split()
+    starts = range(0, len(numbers), len(fields))
+    return [dict(zip(fields, numbers[at : at + len(fields)], strict=True)) for at in starts]
+
+
 def _arguments(product: Product, gpu: Gpu) -> tuple[list[int], str, bool, list[float]]:
     sizes = [*product.shape, product.tokens, product.nbytes, *product.pattern, product.group]
     return sizes, product.values, product.quantizes_x, gpu.numbers

@@ -37,9 +37,25 @@ struct Launch {
   double microseconds;
 };
 
+// The shapes that a kernel is compiled in: the names of their numbers, and those of each, in the
+// order of the numbers that launches have for them.
+struct Shapes {
+  const char* fields;
+  std::vector<std::vector<int64_t>> all;
+};
+
+// Of a header's list: numbers(info) has those of an entry.
+template <class Infos, class Numbers>
+Shapes shapes_of(const char* fields, const Infos& infos, const Numbers& numbers) {
+  Shapes shapes{fields, {}};
+  for (const auto& info : infos) shapes.all.push_back(numbers(info));
+  return shapes;
+}
+
 struct Planner {
   const char* kernel;  // <format>.<kernel>
-  const char* fields;  // names of a launch's numbers
+  const char* fields;  // names of a launch's numbers, of which the first is that of its shape
+  Shapes (*shapes)();
   // The planned launch: first of all launches that the product needs, whose microseconds it has.
   Launch (*plan)(const Product&, const Gpu&);
   // Every launch that the planner compares for the product, or for the first part of it that one

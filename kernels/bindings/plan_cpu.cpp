@@ -102,6 +102,14 @@ const Planner& planner_of(const std::string& kernel, const Product& product, con
 
 std::string launch_fields(const std::string& kernel) { return planner_of(kernel).fields; }
 
+// The names of a compiled shape's numbers, and those of all shapes, one after the other.
+std::tuple<std::string, std::vector<int64_t>> compiled_shapes(const std::string& kernel) {
+  const planning::Shapes shapes = planner_of(kernel).shapes();
+  std::vector<int64_t> numbers;
+  for (const auto& each : shapes.all) numbers.insert(numbers.end(), each.begin(), each.end());
+  return {shapes.fields, numbers};
+}
+
 std::string choose_kernel(const std::string& format, const std::vector<int64_t>& sizes,
                           const std::string& values, bool quantizes_x,
                           const std::vector<double>& gpu) {
@@ -142,6 +150,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
   m.def("known_gpus() -> str");
   m.def("known_gpu(str name) -> float[]");
   m.def("launch_fields(str kernel) -> str");
+  m.def("compiled_shapes(str kernel) -> (str, int[])");
   m.def("choose_kernel(str format, int[] sizes, str values, bool quantizes_x, float[] gpu) -> str");
   m.def(
       "plan(str kernel, int[] sizes, str values, bool quantizes_x, float[] gpu) -> (int[], float)");
@@ -154,6 +163,7 @@ STABLE_TORCH_LIBRARY_IMPL(flashsparse, CompositeExplicitAutograd, m) {
   m.impl("known_gpus", TORCH_BOX(&known_gpus));
   m.impl("known_gpu", TORCH_BOX(&known_gpu));
   m.impl("launch_fields", TORCH_BOX(&launch_fields));
+  m.impl("compiled_shapes", TORCH_BOX(&compiled_shapes));
   m.impl("choose_kernel", TORCH_BOX(&choose_kernel));
   m.impl("plan", TORCH_BOX(&plan));
   m.impl("candidates", TORCH_BOX(&candidates));

@@ -61,13 +61,29 @@ std::vector<Launch> list_gemv(const Product& product, const Gpu& gpu) {
   return all;
 }
 
+Shapes flat_shapes() {
+  return shapes_of("tokens row_blocks warps_n warps_k stages blocks", dense::kFlatShapes,
+                   [](const dense::FlatShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens,  info.row_blocks, info.warps_n,
+                                                 info.warps_k, info.stages,     info.blocks};
+                   });
+}
+
+Shapes gemv_shapes() {
+  return shapes_of("tokens rows_a_warp warps_n warps_k stages blocks", dense::kGemvShapes,
+                   [](const dense::GemvShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens,  info.rows_a_warp, info.warps_n,
+                                                 info.warps_k, info.stages,      info.blocks};
+                   });
+}
+
 }  // namespace
 
 Format dense_planners() {
   return {"dense",
           nullptr,
-          {{"dense.flat_gemm", "shape split", plan_flat, list_flat},
-           {"dense.gemv", "shape", plan_gemv, list_gemv}}};
+          {{"dense.flat_gemm", "shape split", flat_shapes, plan_flat, list_flat},
+           {"dense.gemv", "shape", gemv_shapes, plan_gemv, list_gemv}}};
 }
 
 }  // namespace flashsparse::planning

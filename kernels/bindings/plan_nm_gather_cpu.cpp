@@ -139,16 +139,39 @@ std::vector<Launch> list_packed(const Product& product, const Gpu& gpu) {
                           product, gpu);
 }
 
+Shapes few_shapes() {
+  return shapes_of("value_bits tokens unit_rows stages warps", nm_gather::kShapes,
+                   [](const nm_gather::ShapeInfo& info) {
+                     return std::vector<int64_t>{info.value_bits, info.tokens, info.unit_rows,
+                                                 info.stages, info.warps};
+                   });
+}
+
+Shapes many_shapes() {
+  return shapes_of("value_bits warp_rows warp_tokens token_warps row_warps", nm_gather::kTileShapes,
+                   [](const nm_gather::TileShapeInfo& info) {
+                     return std::vector<int64_t>{info.value_bits, info.warp_rows, info.warp_tokens,
+                                                 info.token_warps, info.row_warps};
+                   });
+}
+
+Shapes packed_shapes() {
+  return shapes_of("tile_tokens rows stages", nm_gather::kPackedShapes,
+                   [](const nm_gather::PackedShapeInfo& info) {
+                     return std::vector<int64_t>{info.tile_tokens(), info.rows, info.stages};
+                   });
+}
+
 }  // namespace
 
 Format nm_gather_planners() {
-  return {
-      "nm_gather",
-      choose,
-      {{"nm_gather.few", "shape row_warps depth_warps splits chunk_sections", plan_few, list_few},
-       {"nm_gather.many", "shape row_warps splits x_stages weight_stages band cluster", plan_many,
-        list_many},
-       {"nm_gather.packed", "shape band", plan_packed, list_packed}}};
+  return {"nm_gather",
+          choose,
+          {{"nm_gather.few", "shape row_warps depth_warps splits chunk_sections", few_shapes,
+            plan_few, list_few},
+           {"nm_gather.many", "shape row_warps splits x_stages weight_stages band cluster",
+            many_shapes, plan_many, list_many},
+           {"nm_gather.packed", "shape band", packed_shapes, plan_packed, list_packed}}};
 }
 
 }  // namespace flashsparse::planning

@@ -44,10 +44,19 @@ std::vector<Launch> list(const Product& product, const Gpu& gpu) {
       numbers);
 }
 
+Shapes shapes() {
+  return shapes_of("tokens rows thread_tokens thread_rows token_lanes stages packing blocks",
+                   nm_spmm::kKernels, [](const nm_spmm::KernelInfo& info) {
+                     return std::vector<int64_t>{
+                         info.tokens,      info.rows,   info.thread_tokens, info.thread_rows,
+                         info.token_lanes, info.stages, info.packing,       info.blocks};
+                   });
+}
+
 }  // namespace
 
 Format nm_spmm_planners() {
-  return {"nm_spmm", choose, {{"nm_spmm.sparse", "kernel splits", plan, list}}};
+  return {"nm_spmm", choose, {{"nm_spmm.sparse", "kernel splits", shapes, plan, list}}};
 }
 
 }  // namespace flashsparse::planning

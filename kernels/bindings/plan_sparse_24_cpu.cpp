@@ -90,14 +90,30 @@ std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
       many_numbers);
 }
 
+Shapes few_shapes() {
+  return shapes_of("tokens row_units warps", sparse_24::kShapes,
+                   [](const sparse_24::ShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.row_units, info.warps};
+                   });
+}
+
+Shapes many_shapes() {
+  return shapes_of("tokens groups bits has_ring", sparse_24::kWgmmaShapes,
+                   [](const sparse_24::WgmmaShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.groups, info.bits,
+                                                 info.has_ring};
+                   });
+}
+
 }  // namespace
 
 Format sparse_24_planners() {
-  return {"sparse_24",
-          choose,
-          {{"sparse_24.few", "shape row_warps column_warps weight_stages x_stages blocks", plan_few,
-            list_few},
-           {"sparse_24.many", "shape down depth stages clusters", plan_many, list_many}}};
+  return {
+      "sparse_24",
+      choose,
+      {{"sparse_24.few", "shape row_warps column_warps weight_stages x_stages blocks", few_shapes,
+        plan_few, list_few},
+       {"sparse_24.many", "shape down depth stages clusters", many_shapes, plan_many, list_many}}};
 }
 
 }  // namespace flashsparse::planning

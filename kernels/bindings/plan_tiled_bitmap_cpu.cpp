@@ -92,16 +92,33 @@ std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
 constexpr const char* kFewFields =
     "shape row_warps column_warps scratch_quarters x_stages ring_lines blocks is_early";
 
+Shapes of_shapes(const tiled_bitmap::Shapes& shapes) {
+  return shapes_of("tokens row_units warps spreads", shapes, [](const auto& info) {
+    return std::vector<int64_t>{info.tokens, info.row_units, info.warps, info.spreads};
+  });
+}
+
+Shapes few_shapes() { return of_shapes(tiled_bitmap::shapes_of(Operands::kNative)); }
+
+Shapes codes_shapes() { return of_shapes(tiled_bitmap::shapes_of(Operands::kCodes)); }
+
+Shapes many_shapes() {
+  return shapes_of("tokens groups", tiled_bitmap::kWgmmaShapes,
+                   [](const mma_units::WgmmaShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.groups};
+                   });
+}
+
 }  // namespace
 
 // Codes have one kernel, which is that for few tokens.
 Format tiled_bitmap_planners() {
-  return {
-      "tiled_bitmap",
-      choose,
-      {{"tiled_bitmap.few", kFewFields, plan_few, list_few},
-       {"tiled_bitmap.sparse", kFewFields, plan_few, list_few},
-       {"tiled_bitmap.many", "shape down depth stages clusters ring_lines", plan_many, list_many}}};
+  return {"tiled_bitmap",
+          choose,
+          {{"tiled_bitmap.few", kFewFields, few_shapes, plan_few, list_few},
+           {"tiled_bitmap.sparse", kFewFields, codes_shapes, plan_few, list_few},
+           {"tiled_bitmap.many", "shape down depth stages clusters ring_lines", many_shapes,
+            plan_many, list_many}}};
 }
 
 }  // namespace flashsparse::planning

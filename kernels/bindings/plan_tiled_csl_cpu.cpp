@@ -41,10 +41,19 @@ std::vector<Launch> list(const Product& product, const Gpu& gpu) {
   return all;
 }
 
+Shapes shapes() {
+  return shapes_of("tokens hopper wgmma team_warps held warps blocks", tiled_csl::kLinearShapes,
+                   [](const tiled_csl::LinearShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens,     info.hopper, info.wgmma,
+                                                 info.team_warps, info.held,   info.warps,
+                                                 info.blocks};
+                   });
+}
+
 }  // namespace
 
 Format tiled_csl_planners() {
-  return {"tiled_csl", choose, {{"tiled_csl.sparse", "shape blocks", plan, list}}};
+  return {"tiled_csl", choose, {{"tiled_csl.sparse", "shape blocks", shapes, plan, list}}};
 }
 
 }  // namespace flashsparse::planning
