@@ -5,7 +5,7 @@
     python benchmarks/dataflow.py --check    fails where one is not what the results say
 
 h200.json and h100.json hold measurements: dense layers by gemm.py, packed ones by spmm.py.
-a100.json holds the estimates of the model of bytes and latencies for the same layers on an A100.
+a100.json holds the estimates of the model of bytes and latencies for the dense ones on an A100.
 Run benchmarks/tables.py afterwards, which writes the documents' tables.
 """
 
@@ -132,7 +132,11 @@ def tables() -> dict[str, Table]:
         a100.name,
         a100,
         about["dtype"],
-        (entry_of(weight, model.times(weight, a100), model.DOUBT) for weight in measured),
+        (
+            entry_of(weight, model.times(weight, a100), model.DOUBT)
+            for weight in measured
+            if weight.scheme is None
+        ),
         source="model",
     )
     return found

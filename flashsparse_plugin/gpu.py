@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What estimates of time know of a GPU, and the product that every estimate is compared with.
+"""What estimates of time know of a GPU, and the dense product that every estimate is compared with.
 
-Ground floor: cost models of formats and of dense layers stand on it.
+The rates of each GPU are a row of kernels/cuda/shared/gpu.h, by which launches are planned, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from .ops.library import ops
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Gpu:
         arithmetic: Operations a second that the library reaches on 16-bit products.
         multiprocessors: Their number.
         capability: The compute capability.
+        bus: Bytes a second that memory gives by its clock and width; 0: not known.
     """
 
     name: str
@@ -30,6 +33,20 @@ class Gpu:
     arithmetic: float
     multiprocessors: int
     capability: tuple[int, int]
+    bus: float = 0.0
+
+    @classmethod
+    def known(cls, name: str) -> Gpu:
+        """The GPU of a row of the table."""
+        major, minor, count, bus, memory, l2, clock, arithmetic = ops.known_gpu(name)
+        capability = (int(major), int(minor))
+        return cls(name, memory, l2, clock, arithmetic, int(count), capability, bus)
+
+    @property
+    def numbers(self) -> list[float]:
+        """As ops take a GPU."""
+        rates = (self.bus, self.memory, self.l2, self.clock, self.arithmetic)
+        return [*map(float, (*self.capability, self.multiprocessors)), *rates]
 
     @property
     def fma_units(self) -> int:
@@ -42,13 +59,7 @@ class Gpu:
         return 2.0 * self.fma_units * self.multiprocessors * self.clock
 
 
-# Of the H200 memory, L2, clock and arithmetic were measured (benchmarks/results/nvidia-h200); all
-# other constants are estimates from data sheets.
-GPUS = (
-    Gpu("H200", 4.6e12, 9.4e12, 1.98e9, 800e12, 132, (9, 0)),
-    Gpu("H100", 3.2e12, 8.0e12, 1.75e9, 700e12, 132, (9, 0)),
-    Gpu("A100", 1.75e12, 4.0e12, 1.35e9, 230e12, 108, (8, 0)),
-)
+GPUS = tuple(Gpu.known(name) for name in ops.known_gpus().split())
 
 ITEMSIZE = 2  # bytes of float16 and bfloat16
 

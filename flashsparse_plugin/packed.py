@@ -21,7 +21,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .gpu import Gpu
 from .messages import PrintableMessage, is_out_of_memory
-from .plan import Implementation, Plan
+from .ops.plan import Product, choose_kernel
+from .ops.plan import plan as plan_launch
+from .plan import SPARSE, Implementation, Plan
 
 
 class FormatError(PrintableMessage, ValueError):
@@ -279,6 +281,8 @@ class Format(ABC):
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
     searches: ClassVar[bool] = False
     """Whether a library multiplies the weight whose own search takes as long as many products."""
+    planner: ClassVar[str | None] = None
+    """Whose kernels for GPUs these are, by name, where C++ plans their launches (`ops.plan`)."""
     reference: ClassVar[Reference]
     _only: ClassVar[Format]
 
@@ -593,6 +597,33 @@ class Format(ABC):
         """What multiplies a weight on a GPU, in the order in which each is best as tokens grow."""
         return {"sparse": Implementation(None, f"the kernel of {self.name}")}
 
+    def product(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> Product:
+        """What the format's planners in C++ are asked about (`planner`)."""
+        return Product(shape, tokens, nbytes)
+
+    def choose(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> str:
+        """The implementation that the op takes on a GPU where no plan says which.
+
+        By default what the format's planner says, or else the first of `implementations`.
+
+        Args:
+            scheme: The scheme of the weight.
+            shape: (out_features, in_features).
+            nbytes: Bytes of the packed weight.
+            tokens: At least 1.
+            gpu: The GPU.
+        """
+        known = list(self.implementations(scheme))
+        if self.planner is None:
+            return known[0]
+        product = self.product(scheme, shape, nbytes, tokens, gpu)
+        found = choose_kernel(self.planner, product, gpu)
+        return found if found in known else SPARSE
+
     def seconds(
         self,
         implementation: str,
@@ -603,6 +634,8 @@ class Format(ABC):
         gpu: Gpu,
     ) -> float:
         """Estimated time of one product on a GPU, beside the traffic of x and y.
+
+        By default what the format's planner says of its kernels.
 
         Args:
             implementation: A key of `implementations`.
@@ -615,6 +648,10 @@ class Format(ABC):
         Raises:
             FormatError: Where the format has no cost model.
         """
+        if self.planner is not None:
+            product = self.product(scheme, shape, nbytes, tokens, gpu)
+            with rules():
+                return plan_launch(f"{self.planner}.{implementation}", product, gpu).seconds
         raise FormatError(
             f"{self.name} has no cost model, so nothing can be estimated for a "
             f"{shape[0]}x{shape[1]} weight: measure it on the GPU with `flashsparse tune`"

@@ -12,8 +12,8 @@ import torch
 from ..formats import get_format
 from ..gpu import Gpu, library_seconds
 from . import rivals
-from .expected import DENSITIES, ESTIMATED, best_seconds, sample, unstructured_schemes
-from .model import Weight
+from .expected import DENSITIES, ESTIMATED, sample, unstructured_schemes
+from .model import Weight, best_seconds
 
 Shape = tuple[int, int]
 Kind = Literal["dense", "rival", "ours"]

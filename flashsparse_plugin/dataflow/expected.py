@@ -124,21 +124,12 @@ class Target:
             own, other = (table.seconds(each, self.batch) for each in (weight, dense))
             if own is not None and other is not None:
                 return Speed(other / own, table.origin)
-        own, other = (best_seconds(each, self.batch, self.gpu) for each in (weight, dense))
+        own, other = (model.best_seconds(each, self.batch, self.gpu) for each in (weight, dense))
         return Speed(other / own)
 
 
 def _measured(*tables: Table | None) -> tuple[Table, ...]:
     return tuple(table for table in tables if table is not None and table.source == "measured")
-
-
-def best_seconds(weight: Weight, tokens: int, gpu: Gpu) -> float:
-    """Estimated time of a product by the fastest of its implementations, with x and y.
-
-    Raises:
-        FormatError: For a packed weight whose format has no cost model.
-    """
-    return min(model.seconds(name, weight, tokens, gpu) for name in weight.implementations)
 
 
 def typical_weight(shape: tuple[int, int], scheme: Scheme, density: float) -> Weight:

@@ -56,6 +56,8 @@ def dense_linear(weight: Tensor) -> DenseLinear | None:
         return None
     rows, cols = weight.shape
     flow = resolve(Weight((rows, cols)), weight.dtype, weight.device)
+    if flow is None:
+        return None
     found = DenseLinear(flow.most("gemv"), flow.most("flat_gemm"), flow.reason)
     return found if found.gemv_tokens or found.flat_tokens else None
 
@@ -67,12 +69,12 @@ def plan_of(packed: PackedWeight) -> Plan | None:
     fastest way to do so is what the user's table keeps, or is searched for.
 
     Returns:
-        None where there is nothing to choose, as on every CPU: the format is left to itself.
+        None where there is nothing to choose, as on every CPU, and where no table has measured the
+        weight: the op decides.
 
     Raises:
         TableError: Where there is a table for this GPU that cannot be read.
-        FormatError: Where no table knows the weight, and its format has no cost model; and where a
-            library refuses the weight.
+        FormatError: Where a library refuses the weight.
     """
     if packed.device.type != "cuda" or not STATUS["_C_cuda"].loaded:
         return None

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long each implementation should take, from bytes and latencies: a model, not a measurement.
+"""How long each implementation should take: estimates, not measurements.
 
-It decides where no table was measured. A product of few tokens takes the longest of
-
-    the weight's bytes from memory, all bytes from L2 (x comes from there, once a block of rows),
-    the instructions that gemv issues, and for the library its arithmetic,
-
-and beside that a launch and the joining of sums. What a kernel takes was fitted to measurements on
-an H200; latencies, and what other GPUs have, are estimates. Of packed weights their format knows
-what its implementations cost.
+They decide about dense layers where no table was measured, and compare formats. What our kernels
+take the planners of their launches say (`ops.plan`), fitted to measurements on an H200, and what
+the library takes `gpu.library_seconds`; other GPUs are estimated from their rates. Packed weights
+are asked by way of their format.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..gpu import BEGIN, ITEMSIZE, LAUNCH, Gpu, library_seconds
+from ..gpu import ITEMSIZE, Gpu, library_seconds
+from ..ops.plan import Product, plan
 from ..packed import PackedWeight, Scheme
 from ..plan import MANY, SPARSE, Implementation
 
@@ -114,17 +111,6 @@ def implementations_of(
     return known
 
 
-# Estimated seconds of the joining of sums in a block and between blocks.
-JOIN_WARPS, JOIN_BLOCKS = 0.3e-6, 1.5e-6
-ISSUE = 4 * 0.72  # instructions a clock and multiprocessor
-# Fitted to benchmarks/results/nvidia-h200/gemm.json: instructions of gemv for each 16 bytes of
-# weight a lane, and waiting; of flat_gemm what a byte of x costs, which comes from L2, and how much
-# longer more than 16 tokens take.
-GEMV_CHUNK, GEMV_TOKEN = 52, 14
-FLAT_ROWS, FLAT_X, FLAT_MANY = 32, 0.15, 1.2  # rows of a block: kernels/cuda/dense/dense_plan.h
-CHUNK = 32 * 8  # elements of a warp's 16-byte load
-
-
 def seconds(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float:
     """Estimated time of one call; infinite for more tokens than it takes, and where it is not.
 
@@ -148,41 +134,37 @@ def seconds(implementation: str, weight: Weight, tokens: int, gpu: Gpu) -> float
     elif implementation == "library":
         own = library_seconds(weight.shape, tokens, gpu)
     else:
-        own = (_gemv if implementation == "gemv" else _flat)(weight, tokens, gpu)
+        own = plan(f"dense.{implementation}", Product(weight.shape, tokens), gpu).seconds
     return activations + own
-
-
-def _gemv(weight: Weight, tokens: int, gpu: Gpu) -> float:
-    out_features, in_features = weight.shape
-    # Warps of 4 rows share x in L1, on average two at a time.
-    x_bytes = ITEMSIZE * tokens * in_features * out_features / 4 / 2
-    issued = out_features * in_features / CHUNK * (GEMV_CHUNK + GEMV_TOKEN * tokens)
-    busy = max(
-        weight.nbytes / gpu.memory,
-        (weight.nbytes + x_bytes) / gpu.l2,
-        issued / (gpu.multiprocessors * ISSUE * gpu.clock),
-    )
-    return LAUNCH + BEGIN + JOIN_WARPS + busy
-
-
-def _flat(weight: Weight, tokens: int, gpu: Gpu) -> float:
-    out_features, in_features = weight.shape
-    x_bytes = ITEMSIZE * tokens * in_features * out_features / FLAT_ROWS
-    busy = max((weight.nbytes + FLAT_X * x_bytes) / gpu.memory, (weight.nbytes + x_bytes) / gpu.l2)
-    if tokens > 16:
-        busy *= FLAT_MANY
-    join = JOIN_BLOCKS if out_features < FLAT_ROWS * gpu.multiprocessors / 2 else 0.0
-    return LAUNCH + BEGIN + join + busy
 
 
 def times(
     weight: Weight, gpu: Gpu, buckets: Sequence[int] = BUCKETS
 ) -> dict[int, dict[str, float]]:
-    """Estimated seconds of every implementation, by tokens."""
+    """Estimated seconds by tokens: of all that multiplies a dense weight, or of what its op takes.
+
+    A packed weight's op chooses by itself where nothing was measured.
+    """
     return {
-        tokens: {name: seconds(name, weight, tokens, gpu) for name in weight.implementations}
+        tokens: {name: seconds(name, weight, tokens, gpu) for name in _used(weight, tokens, gpu)}
         for tokens in buckets
     }
+
+
+def _used(weight: Weight, tokens: int, gpu: Gpu) -> Iterable[str]:
+    if weight.scheme is None:
+        return weight.implementations
+    format = weight.scheme.format
+    return [format.choose(weight.scheme, weight.shape, weight.nbytes, tokens, gpu)]
+
+
+def best_seconds(weight: Weight, tokens: int, gpu: Gpu) -> float:
+    """Estimated time of a product, with x and y, as a layer does it for which there is no table.
+
+    Raises:
+        FormatError: For a packed weight whose format has no cost model.
+    """
+    return min(seconds(name, weight, tokens, gpu) for name in _used(weight, tokens, gpu))
 
 
 def inflections(found: Mapping[int, Mapping[str, float]], order: Sequence[str]) -> list[int]:

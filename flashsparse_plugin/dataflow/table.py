@@ -400,51 +400,55 @@ def searched(weight: Weight, dtype: torch.dtype, device: torch.device) -> Mappin
 _told: set[str] = set()
 
 
-def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Plan:
+def resolve(weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Plan | None:
     """Decides once, when a layer is loaded, what will multiply it. Logs a new reason once.
 
-    Asks the user's table of this GPU and dtype, then the table that ships for GPUs of its class,
-    then the model.
+    Asks the user's table of this GPU and dtype, then the table that ships for GPUs of its class.
+    Where neither measured the weight, the op decides in each call if it is packed, and the model
+    if it is dense.
 
     Args:
         weight: The layer's weight.
         dtype: Dtype of weight and activations; only 16-bit dtypes leave a choice.
         device: Where the layer is.
 
+    Returns:
+        None for a packed weight that was not measured: its op knows its kernels best.
+
     Raises:
         TableError: Where there is a table for this GPU that cannot be read.
-        FormatError: Where no table knows the weight, and its format has no cost model.
     """
     found = _decide(weight, str(dtype).removeprefix("torch."), torch.device(device))
-    if found.reason not in _told:
+    if found is not None and found.reason not in _told:
         _told.add(found.reason)
         logger.info("dataflow: %s", one_line(found.reason))
     return found
 
 
-def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan:
+def _decide(weight: Weight, dtype: str, device: torch.device) -> Plan | None:
+    is_packed = weight.scheme is not None
     if device.type != "cuda" or dtype not in ("float16", "bfloat16"):
-        # torch's own linear for any number of tokens, or the format's own kernels.
-        known = list(weight.implementations)
+        if is_packed:
+            return None
         where = f"on {device.type}" if device.type != "cuda" else f"in {dtype}"
-        return Plan.of(
-            [(None, known[-1] if weight.scheme is None else known[0])],
-            "device",
-            f"{where} every layer has one implementation",
-        )
+        only = [(None, LIBRARY)]
+        return Plan.of(only, "device", f"{where} every layer has one implementation")
     key = DeviceKey.of(device)
     own = read_own(key, dtype)
     if own and (entry := own.find(weight)):
         return entry.plan("table", f"{weight}: {own.origin}, in {table_path(key, dtype)}")
     gpu = find_gpu(key.name, key.capability)
     shipped = shipped_table(gpu, key)
-    if shipped and (entry := shipped.find(weight)):
+    decides = shipped is not None and (shipped.source == "measured" or not is_packed)
+    if shipped and decides and (entry := shipped.find(weight)):
         reason = f"{weight}: {shipped.origin}, in the table that flashsparse-plugin brings"
         return entry.plan("shipped", reason)
+    if is_packed:
+        return None
     ranges = ranges_of(model.times(weight, gpu), weight.implementations, model.DOUBT)
     return Plan.of(
         ((each.max_tokens, each.implementation) for each in ranges),
         "model",
-        f"{weight}: estimated by the model of an {gpu.name}, as no table has this shape and "
-        "density; `flashsparse tune` measures",
+        f"{weight}: estimated by the model of an {gpu.name}, as no table has this shape; "
+        "`flashsparse tune` measures",
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..gpu import Gpu, unpacked_seconds
+from ..ops.plan import Product
 from ..packed import FormatError, PackedWeight, Scheme
 from ..plan import LIBRARY, SPARSE, Implementation
 from .coded import CodedFormat, CodePacker
@@ -117,11 +118,18 @@ class CudaPatternForm(PatternForm):
     sparse: ClassVar[str]
     reading: ClassVar[float] = 1.0
 
-    @abstractmethod
-    def sparse_seconds(
+    def product(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> float:
-        """What a product by the form's own kernel should take, in seconds."""
+    ) -> Product:
+        options = options_of(scheme)
+        return Product(
+            shape,
+            tokens,
+            nbytes,
+            values=options.values,
+            group=options.group or 0,
+            pattern=options.numbers,
+        )
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         return {
@@ -148,4 +156,4 @@ class CudaPatternForm(PatternForm):
                 itemsize=scheme.dtype.itemsize,
                 reading=self.reading,
             )
-        return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
+        return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)

@@ -6,7 +6,6 @@ CUDA kernels read such a format as it is stored; on a CPU each runs as an interl
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -41,10 +40,6 @@ class UnstructuredStorage(UnstructuredFormat):
     piece: ClassVar[tuple[int, int]]
     entry: ClassVar[str]
     entry_shape: ClassVar[tuple[int, ...]] = ()
-
-    @abstractmethod
-    def sparse_seconds(self, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-        """What a product by the format's own CUDA kernels should take, in seconds."""
 
     def stream_specs(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
         """What `streams` look like."""
@@ -114,7 +109,7 @@ class UnstructuredStorage(UnstructuredFormat):
     ) -> float:
         if implementation == LIBRARY:
             return unpacked_seconds(shape, nbytes, tokens, gpu, UNPACK_MEMORY)
-        return self.sparse_seconds(shape, nbytes, tokens, gpu)
+        return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
 
     def _pieces(self, shape: tuple[int, int]) -> tuple[int, int]:
         """How many there are one below the other, and side by side."""

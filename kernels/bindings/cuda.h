@@ -24,13 +24,11 @@ inline Gpu ask_gpu(int device) {
       cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  const bool fp8_mma = major == 12 || (major == 8 && minor == 9);
   int kilohertz = 0, bits = 0;
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device));
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device));
-  const double memory = kilohertz / 1e3 * 2 * bits / 8;  // DDR: two bits per clock and line
-  return {multiprocessors, shared_bytes, major == 9, major == 8 && minor == 0 ? 64 : 128,
-          fp8_mma,         memory};
+  const double bus = kilohertz / 1e3 * 2 * bits / 8;  // DDR: two bits per clock and line
+  return {multiprocessors, shared_bytes, major, minor, bus};
 }
 
 // The GPU that holds a tensor; queried when it is not that of the thread's last call.

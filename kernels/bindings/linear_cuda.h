@@ -11,12 +11,7 @@
 
 namespace flashsparse {
 
-// Whether the kernel supports a weight of this size.
-inline bool fits_stream_k(int64_t rows, int64_t cols) {
-  const int64_t tile_rows = linear::tile_rows(rows);
-  return tile_rows <= cuda::kMaxArrivals &&
-         tile_rows * linear::tile_cols(cols) <= linear::kMaxTiles;
-}
+static_assert(linear::kMaxTileRows <= cuda::kMaxArrivals);
 
 // Fills y, with one launch for each `most_tokens` tokens on the current stream. plan_for(tokens)
 // returns the format's plan of a launch, and launch(arguments, plan, stream) performs it.

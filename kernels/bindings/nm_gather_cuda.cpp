@@ -11,6 +11,7 @@
 #include "bindings/linear_cuda.h"
 #include "bindings/nm_gather.h"
 #include "bindings/unpacked_product_cuda.h"
+#include "cuda/nm_gather/kernel_choice.h"
 #include "cuda/nm_gather/nm_gather.h"
 
 namespace flashsparse {
@@ -21,13 +22,6 @@ using nm_gather::Plan;
 using nm_gather::Stored;
 using nm_gather::TilesPlan;
 using torch::stable::accelerator::DeviceGuard;
-
-// Defaults for callers that do not pass sparse_tokens (flashsparse_plugin/dataflow).
-constexpr int64_t kMaxSparseTokens = 128;
-// Up to so many tokens every block transposes x itself, instead of one kernel per call: measured on
-// an H200.
-constexpr int64_t kFewTokens = 16, kFewTokensDense = 32;
-constexpr double kDense = 0.35;  // fraction of the columns that are kept
 
 // Unpacks rows [first, first + rows) of a weight with `in` columns; first is a multiple of the rows
 // that share an index.
@@ -60,7 +54,7 @@ void sparse_product(const LinearInputs& inputs, const Stored& weight, const Layo
   const Tensor x = aligned_rows(inputs.x, linear::kTileCols);
   const cudaStream_t stream = current_stream(x);
   const bool bfloat16 = x.scalar_type() == ScalarType::BFloat16;
-  const bool early = begins_early(inputs.x) && gpu.hopper;
+  const bool early = begins_early(inputs.x) && gpu.has_dependent_launch();
   const int64_t most = given ? given->info().tokens : nm_gather::max_tokens(layout, gpu);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
@@ -99,7 +93,8 @@ void tiles_product(const LinearInputs& inputs, const Stored& weight, const Layou
     if (plan.arrivals(rows, tokens) > 0) {
       STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &product.arrivals));
     }
-    STD_CUDA_CHECK(cuda::nm_gather_tiles(layout, product, plan, bfloat16, gpu.hopper, stream));
+    STD_CUDA_CHECK(
+        cuda::nm_gather_tiles(layout, product, plan, bfloat16, gpu.has_dependent_launch(), stream));
   });
 }
 
@@ -108,9 +103,7 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
                         const std::optional<Tensor>& bias, std::optional<int64_t> sparse_tokens,
                         const std::optional<Tensor>& row_scales, const std::string& value_type,
                         int64_t group, const std::optional<Tensor>& x_scales) {
-  FS_CHECK(sparse_tokens.value_or(0) >= 0,
-           "sparse_tokens must be 0 (unpack for any number of tokens) or more, not ",
-           sparse_tokens.value_or(0));
+  check_sparse_tokens(sparse_tokens);
   check_weight_dtype(weight_dtype);
   const Layout layout = check_gather_pattern(n, m, vector_length, value_type, group);
   LinearInputs inputs(x, rows, bias, values, "gather_values");
@@ -122,20 +115,17 @@ Tensor nm_gather_linear(const Tensor& x, const Tensor& values, const Tensor& ind
   const DeviceGuard guard(values.get_device_index());
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
-  if (x.scalar_type() == weight_dtype &&
-      inputs.tokens <= sparse_tokens.value_or(kMaxSparseTokens)) {
-    const Gpu gpu = gpu_of(values);
-    const bool dense = layout.panel_steps * nm_gather::kStep > kDense * layout.panel_columns;
-    const bool few = inputs.tokens <= std::min<int64_t>(dense ? kFewTokensDense : kFewTokens,
-                                                        nm_gather::max_tokens(layout, gpu));
-    if (few || !nm_gather::tiles_fit(layout, gpu)) {
-      sparse_product(inputs, own, layout, gpu, std::nullopt, y);
-    } else if (!nm_gather::packed_complaint(layout, cols, gpu) &&
-               nm_gather::packed_pays(layout, rows, inputs.tokens, gpu)) {
-      packed_product(inputs, own, layout, gpu, std::nullopt, y);
-    } else {
-      tiles_product(inputs, own, layout, gpu, std::nullopt, y);
-    }
+  const Gpu gpu = gpu_of(values);
+  const Kernel kernel =
+      x.scalar_type() == weight_dtype
+          ? nm_gather::choose_kernel(layout, rows, cols, inputs.tokens, gpu, {sparse_tokens, {}})
+          : Kernel::kUnpacked;
+  if (kernel == Kernel::kFew) {
+    sparse_product(inputs, own, layout, gpu, std::nullopt, y);
+  } else if (kernel == Kernel::kMany) {
+    tiles_product(inputs, own, layout, gpu, std::nullopt, y);
+  } else if (kernel == Kernel::kPacked) {
+    packed_product(inputs, own, layout, gpu, std::nullopt, y);
   } else {
     unpacked_product_cuda(inputs, weight_dtype, vector_length, y,
                           [&](int64_t first, int64_t count) {

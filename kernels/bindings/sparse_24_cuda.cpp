@@ -11,6 +11,7 @@
 #include "bindings/early_begin.h"
 #include "bindings/unpacked_product_cuda.h"
 #include "cuda/shared/arrivals.h"
+#include "cuda/sparse_24/kernel_choice.h"
 #include "cuda/sparse_24/sparse_24.h"
 
 namespace flashsparse {
@@ -53,7 +54,7 @@ void launch_mma(const LinearInputs& inputs, const Units& packed, const Gpu& gpu,
   const int64_t most =
       given ? given->info().tokens : sparse_24::max_tokens(gpu, packed.layout, x.bytes);
   // x was quantized by a kernel that signals launch_dependents.
-  const bool early = gpu.hopper && (begins_early(inputs.x) || x.bytes == 1);
+  const bool early = gpu.has_dependent_launch() && (begins_early(inputs.x) || x.bytes == 1);
   for (int64_t begin = 0; begin < inputs.tokens; begin += most) {
     const int64_t tokens = std::min(most, inputs.tokens - begin);
     const sparse_24::LinearPlan plan =
@@ -154,14 +155,15 @@ Tensor sparse_24_linear(const Tensor& x, const Tensor& units, int64_t rows, Scal
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(units);
-  const int64_t most = sparse_tokens.value_or(sparse_24::max_sparse_tokens(gpu));
-  if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    const int64_t few = few_tokens.value_or(sparse_24::few_tokens(rows, cols, packed.layout));
-    if (gpu.hopper && inputs.tokens > few) {
-      wgmma_product(inputs, packed, gpu, std::nullopt, y);
-    } else {
-      mma_product(inputs, packed, gpu, std::nullopt, y);
-    }
+  const Kernel kernel =
+      x.scalar_type() == weight_dtype
+          ? sparse_24::choose_kernel(rows, cols, inputs.tokens, gpu, packed.layout, 2,
+                                     {sparse_tokens, few_tokens})
+          : Kernel::kUnpacked;
+  if (kernel == Kernel::kMany) {
+    wgmma_product(inputs, packed, gpu, std::nullopt, y);
+  } else if (kernel == Kernel::kFew) {
+    mma_product(inputs, packed, gpu, std::nullopt, y);
   } else {
     unpacked_product_cuda(inputs, weight_dtype, sparse_24::kUnitRows, y,
                           [&](int64_t first, int64_t count) {

@@ -7,6 +7,7 @@
 
 #include "bindings/sparse_24_cuda.h"
 #include "cuda/mma_units/quantise_x.h"
+#include "cuda/sparse_24/kernel_choice.h"
 
 namespace flashsparse {
 namespace {
@@ -33,9 +34,10 @@ struct RoundedX {
                             ScalarType::Short)),
         scales(allocate_like(inputs.x, {inputs.tokens}, ScalarType::Float)) {
     const Tensor x = aligned_rows(inputs.x, 8);
-    STD_CUDA_CHECK(cuda::sparse_24_quantise_x(
-        bits(x), row_length(x), inputs.tokens, type, x.scalar_type() == ScalarType::BFloat16,
-        gpu.hopper, mutable_bits(codes), scales.mutable_data_ptr<float>(), current_stream(x)));
+    STD_CUDA_CHECK(cuda::sparse_24_quantise_x(bits(x), row_length(x), inputs.tokens, type,
+                                              x.scalar_type() == ScalarType::BFloat16,
+                                              gpu.has_dependent_launch(), mutable_bits(codes),
+                                              scales.mutable_data_ptr<float>(), current_stream(x)));
   }
 };
 
@@ -81,11 +83,13 @@ Tensor sparse_24_linear_rounded(const Tensor& x, const Tensor& units, const Tens
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(units);
-  const bool has_mma = packed.layout.type == ValueType::kInt8 || gpu.fp8_mma;
-  FS_CHECK(gpu.hopper || has_mma, "activations of fp8_e4m3 need compute capability 8.9, 9.0 or ",
+  const bool has_mma = packed.layout.type == ValueType::kInt8 || gpu.has_fp8_mma();
+  FS_CHECK(gpu.has_wgmma() || has_mma,
+           "activations of fp8_e4m3 need compute capability 8.9, 9.0 or ",
            "12.x. Remedy: sparse_24_linear, which multiplies 16-bit ones");
-  const int64_t few = few_tokens.value_or(sparse_24::rounded_few_tokens(rows, inputs.in_features));
-  if (gpu.hopper && (!has_mma || inputs.tokens > few)) {
+  const Kernel kernel = sparse_24::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
+                                                 packed.layout, 1, {{}, few_tokens});
+  if (kernel == Kernel::kMany) {
     wgmma_rounded_product(inputs, packed, gpu, std::nullopt, y);
   } else {
     mma_rounded_product(inputs, packed, gpu, std::nullopt, y);

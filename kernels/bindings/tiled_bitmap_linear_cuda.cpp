@@ -15,6 +15,7 @@
 #include "cuda/mma_units/quantise_x.h"
 #include "cuda/mma_units/scale_sums_launch.h"
 #include "cuda/shared/arrivals.h"
+#include "cuda/tiled_bitmap/kernel_choice.h"
 #include "cuda/tiled_bitmap/linear.h"
 
 namespace flashsparse {
@@ -52,7 +53,7 @@ void sparse_product(const LinearInputs& inputs, const BitmapUnits& units, Operan
   const int64_t rows = inputs.out_features, cols = inputs.in_features;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
-  const bool early = gpu.hopper && begins_early(inputs.x);
+  const bool early = gpu.has_dependent_launch() && begins_early(inputs.x);
   std::optional<RoundedX> rounded;
   if (operands == Operands::kRounded) rounded.emplace(x, inputs.tokens, early);
   const Tensor& read = rounded ? rounded->codes : x;
@@ -101,7 +102,8 @@ void unpacked_rounded_product(const LinearInputs& inputs, const BitmapUnits& uni
   const int64_t rows = inputs.out_features, cols = inputs.in_features, tokens = inputs.tokens;
   const Tensor x = aligned_rows(inputs.x, 8);
   const cudaStream_t stream = current_stream(x);
-  const RoundedX rounded(x, tokens, gpu.hopper && begins_early(inputs.x), kLeastTokens);
+  const RoundedX rounded(x, tokens, gpu.has_dependent_launch() && begins_early(inputs.x),
+                         kLeastTokens);
   const int64_t summed = rounded.codes.size(0), stride = row_length(rounded.codes);
   const int64_t sum_bytes = summed * static_cast<int64_t>(sizeof(int32_t));
   by_panels(rows, tiled_bitmap::kUnitRows, stride + sum_bytes, [&](int64_t first, int64_t count) {
@@ -140,14 +142,14 @@ Tensor tiled_bitmap_linear(const Tensor& x, const Tensor& lines, const Tensor& o
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(lines);
   const Operands operands = operands_of(units);
-  const int64_t most = sparse_tokens.value_or(tiled_bitmap::max_sparse_tokens(gpu, operands));
-  if (x.scalar_type() == weight_dtype && inputs.tokens <= most) {
-    const bool has_wgmma = gpu.hopper && operands == Operands::kNative;
-    if (has_wgmma && inputs.tokens > few_tokens.value_or(tiled_bitmap::few_tokens(rows, cols))) {
-      wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
-    } else {
-      sparse_product(inputs, units, operands, gpu, std::nullopt, y);
-    }
+  const Kernel kernel = x.scalar_type() == weight_dtype
+                            ? tiled_bitmap::choose_kernel(rows, cols, inputs.tokens, gpu, operands,
+                                                          {sparse_tokens, few_tokens})
+                            : Kernel::kUnpacked;
+  if (kernel == Kernel::kMany) {
+    wgmma_product(inputs, lines, offsets, gpu, std::nullopt, y);
+  } else if (kernel != Kernel::kUnpacked) {
+    sparse_product(inputs, units, operands, gpu, std::nullopt, y);
   } else {
     unpacked_product(inputs, weight_dtype, tiled_bitmap::kUnitRows, y,
                      [&](int64_t first, int64_t count) {
@@ -221,12 +223,13 @@ Tensor tiled_bitmap_linear_rounded(const Tensor& x, const Tensor& lines, const T
   const BitmapUnits units{lines, offsets, scales};
   return product(x, units, rows, weight_dtype, bias,
                  [&](const LinearInputs& inputs, const Gpu& gpu, Tensor& y) {
-                   const int64_t most = sparse_tokens.value_or(
-                       tiled_bitmap::max_rounded_tokens(rows, inputs.in_features));
-                   if (inputs.tokens <= most) {
-                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
-                   } else {
+                   const Kernel kernel =
+                       tiled_bitmap::choose_kernel(rows, inputs.in_features, inputs.tokens, gpu,
+                                                   Operands::kRounded, {sparse_tokens, {}});
+                   if (kernel == Kernel::kUnpacked) {
                      unpacked_rounded_product(inputs, units, gpu, y);
+                   } else {
+                     sparse_product(inputs, units, Operands::kRounded, gpu, std::nullopt, y);
                    }
                  });
 }

@@ -137,8 +137,11 @@ Tensor tiled_csl_linear(const Tensor& x, const Tensor& words, const Tensor& offs
   Tensor y = inputs.new_y();
   if (inputs.tokens == 0) return y;
   const Gpu gpu = gpu_of(words);
-  const int64_t most = sparse_tokens.value_or(tiled_csl::max_sparse_tokens(gpu));
-  if (x.scalar_type() == weight_dtype && inputs.tokens <= most && fits_stream_k(rows, cols)) {
+  const Kernel kernel =
+      x.scalar_type() == weight_dtype
+          ? tiled_csl::choose_kernel(rows, cols, inputs.tokens, gpu, {sparse_tokens, {}})
+          : Kernel::kUnpacked;
+  if (kernel == Kernel::kSparse) {
     sparse_product(inputs, words, offsets, gpu, std::nullopt, y);
   } else {
     unpacked_product(inputs, weight_dtype, tiled_csl::kTileRows, y,
@@ -165,8 +168,8 @@ Tensor tiled_csl_linear_planned(const Tensor& x, const Tensor& words, const Tens
   FS_CHECK(inputs.tokens >= 1 && inputs.tokens <= info.tokens, "shape ", shape, " is for 1 to ",
            info.tokens, " tokens");
   const Gpu gpu = gpu_of(words);
-  FS_CHECK(!info.hopper || gpu.hopper, "shape ", shape, " is for Hopper GPUs");
-  FS_CHECK(fits_stream_k(rows, cols), "too many rows or tiles");
+  FS_CHECK(!info.hopper || gpu.has_wgmma(), "shape ", shape, " is for compute capability 9.0");
+  FS_CHECK(linear::fits_stream_k(rows, cols), "too many rows or tiles");
   const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
   FS_CHECK(blocks <= tiles && blocks * linear::kMaxRange >= tiles, "too few or too many blocks");
   const DeviceGuard guard(words.get_device_index());

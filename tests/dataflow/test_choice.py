@@ -5,12 +5,11 @@ import _results
 import pytest
 import torch
 
-from flashsparse_plugin.dataflow import DeviceKey, Table, Weight
+from flashsparse_plugin.dataflow import DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose, lines, weigh
 from flashsparse_plugin.dataflow.expected import (
     ESTIMATED,
     Target,
-    best_seconds,
     pays_from,
     typical_weight,
     unstructured_schemes,
@@ -59,8 +58,8 @@ def test_never_slower_than_dense_by_its_own_estimate(shape, density):
     if chosen.scheme is None:
         return
     held = chosen.scheme.format.runtime(chosen.scheme, H200.device)
-    own = best_seconds(typical_weight(shape, held, density), 8, GPUS[0])
-    dense = best_seconds(Weight(shape), 8, GPUS[0])
+    own = model.best_seconds(typical_weight(shape, held, density), 8, GPUS[0])
+    dense = model.best_seconds(Weight(shape), 8, GPUS[0])
     assert own * ESTIMATED <= dense
     assert "by its cost model of an H200" in chosen.why
 

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_spmm import NMSpmm, analysis, cost
+from flashsparse_plugin.formats.nm_spmm import NMSpmm, analysis
 from flashsparse_plugin.formats.nm_spmm.analysis import TABLE_I, WIDE, Blocking
 from flashsparse_plugin.gpu import GPUS, Gpu
 
@@ -92,5 +92,7 @@ def test_estimates_say_where_the_kernel_pays():
             assert times[-1] > nbytes / H200.memory
             if zeros >= 0.5:
                 assert times[-1] < NMSpmm().seconds("library", *arguments)
-        assert times == sorted(times, reverse=True)
-    assert cost.library_seconds((4096, 4096), 1 << 25, 4096, H200) > 2 * 4096**3 / H200.float32_peak
+        # Of one token the planner compares launches with and without packing, whose costs meet.
+        assert all(later < 1.05 * each for each, later in itertools.pairwise(times))
+    about = (NMSpmm().scheme(NMSpmm.dtypes[0], options.model_dump()), (4096, 4096), 1 << 25, 4096)
+    assert NMSpmm().seconds("library", *about, H200) > 2 * 4096**3 / H200.float32_peak

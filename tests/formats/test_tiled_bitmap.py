@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weights import sparse_weight, weights
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.tiled_bitmap import cost, reference
+from flashsparse_plugin.formats.tiled_bitmap import reference
 from flashsparse_plugin.gpu import GPUS, library_seconds
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight
@@ -176,12 +176,14 @@ def test_validate_names_the_layer_the_rule_and_the_remedy(name, change, rule):
 
 def test_estimates_gain_from_zeros_and_lose_little_with_many_tokens():
     """From 50% zeros on, few tokens are faster than dense ones, and faster the more zeros."""
+    format = fs.get_format("tiled_bitmap")
+    scheme = format.scheme(torch.float16)
     for gpu in GPUS[:2]:
         shape, last = (28672, 7168), library_seconds((28672, 7168), 8, gpu)
         for bits in (9.66, 6.45, 3.21):
-            now = cost.sparse_seconds(shape, int(bits / 8 * 28672 * 7168), 8, gpu)
+            now = format.seconds("sparse", scheme, shape, int(bits / 8 * 28672 * 7168), 8, gpu)
             assert now < last
             last = now
-        many = cost.sparse_seconds(shape, 1 << 27, 4096, gpu)
+        many = format.seconds("sparse", scheme, shape, 1 << 27, 4096, gpu)
         library = library_seconds(shape, 4096, gpu)
         assert library < many < 1.5 * library  # measured: 1.1 to 1.35

@@ -27,7 +27,7 @@ void print_shapes() {
 
 void print_plan(const long long (&asked)[6]) {
   const auto [rows, cols, tokens, words, multiprocessors, hopper] = asked;
-  const Gpu gpu{static_cast<int>(multiprocessors), 227 << 10, hopper != 0};
+  const Gpu gpu{static_cast<int>(multiprocessors), 227 << 10, hopper != 0 ? 9 : 8};
   const LinearPlan plan = plan_linear(rows, cols, tokens, words, gpu);
   const int64_t tiles = flashsparse::linear::tile_rows(rows) * flashsparse::linear::tile_cols(cols);
   int misplaced = 0;

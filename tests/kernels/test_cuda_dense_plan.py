@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 def binary(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "dense_plan_driver"
     sources = [Path(__file__).with_name("dense_plan_driver.cpp")]
-    sources += [KERNELS / "cuda" / "dense_plan.cpp"]
+    sources += [KERNELS / "cuda" / "dense" / "dense_plan.cpp"]
     command = ["g++", "-std=c++17", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Wall"]
     command += ["-Wextra", "-Werror", f"-I{KERNELS}", *map(str, sources), "-o", str(path)]
     subprocess.run(command, check=True)
@@ -113,7 +113,7 @@ def test_shapes_fit_their_gpus(shapes):
 
 def test_dynamic_shared_memory_is_known(shapes):
     """resources.py reads from the template arguments what the launcher asks for."""
-    text = (KERNELS / "cuda" / "dense_plan.h").read_text()
+    text = (KERNELS / "cuda" / "dense" / "dense_plan.h").read_text()
     for found, name, kernel in zip(shapes, ("FLAT", "GEMV"), ("Flat", "Gemv"), strict=True):
         listed = text[text.index(f"#define FS_{name}_SHAPES") :]
         lines = [line.partition("X(")[2].partition(")")[0] for line in listed.splitlines()[1:]]

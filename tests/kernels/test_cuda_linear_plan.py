@@ -53,7 +53,7 @@ class Program:
         # The driver instantiates all kernels, and runs none: it is neither optimised nor checked.
         for source, flags in {
             Path(__file__).with_name("linear_plan_driver.cpp"): ["-O0"],
-            KERNELS / "cuda" / "linear_plan.cpp": checked,
+            KERNELS / "cuda" / "tiled_csl" / "stream_k_plan.cpp": checked,
             KERNELS / "cuda" / "tiled_csl" / "linear_plan.cpp": checked,
         }.items():
             objects.append(str(folder / f"{len(objects)}.o"))

@@ -6,34 +6,33 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import _results
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_drivers import plan_driver
+from planned import launch
 
-TYPES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
-# Multiprocessors, and bytes of shared memory of a block.
-GPUS = {"H200": (132, 227 << 10), "A100": (108, 163 << 10), "RTX 4060": (24, 99 << 10)}
+from flashsparse_plugin.ops import plan
+
+TYPES = ("native", "fp8_e4m3", "int8", "int4")
+GPUS = ("H200", "A100", "RTX 4060")
 NUMBERS = re.compile(r"\d+( \d+){4}")
 Product = tuple[int, int, int, int, int, int, str, int]
 """Rows, columns, tokens, n, m, vector length, values, columns of a group."""
-Plans = Callable[[str, Iterable[Product]], list[str]]
 
 
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory) -> Plans:
-    """The numbers of the plan of each product, as text, or what is wrong with it."""
-    driver = plan_driver(tmp_path_factory.mktemp("plan"), "nm_gather", "nm_gather/linear_plan.cpp")
-
-    def ask(gpu: str, products: Iterable[Product]) -> list[str]:
-        return driver(
-            (*sizes, TYPES.index(values), group, *GPUS[gpu]) for *sizes, values, group in products
+def launches(gpu: str, products: Iterable[Product]) -> list[str]:
+    """The numbers of the planned launch of each product, as text."""
+    return [
+        launch(
+            "nm_gather.few",
+            plan.Product((rows, cols), tokens, 0, values, group, (n, m, length)),
+            gpu,
         )
-
-    return ask
+        for rows, cols, tokens, n, m, length, values, group in products
+    ]
 
 
 def measured(name: str) -> dict[Product, dict[str, float]]:
@@ -46,13 +45,13 @@ def measured(name: str) -> dict[Product, dict[str, float]]:
     return found
 
 
-def test_plans_are_near_the_fastest_launches(plans):
+def test_plans_are_near_the_fastest_launches():
     """After a change of the plan, measure: benchmarks/nm_gather/sweep.py."""
     times = measured("nm_gather_sweep")
     slower = [
-        times[product][plan] / min(times[product].values())
-        for product, plan in zip(times, plans("H200", times), strict=True)
-        if plan in times[product]
+        times[product][numbers] / min(times[product].values())
+        for product, numbers in zip(times, launches("H200", times), strict=True)
+        if numbers in times[product]
     ]
     assert len(slower) >= 0.8 * len(times)
     assert statistics.geometric_mean(slower) < 1.03
@@ -63,10 +62,14 @@ def test_plans_are_near_the_fastest_launches(plans):
 @given(
     rows=st.integers(1, 40_000), cols=st.integers(1, 40_000), tokens=st.integers(1, 16),
     n=st.sampled_from((4, 8, 12, 16)), length=st.sampled_from((8, 16, 32, 128)),
-    values=st.sampled_from(TYPES), gpu=st.sampled_from(list(GPUS)),
+    values=st.sampled_from(TYPES), gpu=st.sampled_from(GPUS),
 )  # fmt: skip
-def test_every_product_has_a_plan(plans, rows, cols, tokens, n, length, values, gpu):
+def test_every_product_has_a_plan(rows, cols, tokens, n, length, values, gpu):
     group, m = (128, 32) if values == "int4" else (0, 32)
-    (plan,) = plans(gpu, [(rows, cols, tokens, n, m, length, values, group)])
-    narrow = length * (16 if values == "native" else 4 if values == "int4" else 8) < 128
-    assert plan == "not for this kernel" if narrow else NUMBERS.fullmatch(plan)
+    product = (rows, cols, tokens, n, m, length, values, group)
+    if length * (16 if values == "native" else 4 if values == "int4" else 8) < 128:
+        with pytest.raises(RuntimeError, match="nm_gather cannot hold"):
+            launches(gpu, [product])
+    else:
+        (numbers,) = launches(gpu, [product])
+        assert NUMBERS.fullmatch(numbers)

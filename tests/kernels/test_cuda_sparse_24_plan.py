@@ -6,39 +6,30 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import _results
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_drivers import plan_driver
+from planned import PLANNED_FOR, launch
 
-TYPES = ("native", "fp8_e4m3", "int8", "int4")  # in the order of ValueType
-# Multiprocessors, bytes of shared memory of a block, whether it is a Hopper.
-GPUS = {
-    "H200": (132, 227 << 10, 1),
-    "A100": (108, 163 << 10, 0),
-    "RTX 4090": (128, 99 << 10, 0),
-    "RTX 4060": (24, 99 << 10, 0),
-}
+from flashsparse_plugin.ops.plan import Product as Product24
+
+TYPES = ("native", "fp8_e4m3", "int8", "int4")
 NUMBERS = re.compile(r"\d( \d+){5}")
 Product = tuple[int, int, int, str, int, int]  # rows, cols, tokens, values, group, bytes of x
-Plans = Callable[[str, Iterable[Product]], list[str]]
 
 
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory) -> Plans:
-    """The numbers of the plan of each product, as text, or the rule that it breaks."""
-    driver = plan_driver(tmp_path_factory.mktemp("plan"), "sparse_24", "sparse_24/linear_plan.cpp")
-
-    def ask(gpu: str, products: Iterable[Product]) -> list[str]:
-        return driver(
-            (*sizes, TYPES.index(values), group, x_bytes, *GPUS[gpu])
-            for *sizes, values, group, x_bytes in products
+def launches(gpu: str, products: Iterable[Product]) -> list[str]:
+    """The numbers of the planned launch of each product, as text."""
+    return [
+        launch(
+            "sparse_24.few",
+            Product24((rows, cols), tokens, 0, values, group, quantizes_x=x_bytes == 1),
+            gpu,
         )
-
-    return ask
+        for rows, cols, tokens, values, group, x_bytes in products
+    ]
 
 
 def measured() -> dict[Product, dict[str, float]]:
@@ -52,11 +43,11 @@ def measured() -> dict[Product, dict[str, float]]:
     return found
 
 
-def test_plans_are_near_the_fastest_launches(plans):
+def test_plans_are_near_the_fastest_launches():
     """After a change of the plan, measure: benchmarks/sparse_24/sweep.py."""
     times = measured()
     slower: dict[str, list[float]] = defaultdict(list)
-    for product, plan in zip(times, plans("H200", times), strict=True):
+    for product, plan in zip(times, launches("H200", times), strict=True):
         if plan in times[product]:
             slower[product[3]].append(times[product][plan] / min(times[product].values()))
     for values, least in (("native", 20), ("int8", 25), ("int4", 22)):
@@ -65,9 +56,9 @@ def test_plans_are_near_the_fastest_launches(plans):
         assert max(slower[values]) < 1.15, values
 
 
-def test_small_layers_have_whole_sets_of_rows(plans):
+def test_small_layers_have_whole_sets_of_rows():
     """Sums between blocks would take as long as the weight."""
-    (plan,) = plans("H200", [(4096, 4096, 8, "int8", 0, 2)])
+    (plan,) = launches("H200", [(4096, 4096, 8, "int8", 0, 2)])
     _, row_warps, column_warps, *_, blocks = map(int, plan.split())
     row_units = 2 if plan[0] == "1" else 1
     assert 4096 / 16 / (row_warps * row_units) % blocks == 0 and column_warps > 1
@@ -76,10 +67,10 @@ def test_small_layers_have_whole_sets_of_rows(plans):
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 40_000), cols=st.integers(1, 40_000), tokens=st.integers(1, 32),
-    values=st.sampled_from(TYPES), gpu=st.sampled_from(list(GPUS)), narrow=st.booleans(),
+    values=st.sampled_from(TYPES), gpu=st.sampled_from(list(PLANNED_FOR)), narrow=st.booleans(),
 )  # fmt: skip
-def test_every_product_has_a_plan(plans, rows, cols, tokens, values, gpu, narrow):
+def test_every_product_has_a_plan(rows, cols, tokens, values, gpu, narrow):
     group = 128 if values == "int4" else 0
     x_bytes = 1 if narrow and values == "int8" else 2
-    (plan,) = plans(gpu, [(rows, cols, tokens, values, group, x_bytes)])
+    (plan,) = launches(gpu, [(rows, cols, tokens, values, group, x_bytes)])
     assert NUMBERS.fullmatch(plan), plan

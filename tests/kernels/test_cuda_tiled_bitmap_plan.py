@@ -3,46 +3,40 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import _results
 import pytest
-from emulation import KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_drivers import plan_driver
+from planned import PLANNED_FOR, launch
 
-UNIT_ROWS, UNIT_COLS, HEAD_LINES = 16, 256, 5
+from flashsparse_plugin.ops import plan
+
+UNIT_ROWS, UNIT_COLS, HEAD_LINES, LINE_BYTES = 16, 256, 5, 128
 OPERANDS = {"native": 69, "codes": 37, "rounded": 37}  # in the order of operands.h: lines at most
 LARGE = 40_000_000  # elements of a layer
-# Multiprocessors, bytes of shared memory of a block, whether it is a Hopper, and bytes of memory a
-# microsecond by its clock and width.
-GPUS = {
-    "H200": (132, 227 << 10, 1, 4_916_736),
-    "H100": (132, 227 << 10, 1, 3_352_320),
-    "A100": (108, 163 << 10, 0, 2_039_040),
-    "RTX 4090": (128, 99 << 10, 0, 1_008_096),
-    "RTX 4060": (24, 99 << 10, 0, 0),  # not known
-}
+GPUS = ("H200", "H100", "A100", "RTX 4090", "RTX 4060")
 Product = tuple[int, int, int, int, str]  # rows, cols, lines of the weight, tokens, operands
-Plans = Callable[[str, Iterable[Product]], list[str]]
 
 
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory) -> Plans:
-    """The numbers of the plan of each product, as text, or the rule that it breaks."""
-    driver = plan_driver(
-        tmp_path_factory.mktemp("plan"), "tiled_bitmap", "tiled_bitmap/linear_plan.cpp"
-    )
-
-    def ask(gpu: str, products: Iterable[Product]) -> list[str]:
-        return driver(
-            (*each, [*OPERANDS].index(operands), *GPUS[gpu]) for *each, operands in products
+def launches(gpu: str, products: Iterable[Product]) -> list[str]:
+    """The numbers of the planned launch of each product, as text."""
+    found = []
+    for rows, cols, lines, tokens, operands in products:
+        scales = 0 if operands == "native" else rows
+        nbytes = LINE_BYTES * lines + 4 * (units(rows, cols) + 1 + scales)
+        values = "native" if operands == "native" else "int8"
+        product = plan.Product(
+            (rows, cols), tokens, nbytes, values, quantizes_x=operands == "rounded"
         )
-
-    return ask
+        found.append(
+            launch("tiled_bitmap.sparse", product, gpu)
+            if values != "native"
+            else launch("tiled_bitmap.few", product, gpu)
+        )
+    return found
 
 
 def units(rows: int, cols: int) -> int:
@@ -66,7 +60,7 @@ JUDGED = {
 
 
 @pytest.mark.parametrize(("gpu", "operands"), JUDGED)
-def test_the_plans_are_those_that_were_judged(plans, gpu, operands):
+def test_the_plans_are_those_that_were_judged(gpu, operands):
     """After a change of the plan, measure: benchmarks/tiled_bitmap/sweep.py and points.py."""
     judged = JUDGED[gpu, operands]
     products = [
@@ -79,20 +73,25 @@ def test_the_plans_are_those_that_were_judged(plans, gpu, operands):
         )
         for row in judged
     ]
-    assert plans(gpu, products) == [row["planned"] for row in judged]
+    assert launches(gpu, products) == [row["planned"] for row in judged]
 
 
 @pytest.mark.parametrize(("gpu", "operands"), JUDGED)
-def test_the_planned_launch_is_among_those_that_the_benchmark_measures(gpu, operands, monkeypatch):
-    """It ranks launches by the same costs, worked out again."""
-    monkeypatch.syspath_prepend(str(KERNELS.parent / "benchmarks"))
-    own = importlib.import_module("tiled_bitmap.launches")
-    of = own.Operands[operands.upper()]
-    memory = GPUS[gpu][3]
+def test_the_planned_launch_is_the_cheapest_candidate(gpu, operands):
     for row in JUDGED[gpu, operands][::9]:
-        shape = row["out"], row["in"]
-        found = own.plans(shape, row["tokens"], 132, 6, row["lines"], True, of, memory)
-        assert row["planned"] in [" ".join(map(str, launch)) for launch in found]
+        nbytes = round(row["lines"] * units(row["out"], row["in"])) * LINE_BYTES
+        values = "native" if operands == "native" else "int8"
+        product = plan.Product(
+            (row["out"], row["in"]),
+            row["tokens"],
+            nbytes,
+            values,
+            quantizes_x=operands == "rounded",
+        )
+        kernel = "tiled_bitmap.few" if values == "native" else "tiled_bitmap.sparse"
+        chosen = plan.plan(kernel, product, PLANNED_FOR[gpu])
+        found = plan.candidates(kernel, product, PLANNED_FOR[gpu])
+        assert chosen in found and chosen.seconds == min(each.seconds for each in found)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +141,14 @@ def test_more_zeros_are_not_slower(gpu, operands, within):
 
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_every_gpu_has_a_plan_for_every_product(plans, data):
+def test_every_gpu_has_a_plan_for_every_product(data):
     for gpu in GPUS:
-        most = 64 if GPUS[gpu][1] > 128 << 10 else 32
+        most = 32 if gpu.startswith("RTX") else 64
         rows, cols = data.draw(st.integers(1, 60000)), data.draw(st.integers(1, 60000))
         operands = data.draw(st.sampled_from([*OPERANDS]))
         lines = data.draw(st.integers(HEAD_LINES, OPERANDS[operands])) * units(rows, cols)
-        (told,) = plans(gpu, [(rows, cols, lines, data.draw(st.integers(1, most)), operands)])
+        (told,) = launches(gpu, [(rows, cols, lines, data.draw(st.integers(1, most)), operands)])
         numbers = list(map(int, told.split()))
-        assert 1 <= numbers[6] <= GPUS[gpu][0]  # a block for each multiprocessor at most
-        assert numbers[7] == GPUS[gpu][2]
+        own = PLANNED_FOR[gpu]
+        assert 1 <= numbers[6] <= own.multiprocessors  # a block for each at most
+        assert numbers[7] == (own.capability == (9, 0))  # begins early

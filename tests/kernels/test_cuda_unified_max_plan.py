@@ -22,7 +22,7 @@ Plan = namedtuple("Plan", "warps splits shared_bytes rows")
 def plan(tmp_path_factory):
     binary = tmp_path_factory.mktemp("plan") / "plan"
     sources = [Path(__file__).with_name("unified_max_plan_driver.cpp")]
-    sources += [KERNELS / "cuda" / "unified_max_plan.cpp"]
+    sources += [KERNELS / "cuda" / "attention" / "unified_max_plan.cpp"]
     options = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined"]
     subprocess.run(["g++", *options, f"-I{KERNELS}", *sources, "-o", binary], check=True)
 

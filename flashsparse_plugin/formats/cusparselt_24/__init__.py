@@ -114,6 +114,13 @@ class CuSparselt24(Sparse24):
         library = Implementation(None, "cuSPARSELt, from a second copy of the weight")
         return {FEW: own[FEW], MANY: own[MANY], CUSPARSELT: library}
 
+    def choose(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> str:
+        own = super().choose(scheme, shape, nbytes, tokens, gpu)
+        about = (scheme, shape, nbytes, tokens, gpu)
+        return min((own, CUSPARSELT), key=lambda name: self.seconds(name, *about))
+
     def seconds(
         self,
         implementation: str,

@@ -13,19 +13,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
 from ..nm_pattern import PatternOptions, options_of, store, store_codes, value_arguments
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
-from . import cost, reference
+from . import reference
 from .layout import LANE_BITS, PAIR, Layout, panel_columns, value_bits
 from .ops import ops
 
 
 class NMGather(CudaPatternForm):
     name = "nm_gather"
+    planner = "nm_gather"
     holds = (
         "vectors of 8 rows or more, of 16 with values=fp8_e4m3 or int8 and one scale a row, or of "
         "32 with values=int4 and scales by groups, in windows of which the fewest with a multiple "
@@ -140,13 +140,6 @@ class NMGather(CudaPatternForm):
 
         units = packed.tensors["gather_values"].split(1 << 10)
         return sum(int(numbers(some).count_nonzero()) for some in units)
-
-    def sparse_seconds(
-        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> float:
-        options = options_of(scheme)
-        bits = value_bits(options)
-        return cost.sparse_seconds(shape, options.vector_length, bits, nbytes, tokens, gpu)
 
     def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
         return Layout(self.require_fit(scheme, shape), shape)

@@ -87,8 +87,10 @@ def _(
     On CUDA up to sparse_tokens tokens are multiplied by the sparse kernels: 16 by one that reads x
     as it is (32 where values take more than 0.35 of the dense weight's bytes), more by one that
     reads a transposed copy of x, or by the first in several launches where vectors have 8 rows. For
-    more tokens the weight is unpacked, and torch's own linear multiplies. None: 128; 0: always
-    unpacked. A weight whose dtype x has not is always unpacked. On a CPU it always is.
+    more tokens the weight is unpacked, and torch's own linear multiplies. None: any number; 128 or
+    512 where vectors have 8 rows, and 512 to 2048 where more than 0.4 of the columns are kept and
+    values are quantized or vectors have less than 64 rows; 0: always unpacked. A weight whose dtype
+    x has not is always unpacked. On a CPU it always is.
 
     x_scales, float32 [tokens], multiply the sums of their tokens before bias is added: activations
     that are quantized by token, whose codes are x in the weight's 16-bit dtype (CUDA, quantized

@@ -13,18 +13,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu
+from ...gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
-from ...plan import Plan
+from ...plan import LIBRARY, Plan
 from ..nm_pattern import PatternOptions, options_of, store
-from ..pattern_form import CudaPatternForm
-from . import cost, reference
+from ..pattern_form import UNPACK_MEMORY, CudaPatternForm
+from . import reference
+from .analysis import ITEMSIZE
 from .layout import BLOCK, UNIT, Layout, panel_windows
 from .ops import ops
+
+LIBRARY_REACH = 0.75  # share of the float32 peak that the library is taken to reach
 
 
 class NMSpmm(CudaPatternForm):
     name = "nm_spmm"
+    planner = "nm_spmm"
     dtypes = (torch.float32,)
     holds = (
         "vectors of 4 rows or more, in windows of which the fewest with a multiple of 4 kept "
@@ -99,11 +103,6 @@ class NMSpmm(CudaPatternForm):
         values = packed.tensors["spmm_values"]
         return sum(int((block & 0x7FFFFFFF).count_nonzero()) for block in values)
 
-    def sparse_seconds(
-        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> float:
-        return cost.sparse_seconds(options_of(scheme), shape, nbytes, tokens, gpu)
-
     def seconds(
         self,
         implementation: str,
@@ -113,9 +112,12 @@ class NMSpmm(CudaPatternForm):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        if implementation == "sparse":
-            return self.sparse_seconds(scheme, shape, nbytes, tokens, gpu)
-        return cost.library_seconds(shape, nbytes, tokens, gpu)
+        if implementation != LIBRARY:
+            return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
+        dense = ITEMSIZE * shape[0] * shape[1]
+        unpack = LAUNCH + (nbytes + dense) / (UNPACK_MEMORY * gpu.memory)
+        arithmetic = 2.0 * tokens * shape[0] * shape[1] / (LIBRARY_REACH * gpu.float32_peak)
+        return unpack + LIBRARY_FIXED + max(dense / (LIBRARY_MEMORY * gpu.memory), arithmetic)
 
     def _layout(self, scheme: Scheme, shape: tuple[int, int]) -> Layout:
         return Layout(self.require_fit(scheme, shape), shape)

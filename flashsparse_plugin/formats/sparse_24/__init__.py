@@ -9,6 +9,7 @@ int4. Never written to disk. The layout is in kernels/formats/sparse_24.h.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.cuda import get_device_properties
 
 from ...gpu import Gpu
+from ...ops.plan import Product
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
 from ..nm_pattern import (
@@ -28,12 +30,13 @@ from ..nm_pattern import (
 )
 from ..pattern_form import CudaPatternForm
 from ..value_types import require_scales
-from . import cost, layout, reference
+from . import layout, reference
 from .ops import ops
 
 
 class Sparse24(CudaPatternForm):
     name = "sparse_24"
+    planner = "sparse_24"
     holds = "patterns that keep at most two of every four aligned columns"
     sparse = "sparse tensor cores"
     tensor_names = ("units", "weight_scale")
@@ -206,26 +209,11 @@ class Sparse24(CudaPatternForm):
             LIBRARY: known[LIBRARY],
         }
 
-    def seconds(
-        self,
-        implementation: str,
-        scheme: Scheme,
-        shape: tuple[int, int],
-        nbytes: int,
-        tokens: int,
-        gpu: Gpu,
-    ) -> float:
-        own = {FEW: cost.mma_seconds, MANY: cost.wgmma_seconds}.get(implementation)
-        if own is not None:
-            return own(shape, nbytes, tokens, gpu)
-        return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
-
-    def sparse_seconds(
+    def product(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
-    ) -> float:
-        if _multiplies_codes(options_of(scheme), gpu.capability):
-            return cost.rounded_seconds(shape, nbytes, tokens, gpu)
-        return cost.sparse_seconds(shape, nbytes, tokens, gpu)
+    ) -> Product:
+        rounds = _multiplies_codes(options_of(scheme), gpu.capability)
+        return replace(super().product(scheme, shape, nbytes, tokens, gpu), quantizes_x=rounds)
 
 
 def _multiplies_codes(options: PatternOptions, capability: tuple[int, int]) -> bool:

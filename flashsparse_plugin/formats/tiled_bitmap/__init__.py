@@ -7,25 +7,28 @@ kernels/formats/tiled_bitmap.h and docs/tiled_bitmap.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...gpu import Gpu
+from ...gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 from ...ops import where_kernels_are
+from ...ops.plan import Product
 from ...packed import PackedWeight, Reference, Scheme
-from ...plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
+from ...plan import FEW, LIBRARY, MANY, Implementation, Plan
 from ..bitmap import BitmapFormat
 from ..coded import SCALE, value_options
 from ..unstructured_storage import UnstructuredStorage
-from . import cost, reference
+from . import reference
 from .ops import ops
 
 
 class TiledBitmap(UnstructuredStorage, BitmapFormat):
     name = "tiled_bitmap"
+    planner = "tiled_bitmap"
     version = 1
     streams = ("weight_packed", "unit_offsets")
     tensor_names = (*streams, SCALE)
@@ -102,6 +105,13 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
             LIBRARY: super().implementations(scheme)[LIBRARY],
         }
 
+    def product(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> Product:
+        options = value_options(scheme)
+        rounds = options.activation_type is not None
+        return Product(shape, tokens, nbytes, values=options.values, quantizes_x=rounds)
+
     def seconds(
         self,
         implementation: str,
@@ -111,16 +121,24 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         tokens: int,
         gpu: Gpu,
     ) -> float:
-        options = value_options(scheme)
-        if implementation == SPARSE and options.value_type is not None:
-            kernel = cost.ROUNDED if options.activation_type else cost.CODES
-            return cost.few_seconds(shape, nbytes, tokens, gpu, kernel)
-        if implementation == LIBRARY and options.activation_type is not None:
-            return cost.rounded_library_seconds(shape, nbytes, tokens, gpu)
-        own = {FEW: cost.few_seconds, MANY: cost.many_seconds}.get(implementation)
-        if own is not None:
-            return own(shape, nbytes, tokens, gpu)
+        if implementation == LIBRARY and value_options(scheme).activation_type is not None:
+            return _rounded_library_seconds(shape, nbytes, tokens, gpu)
         return super().seconds(implementation, scheme, shape, nbytes, tokens, gpu)
 
-    def sparse_seconds(self, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-        return cost.sparse_seconds(shape, nbytes, tokens, gpu)
+
+# Of many tokens by codes of x, fitted to tiled_bitmap_prompts.csv of an H200: the share of the
+# bandwidth that unpacking codes reaches, the speed of the library's products of int8 (beside
+# reading the weight) over that of 16 bits, the tokens of their tiles, and bytes that each sum moves
+# until it is y.
+UNPACK_MEMORY, INT8_ARITHMETIC, INT8_TOKENS, SCALED_BYTES = 0.8, 1.25, 128, 10
+
+
+def _rounded_library_seconds(shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
+    """Rounding x, unpacking codes, the product of int8 with int8, and scaling its sums."""
+    elements = math.prod(shape)
+    padded = INT8_TOKENS * math.ceil(tokens / INT8_TOKENS)
+    unpack = (nbytes + elements) / (UNPACK_MEMORY * gpu.memory)
+    product = elements / (LIBRARY_MEMORY * gpu.memory)
+    product += 2.0 * padded * elements / (INT8_ARITHMETIC * gpu.arithmetic)
+    scaling = SCALED_BYTES * tokens * shape[0] / gpu.memory
+    return 3 * LAUNCH + LIBRARY_FIXED + unpack + product + scaling

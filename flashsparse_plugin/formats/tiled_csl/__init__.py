@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ...gpu import Gpu
 from ...ops import where_kernels_are
 from ...packed import PackedWeight, Reference, Scheme, TensorSpec, rules
 from ...plan import Plan
 from ..unstructured_storage import UnstructuredStorage
-from . import cost, reference
+from . import reference
 from .ops import ops
 
 
 class TiledCSL(UnstructuredStorage):
     name = "tiled_csl"
+    planner = "tiled_csl"
     version = 1
     tensor_names = streams = ("weight_packed", "tile_offsets")
     piece, entry = (128, 64), "words"
@@ -53,6 +53,3 @@ class TiledCSL(UnstructuredStorage):
         words, offsets = (tensors[name] for name in self.streams)
         most = None if plan is None else plan.sparse_tokens
         return ops.tiled_csl_linear(x, words, offsets, shape[0], scheme.dtype_number, bias, most)
-
-    def sparse_seconds(self, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu) -> float:
-        return cost.sparse_seconds(shape, nbytes, tokens, gpu)

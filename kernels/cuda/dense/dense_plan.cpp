@@ -2,7 +2,6 @@
 #include "cuda/dense/dense_plan.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace flashsparse::dense {
 
@@ -48,19 +47,20 @@ double cost(const FlatShapeInfo& shape, int64_t rows, int64_t cols, int64_t toke
   return std::max(block * blocks / gpu.multiprocessors, alone * turns) + join;
 }
 
-// The parts of K that cost least.
-int choose_split(int shape, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
-                 double& least) {
-  int best = 1;
-  least = std::numeric_limits<double>::infinity();
-  for (int split = 1; split <= max_split(shape, rows, cols); ++split) {
-    const double found = cost(kFlatShapes[shape], rows, cols, tokens, split, gpu);
-    if (found < least) {
-      least = found;
-      best = split;
+// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
+template <class Body>
+void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, bool aligned, const Gpu& gpu,
+                   const Body& body) {
+  int shape_tokens = 0;
+  for (int shape = aligned ? 0 : kUnalignedFlat; shape < kFlatShapeCount - aligned; ++shape) {
+    const FlatShapeInfo& info = kFlatShapes[shape];
+    if (aligned && (info.tokens < tokens || info.shared_bytes() > gpu.shared_bytes)) continue;
+    if (shape_tokens > 0 && info.tokens > shape_tokens) break;
+    shape_tokens = info.tokens;
+    for (int split = 1; split <= max_split(shape, rows, cols); ++split) {
+      body(FlatPlan{shape, split}, cost(info, rows, cols, tokens, split, gpu));
     }
   }
-  return best;
 }
 
 }  // namespace
@@ -72,24 +72,16 @@ int max_split(int shape, int64_t rows, int64_t cols) {
   return counted ? static_cast<int>(std::clamp<int64_t>(steps / info.warps_k, 1, kMaxSplit)) : 1;
 }
 
-FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned, const Gpu& gpu) {
-  double least = 0;
-  if (!aligned) {
-    return {kUnalignedFlat, choose_split(kUnalignedFlat, rows, cols, tokens, gpu, least)};
-  }
-  FlatPlan best{-1, 1};
-  for (int i = 0; i < kUnalignedFlat; ++i) {
-    const FlatShapeInfo& shape = kFlatShapes[i];
-    if (shape.tokens < tokens || shape.shared_bytes() > gpu.shared_bytes) continue;
-    if (best.shape >= 0 && shape.tokens > kFlatShapes[best.shape].tokens) break;
-    double found = 0;
-    const int split = choose_split(i, rows, cols, tokens, gpu, found);
-    if (best.shape < 0 || found < least) {
-      best = {i, split};
-      least = found;
-    }
-  }
-  return best;
+Priced<FlatPlan> price_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned,
+                                 const Gpu& gpu) {
+  return cheapest<FlatPlan>(
+      [&](const auto& body) { for_each_plan(rows, cols, tokens, aligned, gpu, body); }, {-1, 1});
+}
+
+std::vector<Priced<FlatPlan>> list_flat_gemm(int64_t rows, int64_t cols, int64_t tokens,
+                                             bool aligned, const Gpu& gpu) {
+  return listed<FlatPlan>(
+      [&](const auto& body) { for_each_plan(rows, cols, tokens, aligned, gpu, body); });
 }
 
 // Among the shapes for the fewest tokens that will do, the first, which has the fewest warps along
@@ -105,6 +97,18 @@ int plan_gemv(int64_t rows, int64_t tokens, bool aligned, int multiprocessors) {
     if (ceil_div(rows, shape.rows()) >= int64_t{2} * multiprocessors) break;
   }
   return best;
+}
+
+double gemv_microseconds(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  constexpr double kFixed = 3.2;  // a launch, the first load to the first product, a block's sums
+  // Instructions a clock and multiprocessor; for each 16 bytes of the weight a lane, and token.
+  constexpr double kIssue = 4 * 0.72, kChunk = 52, kToken = 14, kChunkElements = 32 * 8;
+  const double elements = static_cast<double>(rows) * cols, bytes = 2 * elements;
+  // Warps of 4 rows share x in L1, on average two at a time.
+  const double x_bytes = bytes * tokens / 4 / 2;
+  const double issued = elements / kChunkElements * (kChunk + kToken * tokens);
+  return kFixed + std::max({bytes / gpu.memory, (bytes + x_bytes) / gpu.l2,
+                            issued / (gpu.multiprocessors * kIssue * gpu.clock)});
 }
 
 }  // namespace flashsparse::dense

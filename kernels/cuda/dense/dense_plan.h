@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 
 namespace flashsparse::dense {
@@ -92,11 +93,24 @@ struct FlatPlan {
   }
 };
 
-// tokens in [1, max_flat_tokens(aligned)].
-FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned, const Gpu& gpu);
+// The launch for tokens in [1, max_flat_tokens(aligned)] and its cost, in bytes of the weight that
+// a multiprocessor reads in that time; and all that it was compared with.
+Priced<FlatPlan> price_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned,
+                                 const Gpu& gpu);
+std::vector<Priced<FlatPlan>> list_flat_gemm(int64_t rows, int64_t cols, int64_t tokens,
+                                             bool aligned, const Gpu& gpu);
+
+inline FlatPlan plan_flat_gemm(int64_t rows, int64_t cols, int64_t tokens, bool aligned,
+                               const Gpu& gpu) {
+  return price_flat_gemm(rows, cols, tokens, aligned, gpu).launch;
+}
 
 // The index of a shape; tokens in [1, max_gemv_tokens(aligned)].
 int plan_gemv(int64_t rows, int64_t tokens, bool aligned, int multiprocessors);
+
+// Microseconds that gemv should take on a GPU whose rates are known: the longest of the weight from
+// memory, weight and x from the L2, and its instructions. Fitted to an H200.
+double gemv_microseconds(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
 
 // The most parts that a shape can cut K into: every warp gets a step.
 int max_split(int shape, int64_t rows, int64_t cols);

@@ -2,9 +2,6 @@
 #include "cuda/nm_gather/linear_plan.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
-#include <mutex>
 
 namespace flashsparse::nm_gather {
 
@@ -104,7 +101,7 @@ const char* Plan::complaint(const Layout& layout, int64_t rows, int64_t cols, in
 
 namespace {
 
-// Calls body with each plan that a launch can follow.
+// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
@@ -124,37 +121,35 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
                                     int64_t{64} << 10, own * section_bytes}) {
           const int64_t chunk = std::clamp<int64_t>(bytes / section_bytes, 1, own);
           const Plan plan{shape, row_warps, depth, splits, static_cast<int>(chunk)};
-          if (!plan.complaint(layout, rows, cols, tokens, gpu)) body(plan);
+          if (!plan.complaint(layout, rows, cols, tokens, gpu))
+            body(plan, clocks(layout, rows, cols, plan, gpu));
         }
       }
     }
   }
 }
 
-Plan find_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
-  Plan best{};
-  double least = -1;
-  for_each_plan(layout, rows, cols, tokens, gpu, [&](const Plan& plan) {
-    const double cost = clocks(layout, rows, cols, plan, gpu);
-    if (least >= 0 && cost >= least) return;
-    best = plan;
-    least = cost;
-  });
-  return best;
-}
-
 }  // namespace
 
-// It takes longer to compare all plans than to launch one: each is found once.
-Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 7>, Plan> found;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, choose_shape(tokens, layout), layout.panel_columns,
-                         layout.panel_steps, gpu.multiprocessors, gpu.shared_bytes});
-  if (is_new) place->second = find_plan(layout, rows, cols, tokens, gpu);
-  return place->second;
+Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                          const Gpu& gpu) {
+  const std::array<int64_t, 7> key{rows,
+                                   cols,
+                                   choose_shape(tokens, layout),
+                                   layout.panel_columns,
+                                   layout.panel_steps,
+                                   gpu.multiprocessors,
+                                   gpu.shared_bytes};
+  return remembered(key, [&] {
+    return cheapest<Plan>(
+        [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); });
+  });
+}
+
+std::vector<Priced<Plan>> list_linear(const Layout& layout, int64_t rows, int64_t cols,
+                                      int64_t tokens, const Gpu& gpu) {
+  return listed<Plan>(
+      [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); });
 }
 
 }  // namespace flashsparse::nm_gather

@@ -9,6 +9,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 
@@ -106,7 +107,16 @@ constexpr int max_tokens(const Layout& layout, const Gpu& gpu) {
   return gpu.shared_bytes < (160 << 10) ? 16 : bits_of(layout.value_type) < 16 ? 32 : 64;
 }
 
-// tokens in [1, max_tokens(layout, gpu)].
-Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+// The launch for tokens in [1, max_tokens(layout, gpu)] and its cost in clocks; and all that it was
+// compared with.
+Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                          const Gpu& gpu);
+std::vector<Priced<Plan>> list_linear(const Layout& layout, int64_t rows, int64_t cols,
+                                      int64_t tokens, const Gpu& gpu);
+
+inline Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                        const Gpu& gpu) {
+  return price_linear(layout, rows, cols, tokens, gpu).launch;
+}
 
 }  // namespace flashsparse::nm_gather

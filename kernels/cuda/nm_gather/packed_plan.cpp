@@ -22,7 +22,7 @@ constexpr int tile_rows(const Layout& layout) {
 }  // namespace
 
 const char* packed_complaint(const Layout& layout, int64_t cols, const Gpu& gpu) {
-  if (!gpu.hopper)
+  if (!gpu.has_wgmma())
     return "the packed kernel needs a GPU of compute capability 9.0, which has wgmma: use "
            "nm_gather_linear";
   if (layout.unit_rows != 32 || layout.group_units < 2)
@@ -68,19 +68,31 @@ double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t t
   return static_cast<double>(rounds) * tile + kLaunchClocks;
 }
 
-PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-                       const Gpu& gpu) {
-  PackedPlan best{};
-  double least = -1;
+namespace {
+
+// Calls body(plan, cost) for each launch that is compared.
+template <class Body>
+void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                   const Body& body) {
   for (int shape = 0; shape < kPackedShapeCount; ++shape) {
     const PackedPlan plan{shape, kBand};
-    if (plan.info().rows != tile_rows(layout)) continue;
-    const double cost = packed_clocks(layout, rows, cols, tokens, plan, gpu);
-    if (least >= 0 && cost >= least) continue;
-    best = plan;
-    least = cost;
+    if (plan.info().rows == tile_rows(layout))
+      body(plan, packed_clocks(layout, rows, cols, tokens, plan, gpu));
   }
-  return best;
+}
+
+}  // namespace
+
+Priced<PackedPlan> price_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                                const Gpu& gpu) {
+  return cheapest<PackedPlan>(
+      [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); });
+}
+
+std::vector<Priced<PackedPlan>> list_packed(const Layout& layout, int64_t rows, int64_t cols,
+                                            int64_t tokens, const Gpu& gpu) {
+  return listed<PackedPlan>(
+      [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); });
 }
 
 }  // namespace flashsparse::nm_gather

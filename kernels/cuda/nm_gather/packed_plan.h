@@ -9,6 +9,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 
@@ -61,8 +62,16 @@ bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& 
 double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                      const PackedPlan& plan, const Gpu& gpu);
 
-// The plan of the fewest. tokens >= 1; of a layout and GPU without complaint.
-PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-                       const Gpu& gpu);
+// The launch for tokens >= 1 and its cost, those clocks; and all that it was compared with. Of a
+// layout and GPU without complaint.
+Priced<PackedPlan> price_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                                const Gpu& gpu);
+std::vector<Priced<PackedPlan>> list_packed(const Layout& layout, int64_t rows, int64_t cols,
+                                            int64_t tokens, const Gpu& gpu);
+
+inline PackedPlan plan_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                              const Gpu& gpu) {
+  return price_packed(layout, rows, cols, tokens, gpu).launch;
+}
 
 }  // namespace flashsparse::nm_gather

@@ -2,9 +2,6 @@
 #include "cuda/nm_gather/tiles_plan.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
-#include <mutex>
 
 namespace flashsparse::nm_gather {
 
@@ -112,7 +109,7 @@ const char* TilesPlan::complaint(const Layout& layout, int64_t rows, int64_t col
   if (row_warps < 1 || splits < 1 || x_stages < 1 || weight_stages < 1 || band < 1)
     return "no part may be empty";
   if (cluster < 1 || cluster > 8) return "clusters are of 1 to 8 blocks";
-  if (cluster > 1 && !gpu.hopper) return "clusters are for Hopper";
+  if (cluster > 1 && !gpu.has_clusters()) return "clusters are for compute capability 9.0";
   if (cluster != 1 && cluster != splits) return "splits are one cluster or none";
   if (row_warps > info().row_warps) return "more warps than the shape has";
   if (x_stages + weight_stages > kMaxTileStages) return "too many stages";
@@ -126,7 +123,7 @@ const char* TilesPlan::complaint(const Layout& layout, int64_t rows, int64_t col
 
 namespace {
 
-// Calls body with each plan that is worth a comparison.
+// Calls body(plan, cost) for each launch that is compared.
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
@@ -149,7 +146,7 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
             plan.weight_stages = static_cast<int>(
                 std::clamp<int64_t>(left / plan.weight_stage_bytes(layout), 1, kMostStages));
             if (plan.complaint(layout, rows, cols, tokens, gpu)) continue;
-            body(plan);
+            body(plan, clocks(layout, rows, cols, tokens, plan, gpu));
             any = true;
           }
         }
@@ -159,17 +156,9 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
   }
 }
 
-TilesPlan find_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-                    const Gpu& gpu) {
-  TilesPlan best{-1, 0, 0, 0, 0, 0, 0};
-  double least = -1;
-  for_each_plan(layout, rows, cols, tokens, gpu, [&](const TilesPlan& plan) {
-    const double cost = clocks(layout, rows, cols, tokens, plan, gpu);
-    if (least >= 0 && cost >= least) return;
-    best = plan;
-    least = cost;
-  });
-  return best;
+// Launches are the same for up to 32 tokens, and for as many tiles of 64.
+int64_t tokens_of_plan(int64_t tokens) {
+  return tokens <= 32 ? 32 : x_tile_count(tokens) * kTileTokens;
 }
 
 }  // namespace
@@ -182,20 +171,32 @@ bool tiles_fit(const Layout& layout, const Gpu& gpu) {
   return false;
 }
 
-// It takes longer to compare all plans than to launch one: each is found once for 32 tokens, or a
-// number of tiles of 64.
-TilesPlan plan_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-                     const Gpu& gpu) {
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 11>, TilesPlan> found;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const int64_t most = tokens <= 32 ? 32 : x_tile_count(tokens) * kTileTokens;
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, most, layout.unit_rows, layout.group_units,
-                         layout.panel_columns, layout.panel_steps, bits_of(layout.value_type),
-                         gpu.multiprocessors, gpu.shared_bytes, gpu.hopper});
-  if (is_new) place->second = find_plan(layout, rows, cols, most, gpu);
-  return place->second;
+Priced<TilesPlan> price_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                              const Gpu& gpu) {
+  const int64_t most = tokens_of_plan(tokens);
+  const std::array<int64_t, 11> key{rows,
+                                    cols,
+                                    most,
+                                    layout.unit_rows,
+                                    layout.group_units,
+                                    layout.panel_columns,
+                                    layout.panel_steps,
+                                    bits_of(layout.value_type),
+                                    gpu.multiprocessors,
+                                    gpu.shared_bytes,
+                                    gpu.has_clusters()};
+  return remembered(key, [&] {
+    return cheapest<TilesPlan>(
+        [&](const auto& body) { for_each_plan(layout, rows, cols, most, gpu, body); },
+        {-1, 0, 0, 0, 0, 0, 0});
+  });
+}
+
+std::vector<Priced<TilesPlan>> list_tiles(const Layout& layout, int64_t rows, int64_t cols,
+                                          int64_t tokens, const Gpu& gpu) {
+  return listed<TilesPlan>([&](const auto& body) {
+    for_each_plan(layout, rows, cols, tokens_of_plan(tokens), gpu, body);
+  });
 }
 
 }  // namespace flashsparse::nm_gather

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/nm_gather/transpose_x.h"
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_gather.h"
 
@@ -116,8 +117,15 @@ struct TilesPlan {
 // Whether there is a shape for a layout.
 bool tiles_fit(const Layout& layout, const Gpu& gpu);
 
-// tiles_fit(layout, gpu).
-TilesPlan plan_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
-                     const Gpu& gpu);
+// The launch and its cost in clocks; and all that it was compared with. tiles_fit(layout, gpu).
+Priced<TilesPlan> price_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                              const Gpu& gpu);
+std::vector<Priced<TilesPlan>> list_tiles(const Layout& layout, int64_t rows, int64_t cols,
+                                          int64_t tokens, const Gpu& gpu);
+
+inline TilesPlan plan_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                            const Gpu& gpu) {
+  return price_tiles(layout, rows, cols, tokens, gpu).launch;
+}
 
 }  // namespace flashsparse::nm_gather

@@ -2,10 +2,7 @@
 #include "cuda/nm_spmm/linear_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
-#include <mutex>
 
 namespace flashsparse::nm_spmm {
 
@@ -51,7 +48,7 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, 
   const double own = static_cast<double>(ceil_div(blocks, gpu.multiprocessors));
   const int64_t held = std::min<int64_t>({ceil_div(blocks, gpu.multiprocessors), info.blocks,
                                           gpu.blocks_by_shared(plan.shared_bytes(layout))});
-  const double fma = entries * warps * mt * nt * 32 / gpu.fma_units;
+  const double fma = entries * warps * mt * nt * 32 / gpu.fma_units();
   const double issue = std::max(issued / kIssue, fma);
   const double block = panels * (std::max(issue, turns) + kMixed * std::min(issue, turns));
   const double alone = panels * (issued / warps * kAlone + kPanel);
@@ -102,36 +99,46 @@ int64_t max_tokens(const Layout& layout, int64_t cols) {
 
 namespace {
 
-Plan find_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
-  Plan best{-1, 1};
-  double least = -1;
+// Calls body(plan, cost) for each launch that is compared.
+template <class Body>
+void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                   const Body& body) {
   const bool packs = kept_share(layout) < kPackedShare;
   for (int kernel = 0; kernel < kKernelCount; ++kernel) {
     if (!kKernels[kernel].pipelined()) continue;  // V1 and V2 are there to be compared with
     if (kKernels[kernel].packing && !packs) continue;
     for (const int splits : {1, 2, 4, 8, 16}) {
       const Plan plan{kernel, splits};
-      if (plan.complaint(layout, rows, cols, tokens, gpu)) continue;
-      const double cost = clocks(layout, rows, cols, tokens, plan, gpu);
-      if (least >= 0 && cost >= least) continue;
-      best = plan;
-      least = cost;
+      if (!plan.complaint(layout, rows, cols, tokens, gpu))
+        body(plan, clocks(layout, rows, cols, tokens, plan, gpu));
     }
   }
-  return best;
 }
 
 }  // namespace
 
-Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 9>, Plan> found;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, tokens, layout.vector_length, layout.columns, layout.entries,
-                         gpu.multiprocessors, gpu.shared_bytes, layout.capacity});
-  if (is_new) place->second = find_plan(layout, rows, cols, tokens, gpu);
-  return place->second;
+Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                          const Gpu& gpu) {
+  const std::array<int64_t, 10> key{rows,
+                                    cols,
+                                    tokens,
+                                    layout.vector_length,
+                                    layout.columns,
+                                    layout.entries,
+                                    layout.capacity,
+                                    gpu.multiprocessors,
+                                    gpu.shared_bytes,
+                                    gpu.fma_units()};
+  return remembered(key, [&] {
+    return cheapest<Plan>(
+        [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); }, {-1, 1});
+  });
+}
+
+std::vector<Priced<Plan>> list_linear(const Layout& layout, int64_t rows, int64_t cols,
+                                      int64_t tokens, const Gpu& gpu) {
+  return listed<Plan>(
+      [&](const auto& body) { for_each_plan(layout, rows, cols, tokens, gpu, body); });
 }
 
 }  // namespace flashsparse::nm_spmm

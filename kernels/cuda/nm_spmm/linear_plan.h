@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/nm_spmm.h"
 
@@ -90,6 +91,15 @@ struct Plan {
 // kernel.
 int64_t max_tokens(const Layout& layout, int64_t cols);
 
-Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+// The launch and its cost in clocks; and all that it was compared with.
+Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                          const Gpu& gpu);
+std::vector<Priced<Plan>> list_linear(const Layout& layout, int64_t rows, int64_t cols,
+                                      int64_t tokens, const Gpu& gpu);
+
+inline Plan plan_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
+                        const Gpu& gpu) {
+  return price_linear(layout, rows, cols, tokens, gpu).launch;
+}
 
 }  // namespace flashsparse::nm_spmm

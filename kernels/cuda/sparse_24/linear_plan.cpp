@@ -2,9 +2,6 @@
 #include "cuda/sparse_24/linear_plan.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
-#include <mutex>
 
 #include "cuda/mma_units/linear_shared.h"
 #include "cuda/sparse_24/linear_shared.h"
@@ -45,7 +42,7 @@ constexpr double kSharedToken = 34e-3 * 16 / 128;  // of sums, for a unit of row
 constexpr int kManyWarps = 14;
 constexpr double kBegin = 2.0;  // microseconds until a block that had to wait has begun
 
-// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+// In microseconds.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
   const ShapeInfo& info = plan.info();
   const Rates& rates = plan.unit.type == ValueType::kNative ? kNativeRates : kCodeRates;
@@ -107,7 +104,7 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   if (x_bytes != 2 && (x_bytes != 1 || unit.group != 0 ||
                        (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
     return "x is 16 bits, or codes of 8 bits where the values are, with scales of rows";
-  if (x_bytes == 1 && unit.type == ValueType::kFp8 && !gpu.fp8_mma)
+  if (x_bytes == 1 && unit.type == ValueType::kFp8 && !gpu.has_fp8_mma())
     return "the GPU does not multiply fp8 by mma: it needs compute capability 8.9 or 12.0";
   if (x_bytes == 1 && unit.type == ValueType::kInt8 && cols > kMostInt8Cols)
     return "int32 has room for the sums of 262144 columns of int8";
@@ -129,10 +126,10 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
-                     int x_bytes) {
-  LinearPlan best{};
-  double least = -1;
+// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
+template <class Body>
+void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
+                   int x_bytes, const Body& body) {
   int shape_tokens = 64;
   for (const ShapeInfo& info : kShapes) {
     if (info.tokens >= tokens && is_compiled(info, unit, x_bytes))
@@ -151,31 +148,36 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
         for (const int64_t blocks : {slots, sets, ceil_div(sets, ceil_div(sets, slots)),
                                      sets * std::max<int64_t>(slots / sets, 1)}) {
           plan.blocks = static_cast<int>(std::min(blocks, steps));
-          if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-          const double found = cost(plan, rows, cols, tokens, gpu);
-          if (least >= 0 && found >= least) continue;
-          least = found;
-          best = plan;
+          if (!plan.broken_rule(rows, cols, tokens, gpu))
+            body(plan, cost(plan, rows, cols, tokens, gpu));
         }
       }
     }
   }
-  return best;
 }
 
 }  // namespace
 
-// It takes longer to compare all plans than to launch one: each is found once.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
-                       int x_bytes) {
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 8>, LinearPlan> found;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
-                         static_cast<int64_t>(unit.type), unit.group, x_bytes});
-  if (is_new) place->second = find_plan(rows, cols, tokens, gpu, unit, x_bytes);
-  return place->second;
+Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                                UnitLayout unit, int x_bytes) {
+  const std::array<int64_t, 8> key{rows,
+                                   cols,
+                                   tokens,
+                                   gpu.multiprocessors,
+                                   gpu.shared_bytes,
+                                   static_cast<int64_t>(unit.type),
+                                   unit.group,
+                                   x_bytes};
+  return remembered(key, [&] {
+    return cheapest<LinearPlan>(
+        [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit, x_bytes, body); });
+  });
+}
+
+std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t tokens,
+                                            const Gpu& gpu, UnitLayout unit, int x_bytes) {
+  return listed<LinearPlan>(
+      [&](const auto& body) { for_each_plan(rows, cols, tokens, gpu, unit, x_bytes, body); });
 }
 
 }  // namespace flashsparse::sparse_24

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
@@ -50,17 +51,6 @@ constexpr int max_tokens(const Gpu& gpu, UnitLayout unit, int x_bytes = 2) {
   return gpu.shared_bytes > 128 << 10 && unit.type == ValueType::kNative ? 64 : 32;
 }
 
-// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
-// where the caller does not say better (flashsparse_plugin/dataflow).
-constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? INT32_MAX : 192; }
-
-// On a GPU with wgmma, codes by codes of up to so many tokens are multiplied by this kernel: on an
-// H200 it takes 0.93 to 1.02 of the time of the one for many with 8 tokens, and 1.0 to 1.14 with
-// 16; in a layer of 4096x4096 more (nm_values.csv). Holds where the caller does not say better.
-constexpr int64_t rounded_few_tokens(int64_t rows, int64_t cols) {
-  return rows * cols > 32 << 20 ? 8 : 0;
-}
-
 struct LinearPlan {
   int shape;                    // index into kShapes
   int row_warps, column_warps;  // of a block
@@ -95,8 +85,16 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// tokens in [1, max_tokens(gpu, unit, x_bytes)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
-                       int x_bytes = 2);
+// The launch for tokens in [1, max_tokens(gpu, unit, x_bytes)] and its cost in microseconds; and
+// all that it was compared with.
+Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                                UnitLayout unit, int x_bytes = 2);
+std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t tokens,
+                                            const Gpu& gpu, UnitLayout unit, int x_bytes = 2);
+
+inline LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                              UnitLayout unit, int x_bytes = 2) {
+  return price_linear(rows, cols, tokens, gpu, unit, x_bytes).launch;
+}
 
 }  // namespace flashsparse::sparse_24

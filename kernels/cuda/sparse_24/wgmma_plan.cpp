@@ -2,10 +2,7 @@
 #include "cuda/sparse_24/wgmma_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
-#include <mutex>
 
 namespace flashsparse::sparse_24 {
 
@@ -160,7 +157,7 @@ int64_t WgmmaPlan::shared_bytes() const {
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
   constexpr int64_t kMostArrivals = 4096;
-  if (!gpu.hopper) return "the GPU has no wgmma: it needs compute capability 9.0";
+  if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
   if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
   if (!info().is_for(unit)) return "values of this type have no such shape";
   if (x_bytes != 2 &&
@@ -206,10 +203,15 @@ bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
   return room > 0 && plan.stages >= 2;
 }
 
-WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
-                    int x_bytes) {
-  WgmmaPlan best{};
-  double least = -1;
+// Those were measured, and registers by fewer tokens are slower, not faster.
+int64_t tokens_of_plan(int64_t tokens, UnitLayout unit) {
+  return !is_few(unit, tokens) ? tokens : tokens <= 32 ? 32 : 64;
+}
+
+// Calls body(plan, cost) for each launch that is compared.
+template <class Body>
+void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
+                   int x_bytes, const Body& body) {
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (!kWgmmaShapes[shape].is_for(unit)) continue;
     // Rings were measured with one tile of tokens.
@@ -229,33 +231,38 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, 
         for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
                                        tiles * std::max<int64_t>(slots / tiles, 1)}) {
           plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
-          if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-          const double found = wgmma_cost(plan, rows, cols, tokens, gpu);
-          if (least >= 0 && found >= least) continue;
-          least = found;
-          best = plan;
+          if (!plan.broken_rule(rows, cols, tokens, gpu))
+            body(plan, wgmma_cost(plan, rows, cols, tokens, gpu));
         }
       }
     }
   }
-  return best;
 }
 
 }  // namespace
 
-// It takes longer to compare all plans than to launch one: each is found once.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
-                     int x_bytes) {
-  // Those were measured, and registers by fewer tokens are slower, not faster.
-  if (is_few(unit, tokens)) tokens = tokens <= 32 ? 32 : 64;
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 8>, WgmmaPlan> found;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, tokens, gpu.multiprocessors, gpu.shared_bytes,
-                         static_cast<int64_t>(unit.type), unit.group, x_bytes});
-  if (is_new) place->second = find_plan(rows, cols, tokens, gpu, unit, x_bytes);
-  return place->second;
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                              UnitLayout unit, int x_bytes) {
+  const int64_t most = tokens_of_plan(tokens, unit);
+  const std::array<int64_t, 8> key{rows,
+                                   cols,
+                                   most,
+                                   gpu.multiprocessors,
+                                   gpu.shared_bytes,
+                                   static_cast<int64_t>(unit.type),
+                                   unit.group,
+                                   x_bytes};
+  return remembered(key, [&] {
+    return cheapest<WgmmaPlan>(
+        [&](const auto& body) { for_each_plan(rows, cols, most, gpu, unit, x_bytes, body); });
+  });
+}
+
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
+                                          const Gpu& gpu, UnitLayout unit, int x_bytes) {
+  return listed<WgmmaPlan>([&](const auto& body) {
+    for_each_plan(rows, cols, tokens_of_plan(tokens, unit), gpu, unit, x_bytes, body);
+  });
 }
 
 }  // namespace flashsparse::sparse_24

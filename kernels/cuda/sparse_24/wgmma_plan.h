@@ -6,6 +6,7 @@
 
 #include "common/host_device.h"
 #include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/sparse_24.h"
 
@@ -127,21 +128,19 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// Up to this many tokens the kernel of linear_plan.h is faster than this one, by measurements on an
-// H200: small layers of more than 16 tokens gain by sums in shared memory, those of codes earlier;
-// and by a ring of weights all of 8 bits do. Holds where the caller does not say better
-// (flashsparse_plugin/dataflow).
-constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
-  if (bits_of(unit.type) == 8 && !has_few_shapes(unit)) return 16;
-  const int64_t small = (unit.type == ValueType::kNative ? 32 : 96) << 20;  // elements
-  return rows * cols <= small ? 16 : 32;
+// The launch for tokens >= 1 on a GPU with wgmma and its cost in microseconds; and all that it was
+// compared with.
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                              UnitLayout unit = {}, int x_bytes = 2);
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
+                                          const Gpu& gpu, UnitLayout unit = {}, int x_bytes = 2);
+
+inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                            UnitLayout unit = {}, int x_bytes = 2) {
+  return price_wgmma(rows, cols, tokens, gpu, unit, x_bytes).launch;
 }
 
-// tokens >= 1, on a GPU with wgmma.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
-                     UnitLayout unit = {}, int x_bytes = 2);
-
-// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+// Microseconds that a launch should take, fitted to compare launches by.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu);
 

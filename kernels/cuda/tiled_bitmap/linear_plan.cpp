@@ -2,10 +2,7 @@
 #include "cuda/tiled_bitmap/linear_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
-#include <mutex>
 
 #include "cuda/tiled_bitmap/linear_shared.h"
 
@@ -78,7 +75,7 @@ double stage_lines(const LinearPlan& plan, double value_lines) {
   return info.row_units * (fuller_lines(plan, value_lines) + lines_behind(info.spreads));
 }
 
-// To compare plans by, not an estimate of time.
+// In microseconds, to compare plans by.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines,
             const Gpu& gpu) {
   constexpr int kSchedulers = 4;
@@ -95,13 +92,13 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
            of.chain * info.row_units +
            (of.tight + of.tight_line * info.row_units * (kHeadLines + value_lines)) / held) +
       std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens;
-  if (of.beside_memory && gpu.memory > 0) {
+  if (of.beside_memory && gpu.bus > 0) {
     // The longer of both counts; where they are near each other, a little of the other, too.
     const double bytes =
         static_cast<double>(units(rows, cols)) * (kHeadLines + value_lines) * kLineBytes;
     constexpr double kSharpness = 8;
     total = std::pow(
-        std::pow(total, kSharpness) + std::pow(bytes / (kMemoryShare * gpu.memory), kSharpness),
+        std::pow(total, kSharpness) + std::pow(bytes / (kMemoryShare * gpu.bus), kSharpness),
         1 / kSharpness);
   }
   if (plan.blocks == gpu.multiprocessors) total += of.full;
@@ -158,7 +155,8 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   if (shared_bytes() > gpu.shared_bytes) return "there is too little shared memory";
   const int64_t steps = sets(rows) * set_steps(cols);
   if (blocks < 1 || blocks > steps) return "a block has at least one step";
-  if (is_early != 0 && !gpu.hopper) return "an early begin is for Hopper GPUs";
+  if (is_early != 0 && !gpu.has_dependent_launch())
+    return "an early begin is for compute capability 9.0";
   if (steps * (int64_t{blocks} + 1) > INT32_MAX || units(rows, cols) > INT32_MAX)
     return "there are too many steps";
   if (arrivals(rows) > kMostArrivals) return "too many sets of rows would be shared";
@@ -167,10 +165,10 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
-                     Operands operands) {
-  LinearPlan best{};
-  double least = -1;
+// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
+template <class Body>
+void for_each_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
+                   Operands operands, const Body& body) {
   const double value_lines =
       static_cast<double>(lines) / (unit_rows(rows) * unit_cols(cols)) - kHeadLines;
   int shape_tokens = 64;
@@ -189,11 +187,8 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
                                  sets * std::max<int64_t>(slots / sets, 1)}) {
       if (blocks > slots) continue;
       plan.blocks = static_cast<int>(std::min(blocks, steps));
-      if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-      const double found = cost(plan, rows, cols, value_lines, gpu);
-      if (least >= 0 && found >= least) continue;
-      least = found;
-      best = plan;
+      if (!plan.broken_rule(rows, cols, tokens, gpu))
+        body(plan, cost(plan, rows, cols, value_lines, gpu));
     }
   };
   for (int shape = 0; shape < shapes.count; ++shape) {
@@ -202,27 +197,37 @@ LinearPlan find_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, 
     for (int row_warps = 1; row_warps <= info.warps; ++row_warps) {
       for (int column_warps = 1; row_warps * column_warps <= info.warps; ++column_warps) {
         for (const int x_stages : {3, 2}) {
-          compare({shape, row_warps, column_warps, 0, x_stages, 0, 1, gpu.hopper, operands});
+          compare({shape, row_warps, column_warps, 0, x_stages, 0, 1, gpu.has_dependent_launch(),
+                   operands});
         }
       }
     }
   }
-  return best;
 }
 
 }  // namespace
 
-// It takes longer to compare all plans than to launch one: each is found once.
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
-                       Operands operands) {
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 9>, LinearPlan> found;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] = found.try_emplace(
-      {rows, cols, lines, tokens, gpu.multiprocessors, gpu.shared_bytes, gpu.hopper,
-       static_cast<int64_t>(gpu.memory), static_cast<int64_t>(operands)});
-  if (is_new) place->second = find_plan(rows, cols, lines, tokens, gpu, operands);
-  return place->second;
+Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
+                                const Gpu& gpu, Operands operands) {
+  const std::array<int64_t, 9> key{rows,
+                                   cols,
+                                   lines,
+                                   tokens,
+                                   gpu.multiprocessors,
+                                   gpu.shared_bytes,
+                                   gpu.has_dependent_launch(),
+                                   static_cast<int64_t>(gpu.bus),
+                                   static_cast<int64_t>(operands)};
+  return remembered(key, [&] {
+    return cheapest<LinearPlan>(
+        [&](const auto& body) { for_each_plan(rows, cols, lines, tokens, gpu, operands, body); });
+  });
+}
+
+std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t lines,
+                                            int64_t tokens, const Gpu& gpu, Operands operands) {
+  return listed<LinearPlan>(
+      [&](const auto& body) { for_each_plan(rows, cols, lines, tokens, gpu, operands, body); });
 }
 
 }  // namespace flashsparse::tiled_bitmap

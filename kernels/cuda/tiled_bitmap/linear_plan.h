@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/tiled_bitmap/operands.h"
 #include "formats/tiled_bitmap.h"
@@ -73,18 +74,6 @@ constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ?
 // An int32 holds the sum of so many products of codes.
 inline constexpr int64_t kMostRoundedCols = 1 << 17;
 
-// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Holds
-// where the caller does not say better (flashsparse_plugin/dataflow). Codes have no kernel for many
-// tokens.
-constexpr int64_t max_sparse_tokens(const Gpu& gpu, Operands operands) {
-  return gpu.hopper && operands == Operands::kNative ? 1024 : 128;
-}
-// The same of codes by codes, of which the library's product takes nearly as long for 65 tokens as
-// for 128.
-constexpr int64_t max_rounded_tokens(int64_t rows, int64_t cols) {
-  return rows * cols > 96 << 20 ? 192 : 64;
-}
-
 struct LinearPlan {
   int shape;                    // number of shapes_of(operands)
   int row_warps, column_warps;  // of a block
@@ -121,8 +110,17 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// For a weight of so many lines in all. tokens in [1, max_tokens(gpu)].
-LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
-                       Operands operands = Operands::kNative);
+// The launch for a weight of so many lines in all and tokens in [1, max_tokens(gpu)], and its cost
+// in microseconds; and all that it was compared with.
+Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
+                                const Gpu& gpu, Operands operands = Operands::kNative);
+std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t lines,
+                                            int64_t tokens, const Gpu& gpu,
+                                            Operands operands = Operands::kNative);
+
+inline LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
+                              const Gpu& gpu, Operands operands = Operands::kNative) {
+  return price_linear(rows, cols, lines, tokens, gpu, operands).launch;
+}
 
 }  // namespace flashsparse::tiled_bitmap

@@ -2,10 +2,7 @@
 #include "cuda/tiled_bitmap/wgmma_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
-#include <mutex>
 
 namespace flashsparse::tiled_bitmap {
 
@@ -92,7 +89,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
 const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                    const Gpu& gpu) const {
   constexpr int64_t kMostArrivals = 4096;
-  if (!gpu.hopper) return "the GPU has no wgmma: it needs compute capability 9.0";
+  if (!gpu.has_wgmma()) return "the GPU has no wgmma: it needs compute capability 9.0";
   if (shape < 0 || shape >= kWgmmaShapeCount) return "there is no such shape";
   const auto is_power = [](int n) { return n >= 1 && n <= kMostCluster && (n & (n - 1)) == 0; };
   if (!is_power(down) || !is_power(depth) || cluster() > kMostCluster)
@@ -137,11 +134,11 @@ bool divide_shared(WgmmaPlan& plan, int64_t unit_lines, const Gpu& gpu) {
   return plan.stages >= 2 && plan.ring_lines >= kLeastRingLines;
 }
 
-WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_lines,
-                    const Gpu& gpu) {
+// Calls body(plan, cost) for each launch that is compared.
+template <class Body>
+void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_lines, const Gpu& gpu,
+                   const Body& body) {
   const int64_t lines = unit_lines * units(rows, cols);
-  WgmmaPlan best{};
-  double least = -1;
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     for (int down = 1; down <= kMostCluster; down *= 2) {
       for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
@@ -152,30 +149,32 @@ WgmmaPlan find_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_lin
         for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
                                        tiles * std::max<int64_t>(slots / tiles, 1)}) {
           plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));
-          if (plan.broken_rule(rows, cols, tokens, gpu)) continue;
-          const double found = wgmma_cost(plan, rows, cols, tokens, lines, gpu);
-          if (least >= 0 && found >= least) continue;
-          least = found;
-          best = plan;
+          if (!plan.broken_rule(rows, cols, tokens, gpu))
+            body(plan, wgmma_cost(plan, rows, cols, tokens, lines, gpu));
         }
       }
     }
   }
-  return best;
 }
 
 }  // namespace
 
-// It takes longer to compare all plans than to launch one: each is found once.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines, const Gpu& gpu) {
-  static std::mutex mutex;
-  static std::map<std::array<int64_t, 6>, WgmmaPlan> found;
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                              const Gpu& gpu) {
   const int64_t unit_lines = ceil_div(lines, units(rows, cols));
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto [place, is_new] =
-      found.try_emplace({rows, cols, tokens, unit_lines, gpu.multiprocessors, gpu.shared_bytes});
-  if (is_new) place->second = find_plan(rows, cols, tokens, unit_lines, gpu);
-  return place->second;
+  const std::array<int64_t, 6> key{
+      rows, cols, tokens, unit_lines, gpu.multiprocessors, gpu.shared_bytes};
+  return remembered(key, [&] {
+    return cheapest<WgmmaPlan>(
+        [&](const auto& body) { for_each_plan(rows, cols, tokens, unit_lines, gpu, body); });
+  });
+}
+
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                                          const Gpu& gpu) {
+  return listed<WgmmaPlan>([&](const auto& body) {
+    for_each_plan(rows, cols, tokens, ceil_div(lines, units(rows, cols)), gpu, body);
+  });
 }
 
 }  // namespace flashsparse::tiled_bitmap

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/mma_units/wgmma_shape.h"
+#include "cuda/plan/search.h"
 #include "cuda/shared/gpu.h"
 #include "formats/tiled_bitmap.h"
 
@@ -80,18 +81,19 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// Up to this many tokens the kernel for few is faster than this one, by measurements on an H200:
-// one tile of 64 tokens takes this one the same time, however few they are. Holds where the caller
-// does not say better (flashsparse_plugin/dataflow).
-constexpr int64_t few_tokens(int64_t rows, int64_t cols) {
-  constexpr int64_t kSmall = 32 << 20;  // elements
-  return rows * cols <= kSmall ? 64 : 32;
+// The launch for tokens >= 1 on a GPU with wgmma and `lines` of the whole weight, and its cost in
+// microseconds; and all that it was compared with.
+Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                              const Gpu& gpu);
+std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                                          const Gpu& gpu);
+
+inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
+                            const Gpu& gpu) {
+  return price_wgmma(rows, cols, tokens, lines, gpu).launch;
 }
 
-// tokens >= 1, on a GPU with wgmma; `lines` of the whole weight.
-WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines, const Gpu& gpu);
-
-// Microseconds that a plan should take: a model to compare plans by, not an estimate of time.
+// Microseconds that a launch should take, fitted to compare launches by.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
                   const Gpu& gpu);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tiled_csl/linear_plan.h"
 
+#include <algorithm>
+
 namespace flashsparse::tiled_csl {
 
 namespace {
@@ -26,9 +28,32 @@ LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_w
                        const Gpu& gpu) {
   const int64_t tiles = linear::tile_rows(rows) * linear::tile_cols(cols);
   LinearPlan plan;
-  plan.shape = choose_shape(tokens, static_cast<double>(num_words) / tiles, gpu.hopper);
+  plan.shape = choose_shape(tokens, static_cast<double>(num_words) / tiles, gpu.has_wgmma());
   plan.blocks = linear::plan_blocks(rows, cols, kLinearShapes[plan.shape], gpu);
   return plan;
+}
+
+std::vector<LinearPlan> list_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
+  std::vector<LinearPlan> all;
+  for (int i = 0; i < kLinearShapeCount; ++i) {
+    if (kLinearShapes[i].hopper == gpu.has_wgmma() && kLinearShapes[i].tokens >= tokens)
+      all.push_back({i, linear::plan_blocks(rows, cols, kLinearShapes[i], gpu)});
+  }
+  return all;
+}
+
+double linear_microseconds(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
+                           const Gpu& gpu) {
+  // Clocks of a multiprocessor for a tile and each byte of it, for up to 8 tokens, and the share
+  // that each further token adds; microseconds of a launch, and of the sums between blocks.
+  constexpr double kTile = 320, kByte = 0.028, kToken = 0.0135;
+  constexpr double kLaunch = 2.9, kJoin = 3.5, kJoinToken = 0.06;
+  const double tiles = static_cast<double>(rows) * cols / (linear::kTileRows * linear::kTileCols);
+  const double bytes = sizeof(uint32_t) * static_cast<double>(num_words);
+  const double clocks = kTile * tiles + kByte * bytes;
+  const double busy =
+      clocks / (gpu.multiprocessors * gpu.clock) * (1 + kToken * std::max<double>(0, tokens - 8));
+  return kLaunch + kJoin + kJoinToken * tokens + std::max(bytes / gpu.memory, busy);
 }
 
 }  // namespace flashsparse::tiled_csl

@@ -3,7 +3,9 @@
 // the host from sizes alone, so that a CUDA graph can hold the decision.
 #pragma once
 #include <cstdint>
+#include <vector>
 
+#include "cuda/plan/kernel.h"
 #include "cuda/shared/gpu.h"
 #include "cuda/tiled_csl/stream_k_plan.h"
 
@@ -62,9 +64,12 @@ inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearSh
 inline constexpr int kTailWords = 128;
 
 // Up to this many tokens the launches of this kernel, each of which reads the weight, are mostly
-// faster than unpacking the weight once. Holds where the caller does not say better
-// (flashsparse_plugin/dataflow).
-constexpr int max_sparse_tokens(const Gpu& gpu) { return gpu.hopper ? 256 : 192; }
+// faster than unpacking the weight once, as an H200 and an H100 measured (spmm.csv). Holds unless
+// the caller passes a limit that was measured (flashsparse_plugin/dataflow).
+constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu) {
+  constexpr int64_t kSmall = 32 << 20;  // elements
+  return gpu.has_wgmma() && rows * cols > kSmall ? 256 : 192;
+}
 
 struct LinearPlan {
   int shape;  // index into kLinearShapes
@@ -73,8 +78,21 @@ struct LinearPlan {
   int64_t partial_floats() const { return linear::partial_floats(kLinearShapes[shape], blocks); }
 };
 
-// tokens in [1, linear::max_tokens(gpu)]; num_words of the whole weight.
+inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                            const TokenLimits& limits = {}) {
+  const bool is_few = tokens <= limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu));
+  return is_few && linear::fits_stream_k(rows, cols) ? Kernel::kSparse : Kernel::kUnpacked;
+}
+
+// The launch for tokens in [1, linear::max_tokens(gpu)] and num_words of the whole weight; and all
+// that could run in its place.
 LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
                        const Gpu& gpu);
+std::vector<LinearPlan> list_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
+
+// Microseconds that the planned launch should take on a GPU whose rates are known: fitted to an
+// H200. (The rule that plans it needs no estimate.)
+double linear_microseconds(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
+                           const Gpu& gpu);
 
 }  // namespace flashsparse::tiled_csl

@@ -38,8 +38,16 @@ inline constexpr int kMaxRange = 1024;
 // block has kMaxRange tiles or a multiprocessor a few blocks.
 inline constexpr int64_t kMaxTiles = 1 << 20;
 
+// Rows of tiles of one launch at most: each has an arrival counter.
+inline constexpr int64_t kMaxTileRows = 4096;
+
+// Whether the kernel can have a weight of this size.
+constexpr bool fits_stream_k(int64_t rows, int64_t cols) {
+  return tile_rows(rows) <= kMaxTileRows && tile_rows(rows) * tile_cols(cols) <= kMaxTiles;
+}
+
 // Tokens of one launch at most. (The registers of mma hold accumulators for no more than 32.)
-constexpr int max_tokens(const Gpu& gpu) { return gpu.hopper ? 128 : 32; }
+constexpr int max_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? 128 : 32; }
 
 // Floats of the workspace `partials` of a launch: see stream_k.cuh.
 constexpr int64_t partial_floats(const ShapeInfo& shape, int64_t blocks) {

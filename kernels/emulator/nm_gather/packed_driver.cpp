@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
     const auto x = driver::read<uint16_t>(tokens * x_stride);
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
 
-    const Gpu gpu{static_cast<int>(multiprocessors), 227 << 10, true};
+    const Gpu gpu{static_cast<int>(multiprocessors), 227 << 10, 9};
     PackedPlan plan{static_cast<int>(shape), static_cast<int>(band)};
     if (shape < 0) plan = plan_packed(packed.layout, rows, cols, tokens, gpu);
     if (const char* const wrong = plan.complaint(packed.layout, rows, cols, tokens, gpu)) {

@@ -42,8 +42,7 @@ struct LinearCase {
     if (!driver::read_header(header)) return false;
     rows = header[0], cols = header[1], tokens = header[2], seed = header[5];
     bfloat16 = header[3], has_bias = header[4];
-    Gpu gpu{static_cast<int>(header[6]), header[7]};
-    gpu.fp8_mma = true;
+    const Gpu gpu{static_cast<int>(header[6]), header[7], 8, 9};
     int numbers[6];
     for (int i = 0; i < 6; ++i) numbers[i] = static_cast<int>(header[8 + i]);
     const UnitLayout unit{static_cast<ValueType>(header[14]), static_cast<int>(header[15])};

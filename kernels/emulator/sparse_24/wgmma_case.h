@@ -42,7 +42,7 @@ struct WgmmaCase {
     if (!driver::read_header(header)) return false;
     rows = header[0], cols = header[1], tokens = header[2], seed = header[5];
     bfloat16 = header[3], has_bias = header[4];
-    const Gpu gpu{static_cast<int>(header[6]), header[7], true};
+    const Gpu gpu{static_cast<int>(header[6]), header[7], 9};
     int numbers[5];
     for (int i = 0; i < 5; ++i) numbers[i] = static_cast<int>(header[8 + i]);
     const UnitLayout unit{static_cast<ValueType>(header[13]), static_cast<int>(header[14])};

@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
   while (driver::read_header(header)) {
     const int64_t rows = header[0], cols = header[1], tokens = header[2], lines = header[14];
     const bool bfloat16 = header[3], has_bias = header[4];
-    const Gpu gpu{static_cast<int>(header[6]), header[7], true};
+    const Gpu gpu{static_cast<int>(header[6]), header[7], 9};
     int numbers[6];
     for (int i = 0; i < 6; ++i) numbers[i] = static_cast<int>(header[8 + i]);
     WgmmaPlan plan{numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};

@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     const auto [rows, cols, tokens, num_words, bfloat16, shape, blocks, has_bias, seed] = header;
     LinearPlan plan{static_cast<int>(shape), static_cast<int>(blocks)};
     if (shape < 0) {
-      const Gpu gpu{static_cast<int>(blocks), 227 << 10, shape == -1};
+      const Gpu gpu{static_cast<int>(blocks), 227 << 10, shape == -1 ? 9 : 8};
       plan = plan_linear(rows, cols, tokens, num_words, gpu);
     }
     const linear::Compiled<Words>& compiled = kCompiledLinear[plan.shape];

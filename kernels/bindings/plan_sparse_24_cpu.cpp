@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/plan.h"
+#include "bindings/sparse_24.h"
+#include "cuda/sparse_24/kernel_choice.h"
+
+namespace flashsparse::planning {
+namespace {
+
+using sparse_24::LinearPlan;
+using sparse_24::WgmmaPlan;
+
+sparse_24::UnitLayout layout_of(const Product& product) {
+  return sparse_24_layout(product.values, product.group);
+}
+
+int x_bytes(const Product& product) { return product.quantizes_x ? 1 : 2; }
+
+Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits) {
+  return sparse_24::choose_kernel(product.rows, product.cols, product.tokens, gpu,
+                                  layout_of(product), x_bytes(product), limits);
+}
+
+std::vector<int64_t> few_numbers(const LinearPlan& plan) {
+  return {plan.shape,         plan.row_warps, plan.column_warps,
+          plan.weight_stages, plan.x_stages,  plan.blocks};
+}
+
+auto few_fit(const Product& product) {
+  return [&](int64_t) {
+    return product.quantizes_x          ? Fit{7.4, 0.03, 0.96}
+           : product.values == "native" ? Fit{1.0, 0.09, 0.94}
+                                        : Fit{2.0, 0.03, 0.98};
+  };
+}
+
+int64_t few_tokens(const Product& product, const Gpu& gpu) {
+  return sparse_24::max_tokens(gpu, layout_of(product), x_bytes(product));
+}
+
+Launch plan_few(const Product& product, const Gpu& gpu) {
+  return planned(
+      product, gpu, few_tokens(product, gpu), few_fit(product),
+      [&](int64_t tokens) {
+        return sparse_24::price_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                       x_bytes(product));
+      },
+      few_numbers);
+}
+
+std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
+  return compared(
+      product, gpu, few_tokens(product, gpu), few_fit(product),
+      [&](int64_t tokens) {
+        return sparse_24::list_linear(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                      x_bytes(product));
+      },
+      few_numbers);
+}
+
+std::vector<int64_t> many_numbers(const WgmmaPlan& plan) {
+  return {plan.shape, plan.down, plan.depth, plan.stages, plan.clusters};
+}
+
+auto many_fit(const Product& product) {
+  return [&](int64_t tokens) {
+    return product.quantizes_x          ? Fit{1.2, 0, 1.18}
+           : product.values == "native" ? Fit{-0.8, 0, 0.98}
+           : tokens > 64                ? Fit{1.0, 0, 1.04}
+                                        : Fit{0.2, 0, 0.96};
+  };
+}
+
+Launch plan_many(const Product& product, const Gpu& gpu) {
+  return planned(
+      product, gpu, product.tokens, many_fit(product),
+      [&](int64_t tokens) {
+        return sparse_24::price_wgmma(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                      x_bytes(product));
+      },
+      many_numbers);
+}
+
+std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
+  return compared(
+      product, gpu, product.tokens, many_fit(product),
+      [&](int64_t tokens) {
+        return sparse_24::list_wgmma(product.rows, product.cols, tokens, gpu, layout_of(product),
+                                     x_bytes(product));
+      },
+      many_numbers);
+}
+
+Shapes few_shapes() {
+  return shapes_of("tokens row_units warps", sparse_24::kShapes,
+                   [](const sparse_24::ShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.row_units, info.warps};
+                   });
+}
+
+Shapes many_shapes() {
+  return shapes_of("tokens groups bits has_ring", sparse_24::kWgmmaShapes,
+                   [](const sparse_24::WgmmaShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.groups, info.bits,
+                                                 info.has_ring};
+                   });
+}
+
+}  // namespace
+
+Format sparse_24_planners() {
+  return {
+      "sparse_24",
+      choose,
+      {{"sparse_24.few", "shape row_warps column_warps weight_stages x_stages blocks", few_shapes,
+        plan_few, list_few},
+       {"sparse_24.many", "shape down depth stages clusters", many_shapes, plan_many, list_many}}};
+}
+
+}  // namespace flashsparse::planning

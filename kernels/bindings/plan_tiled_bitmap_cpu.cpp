@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/plan.h"
+#include "cuda/tiled_bitmap/kernel_choice.h"
+
+namespace flashsparse::planning {
+namespace {
+
+using tiled_bitmap::LinearPlan;
+using tiled_bitmap::Operands;
+using tiled_bitmap::WgmmaPlan;
+
+Operands operands_of(const Product& product) {
+  if (product.values == "native") return Operands::kNative;
+  FS_CHECK(product.values == "int8", "tiled_bitmap holds native values or int8, not ",
+           product.values);
+  return product.quantizes_x ? Operands::kRounded : Operands::kCodes;
+}
+
+// Of the weight: its bytes without offsets and scales.
+int64_t lines_of(const Product& product) {
+  const int64_t units = tiled_bitmap::units(product.rows, product.cols);
+  const int64_t scales = operands_of(product) == Operands::kNative ? 0 : product.rows;
+  const int64_t lines = (product.nbytes - 4 * (units + 1 + scales)) / tiled_bitmap::kLineBytes;
+  return std::max(lines, units * tiled_bitmap::kHeadLines);
+}
+
+Kernel choose(const Product& product, const Gpu& gpu, const TokenLimits& limits) {
+  return tiled_bitmap::choose_kernel(product.rows, product.cols, product.tokens, gpu,
+                                     operands_of(product), limits);
+}
+
+std::vector<int64_t> few_numbers(const LinearPlan& plan) {
+  return {plan.shape,    plan.row_warps,  plan.column_warps, plan.scratch_quarters,
+          plan.x_stages, plan.ring_lines, plan.blocks,       plan.is_early};
+}
+
+auto few_fit(const Product& product) {
+  const Operands operands = operands_of(product);
+  return [operands](int64_t tokens) {
+    return operands == Operands::kCodes     ? Fit{3.8, 0, 1.42, true}
+           : operands == Operands::kRounded ? Fit{3.6, 0.09, 1.98, true}
+           : tokens > 32                    ? Fit{5.2, 0.02, 1.94}
+                                            : Fit{3.2, 0.08, 1.02};
+  };
+}
+
+Launch plan_few(const Product& product, const Gpu& gpu) {
+  return planned(
+      product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product),
+      [&](int64_t tokens) {
+        return tiled_bitmap::price_linear(product.rows, product.cols, lines_of(product), tokens,
+                                          gpu, operands_of(product));
+      },
+      few_numbers);
+}
+
+std::vector<Launch> list_few(const Product& product, const Gpu& gpu) {
+  return compared(
+      product, gpu, tiled_bitmap::max_tokens(gpu), few_fit(product),
+      [&](int64_t tokens) {
+        return tiled_bitmap::list_linear(product.rows, product.cols, lines_of(product), tokens, gpu,
+                                         operands_of(product));
+      },
+      few_numbers);
+}
+
+std::vector<int64_t> many_numbers(const WgmmaPlan& plan) {
+  return {plan.shape, plan.down, plan.depth, plan.stages, plan.clusters, plan.ring_lines};
+}
+
+Fit many_fit(int64_t) { return {-2.4, 0, 1.06}; }
+
+Launch plan_many(const Product& product, const Gpu& gpu) {
+  return planned(
+      product, gpu, product.tokens, many_fit,
+      [&](int64_t tokens) {
+        return tiled_bitmap::price_wgmma(product.rows, product.cols, tokens, lines_of(product),
+                                         gpu);
+      },
+      many_numbers);
+}
+
+std::vector<Launch> list_many(const Product& product, const Gpu& gpu) {
+  return compared(
+      product, gpu, product.tokens, many_fit,
+      [&](int64_t tokens) {
+        return tiled_bitmap::list_wgmma(product.rows, product.cols, tokens, lines_of(product), gpu);
+      },
+      many_numbers);
+}
+
+constexpr const char* kFewFields =
+    "shape row_warps column_warps scratch_quarters x_stages ring_lines blocks is_early";
+
+Shapes of_shapes(const tiled_bitmap::Shapes& shapes) {
+  return shapes_of("tokens row_units warps spreads", shapes, [](const auto& info) {
+    return std::vector<int64_t>{info.tokens, info.row_units, info.warps, info.spreads};
+  });
+}
+
+Shapes few_shapes() { return of_shapes(tiled_bitmap::shapes_of(Operands::kNative)); }
+
+Shapes codes_shapes() { return of_shapes(tiled_bitmap::shapes_of(Operands::kCodes)); }
+
+Shapes many_shapes() {
+  return shapes_of("tokens groups", tiled_bitmap::kWgmmaShapes,
+                   [](const mma_units::WgmmaShapeInfo& info) {
+                     return std::vector<int64_t>{info.tokens, info.groups};
+                   });
+}
+
+}  // namespace
+
+// Codes have one kernel, which is that for few tokens.
+Format tiled_bitmap_planners() {
+  return {"tiled_bitmap",
+          choose,
+          {{"tiled_bitmap.few", kFewFields, few_shapes, plan_few, list_few},
+           {"tiled_bitmap.sparse", kFewFields, codes_shapes, plan_few, list_few},
+           {"tiled_bitmap.many", "shape down depth stages clusters ring_lines", many_shapes,
+            plan_many, list_many}}};
+}
+
+}  // namespace flashsparse::planning

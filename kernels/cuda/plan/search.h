@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The search that all planners share: of the launches that a product may have the cheapest, which
+// is remembered.
+//
+// A planner brings the walk over its legal launches, for_each(body), which calls body(launch, cost)
+// for each, and its cost, in any unit: launches of one product are compared.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace flashsparse {
+
+template <class Launch>
+struct Priced {
+  Launch launch;
+  double cost;
+};
+
+// The first of the cheapest; `none` at cost -1 where no launch is legal.
+template <class Launch, class ForEach>
+Priced<Launch> cheapest(const ForEach& for_each, const Launch& none = {}) {
+  Priced<Launch> best{none, -1};
+  for_each([&](const Launch& launch, double cost) {
+    if (best.cost < 0 || cost < best.cost) best = {launch, cost};
+  });
+  return best;
+}
+
+// All of them, in the order of the walk.
+template <class Launch, class ForEach>
+std::vector<Priced<Launch>> listed(const ForEach& for_each) {
+  std::vector<Priced<Launch>> all;
+  for_each([&](const Launch& launch, double cost) { all.push_back({launch, cost}); });
+  return all;
+}
+
+// find(), once for each key: a search takes longer than a launch. Each place that calls this
+// remembers on its own, since `find` is a type of its own.
+template <std::size_t kNumbers, class Find>
+auto remembered(const std::array<int64_t, kNumbers>& key, const Find& find) {
+  static std::mutex mutex;
+  static std::map<std::array<int64_t, kNumbers>, decltype(find())> known;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto place = known.find(key);
+  return place != known.end() ? place->second : known.emplace(key, find()).first->second;
+}
+
+}  // namespace flashsparse

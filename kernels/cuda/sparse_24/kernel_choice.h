@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel multiplies a sparse_24 weight by how many tokens.
+#pragma once
+#include <cstdint>
+
+#include "cuda/plan/kernel.h"
+#include "cuda/sparse_24/linear_plan.h"
+#include "cuda/sparse_24/wgmma_plan.h"
+
+namespace flashsparse::sparse_24 {
+
+// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once.
+constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
+
+// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, measured
+// on an H200. Small layers of more than 16 tokens gain by adding up in shared memory, those of
+// quantized values more so; and all of 8 bits by the ring of weights.
+constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
+  if (bits_of(unit.type) == 8 && !has_few_shapes(unit)) return 16;
+  const int64_t small = (unit.type == ValueType::kNative ? 32 : 96) << 20;  // elements
+  return rows * cols <= small ? 16 : 32;
+}
+
+// The same where x is quantized, too: on an H200 the kernel of linear_plan.h takes 0.93 to 1.02 of
+// the time of the other with 8 tokens, and 1.0 to 1.14 with 16; in a layer of 4096x4096 more
+// (nm_values.csv).
+constexpr int64_t rounded_few_tokens(int64_t rows, int64_t cols) {
+  return rows * cols > 32 << 20 ? 8 : 0;
+}
+
+// x_bytes of an element of x: 2, or 1 where it is quantized, which never unpacks the weight.
+inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                            UnitLayout unit, int x_bytes = 2, const TokenLimits& limits = {}) {
+  if (x_bytes == 1) {
+    const bool has_mma = unit.type == ValueType::kInt8 || gpu.has_fp8_mma();
+    const int64_t few = limits.few.value_or(rounded_few_tokens(rows, cols));
+    return gpu.has_wgmma() && (!has_mma || tokens > few) ? Kernel::kMany : Kernel::kFew;
+  }
+  if (tokens > limits.sparse.value_or(max_sparse_tokens(gpu))) return Kernel::kUnpacked;
+  const int64_t few = limits.few.value_or(few_tokens(rows, cols, unit));
+  return gpu.has_wgmma() && tokens > few ? Kernel::kMany : Kernel::kFew;
+}
+
+}  // namespace flashsparse::sparse_24

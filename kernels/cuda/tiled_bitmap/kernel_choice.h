@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel multiplies a tiled_bitmap weight by how many tokens.
+#pragma once
+#include <cstdint>
+
+#include "cuda/plan/kernel.h"
+#include "cuda/tiled_bitmap/linear_plan.h"
+#include "cuda/tiled_bitmap/wgmma_plan.h"
+
+namespace flashsparse::tiled_bitmap {
+
+// Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once. Codes
+// have no kernel for many tokens. Where x is quantized, too, the library's int8 product takes
+// nearly as long for 65 tokens as for 128.
+constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, Operands operands) {
+  if (operands == Operands::kRounded) return rows * cols > 96 << 20 ? 192 : 64;
+  return gpu.has_wgmma() && operands == Operands::kNative ? 1024 : 128;
+}
+
+// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, measured
+// on an H200: one tile of 64 tokens takes the latter the same time, however few they are.
+constexpr int64_t few_tokens(int64_t rows, int64_t cols) {
+  constexpr int64_t kSmall = 32 << 20;  // elements
+  return rows * cols <= kSmall ? 64 : 32;
+}
+
+inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
+                            Operands operands, const TokenLimits& limits = {}) {
+  if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, operands)))
+    return Kernel::kUnpacked;
+  if (operands != Operands::kNative) return Kernel::kSparse;
+  return gpu.has_wgmma() && tokens > limits.few.value_or(few_tokens(rows, cols)) ? Kernel::kMany
+                                                                            : Kernel::kFew;
+}
+
+}  // namespace flashsparse::tiled_bitmap
