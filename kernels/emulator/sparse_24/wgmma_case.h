@@ -2,11 +2,11 @@
 // Shared by the drivers of sparse_24's wgmma kernel: a case on stdin, its launch, and y on stdout.
 //   case    int64 rows, cols, tokens, bfloat16, has_bias, seed, multiprocessors, shared_bytes,
 //           plan[5], value type, group, has_x_scales; int32 units; float32 scales[rows] if rows
-//           have them; uint16 x[tokens * stride], where the stride is cols rounded up to a multiple
-//           of 8; uint16 bias[rows] if it has one; float32 x_scales[tokens] if it has them, for
-//           16-bit x that holds quantized values plan: the numbers of WgmmaPlan in their order, or
-//           -1 first to let the host plan for a GPU with these multiprocessors and bytes of shared
-//           memory
+//           have them; uint16 x[tokens * stride], stride = cols rounded up to a multiple of 8;
+//           uint16 bias[rows] if it has one; float32 x_scales[tokens] if it has them, for 16-bit
+//           x that holds quantized values
+//           plan: the numbers of WgmmaPlan in their order, or -1 first to let the host plan for a
+//           GPU with these multiprocessors and bytes of shared memory
 //   answer  uint16 y[tokens * rows]
 #pragma once
 #include <cstdint>
