@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 CUDA = Path(__file__).parents[2] / "kernels" / "cuda"
-SHARED = "mma_units"
-FORMATS = sorted(path.name for path in CUDA.iterdir() if path.is_dir() and path.name != SHARED)
+SHARED = ("shared", "plan", "mma_units")  # each may include those before it
+ROOMS = {path.name for path in CUDA.iterdir() if path.is_dir()}
 
 
 def included(folder: Path) -> set[str]:
@@ -18,11 +18,18 @@ def included(folder: Path) -> set[str]:
     return {a or b for text in texts for a, b in re.findall(pattern, text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_format_includes_no_other(name):
-    found = included(CUDA / name)
-    assert name in found and not found & set(FORMATS) - {name}
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_a_room_includes_itself_and_what_is_shared(name):
+    known = SHARED[: SHARED.index(name)] if name in SHARED else SHARED
+    assert included(CUDA / name) & ROOMS <= {name, *known}
 
 
-def test_what_they_share_knows_none_of_them():
-    assert included(CUDA / SHARED) == {SHARED}
+def test_what_is_shared_knows_no_format():
+    formats = ROOMS - {*SHARED}
+    assert len(formats) > 5
+    for name in SHARED:
+        assert not included(CUDA / name) & formats
+
+
+def test_no_file_lies_between_the_rooms():
+    assert [path.name for path in CUDA.iterdir() if path.is_file()] == []

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What do layers gain where models have them: after another kernel, called as a user calls them?
+
+    python benchmarks/gpu/far.py --minutes 9
+
+Products of `SparseLinear` over cold weights, in a CUDA graph whose launches alternate between two
+tensors x: none begins before the one before it has ended, as after a norm or an activation (us).
+Then of one x, where on Hopper each launch begins while the one before it ends (near_us). cuBLAS,
+the fastest way to call it, and fp8 stand beside them, fp8 also with one kernel more that rounds x.
+Each product is held against float64 first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from _baselines import Ways, _best, _scaled_mm, activations
+from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
+from _layers import LLAMA, Layer, layer
+from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.formats.nm_pattern import PatternOptions
+
+Row = dict[str, Any]
+# Large layers of Qwen3-32B beside those of Llama 3.
+LAYERS = [*LLAMA, layer("51200x5120"), layer("5120x25600")]
+FP8, QUANTIZING = "fp8", "fp8 and quantizing"
+TOLERANCE = 4e-3  # of the norm: one rounding to bfloat16 has 1.7e-3, fp8 x fp8 adds some
+
+
+class Kind(NamedTuple):
+    """A kind of packed weight: zeros anywhere by their share, or an N:M pattern by its options."""
+
+    format: str
+    sparsity: float | None = None
+    options: dict[str, Any] = {}
+
+
+def vectors(**options: Any) -> Kind:
+    return Kind("nm_vector", None, options)
+
+
+KINDS = {
+    "50%": Kind("tiled_bitmap", 0.5),
+    "50%, int8 x int8": Kind("tiled_bitmap", 0.5, {"values": "int8", "activations": "int8"}),
+    "70%": Kind("tiled_bitmap", 0.7),
+    "80%": Kind("tiled_bitmap", 0.8),
+    "90%": Kind("tiled_csl", 0.9),
+    "2:4": vectors(n=2, m=4),
+    "2:4, fp8_e4m3": vectors(n=2, m=4, values="fp8_e4m3"),
+    "2:4, int8": vectors(n=2, m=4, values="int8"),
+    "2:4, int4 by 128": vectors(n=2, m=4, values="int4", group=128),
+    "8:32, L=32": vectors(n=8, m=32, vector_length=32),
+    "8:32, L=32, fp8_e4m3": vectors(n=8, m=32, vector_length=32, values="fp8_e4m3"),
+    "8:32, L=32, int8": vectors(n=8, m=32, vector_length=32, values="int8"),
+}
+
+
+class Far:
+    """Measures layer by layer; `rows` holds everything measured so far."""
+
+    def __init__(self, arguments: Any, device: torch.device, stopwatch: Stopwatch):
+        self.rows: list[Row] = []
+        self.wrong = 0
+        self._arguments, self._device, self._stopwatch = arguments, device, stopwatch
+        self._dtype = DTYPES[arguments.dtype]
+
+    def run(self, budget: Budget) -> Iterator[Layer]:
+        for each in self._arguments.layers:
+            dense = self._dense(each)
+            for name in self._arguments.kinds:
+                if budget.left < 0:
+                    return
+                self._kind(each, name, dense)
+            yield each
+
+    def _dense(self, each: Layer) -> dict[int, float]:
+        """Microseconds of the fastest cuBLAS by tokens; rows of fp8, which is dense, too."""
+        weight = random_weight(each.shape, 1.0, self._dtype, self._device)
+        ways, found = Ways(weight), {}
+        for tokens in self._arguments.tokens:
+            x = activations(tokens, each, self._dtype, self._device)
+            times = {name: self._stopwatch(*call) for name, call in ways.calls(x).items()}
+            found[tokens] = _best(times)["dense_us"]
+        del ways
+        if self._device.type == "cuda":
+            self._fp8(each, weight, found)
+        return found
+
+    def _fp8(self, each: Layer, weight: Tensor, dense: dict[int, float]) -> None:
+        eighth = weight.to(torch.float8_e4m3fn)
+        copies = _measure.Rotation(eighth.clone, eighth.nbytes, cold_bytes(self._device))
+        product = partial(
+            _scaled_mm,
+            weights=copies,
+            one=torch.ones((), device=self._device),
+            dtype=self._dtype,
+        )
+        for tokens in self._arguments.tokens:
+            x = activations(tokens, each, self._dtype, self._device)
+            codes = x.to(torch.float8_e4m3fn)
+            calls: dict[str, Callable[[], Tensor]] = {
+                FP8: partial(product, codes),
+                QUANTIZING: lambda x=x: product(x.to(torch.float8_e4m3fn)),
+            }
+            for name, call in calls.items():
+                us = self._stopwatch(call, len(copies)).microseconds
+                self._row(each, tokens, name, dense, us, us)
+
+    def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
+        kind = KINDS[name]
+        kept = 1.0 if kind.sparsity is None else 1 - kind.sparsity
+        weight = random_weight(each.shape, kept, self._dtype, self._device)
+        if kind.sparsity is None:
+            pattern = {key: kind.options[key] for key in kind.options if key != "activations"}
+            weight = PatternOptions(**pattern).keep_largest(weight).contiguous()
+        packed = fs.pack(weight, kind.format, kind.options)
+        codes = fs.SparseLinear.from_packed(packed.prepare(self._device))
+        layers = _measure.Rotation(
+            lambda: fs.SparseLinear.from_packed(_formats.copy_of(codes.packed)),
+            codes.packed.nbytes,
+            cold_bytes(self._device),
+        )
+        exact = packed.unpack().double()
+        del weight, packed
+        with torch.inference_mode():
+            for tokens in self._arguments.tokens:
+                x = activations(tokens, each, self._dtype, self._device)
+                self._check(codes, x, exact, f"{each}, {name}, {tokens} tokens")
+                pair = itertools.cycle((x, x.clone()))
+                far = self._stopwatch(lambda: layers()(next(pair)), len(layers))
+                near = self._stopwatch(lambda x=x: layers()(x), len(layers))
+                self._row(each, tokens, name, dense, far.microseconds, near.microseconds)
+
+    def _check(self, linear: fs.SparseLinear, x: Tensor, exact: Tensor, point: str) -> None:
+        packed = linear.packed
+        seen = packed.format.round_activations(x, packed.scheme).double()
+        right, y = seen @ exact.T, linear(x).double()
+        if not (y - right).norm() <= TOLERANCE * right.norm():
+            self.wrong += 1
+            print(f"WRONG {point}: off by {float((y - right).norm() / right.norm()):.2e}")
+
+    def _row(
+        self, each: Layer, tokens: int, kind: str, dense: dict[int, float], us: float, near: float
+    ) -> None:
+        row = {"model": each.model, "layer": each.name, "shape": str(each), "tokens": tokens}
+        row |= {"kind": kind, "us": round(us, 2), "near_us": round(near, 2)}
+        self.rows.append(row | {"dense_us": dense[tokens]})
+
+
+def show(rows: list[Row], about: Row) -> None:
+    """Dense time / time after another kernel: geometric means over layers by tokens."""
+    counts = sorted({row["tokens"] for row in rows})
+    table = Table(title="Speedup over cuBLAS after another kernel", box=box.SIMPLE_HEAD)
+    table.add_column("kind", no_wrap=True)
+    for count in counts:
+        table.add_column(f"{count} tokens", justify="right", no_wrap=True)
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        cells = []
+        for count in counts:
+            own = [
+                row["dense_us"] / row["us"]
+                for row in rows
+                if (row["kind"], row["tokens"]) == (kind, count)
+            ]
+            cells.append(f"{statistics.geometric_mean(own):.2f}" if own else "")
+        table.add_row(kind, *cells)
+    console = _measure.console(width=100)
+    console.print(table)
+    console.print(signature(about))
+
+
+def main() -> int:
+    options = parser(__doc__, minutes=9.0, dtype="bfloat16")
+    options.add_argument(
+        "--layers", type=lambda text: [layer(each) for each in text.split(",")], default=LAYERS
+    )
+    options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 32, 64])
+    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(KINDS))
+    arguments = options.parse_args()
+    device = device_of(arguments)
+    budget = Budget(60 * arguments.minutes)
+    stopwatch = Stopwatch(device, arguments.replays)
+    about, _ = conditions(arguments, device, stopwatch)
+    measured = Far(arguments, device, stopwatch)
+    out = arguments.out / "far.csv"
+    save_each(measured.run(budget), measured.rows, about, out, budget, show)
+    print(f"{measured.wrong} results are wrong")
+    return int(measured.wrong > 0 or not measured.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
