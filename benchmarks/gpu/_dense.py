@@ -9,11 +9,9 @@ row.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,8 +22,8 @@ from torch import Tensor
 from flashsparse_plugin.dataflow import DENSE
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "dense_plan.h"
 OPS = {name: DENSE[name].most_tokens for name in ("gemv", "flat_gemm")}  # the most tokens of each
 
 # FlashDecoding++, Figure 9, and the models of its evaluation as vLLM merges their layers and pads
@@ -61,22 +59,19 @@ class Configuration(NamedTuple):
 
 def configurations(shape: tuple[int, int], most_split: int = 8) -> Iterator[Configuration]:
     """Every compiled kernel; those of flat_gemm with K cut into 1, 2, 3, ... parts."""
-    text = HEADER.read_text()
-    for op, name in (("flat_gemm", "FLAT"), ("gemv", "GEMV")):
-        listed = re.search(rf"#define FS_{name}_SHAPES\(X\)((?: *\\\n +X\(.*?\))+)", text)[1]
-        lines = re.findall(r"X\((.*?)\)", listed)
-        lines += re.findall(rf"#define FS_UNALIGNED_{name}_SHAPE (.*)", text)
-        for index, line in enumerate(lines):
-            tokens, rows, warps_n, warps_k, *_ = map(int, line.split(","))
-            aligned = index < len(lines) - 1
+    for op in ("flat_gemm", "gemv"):
+        shapes = compiled_shapes(f"dense.{op}")
+        for index, own in enumerate(shapes):
+            aligned = index < len(shapes) - 1  # the last takes weights of any alignment
             if op == "gemv":
-                yield Configuration(op, tokens, (index,), aligned)
+                yield Configuration(op, own["tokens"], (index,), aligned)
                 continue
+            rows, warps_n, warps_k = own["row_blocks"], own["warps_n"], own["warps_k"]
             # A part for every warp along K, and a counter for every block of rows that is cut.
             parts = max(-(-shape[1] // 64) // warps_k, 1)
             most = min(parts, most_split) if -(-shape[0] // (16 * rows * warps_n)) <= 4096 else 1
             for split in range(1, most + 1):
-                yield Configuration(op, tokens, (index, split), aligned)
+                yield Configuration(op, own["tokens"], (index, split), aligned)
 
 
 @dataclass(frozen=True)

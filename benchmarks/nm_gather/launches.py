@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,12 +13,12 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_gather.layout import Layout
 from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-from .compiled import bits_of, read_shapes
+from .compiled import bits_of
 from .packed import PackedLaunch, find_packed
 from .tiles import TilesLaunch, find_tiles
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "linear_plan.h"
 FEW_TOKENS = 16  # for more, the kernel for many may be faster
 CHUNKS = (16 << 10, 32 << 10, 64 << 10)  # bytes of x
 
@@ -71,8 +70,7 @@ class Launch(NamedTuple):
 
 
 def compiled_shapes() -> list[Shape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    return [Shape(*numbers) for numbers in read_shapes(HEADER)]
+    return [Shape(index, **own) for index, own in enumerate(shapes_of("nm_gather.few"))]
 
 
 def launches(

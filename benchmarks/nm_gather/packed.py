@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,9 +12,8 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_gather.layout import Layout
 from flashsparse_plugin.formats.nm_pattern import options_of
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "packed_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
 BANDS = (1, 2, 4, 8)
 
 
@@ -24,13 +21,9 @@ class PackedShape(NamedTuple):
     """One X(...) of FS_NM_PACKED_SHAPES; its index is what the op takes."""
 
     index: int
-    tokens: int
+    tile_tokens: int
     rows: int
     stages: int
-
-    @property
-    def tile_tokens(self) -> int:
-        return self.tokens * 128 // self.rows
 
 
 class PackedLaunch(NamedTuple):
@@ -51,9 +44,7 @@ class PackedLaunch(NamedTuple):
 
 
 def compiled_packed() -> list[PackedShape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
-    return [PackedShape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+    return [PackedShape(index, **own) for index, own in enumerate(shapes_of("nm_gather.packed"))]
 
 
 def find_packed(layout: Layout, tokens: int) -> Iterator[PackedLaunch]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -13,10 +12,10 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_gather.layout import BLOCK, PAIR, Layout
 from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-from .compiled import bits_of, read_shapes
+from .compiled import bits_of
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "tiles_plan.h"
 BARRIERS = 1024  # bytes
 MOST_STAGES = 16  # of weights
 
@@ -80,8 +79,7 @@ class TilesLaunch(NamedTuple):
 
 
 def compiled_tiles() -> list[TileShape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    return [TileShape(*numbers) for numbers in read_shapes(HEADER)]
+    return [TileShape(index, **own) for index, own in enumerate(shapes_of("nm_gather.many"))]
 
 
 def find_tiles(

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,9 +13,8 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_pattern import options_of
 from flashsparse_plugin.formats.nm_spmm.layout import Layout
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_spmm" / "linear_plan.h"
-KERNEL = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (true|false), (\d+)\)", re.M)
 SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -69,10 +66,9 @@ class Launch(NamedTuple):
 
 
 def compiled_kernels() -> list[Kernel]:
-    """Reads the list of the header that the kernel is compiled from."""
     return [
-        Kernel(index, *map(int, found[:4]), int(found[5]), found[6] == "true")
-        for index, found in enumerate(KERNEL.findall(HEADER.read_text()))
+        Kernel(index, *(own[name] for name in Kernel._fields[1:]))
+        for index, own in enumerate(shapes_of("nm_spmm.sparse"))
     ]
 
 

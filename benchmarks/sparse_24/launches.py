@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,12 +15,11 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layout_of
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
 from . import wgmma_launches
 from .wgmma_launches import WgmmaLaunch
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "linear_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+)\)", re.M)
 UNIT_ROWS, UNIT_COLS = 16, 256
 SHARED_BYTES, MOST_ARRIVALS = 227 << 10, 4096
 MOST_TOKENS, LEAST_WGMMA_TOKENS = 64, 9  # of the one kernel; from where the other may be better
@@ -74,9 +71,7 @@ class Launch(NamedTuple):
 
 
 def compiled_shapes() -> list[Shape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
-    return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+    return [Shape(index, **own) for index, own in enumerate(shapes_of("sparse_24.few"))]
 
 
 def is_compiled(shape: Shape, layout: UnitLayout, x_bytes: int = 2) -> bool:

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,9 +14,8 @@ from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
 from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layout_of
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "sparse_24" / "wgmma_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+), ([\d |]+), (\w+)\)", re.M)
 GROUP_ROWS, PANEL_COLS, UNIT_COLS = 64, 64, 256
 SHARED_BYTES, BARRIER_BYTES, MOST_STAGES, MOST_ARRIVALS = 227 << 10, 1024, 16, 4096
 RING_BYTES = 225 << 10  # of a block whose weights come through a ring
@@ -32,13 +29,13 @@ class WgmmaShape(NamedTuple):
     index: int
     tokens: int
     groups: int
-    bits: tuple[int, ...]  # of values that it is compiled for; 4: with scales of groups, too
+    bits: int  # of values that it is compiled for, their sum; 4: with scales of groups, too
     has_ring: bool  # through which weights come, in shared memory
 
     def is_for(self, layout: UnitLayout) -> bool:
         if layout.group is not None:
-            return 4 in self.bits
-        return {"native": 16, "int4": 4}.get(layout.values, 8) in self.bits
+            return bool(self.bits & 4)
+        return bool(self.bits & {"native": 16, "int4": 4}.get(layout.values, 8))
 
     def has_cluster(self, down: int, depth: int) -> bool:
         """Whether blocks below and behind each other can share its tokens, in eights."""
@@ -79,13 +76,9 @@ class WgmmaLaunch(NamedTuple):
 
 
 def compiled_shapes() -> list[WgmmaShape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
     return [
-        WgmmaShape(
-            index, int(tokens), int(groups), tuple(map(int, bits.split("|"))), ring == "true"
-        )
-        for index, (tokens, groups, bits, ring) in enumerate(found)
+        WgmmaShape(index, own["tokens"], own["groups"], own["bits"], bool(own["has_ring"]))
+        for index, own in enumerate(shapes_of("sparse_24.many"))
     ]
 
 

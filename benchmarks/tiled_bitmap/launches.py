@@ -27,11 +27,10 @@ from torch.nn import functional as F
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
 KERNEL = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap"
-HEADER, PLAN = KERNEL / "linear_plan.h", KERNEL / "linear_plan.cpp"
-SHAPES = re.compile(r"#define FS_TILED_BITMAP_(CODES_)?SHAPES\(X\)((?:.*\\\n)+.*)")
-SHAPE = re.compile(r"^  X\((\d+), (\d+), (\d+), (\d)\)", re.M)
+PLAN = KERNEL / "linear_plan.cpp"
 COSTS = re.compile(r"constexpr Costs k(\w+)Costs\{([^}]*?)(,\s+true)?\};")
 UNIT_ROWS, UNIT_COLS, LINE_BYTES, HEAD_LINES = 16, 256, 128, 5
 SHARED_BYTES, MOST_ARRIVALS, MOST_TOKENS = 227 << 10, 4096, 64
@@ -113,10 +112,9 @@ class Launch(NamedTuple):
 
 
 def compiled_shapes(operands: Operands = Operands.NATIVE) -> list[Shape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    lists = {bool(codes): SHAPE.findall(text) for codes, text in SHAPES.findall(HEADER.read_text())}
-    found = lists[operands is not Operands.NATIVE]
-    return [Shape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+    kernel = "few" if operands is Operands.NATIVE else "sparse"
+    found = shapes_of(f"tiled_bitmap.{kernel}")
+    return [Shape(index, **own) for index, own in enumerate(found)]
 
 
 def shared_bytes(shape: Shape, plan: Launch, operands: Operands = Operands.NATIVE) -> int:

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_bitmap" / "wgmma_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (\d+)\)", re.M)
 GROUP_ROWS, UNIT_ROWS, UNIT_COLS, LINE_BYTES = 64, 16, 256, 128
 SHARED_BYTES, BARRIER_BYTES, MOST_STAGES, MOST_ARRIVALS = 227 << 10, 1024, 16, 4096
 LEAST_RING, MOST_RING = 72, 288  # lines
@@ -75,9 +72,7 @@ def planned(packed: PackedWeight, x: Tensor, bias: Tensor | None, plan: list[int
 
 
 def compiled_shapes() -> list[WgmmaShape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
-    return [WgmmaShape(index, *map(int, numbers)) for index, numbers in enumerate(found)]
+    return [WgmmaShape(index, **own) for index, own in enumerate(shapes_of("tiled_bitmap.many"))]
 
 
 def ring_lines(own: WgmmaShape, stages: int) -> int:

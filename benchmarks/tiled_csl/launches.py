@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,9 +11,8 @@ from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.ops import ops
+from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 
-HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "tiled_csl" / "linear_plan.h"
-SHAPE = re.compile(r"^  X\((\d+), (true|false), (true|false), (\d+), (\d+), (\d+), (\d+)\)", re.M)
 TILE_ROWS, TILE_COLS = 128, 64
 
 
@@ -64,12 +61,7 @@ class Launch(NamedTuple):
 
 
 def compiled_shapes() -> list[Shape]:
-    """Reads the list of the header that the kernel is compiled from."""
-    found = SHAPE.findall(HEADER.read_text())
-    return [
-        Shape(index, int(tokens), hopper == "true", wgmma == "true", *map(int, rest))
-        for index, (tokens, hopper, wgmma, *rest) in enumerate(found)
-    ]
+    return [Shape(index, **own) for index, own in enumerate(shapes_of("tiled_csl.sparse"))]
 
 
 def launches(weight: tuple[int, int], tokens: int, device: torch.device) -> Iterator[Launch]:

@@ -23,7 +23,7 @@ from _layers import LLAMA, OPT, Layer, layer
 from _sparse import Case, SparseChecker, small_cases
 from _speed import FEW, MANY, STAGES, ZEROS, Speed, Stage
 from _tools import MARK, by_call, profile_summary, raw_metrics
-from tiled_csl.launches import HEADER, compiled_shapes, launches
+from tiled_csl.launches import compiled_shapes, launches
 
 import flashsparse_plugin as fs
 
@@ -231,8 +231,6 @@ def test_every_compiled_shape_is_planned(monkeypatch):
     hopper = SimpleNamespace(major=9, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
     shapes = compiled_shapes()
-    text = HEADER.read_text()
-    assert len(shapes) == text[text.index("#define FS_LINEAR_SHAPES") :].count("  X(") > 0
     cuda = torch.device("cuda")
     for tokens in (1, 9, 32, 64):
         found = list(launches((4096, 4096), tokens, cuda))
