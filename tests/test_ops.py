@@ -148,7 +148,6 @@ SAMPLES = {
     "sparse_24_linear_planned": [],  # CUDA only
     "sparse_24_wgmma_planned": [],  # CUDA only
     "sparse_24_linear_rounded": [],  # in formats/test_sparse_24.py
-    "cusparselt_24_linear": [],  # in formats/test_cusparselt_24.py
     "sparse_24_linear_rounded_planned": [],  # CUDA only
     "sparse_24_mma_rounded_planned": [],  # CUDA only
     "nm_gather_unpack": [

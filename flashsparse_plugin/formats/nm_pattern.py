@@ -32,9 +32,6 @@ class PatternOptions(ValueOptions):
         m: Columns of a window.
         vector_length: Consecutive rows that share the choice (L); a power of two.
         values, group, activations: Of values; see `ValueOptions`.
-        prompts: What multiplies prompts on a GPU: our kernels, from the one copy of the weight, or
-            cuSPARSELt, from a second one. A choice of the machine, and not of the weight: it is in
-            no file, and not among the plain values of a scheme.
     """
 
     n: int = Field(ge=1, le=256)
@@ -43,16 +40,6 @@ class PatternOptions(ValueOptions):
     values: Literal["native", "fp8_e4m3", "int8", "int4"] = "native"
     group: int | None = None
     activations: Literal["native", "fp8_e4m3", "int8"] = "native"
-    prompts: Literal["own", "cusparselt"] = Field(default="own", exclude=True)
-
-    @model_validator(mode="after")
-    def _be_for_the_library(self) -> PatternOptions:
-        if self.prompts != "own" and (self.values != "native" or not self.embeds_in_24):
-            raise ValueError(
-                f"option prompts: {self.prompts} multiplies 2:4, and what embeds in it, of 16-bit "
-                f"values, and this is {self.pattern}. Remedy: leave prompts out"
-            )
-        return self
 
     @model_validator(mode="after")
     def _be_a_pattern(self) -> PatternOptions:
@@ -135,11 +122,6 @@ class PatternOptions(ValueOptions):
     @property
     def title(self) -> str:
         """ "2:4", "8:32, L=32, int4 by 128", or "2:4, int8 x int8" of rounded activations."""
-        return f"{self.pattern}, cuSPARSELt" if self.prompts != "own" else self.pattern
-
-    @property
-    def pattern(self) -> str:
-        """`title` without what multiplies."""
         length = f", L={self.vector_length}" if self.vector_length > 1 else ""
         group = f" by {self.group}" if self.group else ""
         values = f", {self.values}{group}" if self.value_type else ""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
-from .cusparselt_24 import CuSparselt24
 from .interleaved_bitmap import InterleavedBitmap
 from .nm_gather import NMGather
 from .nm_panels import NMPanels
@@ -34,10 +33,10 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-_RUNTIME_FORMS = (
-    *(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24()),
-    CuSparselt24(),
-)
+RETIRED = ("cusparselt_24",)
+"""Runtime forms of earlier releases, which a user's table may still name."""
+
+_RUNTIME_FORMS = (*(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24()),)
 for _format in (TiledCSL(), TiledBitmap(), NMVector(), *_RUNTIME_FORMS):
     register_format(_format)
 

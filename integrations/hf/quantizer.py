@@ -344,17 +344,15 @@ class FlashSparseQuantizer(HfQuantizer):
             )
             return
         packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
-        copied = sum(weight.format.copies > 1 for weight in weights)
-        larger = sum(weight.nbytes // weight.format.copies for weight in weights) > dense
+        larger = packed > dense
         logger.log(
             logging.WARNING if larger else logging.INFO,
-            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s%s",
+            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
             len(weights),
             " and ".join(config.formats),
             dense / 1e6,
             packed / 1e6,
             100 * packed / dense,
-            f"; {copied} of them in two copies, for prompts" if copied else "",
             ". Packing made them larger: is this checkpoint pruned?" if larger else "",
         )
 

@@ -178,7 +178,7 @@ def as_packed(
         for weight in weights
     }
     config = _config(schemes, quantized.tensors, by_part(weights).keys())
-    config.dequantize, config.prompts = asked.dequantize, asked.prompts
+    config.dequantize = asked.dequantize
     return quantized.packed(weights, schemes), config
 
 

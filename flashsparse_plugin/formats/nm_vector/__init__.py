@@ -16,7 +16,6 @@ from ...gpu import Gpu, unpacked_seconds
 from ...ops import where_kernels_are
 from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
-from ..cusparselt_24 import CUSPARSELT, CuSparselt24
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
 from ..nm_panels import NMPanels
@@ -139,8 +138,6 @@ class NMVector(PatternStorage):
         """The first form of the device that fits the pattern, else one for any zeros."""
         if device.type not in _FORMS:
             return scheme
-        if options_of(scheme).prompts == CUSPARSELT:
-            return CuSparselt24().of(scheme, device)
         for form in _FORMS[device.type]:
             if scheme.dtype in form.dtypes and form.fits(options_of(scheme)):
                 return form.scheme(scheme.dtype, scheme.values)
