@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
+from .cpu_panels import NMPanels, NMRows
 from .interleaved_bitmap import InterleavedBitmap
 from .nm_gather import NMGather
-from .nm_panels import NMPanels
-from .nm_rows import NMRows
 from .nm_spmm import NMSpmm
 from .nm_vector import NMVector
 from .sparse_24 import Sparse24

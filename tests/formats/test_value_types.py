@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import get_format, nm_pattern
+from flashsparse_plugin.formats.cpu_panels import NMPanels, NMRows
 from flashsparse_plugin.formats.nm_gather import NMGather
-from flashsparse_plugin.formats.nm_panels import NMPanels
 from flashsparse_plugin.formats.nm_pattern import VECTOR_LENGTHS
-from flashsparse_plugin.formats.nm_rows import NMRows
 from flashsparse_plugin.formats.sparse_24 import Sparse24
 from flashsparse_plugin.formats.value_types import GROUPS, VALUE_TYPES, quantise
 from flashsparse_plugin.packed import FormatError, PackedWeight

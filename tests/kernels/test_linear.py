@@ -14,7 +14,7 @@ from kernel_products import activations, assert_close
 from kernel_weights import SHAPES, random_weight, skewed_weight
 from torch import Tensor
 
-from flashsparse_plugin.formats.nm_panels import NMPanels
+from flashsparse_plugin.formats.cpu_panels import NMPanels
 from flashsparse_plugin.formats.nm_pattern import PatternOptions
 from flashsparse_plugin.ops import ops, reference
 

@@ -16,12 +16,11 @@ from ...gpu import Gpu, unpacked_seconds
 from ...ops import where_kernels_are
 from ...packed import PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Implementation, Plan
+from ..cpu_panels import NMPanels, NMRows
 from ..interleaved_bitmap import InterleavedBitmap
 from ..nm_gather import NMGather
-from ..nm_panels import NMPanels
 from ..nm_parts import cut, join
 from ..nm_pattern import columns_used, options_of, store, store_codes, value_arguments
-from ..nm_rows import NMRows
 from ..nm_spmm import NMSpmm
 from ..pattern_form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
 from ..sparse_24 import Sparse24

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form in which nm_vector runs on a CPU where 16 rows share their columns; never on disk.
-
-Entries of 16 rows lie side by side, so that an entry is one register and nothing is decoded. The
-layout is in kernels/formats/nm_panels.h.
-"""
+"""nm_panels: 16 rows share their columns, of which an activation is broadcast to all of them."""
 
 from __future__ import annotations
 
@@ -15,16 +11,25 @@ from torch import Tensor
 
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..entry_form import ROWS, EntryForm, by_panel, decode_panels
 from ..nm_pattern import PatternOptions, options_of, unpack_positions
-from ..value_types import require_scales, scale_count, scale_dtype
-from ..values import magnitudes, value_bits
+from ..pattern_form import PatternForm
 from . import reference
 from .ops import ops
+from .panels import (
+    DTYPES,
+    ROWS,
+    by_panel,
+    count_nonzeros,
+    require_panel_scales,
+    require_values,
+    stored_of,
+    value_specs,
+)
 
 
-class NMPanels(EntryForm):
+class NMPanels(PatternForm):
     name = "nm_panels"
+    dtypes = DTYPES
     holds = f"vectors of a multiple of {ROWS} rows"
     tensor_names = ("values", "columns", "scales")
     reference: ClassVar[Reference] = reference
@@ -39,17 +44,13 @@ class NMPanels(EntryForm):
         return (*native, self.scheme(torch.bfloat16, codes))
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        options, panels = options_of(scheme), -(-shape[0] // ROWS)
-        kept, values = options.kept(shape[1]), options.value_type
-        specs = {
-            "values": TensorSpec(value_bits(scheme.dtype), (panels, kept, ROWS)),
-            "columns": TensorSpec(torch.int32, (options.groups(shape[0]), kept)),
+        options, specs = options_of(scheme), value_specs(scheme, shape)
+        columns = (options.groups(shape[0]), options.kept(shape[1]))
+        return {
+            "values": specs.pop("values"),
+            "columns": TensorSpec(torch.int32, columns),
+            **specs,
         }
-        if values is not None:
-            scales = (panels, scale_count(shape[1], options.group), ROWS)
-            specs["values"] = TensorSpec(torch.uint8, (panels, values.code_bytes(kept), ROWS))
-            specs["scales"] = TensorSpec(scale_dtype(scheme.dtype, options.group), scales)
-        return specs
 
     def arrange(
         self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
@@ -67,7 +68,7 @@ class NMPanels(EntryForm):
             tensors["scales"] = by_panel(stored["weight_scale"])
         return PackedWeight(scheme, shape, tensors)
 
-    def positions(self, packed: PackedWeight) -> Tensor:
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
         options, cols = options_of(packed.scheme), packed.shape[1]
         columns = packed.tensors["columns"]
         windows = columns.view(len(columns), -1, options.n)
@@ -76,10 +77,21 @@ class NMPanels(EntryForm):
         # Entries beyond the edge, which all have column in_features, follow each other.
         beyond = windows[:, -1] == cols
         positions[:, -1] += (beyond.cumsum(1, dtype=torch.int32) - 1) * beyond
-        return positions.flatten(1).to(torch.uint8)
+        return stored_of(packed, positions.flatten(1).to(torch.uint8))
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        return self._unpack(packed, packed.tensors.get("scales"), packed.dtype)
+        options, scales = options_of(packed.scheme), packed.tensors.get("scales")
+        weight = ops.nm_panels_unpack(
+            packed.tensors["values"].cpu(),
+            packed.tensors["columns"].cpu(),
+            *packed.shape,
+            options.vector_length,
+            packed.dtype,
+            None if scales is None else scales.cpu(),
+            options.values,
+            options.group_entries or 0,
+        )
+        return weight.to(packed.device)
 
     def multiply(
         self,
@@ -106,7 +118,7 @@ class NMPanels(EntryForm):
         )
 
     def check(self, packed: PackedWeight) -> None:
-        options, cols = options_of(packed.scheme), packed.shape[1]
+        options, (rows, cols) = options_of(packed.scheme), packed.shape
         columns = packed.tensors["columns"].cpu()
         windows = torch.arange(columns.shape[1] // options.n, dtype=torch.int32) * options.m
         first = windows.repeat_interleave(options.n)
@@ -120,33 +132,11 @@ class NMPanels(EntryForm):
         beyond = (inside[:, -1] == cols).sum(1)
         if bool((beyond > len(windows) * options.m - cols).any()):
             raise FormatError("columns has more beyond the weight's edge than its last window")
+        require_panel_scales(packed)
         values = packed.tensors["values"].cpu()
-        if options.value_type:
-            scales = packed.tensors["scales"].cpu()
-            require_scales(scales, options.value_type, packed.dtype, "scales")
-            values = decode_panels(values, options.value_type, columns.shape[1])
-            if bool(values.isnan().any()):
-                raise FormatError("values has a code that is NaN")
-        # An entry beyond the edge meets a zero, which an infinity would make NaN of.
         outside = (columns == cols).repeat_interleave(options.vector_length // ROWS, 0)
-        nonzero = values != 0 if options.value_type else magnitudes(values) != 0
-        rows = packed.shape[0] - (len(values) - 1) * ROWS  # of the last panel
-        if bool(nonzero[outside[: len(values)]].any() | nonzero[-1, :, rows:].any()):
-            raise FormatError("values has a nonzero beyond the weight's edge")
+        outside = outside[: len(values), :, None]
+        require_values(values, options, outside, rows - (len(values) - 1) * ROWS)
 
     def nonzeros(self, packed: PackedWeight) -> int:
-        return int(self.unpack(packed).count_nonzero())
-
-    def _unpack(self, packed: PackedWeight, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-        options = options_of(packed.scheme)
-        weight = ops.nm_panels_unpack(
-            packed.tensors["values"].cpu(),
-            packed.tensors["columns"].cpu(),
-            *packed.shape,
-            options.vector_length,
-            dtype,
-            None if scales is None else scales.cpu(),
-            options.values,
-            options.group_entries or 0,
-        )
-        return weight.to(packed.device)
+        return count_nonzeros(packed)

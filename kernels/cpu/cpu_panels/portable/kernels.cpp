@@ -10,8 +10,8 @@ FS_VECTOR_INLINE void pick(const float* window, const Words& positions, Floats& 
 
 }  // namespace
 
-#include "cpu/nm_rows/product.h"
+#include "cpu/cpu_panels/product.h"
 
-namespace flashsparse::nm_rows::portable {
+namespace flashsparse::cpu_panels::portable {
 const Kernels kKernels = kTable;
 }

@@ -24,8 +24,8 @@ FS_VECTOR_INLINE void pick(const float* window, const Words& positions, Floats& 
 
 }  // namespace
 
-#include "cpu/nm_rows/product.h"
+#include "cpu/cpu_panels/product.h"
 
-namespace flashsparse::nm_rows::avx2 {
+namespace flashsparse::cpu_panels::avx2 {
 const Kernels kKernels = kTable;
 }

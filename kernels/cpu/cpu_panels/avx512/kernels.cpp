@@ -23,8 +23,8 @@ FS_VECTOR_INLINE void pick(const float* window, const Words& positions, Floats& 
 
 }  // namespace
 
-#include "cpu/nm_rows/product.h"
+#include "cpu/cpu_panels/product.h"
 
-namespace flashsparse::nm_rows::avx512 {
+namespace flashsparse::cpu_panels::avx512 {
 const Kernels kKernels = kTable;
 }

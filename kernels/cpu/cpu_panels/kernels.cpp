@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/nm_panels/kernels.h"
+#include "cpu/cpu_panels/kernels.h"
 
 #include "cpu/capability.h"
 
-namespace flashsparse::nm_panels {
+namespace flashsparse::cpu_panels {
 
 const Kernels& kernels() {
   static const Kernels& chosen = cpu::choose<Kernels>({
@@ -16,4 +16,4 @@ const Kernels& kernels() {
   return chosen;
 }
 
-}  // namespace flashsparse::nm_panels
+}  // namespace flashsparse::cpu_panels

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form in which nm_vector with codes runs on a CPU where rows choose columns; never on disk.
-
-Entries of 16 rows lie side by side, with a position in the window for each: an entry is a register
-of codes, and its positions pick the activations out of another one. The layout is in
-kernels/formats/nm_rows.h.
-"""
+"""nm_rows: codes whose rows choose their columns: each row's position picks its activation."""
 
 from __future__ import annotations
 
@@ -17,16 +12,27 @@ from torch.nn import functional as F
 
 from ...packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ...plan import Plan
-from ..entry_form import ROWS, EntryForm, by_panel, by_row, decode_panels
 from ..nm_pattern import PatternOptions, options_of, pack_positions, unpack_positions
-from ..value_types import require_scales, scale_count, scale_dtype
+from ..pattern_form import PatternForm
 from ..values import bits_as
 from . import reference
 from .ops import ops
+from .panels import (
+    DTYPES,
+    ROWS,
+    by_panel,
+    by_row,
+    count_nonzeros,
+    require_panel_scales,
+    require_values,
+    stored_of,
+    value_specs,
+)
 
 
-class NMRows(EntryForm):
+class NMRows(PatternForm):
     name = "nm_rows"
+    dtypes = DTYPES
     holds = f"codes (values other than native) in vectors of fewer than {ROWS} rows"
     tensor_names = ("values", "positions", "scales")
     reference: ClassVar[Reference] = reference
@@ -42,15 +48,12 @@ class NMRows(EntryForm):
         )
 
     def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        options, panels = options_of(scheme), -(-shape[0] // ROWS)
-        kept, values = options.kept(shape[1]), options.value_type
-        assert values is not None
-        words = -(-kept * _position_bits(options) // 32)
-        groups = scale_count(shape[1], options.group)
+        options, specs = options_of(scheme), value_specs(scheme, shape)
+        words = -(-options.kept(shape[1]) * _position_bits(options) // 32)
         return {
-            "values": TensorSpec(torch.uint8, (panels, values.code_bytes(kept), ROWS)),
-            "positions": TensorSpec(torch.int32, (panels, words, ROWS)),
-            "scales": TensorSpec(scale_dtype(scheme.dtype, options.group), (panels, groups, ROWS)),
+            "values": specs["values"],
+            "positions": TensorSpec(torch.int32, (-(-shape[0] // ROWS), words, ROWS)),
+            "scales": specs["scales"],
         }
 
     def arrange(
@@ -65,14 +68,24 @@ class NMRows(EntryForm):
         }
         return PackedWeight(scheme, shape, tensors)
 
-    def positions(self, packed: PackedWeight) -> Tensor:
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
         options = options_of(packed.scheme)
         words = by_row(packed.tensors["positions"], packed.shape[0])[:: options.vector_length]
-        index = bits_as(words, torch.uint8)
-        return unpack_positions(index, options.kept(packed.shape[1]), _position_bits(options))
+        index, kept = bits_as(words, torch.uint8), options.kept(packed.shape[1])
+        return stored_of(packed, unpack_positions(index, kept, _position_bits(options)))
 
     def unpack(self, packed: PackedWeight) -> Tensor:
-        return self._unpack(packed, packed.tensors["scales"], packed.dtype)
+        options = options_of(packed.scheme)
+        weight = ops.nm_rows_unpack(
+            *(packed.tensors[name].cpu() for name in self.tensor_names),
+            *packed.shape,
+            options.n,
+            options.m,
+            packed.dtype,
+            options.values,
+            options.group or 0,
+        )
+        return weight.to(packed.device)
 
     def multiply(
         self,
@@ -99,15 +112,13 @@ class NMRows(EntryForm):
         )
 
     def check(self, packed: PackedWeight) -> None:
+        """Panel by panel: positions of all of them would take more memory than the weight."""
         options, (rows, cols) = options_of(packed.scheme), packed.shape
-        values = options.value_type
-        assert values is not None
-        tensors = {name: tensor.detach().cpu() for name, tensor in packed.tensors.items()}
-        require_scales(tensors["scales"], values, packed.dtype, "scales")
+        require_panel_scales(packed)
         kept, bits = options.kept(cols), _position_bits(options)
         shifts = torch.arange(0, 32, bits, dtype=torch.int32)[:, None]
         first = torch.arange(kept // options.n)[:, None, None] * options.m
-        panels = zip(tensors["positions"], tensors["values"], strict=True)
+        panels = zip(packed.tensors["positions"].cpu(), packed.tensors["values"].cpu(), strict=True)
         for panel, (words, codes) in enumerate(panels):
             inside = slice(rows - panel * ROWS)
             repeated = words[:, :: options.vector_length].repeat_interleave(
@@ -116,41 +127,17 @@ class NMRows(EntryForm):
             if bool((words != repeated)[:, inside].any()):
                 raise FormatError("positions differ among rows that share their columns")
             positions = (words[:, None] >> shifts & ((1 << bits) - 1)).flatten(0, 1)[:kept]
-            windows = positions.view(-1, options.n, ROWS)[..., inside]
+            positions = positions.view(-1, options.n, ROWS)
+            windows = positions[..., inside]
             if bool((windows >= options.m).any()):
                 raise FormatError(f"positions has one outside of its window of {options.m} columns")
             if bool((windows[:, 1:] <= windows[:, :-1]).any()):
                 raise FormatError("the positions of a window do not rise")
-            numbers = decode_panels(codes[None], values, kept)[0, :, inside]
-            if bool(numbers.isnan().any()):
-                raise FormatError("values has a code that is NaN")
-            beyond = windows + first >= cols
-            padding = decode_panels(codes[None], values, kept)[0, :, inside.stop :]
-            nonzero = numbers.reshape(windows.shape)[beyond] != 0
-            if bool(nonzero.any() | (inside.stop < ROWS and padding.any())):
-                raise FormatError("values has a nonzero beyond the weight's edge")
+            beyond = (positions + first >= cols).flatten(0, 1)[None]
+            require_values(codes[None], options, beyond, inside.stop)
 
     def nonzeros(self, packed: PackedWeight) -> int:
-        values, kept = options_of(packed.scheme).value_type, options_of(packed.scheme).kept
-        assert values is not None
-        numbers = decode_panels(packed.tensors["values"], values, kept(packed.shape[1]))
-        return int(numbers.count_nonzero())
-
-    def _unpack(self, packed: PackedWeight, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-        options = options_of(packed.scheme)
-        values, positions = (packed.tensors[name].cpu() for name in ("values", "positions"))
-        weight = ops.nm_rows_unpack(
-            values,
-            positions,
-            None if scales is None else scales.cpu(),
-            *packed.shape,
-            options.n,
-            options.m,
-            dtype,
-            options.values,
-            options.group or 0,
-        )
-        return weight.to(packed.device)
+        return count_nonzeros(packed)
 
 
 def _position_bits(options: PatternOptions) -> int:
