@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from .formats import get_format
-from .formats.values import packable_dtype, parse_dtype
+from .formats.values.dtypes import packable_dtype, parse_dtype
 from .matching import matches
 from .messages import complaint, one_line
 from .names import AUTO, DEFAULT_FORMAT, DENSE, QUANT_METHOD

@@ -11,9 +11,9 @@ from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.nm_gather import NMGather
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_spmm import NMSpmm
+from flashsparse_plugin.formats.pattern.nm_gather import NMGather
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.ops import ops
 
 OUT, IN = 150, 70

@@ -27,10 +27,10 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import plan_of
-from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_vector import NMVector
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.pattern.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.values.activations import quantise_tokens, rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 
 Row = dict[str, Any]
 TWO_FOUR = PatternOptions(n=2, m=4)

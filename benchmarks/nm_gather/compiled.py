@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 _LIST = re.compile(r"^#define FS_NM_\w+_SHAPES(?:_(\d+))?\(X\)((?: *\\\n +X\([^)]*\))+)", re.M)
 _SHAPE = re.compile(r"X\(([^)]*)\)")

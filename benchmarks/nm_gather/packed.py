@@ -11,8 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.nm_gather.layout import Layout
-from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.pattern.nm_gather.layout import Layout
+from flashsparse_plugin.formats.pattern.options import options_of
 from flashsparse_plugin.ops import ops
 
 HEADER = Path(__file__).parents[2] / "kernels" / "cuda" / "nm_gather" / "packed_plan.h"

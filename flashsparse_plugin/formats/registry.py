@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
-from .cpu_panels import NMPanels, NMRows
-from .interleaved_bitmap import InterleavedBitmap
-from .nm_gather import NMGather
-from .nm_spmm import NMSpmm
-from .nm_vector import NMVector
-from .sparse_24 import Sparse24
-from .tiled_bitmap import TiledBitmap
-from .tiled_csl import TiledCSL
+from .pattern.cpu_panels import NMPanels, NMRows
+from .pattern.nm_gather import NMGather
+from .pattern.nm_spmm import NMSpmm
+from .pattern.nm_vector import NMVector
+from .pattern.sparse_24 import Sparse24
+from .unstructured.interleaved_bitmap import InterleavedBitmap
+from .unstructured.tiled_bitmap import TiledBitmap
+from .unstructured.tiled_csl import TiledCSL
 
 _FORMATS: dict[str, Format] = {}
 

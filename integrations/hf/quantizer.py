@@ -32,7 +32,7 @@ from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.values import packable_dtype
+from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, experts_of, linear_modules

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.nm_pattern import VECTOR_LENGTHS, PatternOptions
+from flashsparse_plugin.formats.pattern.options import VECTOR_LENGTHS, PatternOptions
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import convert_checkpoint
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.pruning import prune_weight
 
 PATTERN = {"n": 2, "m": 4}

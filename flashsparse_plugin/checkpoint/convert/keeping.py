@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config import FlashSparseConfig, LayerConfig
 from ...formats import get_format
-from ...formats.coded import CodePacker
+from ...formats.values.coded import CodePacker
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ..files.headers import TensorInfo
 from ..foreign import packing

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.coded import CodePacker
-from ...formats.value_types import VALUE_TYPES, require_scales
+from ...formats.values.coded import CodePacker
+from ...formats.values.types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
 from ..files.headers import CheckpointError, MadeTensorInfo, TensorInfo
 from .codes import CodeLayout, Codes, multiply

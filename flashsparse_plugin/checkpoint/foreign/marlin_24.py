@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...formats.value_types import scale_count
+from ...formats.values.types import scale_count
 from ...packed import dtype_name
 from .codes import CodeLayout, Codes, signed
 from .quantization import Arguments

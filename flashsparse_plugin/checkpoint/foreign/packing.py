@@ -13,9 +13,9 @@ from pydantic import Field
 
 from ...config import PATTERN, FlashSparseConfig, LayerConfig
 from ...formats import get_format
-from ...formats.coded import CodePacker
-from ...formats.nm_vector import NMVector
-from ...formats.values import parse_dtype
+from ...formats.pattern.nm_vector import NMVector
+from ...formats.values.coded import CodePacker
+from ...formats.values.dtypes import parse_dtype
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, Scheme, dtype_name
 from ..files.headers import TensorInfo
