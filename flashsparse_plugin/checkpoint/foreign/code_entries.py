@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.values.coded import CodePacker
+from ...formats.values.coded import packs_codes
 from ...formats.values.types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
 from ..files.headers import CheckpointError, MadeTensorInfo, TensorInfo
@@ -88,7 +88,7 @@ class CodesInfo(MadeTensorInfo):
         Raises:
             CheckpointError: For a weight that the scheme cannot hold, and as `read_codes` does.
         """
-        assert isinstance(scheme.format, CodePacker)
+        assert packs_codes(scheme.format)
         codes, scales = self.read_codes(tensors, scheme.dtype)
         try:
             return scheme.format.pack_codes(codes, scales, scheme)

@@ -14,7 +14,7 @@ from ...gpu import Gpu, unpacked_seconds
 from ...ops.plan import Product
 from ...packed import FormatError, PackedWeight, Scheme
 from ...plan import LIBRARY, SPARSE, Implementation
-from ..values.coded import CodedFormat, CodePacker
+from ..values.coded import CodedFormat
 from .options import PatternOptions, conform_to, options_of, store
 from .parts import cut, join
 
@@ -37,20 +37,23 @@ class PatternFormat(CodedFormat):
         return options_of(scheme).grain
 
 
-class PatternStorage(PatternFormat, CodePacker):
-    """The form of patterns on disk, from which and into which runtime forms are turned."""
-
-
-class PatternForm(PatternFormat):
+class RuntimeForm(PatternFormat):
     """A form in which kernels read vector-wise N:M weights; never written to disk.
+
+    It is turned from and into the tensors of nm_vector.
 
     Attributes:
         holds: Which patterns the form can hold, as the end of "it holds ...".
+        sparse: What multiplies it on a GPU as it lies, for people; beside that it is unpacked for
+            torch's library. None: it has no kernel for GPUs.
+        reading: How many times as long unpacking takes for a packed byte as for an unpacked one.
     """
 
     version = 1
     on_disk = False
     holds: ClassVar[str]
+    sparse: ClassVar[str | None] = None
+    reading: ClassVar[float] = 1.0
 
     @abstractmethod
     def fits(self, options: PatternOptions) -> bool:
@@ -92,7 +95,7 @@ class PatternForm(PatternFormat):
 
     def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
         """Gives values and codes back as they are, from where any pattern can be reached."""
-        if not isinstance(target.format, PatternStorage):
+        if not (isinstance(target.format, PatternFormat) and target.format.on_disk):
             return super().transcode(packed, target, device)
         own = target.format.scheme(packed.dtype, packed.scheme.values)
         return PackedWeight(own, packed.shape, self.stored(packed)).transcode(target, device)
@@ -105,18 +108,6 @@ class PatternForm(PatternFormat):
     def _join(self, parts: Sequence[PackedWeight]) -> PackedWeight:
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         return self.arrange(join([self.stored(part) for part in parts]), parts[0].scheme, shape)
-
-
-class CudaPatternForm(PatternForm):
-    """A form with a kernel that multiplies it as it lies, beside unpacking for torch's library.
-
-    Attributes:
-        sparse: What multiplies it as it lies, for people.
-        reading: How many times as long unpacking takes for a packed byte as for an unpacked one.
-    """
-
-    sparse: ClassVar[str]
-    reading: ClassVar[float] = 1.0
 
     def product(
         self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
@@ -132,6 +123,8 @@ class CudaPatternForm(PatternForm):
         )
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        if self.sparse is None:
+            return super().implementations(scheme)
         return {
             SPARSE: Implementation(None, self.sparse),
             LIBRARY: Implementation(None, "torch's own linear on the unpacked weight"),

@@ -50,7 +50,11 @@ class UnstructuredStorage(UnstructuredFormat):
             offsets: TensorSpec(torch.int32, (down * across + 1,)),
         }
 
+    def within_reach(self, tensor: Tensor) -> Tensor:
+        return where_kernels_are(tensor)
+
     def check(self, packed: PackedWeight) -> None:
+        self.check_scales(packed)
         self._validate(packed)
 
     def nonzeros(self, packed: PackedWeight) -> int:
@@ -62,6 +66,7 @@ class UnstructuredStorage(UnstructuredFormat):
         return InterleavedBitmap().scheme(scheme.dtype, scheme.values)
 
     def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
+        self.tell_of_activations(scheme, weight.device)
         runtime = self.runtime(scheme, weight.device)
         return runtime.format.pack(weight, runtime)
 

@@ -7,7 +7,7 @@ import functools
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -90,16 +90,24 @@ def value_options(scheme: Scheme) -> ValueOptions:
     return scheme.options
 
 
-class CodedFormat(Format):
-    """A format, or a form that kernels read, whose options are `ValueOptions`."""
+def value_type_of(scheme: Scheme) -> ValueType | None:
+    """The type of a scheme's codes; None where values are stored as they are."""
+    return scheme.options.value_type if isinstance(scheme.options, ValueOptions) else None
 
-    Options: ClassVar[type[ValueOptions]]
+
+def activation_type_of(scheme: Scheme) -> ValueType | None:
+    """The type that activations are rounded to; None where they are not rounded."""
+    return scheme.options.activation_type if isinstance(scheme.options, ValueOptions) else None
+
+
+class CodedFormat(Format):
+    """A format, or a form that kernels read, whose options may be `ValueOptions`."""
 
     def is_exact(self, scheme: Scheme) -> bool:
-        return value_options(scheme).value_type is None
+        return value_type_of(scheme) is None
 
     def round_activations(self, x: Tensor, scheme: Scheme) -> Tensor:
-        values = value_options(scheme).activation_type
+        values = activation_type_of(scheme)
         return x if values is None else rounded_tokens(x, values)
 
     def linear(
@@ -111,7 +119,7 @@ class CodedFormat(Format):
         bias: Tensor | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
-        if value_options(scheme).activation_type is None:
+        if activation_type_of(scheme) is None:
             return self.multiply(x, scheme, shape, tensors, bias, plan)
         return self.multiply_rounded(x, scheme, shape, tensors, bias, plan)
 
@@ -166,18 +174,10 @@ class CodedFormat(Format):
 
     def tell_of_activations(self, scheme: Scheme, device: torch.device) -> None:
         """Logs once what becomes of activations that are rounded, where they have no kernel."""
-        options = value_options(scheme)
-        if options.activation_type and not self.multiplies_codes(scheme, device):
-            _tell_of_activations(self.name, options.activations, device.type)
+        values = activation_type_of(scheme)
+        if values and not self.multiplies_codes(scheme, device):
+            _tell_of_activations(self.name, values.name, device.type)
 
-
-class CodePacker(CodedFormat):
-    """A format that packs codes as another tool made them."""
-
-    def takes_codes(self, values: str, group: int | None) -> bool:
-        return True
-
-    @abstractmethod
     def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
         """Packs codes as they are, with their scales.
 
@@ -191,11 +191,13 @@ class CodePacker(CodedFormat):
             FormatError: For codes that the format cannot hold or that are none of the type, or
                 scales that the scheme cannot hold.
         """
+        raise FormatError(f"{self.name} packs no codes. Remedy: pack the weight itself")
 
     def rounded(self, weight: Tensor, packed: PackedWeight) -> Tensor:
-        options, columns = value_options(packed.scheme), packed.shape[1]
-        if options.value_type is None:
+        if value_type_of(packed.scheme) is None:
             return weight
+        options, columns = value_options(packed.scheme), packed.shape[1]
+        assert options.value_type is not None
         scales = packed.tensors[SCALE].to(weight.device).float()
         scales = spread_scales(scales, columns, options.scale_group)
         return (options.value_type.round(weight.float() / scales) * scales).to(packed.dtype)
@@ -235,6 +237,11 @@ class CodePacker(CodedFormat):
                 f"in {dtype_name(scales.dtype)}"
             )
         return numbers, stored
+
+
+def packs_codes(format: Format) -> TypeGuard[CodedFormat]:
+    """Whether a format packs codes as another tool made them, of some type."""
+    return isinstance(format, CodedFormat) and "values" in format.Options.model_fields
 
 
 @functools.cache

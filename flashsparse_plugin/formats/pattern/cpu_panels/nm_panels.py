@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
-from ..form import PatternForm
+from ..form import RuntimeForm
 from ..options import PatternOptions, options_of, unpack_positions
 from . import reference
 from .ops import ops
@@ -27,7 +27,7 @@ from .panels import (
 )
 
 
-class NMPanels(PatternForm):
+class NMPanels(RuntimeForm):
     name = "nm_panels"
     dtypes = DTYPES
     holds = f"vectors of a multiple of {ROWS} rows"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
 from ...values.dtypes import bits_as
-from ..form import PatternForm
+from ..form import RuntimeForm
 from ..options import PatternOptions, options_of, pack_positions, unpack_positions
 from . import reference
 from .ops import ops
@@ -30,7 +30,7 @@ from .panels import (
 )
 
 
-class NMRows(PatternForm):
+class NMRows(RuntimeForm):
     name = "nm_rows"
     dtypes = DTYPES
     holds = f"codes (values other than native) in vectors of fewer than {ROWS} rows"

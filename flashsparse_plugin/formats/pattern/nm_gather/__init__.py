@@ -16,14 +16,14 @@ from torch import Tensor
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
 from ...values.types import require_scales
-from ..form import CudaPatternForm
+from ..form import RuntimeForm
 from ..options import PatternOptions, options_of, store, store_codes, value_arguments
 from . import reference
 from .layout import LANE_BITS, PAIR, Layout, panel_columns, value_bits
 from .ops import ops
 
 
-class NMGather(CudaPatternForm):
+class NMGather(RuntimeForm):
     name = "nm_gather"
     planner = "nm_gather"
     holds = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from ....gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import LIBRARY, Plan
-from ..form import UNPACK_MEMORY, CudaPatternForm
+from ..form import UNPACK_MEMORY, RuntimeForm
 from ..options import PatternOptions, options_of, store
 from . import reference
 from .analysis import ITEMSIZE
@@ -26,7 +26,7 @@ from .ops import ops
 LIBRARY_REACH = 0.75  # share of the float32 peak that the library is taken to reach
 
 
-class NMSpmm(CudaPatternForm):
+class NMSpmm(RuntimeForm):
     name = "nm_spmm"
     planner = "nm_spmm"
     dtypes = (torch.float32,)

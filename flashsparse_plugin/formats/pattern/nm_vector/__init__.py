@@ -21,7 +21,7 @@ from ...unstructured.tiled_bitmap import TiledBitmap
 from ...values.dtypes import value_bits
 from ...values.types import require_scales, scale_count, scale_dtype
 from ..cpu_panels import NMPanels, NMRows
-from ..form import UNPACK_MEMORY, PatternForm, PatternFormat, PatternStorage
+from ..form import UNPACK_MEMORY, PatternFormat, RuntimeForm
 from ..nm_gather import NMGather
 from ..nm_spmm import NMSpmm
 from ..options import columns_used, options_of, store, store_codes, value_arguments
@@ -30,7 +30,7 @@ from ..sparse_24 import Sparse24
 from . import reference
 from .ops import ops
 
-_FORMS: Mapping[str, tuple[PatternForm, ...]] = {
+_FORMS: Mapping[str, tuple[RuntimeForm, ...]] = {
     "cpu": (NMPanels(), NMRows()),
     "cuda": (NMGather(), Sparse24(), NMSpmm()),
 }
@@ -40,7 +40,7 @@ _FORMS: Mapping[str, tuple[PatternForm, ...]] = {
 _LOOKED_FOR = ((4, 1, 2, 2), (32, 32, 28, 4))
 
 
-class NMVector(PatternStorage):
+class NMVector(PatternFormat):
     name = "nm_vector"
     version = 1
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
@@ -91,6 +91,9 @@ class NMVector(PatternStorage):
     def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
         self.require_weight(weight, scheme)
         return self._named(store(weight, options_of(scheme)), scheme, weight.shape)
+
+    def takes_codes(self, values: str, group: int | None) -> bool:
+        return True
 
     def pack_codes(self, codes: Tensor, scales: Tensor, scheme: Scheme) -> PackedWeight:
         numbers, stored = self.require_codes(codes, scales, scheme)
@@ -152,7 +155,7 @@ class NMVector(PatternStorage):
         if not isinstance(target.format, PatternFormat):
             return super().transcode(packed, target, device)
         stored = self._restored(packed, self.scheme(target.dtype, target.values), device)
-        if not isinstance(target.format, PatternForm):
+        if not isinstance(target.format, RuntimeForm):
             return PackedWeight(target, stored.shape, stored.tensors)
         target.format.tell_of_activations(target, device)
         return target.format.arrange(stored.tensors, target, stored.shape)

@@ -21,7 +21,7 @@ from ....ops.plan import Product
 from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
 from ...values.types import require_scales
-from ..form import CudaPatternForm
+from ..form import RuntimeForm
 from ..options import (
     PatternOptions,
     columns_used,
@@ -34,7 +34,7 @@ from . import layout, reference
 from .ops import ops
 
 
-class Sparse24(CudaPatternForm):
+class Sparse24(RuntimeForm):
     name = "sparse_24"
     planner = "sparse_24"
     holds = "patterns that keep at most two of every four aligned columns"

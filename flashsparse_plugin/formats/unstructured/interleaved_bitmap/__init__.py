@@ -19,15 +19,17 @@ from ....packed import PackedWeight, Reference, Scheme, TensorSpec
 from ....plan import Plan
 from ...values.coded import SCALE, value_options
 from ...values.dtypes import value_bits
-from ..bitmap import BitmapFormat
+from ..form import UnstructuredFormat
+from ..options import BitmapOptions
 from . import reference
 from .ops import ops
 
 
-class InterleavedBitmap(BitmapFormat):
+class InterleavedBitmap(UnstructuredFormat):
     name = "interleaved_bitmap"
     version = 1
     on_disk = False
+    Options = BitmapOptions
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     streams = ("values", "masks", "panel_offsets")
     tensor_names = (*streams, SCALE)

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from ....gpu import LAUNCH, LIBRARY_FIXED, LIBRARY_MEMORY, Gpu
-from ....ops import where_kernels_are
 from ....ops.plan import Product
-from ....packed import PackedWeight, Reference, Scheme
+from ....packed import Reference, Scheme
 from ....plan import FEW, LIBRARY, MANY, Implementation, Plan
 from ...values.coded import SCALE, value_options
-from ..bitmap import BitmapFormat
+from ..options import BitmapOptions
 from ..storage import UnstructuredStorage
 from . import reference
 from .ops import ops
 
 
-class TiledBitmap(UnstructuredStorage, BitmapFormat):
+class TiledBitmap(UnstructuredStorage):
     name = "tiled_bitmap"
     planner = "tiled_bitmap"
     version = 1
+    Options = BitmapOptions
     streams = ("weight_packed", "unit_offsets")
     tensor_names = (*streams, SCALE)
     piece, entry, entry_shape = (16, 256), "lines", (32,)
@@ -40,21 +40,9 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
         codes = ({"values": "int8"}, {"values": "int8", "activations": "int8"})
         return (*super().examples(), *(self.scheme(torch.bfloat16, each) for each in codes))
 
-    def within_reach(self, tensor: Tensor) -> Tensor:
-        return where_kernels_are(tensor)
-
     def values_of(self, scheme: Scheme) -> tuple[int] | tuple[()]:
         codes = value_options(scheme).value_type
         return () if codes is None else (codes.bits,)
-
-    def pack_prepared(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.tell_of_activations(scheme, weight.device)
-        return super().pack_prepared(weight, scheme)
-
-    def transcode(self, packed: PackedWeight, target: Scheme, device: torch.device) -> PackedWeight:
-        if isinstance(target.format, BitmapFormat):
-            target.format.tell_of_activations(target, device)
-        return super().transcode(packed, target, device)
 
     def multiply(
         self,
@@ -91,10 +79,6 @@ class TiledBitmap(UnstructuredStorage, BitmapFormat):
                 x, lines, offsets, tensors[SCALE], shape[0], scheme.dtype_number, "int8", bias, told
             )
         return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
-
-    def check(self, packed: PackedWeight) -> None:
-        self.check_scales(packed)
-        super().check(packed)
 
     def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
         if value_options(scheme).value_type is not None:

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ....ops import where_kernels_are
-from ....packed import PackedWeight, Reference, Scheme, TensorSpec, rules
+from ....packed import Reference, Scheme
 from ....plan import Plan
 from ..storage import UnstructuredStorage
 from . import reference
@@ -28,27 +27,14 @@ class TiledCSL(UnstructuredStorage):
     reference: ClassVar[Reference] = reference
     ops: ClassVar[Any] = ops
 
-    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-        return self.stream_specs(scheme, shape)
-
-    def pack(self, weight: Tensor, scheme: Scheme) -> PackedWeight:
-        self.require_weight(weight, scheme)
-        with rules():
-            packed = ops.tiled_csl_pack(where_kernels_are(weight.detach()))
-        return self.wrap(packed, scheme, weight.shape).to(weight.device)
-
-    def unpack(self, packed: PackedWeight) -> Tensor:
-        tensors = (packed.tensors[name] for name in self.streams)
-        return ops.tiled_csl_unpack(*tensors, *packed.shape, packed.dtype)
-
-    def linear(
+    def multiply(
         self,
         x: Tensor,
         scheme: Scheme,
         shape: tuple[int, int],
         tensors: Mapping[str, Tensor],
-        bias: Tensor | None = None,
-        plan: Plan | None = None,
+        bias: Tensor | None,
+        plan: Plan | None,
     ) -> Tensor:
         words, offsets = (tensors[name] for name in self.streams)
         most = None if plan is None else plan.sparse_tokens
