@@ -31,7 +31,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 
 PATTERNS: Mapping[str, Mapping[str, int]] = {
     "2:4": {"n": 2, "m": 4},

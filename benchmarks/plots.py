@@ -22,8 +22,8 @@ from _drawing import GREY, RAMP, figure, line_per_name, lines, ramp, save, scatt
 from _spmm_goals import BEST, LARGE, by_format, fastest, formats_of, weights_of
 from choices import codes_anywhere
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_spmm.analysis import ITEMSIZE, WIDE, used_share
+from flashsparse_plugin.formats.pattern.nm_spmm.analysis import ITEMSIZE, WIDE, used_share
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.gpu import find_gpu
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"

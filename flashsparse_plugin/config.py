@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from .formats import get_format
-from .formats.values import packable_dtype, parse_dtype
+from .formats.values.dtypes import packable_dtype, parse_dtype
 from .matching import matches
 from .messages import complaint, one_line
 from .names import AUTO, DEFAULT_FORMAT, DENSE, QUANT_METHOD
@@ -86,9 +86,6 @@ class FlashSparseConfig(BaseModel):
             n and m may be left out for a checkpoint that another tool quantized, which names them.
         dequantize: Unpack while loading and run dense. Not written to disk.
         batch: Sequences decoded at once, for which "auto" chooses. Not written to disk.
-        prompts: What multiplies prompts by 2:4 weights of bfloat16 on a GPU: "own" kernels, or
-            "cusparselt", which is faster and needs a second copy of the weight, 18 bits a weight
-            instead of 9. A choice of the machine, for packed checkpoints too: not written to disk.
 
     Keys of later versions are kept and warned of. A later `format_version`, and an option or dtype
     that a format does not know, are refused, for a layer too.
@@ -110,7 +107,6 @@ class FlashSparseConfig(BaseModel):
     options: dict[str, Any] = {}
     dequantize: bool = Field(default=False, exclude=True)
     batch: int = Field(default=8, ge=1, le=1 << 16, exclude=True)
-    prompts: Literal["own", "cusparselt"] = Field(default="own", exclude=True)
 
     if not TYPE_CHECKING:  # where the fields are the arguments
 
@@ -139,10 +135,18 @@ class FlashSparseConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_other_names(cls, data: Any) -> Any:
-        """Reads the lists of ignored layers under the names that other methods use."""
+        """Reads the lists of ignored layers under the names that other methods use.
+
+        And ignores `prompts`, a setting of earlier builds.
+        """
         if not isinstance(data, dict):
             return data
         data = dict(data)
+        if data.pop("prompts", "own") != "own":
+            logger.warning(
+                'prompts="cusparselt" is ignored: cuSPARSELt is no longer used, and prompts of 2:4 '
+                "layers are multiplied from the one copy of the weight. Leave prompts out"
+            )
         for other in ("modules_to_not_convert", "ignored_layers"):
             if other not in data:
                 continue
@@ -159,7 +163,6 @@ class FlashSparseConfig(BaseModel):
         matches("", self.ignore)  # compiles the patterns
         if self.is_open and self.options:
             raise ValueError(f'format="{AUTO}" chooses the options, too: leave them out')
-        self._check_prompts()
         own = LayerConfig(format=self.format)
         if self._lacks_pattern():
             own.options = {**PATTERN, **self.options}  # to judge what is named beside it
@@ -196,20 +199,6 @@ class FlashSparseConfig(BaseModel):
         """
         if self._lacks_pattern():
             self._scheme(LayerConfig(format=self.format), ())
-
-    def _check_prompts(self) -> None:
-        """Refuses a choice of the machine among what is stored, and beside formats to be chosen."""
-        if any("prompts" in (options or {}) for options in self._all_options()):
-            raise ValueError(
-                'the option "prompts" is chosen where a model is loaded, and not stored with it. '
-                'Remedy: FlashSparseConfig(prompts="cusparselt"), or "prompts" beside "options"'
-            )
-        if self.is_open and self.prompts != "own":
-            raise ValueError(f'format="{AUTO}" chooses what multiplies prompts: leave prompts out')
-
-    def _all_options(self) -> Iterator[dict[str, Any] | None]:
-        yield self.options
-        yield from (layer.options for layer in self.layers.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what belongs in config.json: unknown keys included, empty ones left out."""
@@ -268,14 +257,8 @@ class FlashSparseConfig(BaseModel):
                 being packed leaves it open.
 
         Raises:
-            FormatError: Where neither the configuration nor `dtypes` names a dtype, and where
-                `prompts` is asked for and no format of the configuration has a choice.
+            FormatError: Where neither the configuration nor `dtypes` names a dtype.
         """
-        if self.prompts != "own" and not any(map(_chooses_prompts, self.formats)):
-            raise FormatError(
-                f"prompts={self.prompts} is for nm_vector with n=2 and m=4, and this model is "
-                f"packed as {' and '.join(self.formats)}. Remedy: leave prompts out"
-            )
         default = LayerConfig(format=self.format)
         layer = next((self.layers[name] for name in names if name in self.layers), default)
         if layer.format != DENSE and not dtypes and (layer.dtype or self.dtype) is None:
@@ -302,8 +285,6 @@ class FlashSparseConfig(BaseModel):
         version = layer.format_version
         if version is None and alike and not self.is_open:
             version = self.format_version
-        if self.prompts != "own" and _chooses_prompts(format.name):
-            options = {**(options or {}), "prompts": self.prompts}
         return format.scheme(dtype, options, version)
 
     # transformers calls the rest by these names; see integrations/hf/__init__.py.
@@ -321,11 +302,7 @@ class FlashSparseConfig(BaseModel):
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """What a user may change when loading a checkpoint that is packed already."""
-        return {"dequantize": self.dequantize, "prompts": self.prompts}
+        return {"dequantize": self.dequantize}
 
     def to_json_string(self, use_diff: bool = True) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
-
-
-def _chooses_prompts(format: str) -> bool:
-    return "prompts" in get_format(format).Options.model_fields

@@ -275,12 +275,8 @@ class Format(ABC):
     Options: ClassVar[type[Options]] = Options
     tensor_names: ClassVar[tuple[str, ...]]
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
-    copies: ClassVar[int] = 1
-    """How often a form holds the weight: more than once only where a user asked for it."""
     checks_as_it_reads: ClassVar[bool] = False
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
-    searches: ClassVar[bool] = False
-    """Whether a library multiplies the weight whose own search takes as long as many products."""
     planner: ClassVar[str | None] = None
     """Whose kernels for GPUs these are, by name, where C++ plans their launches (`ops.plan`)."""
     reference: ClassVar[Reference]
@@ -348,10 +344,6 @@ class Format(ABC):
         An unstructured format keeps everything. A format with a pattern keeps what is largest.
         """
         return weight
-
-    def sample(self, scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight] | None:
-        """A weight, and it packed on a device, for self-tests of what `reference` cannot make."""
-        return None
 
     def pattern(self, scheme: Scheme) -> tuple[int, int, int] | None:
         """N, M and the vector length of the pattern that a scheme keeps; None: any zeros."""
@@ -490,32 +482,6 @@ class Format(ABC):
         may know a shorter way.
         """
         return target.format.pack(self.unpack(packed).to(device), target).to(device)
-
-    # ---- searches -------------------------------------------------------------------------------
-
-    def search(self, packed: PackedWeight, kept: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Has a library look for its fastest way to multiply weights like this, where it can.
-
-        For forms that say so (`searches`). Done when a layer is loaded, and for the table when it
-        is tuned.
-
-        Args:
-            packed: A weight of this form, on its device.
-            kept: What a table keeps of an earlier search; empty: nothing.
-
-        Returns:
-            What a table should keep, as JSON has it; empty: nothing.
-
-        Raises:
-            FormatError: As `require_search` does, and where the library refuses the weight.
-        """
-        self.require_search(kept)
-        return {}
-
-    def require_search(self, kept: Mapping[str, Any]) -> None:
-        """Raises FormatError for what no `search` of this format returns."""
-        if kept:
-            raise FormatError(f"{self.name} searches for nothing, and has {', '.join(kept)} found")
 
     # ---- parts ----------------------------------------------------------------------------------
 

@@ -144,8 +144,6 @@ def _weight(dtype: torch.dtype) -> Tensor:
 
 def _example(scheme: Scheme, device: str) -> tuple[Tensor, PackedWeight]:
     """A weight that a scheme can hold, and what the reference makes of it, on a device."""
-    if (own := scheme.format.sample(scheme, device)) is not None:
-        return own
     weight, packed = _stored(scheme)
     return weight, packed.to(device)
 

@@ -16,7 +16,7 @@ from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashsparse_plugin.formats.tiled_bitmap.ops import ops
+from flashsparse_plugin.formats.unstructured.tiled_bitmap.ops import ops
 
 HEADER = KERNELS / "cuda" / "tiled_bitmap" / "wgmma_plan.h"
 SHAPES = [  # tokens of a tile, warpgroups

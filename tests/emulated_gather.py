@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from weights import sparse_weight
 
-from flashsparse_plugin.formats.nm_gather import NMGather
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.nm_gather import NMGather
+from flashsparse_plugin.formats.pattern.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 PLAN = "cuda/nm_gather/linear_plan.h"
 LISTS = r"#define FS_NM_\w+\(X\)(?: *\\\n +X\(.*?\))+"  # of shapes, native and of codes

@@ -14,7 +14,7 @@ from emulation import KERNELS
 from torch import Tensor
 from weights import sparse_weight
 
-from flashsparse_plugin.formats.nm_spmm import NMSpmm
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm
 from flashsparse_plugin.ops import reference
 
 PLAN = "cuda/nm_spmm/linear_plan.h"

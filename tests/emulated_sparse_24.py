@@ -17,10 +17,10 @@ from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.value_types import VALUE_TYPES, spread_scales
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.values.activations import quantise_tokens, rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES, spread_scales
 from flashsparse_plugin.packed import PackedWeight
 
 HEADER = KERNELS / "cuda" / "sparse_24" / "linear_plan.h"

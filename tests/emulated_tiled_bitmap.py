@@ -17,9 +17,9 @@ from emulation import KERNELS, SEEDS
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashsparse_plugin.formats.activations import rounded_tokens
-from flashsparse_plugin.formats.tiled_bitmap import TiledBitmap, reference
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.unstructured.tiled_bitmap import TiledBitmap, reference
+from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 
 LINEAR, PROMPT = "tiled_bitmap/linear_driver", "tiled_bitmap/prompt_driver"
 # By compute capability, multiprocessors and bytes of shared memory.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from flashsparse_plugin.formats.value_types import VALUE_TYPES, quantise, spread_scales
+from flashsparse_plugin.formats.values.types import VALUE_TYPES, quantise, spread_scales
 
 WRITTEN = Path(__file__).parent / "data" / "compressed_tensors"
 """What releases of compressed-tensors wrote; make.py there tells how."""

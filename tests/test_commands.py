@@ -115,8 +115,6 @@ NOT_RUN = {
     '\'{"flashsparse": {"options": {"n": 2, "m": 4}}}\'': SERVER,
     "vllm serve ./Llama-2of4 --sparse-method nm_vector --additional-config "
     '\'{"flashsparse": {"options": {"n": 2, "m": 4, "values": "int8"}}}\'': SERVER,
-    "vllm serve ./Llama-2of4-packed --additional-config "
-    '\'{"flashsparse": {"prompts": "cusparselt"}}\'': SERVER,
     "flashsparse convert path/to/pruned path/to/packed-for-h200 --format auto --for H200 "
     "--batch 16": "no layer of a tiny model gains on a GPU: tests/checkpoint/test_choosing.py",
     "flashsparse convert MODEL OUT": FOREIGN,
@@ -133,8 +131,6 @@ NOT_RUN = {
 CODE_NOT_RUN = {
     "from flashsparse_plugin.dataflow import Weight, resolve": GPU,
     "import flashsparse_plugin as fs\n\nllm = fs.LLM(": "starts vLLM: tests/vllm/test_models.py",
-    "import flashsparse_plugin as fs\nfrom transformers import AutoModelForCausalLM\n\n"
-    'config = fs.FlashSparseConfig(prompts="cusparselt")': "needs a GPU: tests/hf/test_patterns.py",
     "from vllm import LLM": "starts vLLM: tests/vllm/test_models.py",
 }
 CODE_ELSEWHERE = ["adding-a-format.md"]  # tests/formats/test_contract.py

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import re
 
 import pytest
 
@@ -51,9 +52,6 @@ def test_reads_the_ignore_lists_of_other_methods(name):
         ({"pruning": "magnitude"}, "sparsity=0.5"),
         ({"format": "auto", "options": {"n": 2}}, "chooses the options, too"),
         ({"format": "auto", "batch": 0}, "greater than or equal to 1"),
-        ({"format": "auto", "prompts": "cusparselt"}, "chooses what multiplies prompts"),
-        ({"options": {"prompts": "cusparselt"}}, "not stored with it.*prompts=.cusparselt"),
-        ({"layers": {"a": {"format": "nm_vector", "options": {"prompts": "own"}}}}, "not stored"),
         ({"pruning": "wanda"}, r"""pruning: .*"magnitude" alone, not 'wanda'.*flashsparse prune"""),
         ({"format": "nm_vector", "options": {"n": 5, "m": 4}}, "nm_vector: .*5"),
         ({"format": "nm_vector", "options": {"n": 2}}, "needs the option 'm'"),
@@ -96,24 +94,16 @@ def test_a_pattern_says_how_many_zeros_pruning_makes():
         fs.FlashSparseConfig(pruning="magnitude")
 
 
-def test_what_multiplies_prompts_is_of_the_machine_and_in_no_file():
-    pattern = {"format": "nm_vector", "dtype": "bfloat16", "options": {"n": 2, "m": 4}}
-    config = fs.FlashSparseConfig(**pattern, prompts="cusparselt")
-    assert config.to_dict() == fs.FlashSparseConfig(**pattern).to_dict()
-    assert config.scheme_of("any").options.prompts == "cusparselt"
-    loading = fs.FlashSparseConfig(prompts="cusparselt").get_loading_attributes()
-    assert loading == {"dequantize": False, "prompts": "cusparselt"}
-    config.layers = {"other": {"format": "tiled_bitmap"}, "dense": {"format": "dense"}}
-    assert config.scheme_of("other").format.name == "tiled_bitmap"
-    assert config.scheme_of("dense") is None
-    with pytest.raises(fs.FormatError, match="option prompts: .* this is 8:32. Remedy"):
-        config.options = {"n": 8, "m": 32}
-
-
-def test_what_multiplies_prompts_needs_a_format_that_has_the_choice():
-    config = fs.FlashSparseConfig(dtype="bfloat16", prompts="cusparselt")
-    with pytest.raises(fs.FormatError, match="for nm_vector .* packed as tiled_bitmap. Remedy"):
-        config.scheme_of("any")
+@pytest.mark.parametrize("format", ["nm_vector", "auto"])
+def test_the_choice_of_cusparselt_is_ignored_with_a_line(format, caplog):
+    named = {"format": format, "dtype": "bfloat16"}
+    named |= {"options": {"n": 2, "m": 4}} if format == "nm_vector" else {}
+    config = fs.FlashSparseConfig.from_dict({**named, "prompts": "cusparselt"})
+    (message,) = caplog.messages
+    assert re.search(r'prompts="cusparselt" is ignored: .* Leave prompts out', message)
+    assert config == fs.FlashSparseConfig(**named, prompts="own")
+    assert "prompts" not in config.to_dict() and len(caplog.messages) == 1
+    assert config.get_loading_attributes() == {"dequantize": False}
 
 
 def test_what_a_file_says_stays_in_one_line(caplog):

@@ -11,9 +11,9 @@ from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.nm_gather import NMGather
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_spmm import NMSpmm
+from flashsparse_plugin.formats.pattern.nm_gather import NMGather
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.ops import ops
 
 OUT, IN = 150, 70
@@ -148,7 +148,6 @@ SAMPLES = {
     "sparse_24_linear_planned": [],  # CUDA only
     "sparse_24_wgmma_planned": [],  # CUDA only
     "sparse_24_linear_rounded": [],  # in formats/test_sparse_24.py
-    "cusparselt_24_linear": [],  # in formats/test_cusparselt_24.py
     "sparse_24_linear_rounded_planned": [],  # CUDA only
     "sparse_24_mma_rounded_planned": [],  # CUDA only
     "nm_gather_unpack": [

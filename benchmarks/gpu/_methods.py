@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 AUTO = "auto"  # in the place of a format: what should be fastest for each layer
 COMPARISONS = ("weights", "codes", "patterns", "fewer", "attention")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 TWO_FOUR = PatternOptions(n=2, m=4)
 VECTORS = tuple(PatternOptions(n=n, m=32, vector_length=32) for n in (16, 12, 8, 4))

@@ -16,7 +16,7 @@ from _nm import LONG_VECTORS, TWO_FOUR, VALUES, VECTORS, is_compiled, launches_o
 from torch import Tensor
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 OWN_TOKENS = 64  # up to which no library multiplies by default
 

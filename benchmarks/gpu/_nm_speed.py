@@ -27,7 +27,7 @@ from _speed import WARM_UPS, multiplied
 from torch import Tensor
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.ops import ops
 
 Row = dict[str, Any]

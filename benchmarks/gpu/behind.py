@@ -29,7 +29,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 Row = dict[str, Any]
 LAYERS = ("4096x4096", "14336x4096", "4096x14336", "28672x7168")

@@ -1,114 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does prompts=cusparselt bring a 2:4 layer on this GPU, and what would it with codes?
+"""How fast is cuSPARSELt with 8-bit codes on both sides of a 2:4 product, beside our kernel?
 
-    python benchmarks/gpu/cusparselt.py            all of these
-    python benchmarks/gpu/cusparselt.py --speed    layers x tokens
-    python benchmarks/gpu/cusparselt.py --check    every product against float64
-    python benchmarks/gpu/cusparselt.py --codes    codes on both sides
+    python benchmarks/gpu/cusparselt.py
 
-A layer is timed as it is loaded with the option and without, by the plan that it then has, beside
-cuBLAS: from a CUDA graph, and as calls in a row, where the library takes the host longer than most
-products take the GPU. With codes on both sides, for which there is no option, the library's product
-is timed by itself, and with x rounded before it and scaled behind it by torch.compile, as a layer
-would need it, beside our kernel, which does both.
+Its product is timed by itself, and with x rounded before it and scaled behind it by torch.compile,
+as a layer would need it, beside our kernel, which does both, and cuBLAS; from CUDA graphs.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import itertools
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from _baselines import Dense, activations
-from _check import Checker, errors_of
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
 from _layers import Layer, layer
 from _nm import pattern_weight
-from _program import DTYPES, conditions, device_of, numbers, parser, reported, run_parts, save_each
+from _program import DTYPES, conditions, device_of, numbers, parser, run_parts, save_each
 from rich import box
 from rich.table import Table
 from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import plan_of
-from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
-from flashsparse_plugin.formats.cusparselt_24 import library
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_vector import NMVector
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
-from flashsparse_plugin.packed import FormatError
-from flashsparse_plugin.plan import Plan
+from flashsparse_plugin.formats.pattern.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.values.activations import quantise_tokens, rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 
 Row = dict[str, Any]
 TWO_FOUR = PatternOptions(n=2, m=4)
 LAYERS = [layer(text) for text in ("28672x7168", "4096x14336", "4096x4096")]
 TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192)
-CALLS = 20
 CODES = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
-
-
-def packed_for_prompts(weight: Tensor) -> fs.PackedWeight:
-    """A 2:4 weight in both copies."""
-    return fs.pack(weight, "nm_vector", n=2, m=4, prompts="cusparselt").prepare(weight.device)
-
-
-# ---- right? -------------------------------------------------------------------------------------
-
-
-class LibraryChecker(Checker):
-    """Checks the second copy of weights: every product by the library, and by the layer's plan."""
-
-    def _check(self, case: tuple[tuple[int, int], torch.dtype], number: int) -> None:
-        shape, dtype = case
-        try:
-            self._check_weight(shape, dtype, number)
-        except FormatError as error:
-            self.tally.add("taken", False, f"{case}: {error}")
-
-    def _check_weight(self, shape: tuple[int, int], dtype: torch.dtype, number: int) -> None:
-        case = (shape, dtype)
-        weight = pattern_weight(shape, TWO_FOUR, dtype, self._device, number)
-        stored = fs.pack(weight, "nm_vector", n=2, m=4, prompts="cusparselt")
-        packed = stored.prepare(self._device).validate(str(case))
-        back = packed.transcode(stored.scheme)
-        same = all(torch.equal(back.tensors[name], own) for name, own in stored.tensors.items())
-        self.tally.add("stored again", same and torch.equal(packed.unpack(), weight), f"{case}")
-        wide = weight.to(self._reference).double().T
-        for index, tokens in enumerate((1, 8, 100, 256, 257, 512, 1031, 4096, 5000)):
-            x = self._random((tokens, shape[1]), dtype)
-            bias = self._random(shape[:1], dtype) if (number + index) % 2 else None
-            for plan in (None, Plan.only("cusparselt")):
-                where = f"{case}, {tokens} tokens, {plan}"
-                op = partial(packed.linear, bias=bias, plan=plan)
-                y = op(x)
-                norm, element = errors_of(y, x, wide, bias, self._reference)
-                self._judge(float(norm), float(element), where)
-                self.tally.add("the same again", torch.equal(y, op(x)), where)
-                if index % 3 == number % 3:
-                    self._check_stream(op, x, y, where)
-                    self._check_graph(op, x, y, where)
-
-
-def cases() -> Iterator[tuple[tuple[int, int], torch.dtype]]:
-    shapes = ((4096, 4096), (1024, 1088), (4096, 14336), (1008, 1104), (48, 32), (32, 48), (16, 16))
-    yield from itertools.product(shapes, [DTYPES[name] for name in ("bfloat16",)])
-
-
-def check(arguments: argparse.Namespace, device: torch.device, budget: Budget) -> bool:
-    checker = LibraryChecker(device, device, graphs=True)
-    report = arguments.out / "cusparselt_check.txt"
-    library.HOST_OPERATIONS = 0  # every product that a plan gives it
-    return reported(lambda: checker.run(cases(), budget), report)
-
-
-# ---- fast? --------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -165,7 +93,6 @@ class Speed:
         self.rows: list[Row] = []
         self._tokens, self._dtype = arguments.tokens, DTYPES[arguments.dtype]
         self._layers, self._device, self._stopwatch = arguments.layers, device, stopwatch
-        self._codes = arguments.codes
 
     def run(self, budget: Budget) -> Iterator[Layer]:
         """Yields after each layer; ends when the time is over."""
@@ -174,30 +101,12 @@ class Speed:
                 return
             dense = Dense(each, self._dtype, self._device).time(self._tokens, self._stopwatch)
             weight = pattern_weight(each.shape, TWO_FOUR, self._dtype, self._device)
-            if self._codes:
-                for values in CODES:
-                    self._measure_codes(each, values, weight, dense)
-            else:
-                own = fs.pack(weight, "nm_vector", n=2, m=4).prepare(self._device)
-                self._measure(each, "2:4", own, packed_for_prompts(weight), dense)
+            for values in CODES:
+                self._measure(each, values, weight, dense)
             torch.cuda.empty_cache()
             yield each
 
-    def _measure(
-        self, each: Layer, name: str, own: fs.PackedWeight, two: fs.PackedWeight, dense: Any
-    ) -> None:
-        for tokens in self._tokens:
-            x = activations(tokens, each, self._dtype, self._device)
-            row = self._row(each, name, tokens, dense)
-            row |= {"bits": self._bits(own), "own_us": self._layer_us(own, x)}
-            row |= {"prompts_bits": self._bits(two), "prompts_us": self._layer_us(two, x)}
-            plan = plan_of(two)
-            row["prompts_by"] = "" if plan is None else plan.implementation(tokens)
-            row["library_us"] = self._layer_us(two, x, Plan.only("cusparselt"))
-            row |= {"own_calls_us": self._calls_us(own, x), "calls_us": self._calls_us(two, x)}
-            self.rows.append(row)
-
-    def _measure_codes(self, each: Layer, values: str, weight: Tensor, dense: Any) -> None:
+    def _measure(self, each: Layer, values: str, weight: Tensor, dense: Any) -> None:
         options = {"n": 2, "m": 4, "values": values, "activations": values}
         stored = fs.pack(weight, "nm_vector", options)
         own = stored.prepare(self._device)
@@ -228,32 +137,15 @@ class Speed:
     def _bits(self, packed: fs.PackedWeight) -> float:
         return round(8 * packed.nbytes / (packed.shape[0] * packed.shape[1]), 2)
 
-    def _layer_us(self, packed: fs.PackedWeight, x: Tensor, plan: Plan | None = None) -> float:
-        """By the plan of a loaded layer, or a given one."""
-        plan = plan or plan_of(packed)
+    def _layer_us(self, packed: fs.PackedWeight, x: Tensor) -> float:
+        """By the plan of a loaded layer."""
+        plan = plan_of(packed)
         copies = self._copies(partial(_formats.copy_of, packed), packed.nbytes)
         multiply = partial(_formats.multiply, x=x, plan=plan)
         return round(self._stopwatch(partial(_call, multiply, copies), len(copies)).microseconds, 2)
 
-    def _calls_us(self, packed: fs.PackedWeight, x: Tensor) -> float:
-        """A call among many in a row, as an engine makes them outside of CUDA graphs."""
-        plan = plan_of(packed)
-        for _ in range(2):
-            packed.linear(x, plan=plan)
-        _synchronize(self._device)
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            packed.linear(x, plan=plan)
-        _synchronize(self._device)
-        return round((time.perf_counter() - start) / CALLS * 1e6, 2)
-
     def _copies(self, make: Any, nbytes: int) -> _measure.Rotation:
         return _measure.Rotation(make, nbytes, cold_bytes(self._device))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _call(multiply: Callable[[Any], Tensor], copies: _measure.Rotation) -> Tensor:
@@ -263,7 +155,7 @@ def _call(multiply: Callable[[Any], Tensor], copies: _measure.Rotation) -> Tenso
 def show(rows: list[Row], about: Row) -> None:
     """Dense time / time."""
     table = Table(title="dense time / time", box=box.SIMPLE_HEAD)
-    figures = ("own_us", "prompts_us", "library_us", "whole_us", "own_calls_us", "calls_us")
+    figures = ("own_us", "library_us", "whole_us")
     for column in ("layer", "pattern", "tokens", *figures):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -276,33 +168,21 @@ def speed(arguments: argparse.Namespace, device: torch.device, budget: Budget) -
     stopwatch = Stopwatch(device, arguments.replays)
     about, _ = conditions(arguments, device, stopwatch)
     measured = Speed(arguments, device, stopwatch)
-    path = arguments.out / f"cusparselt{'_codes' if arguments.codes else ''}.csv"
+    path = arguments.out / "cusparselt_codes.csv"
     save_each(measured.run(budget), measured.rows, about, path, budget, show)
     return bool(measured.rows)
 
 
 def main() -> None:
     options = parser(__doc__, minutes=3.0, dtype="bfloat16")
-    for name in ("check", "speed", "codes"):
-        options.add_argument(f"--{name}", action="store_true")
     options.add_argument(
         "--layers", type=lambda text: [layer(each) for each in text.split(",")], default=LAYERS
     )
     options.add_argument("--tokens", type=numbers, default=TOKENS)
     arguments = options.parse_args()
-    if not (arguments.check or arguments.speed or arguments.codes):
-        run_each(("--speed", "--check", "--codes"))
-        return
     device = device_of(arguments)
     budget = Budget(60 * arguments.minutes)
-    part = check if arguments.check else speed
-    raise SystemExit(0 if run_parts([lambda: part(arguments, device, budget)]) else 1)
-
-
-def run_each(parts: Sequence[str]) -> None:
-    """Runs every part in a process of its own: the library may leave a GPU that is of no use."""
-    codes = [subprocess.run([sys.executable, *sys.argv, part]).returncode for part in parts]
-    raise SystemExit(max(codes))
+    raise SystemExit(0 if run_parts([lambda: speed(arguments, device, budget)]) else 1)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_spmm import NMSpmm
-from flashsparse_plugin.formats.nm_spmm.layout import Layout
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm
+from flashsparse_plugin.formats.pattern.nm_spmm.layout import Layout
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 Row = dict[str, Any]
 # Hidden and intermediate sizes of five Llama models: the (n, k) of Figure 9, as in its data.

@@ -34,7 +34,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import DEFAULT_FORMAT, format_names, get_format
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 
 LAYERS = {
     "llama-3-8b o": (4096, 4096),

@@ -34,9 +34,9 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.activations import rounded_tokens
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import FEW, Plan
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 
 def bits_of(options: PatternOptions) -> int:

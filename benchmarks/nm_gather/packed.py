@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.nm_gather.layout import Layout
-from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.pattern.nm_gather.layout import Layout
+from flashsparse_plugin.formats.pattern.options import options_of
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 

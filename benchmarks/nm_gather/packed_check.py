@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.nm_gather import NMGather
-from flashsparse_plugin.formats.nm_pattern import options_of
+from flashsparse_plugin.formats.pattern.nm_gather import NMGather
+from flashsparse_plugin.formats.pattern.options import options_of
 from flashsparse_plugin.ops import ops
 
 COLUMNS, TOKENS = 128, 512  # a 16-bit float tells them apart

@@ -30,8 +30,8 @@ from nm_gather.packed import find_packed
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, random_weight, replayed
-from flashsparse_plugin.formats.nm_gather.layout import Layout
-from flashsparse_plugin.formats.nm_pattern import PatternOptions, options_of
+from flashsparse_plugin.formats.pattern.nm_gather.layout import Layout
+from flashsparse_plugin.formats.pattern.options import PatternOptions, options_of
 
 LAYERS = ((28672, 7168), (4096, 4096), (4096, 14336), (28672, 4096), (57344, 8192))
 KEPT, LENGTHS = (8, 16, 4, 12), (128, 64)  # of 32

@@ -38,8 +38,8 @@ from nm_gather.launches import Launch, Shape, compiled_shapes
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, random_weight, replayed
-from flashsparse_plugin.formats.nm_gather.layout import Layout
-from flashsparse_plugin.formats.nm_pattern import PatternOptions, options_of
+from flashsparse_plugin.formats.pattern.nm_gather.layout import Layout
+from flashsparse_plugin.formats.pattern.options import PatternOptions, options_of
 
 LAYERS = (
     (4096, 4096), (28672, 7168), (8192, 8192), (14336, 4096), (4096, 14336), (8192, 28672),

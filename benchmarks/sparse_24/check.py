@@ -38,11 +38,11 @@ from sparse_24.launches import Launch
 from sparse_24.wgmma_launches import GROUP_ROWS, WgmmaLaunch
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.activations import quantise_tokens, rounded_tokens
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.sparse_24.layout import layout_of
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.pattern.sparse_24.layout import layout_of
+from flashsparse_plugin.formats.values.activations import quantise_tokens, rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 
 GROUPS = (32, 64, 128)
 WARPS = ((1, 1), (2, 1), (1, 2), (2, 3))  # of a block, along rows and along columns

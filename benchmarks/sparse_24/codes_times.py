@@ -21,9 +21,9 @@ from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, random_weight, replayed
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.sparse_24.layout import layout_of
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.pattern.sparse_24.layout import layout_of
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import FEW, LIBRARY, MANY, Plan
 

@@ -32,11 +32,11 @@ from sparse_24.wgmma_launches import WgmmaLaunch
 
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, random_weight, replayed
-from flashsparse_plugin.formats.activations import rounded_tokens
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.sparse_24.layout import layout_of
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.pattern.sparse_24.layout import layout_of
+from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import FEW, MANY, Plan
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from flashsparse_plugin import PackedWeight
-from flashsparse_plugin.formats.nm_pattern import options_of, value_arguments
-from flashsparse_plugin.formats.sparse_24.layout import NATIVE, UnitLayout, layout_of
+from flashsparse_plugin.formats.pattern.options import options_of, value_arguments
+from flashsparse_plugin.formats.pattern.sparse_24.layout import NATIVE, UnitLayout, layout_of
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.ops.plan import compiled_shapes as shapes_of
 

@@ -30,8 +30,8 @@ from _layers import Layer, layer
 import flashsparse_plugin as fs
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.activations import rounded_tokens
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.plan import LIBRARY, SPARSE, Plan
 
 LAYERS = ("28672x7168", "4096x14336", "4096x4096")

@@ -43,8 +43,8 @@ from torch.nn import functional as F
 import flashsparse_plugin as fs
 from flashsparse_plugin import PackedWeight
 from flashsparse_plugin.dataflow.tuner import cold_bytes_of, elapsed, random_weight
-from flashsparse_plugin.formats.activations import rounded_tokens
-from flashsparse_plugin.formats.value_types import VALUE_TYPES, to_codes
+from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES, to_codes
 
 LAYERS = (
     "28672x7168 4096x4096 4096x14336 36864x9216 12288x12288 10240x8192 28672x4096 6144x4096 "

@@ -67,7 +67,7 @@ def advise(
 
     shapes = _shapes(target)
     device = _gpu(gpu)
-    choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros, max(batches))]
+    choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros)]
     found = {n: list(advice.verdicts(choices, shapes.layers, n)) for n in batches}
     ladders = [
         (title, values, steps, _wins(steps, values, choices, shapes, batches))

@@ -102,7 +102,7 @@ def convert(
         from flashsparse_plugin.checkpoint.convert.keeping import target_of
         from flashsparse_plugin.checkpoint.convert.values import parse_size
         from flashsparse_plugin.formats import get_format
-        from flashsparse_plugin.formats.values import parse_dtype
+        from flashsparse_plugin.formats.values.dtypes import parse_dtype
         from flashsparse_plugin.matching import matches
 
     opened = ModelDirectory(directory)

@@ -17,7 +17,7 @@ from rich.text import Text
 from .console import err, out, print_json, table, usage
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.formats.nm_pattern import PatternOptions
+    from flashsparse_plugin.formats.pattern.options import PatternOptions
     from flashsparse_plugin.gpu import Gpu
 
 TOKENS = 4096  # the paper's m, of m = n = k = 4096
@@ -64,7 +64,7 @@ def roofline(
         raise ImportError("--roofline needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     with err.status("Starting"):
-        from flashsparse_plugin.formats.nm_pattern import PatternOptions
+        from flashsparse_plugin.formats.pattern.options import PatternOptions
         from flashsparse_plugin.gpu import find_gpu
     if options:
         patterns = [PatternOptions(**options)]
@@ -101,7 +101,7 @@ def points_of(
         gpu: The figures of a GPU.
         measured: Operations a second, by a pattern's title.
     """
-    from flashsparse_plugin.formats.nm_spmm.analysis import (
+    from flashsparse_plugin.formats.pattern.nm_spmm.analysis import (
         ITEMSIZE,
         WIDE,
         attainable,
@@ -126,7 +126,7 @@ def points_of(
 def _require_fit(shape: tuple[int, int], patterns: Sequence[PatternOptions]) -> list[Any]:
     import torch
 
-    from flashsparse_plugin.formats.nm_spmm import NMSpmm
+    from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm
 
     schemes = [NMSpmm().scheme(torch.float32, each.model_dump()) for each in patterns]
     for scheme in schemes:
@@ -174,7 +174,7 @@ def _plain(point: Point) -> dict[str, Any]:
 
 
 def _show(points: Sequence[Point], shape: tuple[int, int], gpu: Gpu) -> None:
-    from flashsparse_plugin.formats.nm_spmm.analysis import WIDE
+    from flashsparse_plugin.formats.pattern.nm_spmm.analysis import WIDE
 
     reach = WIDE.reach(gpu) * gpu.float32_peak
     made = table("Pattern", "Zeros", "x", "FLOP/byte", "bound by", "TFLOP/s", "measured", left=1)
@@ -204,7 +204,7 @@ def _draw(points: Sequence[Point], shape: tuple[int, int], gpu: Gpu, path: Path)
     """Rates against intensity, with the roofs of memory, L2 and arithmetic."""
     import matplotlib.pyplot as plt
 
-    from flashsparse_plugin.formats.nm_spmm.analysis import WIDE
+    from flashsparse_plugin.formats.pattern.nm_spmm.analysis import WIDE
 
     peak, reach = gpu.float32_peak, WIDE.reach(gpu) * gpu.float32_peak
     low = min(peak / gpu.l2, *(point.intensity for point in points)) / 4

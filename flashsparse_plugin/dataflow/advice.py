@@ -21,7 +21,6 @@ Values = Literal[16, 8, 4]
 
 MARGIN = ESTIMATED
 WINDOW, LENGTH = 32, 32  # of vector-wise patterns
-PROMPT = 256  # tokens, beyond which another library may multiply them
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,12 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
     return [*found, Choice("int4", "rival", 4, 0.0, rivals.INT4_BITS, own, gpu.name == "H200")]
 
 
-def sparse_choices(gpu: Gpu, sparsity: float, batch: int = 1) -> list[Choice]:
+def sparse_choices(gpu: Gpu, sparsity: float) -> list[Choice]:
     """Our formats at a share of zeros: those that need no more zeros than that.
 
     Args:
         gpu: What the estimates know of the device.
         sparsity: 0 to 1.
-        batch: The most tokens of a step; for as many as prompts have there are more choices.
     """
     schemes = list(_unstructured())
     patterns: list[dict[str, Any]] = []
@@ -84,8 +82,6 @@ def sparse_choices(gpu: Gpu, sparsity: float, batch: int = 1) -> list[Choice]:
         patterns.append({"n": kept, "m": WINDOW, "vector_length": LENGTH})
     for pattern in patterns:
         schemes.append(("nm_vector", pattern, 16))
-        if batch > PROMPT and pattern["m"] == 4:
-            schemes.append(("nm_vector", pattern | {"prompts": "cusparselt"}, 16))
         schemes.append(("nm_vector", pattern | {"values": "int8"}, 8))
         schemes.append(("nm_vector", pattern | {"values": "int4", "group": 128}, 4))
     return [

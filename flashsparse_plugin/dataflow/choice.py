@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..formats import format_names, get_format
-from ..formats.values import packable_dtype
+from ..formats.values.dtypes import packable_dtype
 from ..gpu import Gpu
 from ..names import DENSE
 from ..packed import FormatError, Scheme

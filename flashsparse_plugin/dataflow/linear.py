@@ -11,7 +11,7 @@ from ..ops import STATUS, ops
 from ..packed import PackedWeight
 from ..plan import Plan
 from .model import Weight
-from .table import resolve, searched
+from .table import resolve
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def dense_linear(weight: Tensor) -> DenseLinear | None:
 def plan_of(packed: PackedWeight) -> Plan | None:
     """Which implementation multiplies a packed weight, once it is where it will stay.
 
-    Counts the nonzeros, and so waits for the device. Where a library multiplies the weight, its
-    fastest way to do so is what the user's table keeps, or is searched for.
+    Counts the nonzeros, and so waits for the device.
 
     Returns:
         None where there is nothing to choose, as on every CPU, and where no table has measured the
@@ -74,13 +73,9 @@ def plan_of(packed: PackedWeight) -> Plan | None:
 
     Raises:
         TableError: Where there is a table for this GPU that cannot be read.
-        FormatError: Where a library refuses the weight.
     """
     if packed.device.type != "cuda" or not STATUS["_C_cuda"].loaded:
         return None
     if len(packed.format.implementations(packed.scheme)) < 2:
         return None
-    weight = Weight.of(packed)
-    if packed.format.searches:
-        packed.format.search(packed, searched(weight, packed.dtype, packed.device))
-    return resolve(weight, packed.dtype, packed.device)
+    return resolve(Weight.of(packed), packed.dtype, packed.device)

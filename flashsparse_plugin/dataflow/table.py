@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..cache import cache_directory, locked, write_whole
 from ..files import read_bounded
 from ..formats import find_form
+from ..formats.registry import RETIRED
 from ..gpu import Gpu, find_gpu
 from ..messages import PrintableMessage, complaint, one_line
 from ..names import DENSE
@@ -99,7 +100,6 @@ class Entry(_Strict):
         density: Share of the elements that are kept.
         ranges: Rising; the last has no end.
         measurements: What the ranges follow from.
-        searched: What a library's own search found (`Format.search`), for formats that have one.
     """
 
     shape: tuple[Size, Size]
@@ -108,7 +108,6 @@ class Entry(_Strict):
     density: Annotated[float, Field(ge=0, le=1)] = 1.0
     ranges: Annotated[list[Range], Field(min_length=1, max_length=16)]
     measurements: Annotated[list[Measurement], Field(max_length=100)] = []
-    searched: Annotated[dict[Name, Any], Field(max_length=20)] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Entry:
@@ -130,11 +129,6 @@ class Entry(_Strict):
         order = [list(known).index(each.implementation) for each in self.ranges]
         if any(a >= b for a, b in zip(order, order[1:], strict=False)):
             raise ValueError(f"{where}: each but once, in the order {', '.join(known)}")
-        scheme = self.scheme()
-        if scheme is not None:
-            scheme.format.require_search(self.searched)
-        elif self.searched:
-            raise ValueError(f"{where}: nothing is searched for")
         return self
 
     def scheme(self, dtype: torch.dtype | None = None) -> Scheme | None:
@@ -259,12 +253,33 @@ def read_table(path: Path) -> Table:
             f"version {VERSION}. Remedy: pip install -U flashsparse-plugin, or remove the file"
         )
     try:
-        return Table.model_validate(data)
+        return Table.model_validate(_without_retired(data, path))
     except ValidationError as error:
         raise TableError(
             f"{path} is no valid table: {complaint(error)} "
             f"({error.error_count()} mistakes in all). {remedy}"
         ) from None
+
+
+def _without_retired(data: Any, path: Path) -> Any:
+    """What a file says, less entries of runtime forms that earlier releases had."""
+    entries = data.get("entries") if isinstance(data, dict) else None
+    if not isinstance(entries, list):
+        return data
+    left = [each for each in entries if not _is_retired(each)]
+    if len(left) < len(entries):
+        logger.warning(
+            "%s: %d entries are ignored, of forms that there are no longer (%s). `flashsparse "
+            "tune` measures those layers anew",
+            path,
+            len(entries) - len(left),
+            ", ".join(RETIRED),
+        )
+    return data | {"entries": left}
+
+
+def _is_retired(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("format") in RETIRED
 
 
 def text_of(table: Table) -> str:
@@ -379,22 +394,6 @@ def ranges_of(
     else:
         last = names[-1]
     return [*ranges, Range(max_tokens=None, implementation=last)]
-
-
-def searched(weight: Weight, dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
-    """What `flashsparse tune` keeps of a library's own search for a weight; empty: nothing.
-
-    Args:
-        weight: The layer's weight.
-        dtype: Dtype of weight and activations.
-        device: The GPU where the layer is.
-
-    Raises:
-        TableError: Where there is a table for this GPU that cannot be read.
-    """
-    own = read_own(DeviceKey.of(device), str(dtype).removeprefix("torch."))
-    entry = own.find(weight) if own else None
-    return entry.searched if entry else {}
 
 
 _told: set[str] = set()

@@ -158,11 +158,6 @@ class _Layer:
         count = max(2, cold_bytes // nbytes + 1)
         self.copies = [made, *(_copy(made) for _ in range(count - 1))]
 
-    def searched(self) -> Mapping[str, Any]:
-        """What a library's own search finds for the weight."""
-        made = self.copies[0]
-        return {} if isinstance(made, Tensor) else made.format.search(made, {})
-
     def calls(self, tokens: int) -> Iterator[tuple[str, Call, int]]:
         generator = torch.Generator(self._device).manual_seed(tokens)
         size = (tokens, self._weight.shape[1])
@@ -246,14 +241,13 @@ def measure(
     for tokens in sorted(buckets):
         found[tokens] = {name: timer(call, copies) for name, call, copies in layer.calls(tokens)}
         on_measured(tokens)
-    return entry_of(weight, found, searched=layer.searched())
+    return entry_of(weight, found)
 
 
 def entry_of(
     weight: Weight,
     found: Mapping[int, Mapping[str, float]],
     margin: float = MARGIN,
-    searched: Mapping[str, Any] | None = None,
 ) -> Entry:
     """The entry that follows from the seconds of implementations, by tokens; see `ranges_of`."""
     named = {name for times in found.values() for name in times}
@@ -274,7 +268,6 @@ def entry_of(
             )
             for tokens, named in found.items()
         ],
-        searched=dict(searched or {}),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..formats import format_names, get_format
-from ..formats.values import cast, packable_dtype
+from ..formats.values.dtypes import cast, packable_dtype
 from ..linear import SparseLinear
 from ..modules import bias_of, weight_of
 from ..packed import FormatError

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..formats.activations import multiply_rounded, quantise_tokens
-from ..formats.value_types import VALUE_TYPES
+from ..formats.values.activations import multiply_rounded, quantise_tokens
+from ..formats.values.types import VALUE_TYPES
 from ..modules import bias_of, weight_of
 from ..packed import FormatError
 

@@ -10,16 +10,14 @@ from torch import Tensor
 
 from ..names import DEFAULT_FORMAT
 from ..packed import Format, FormatError, PackedWeight
-from .cusparselt_24 import CuSparselt24
-from .interleaved_bitmap import InterleavedBitmap
-from .nm_gather import NMGather
-from .nm_panels import NMPanels
-from .nm_rows import NMRows
-from .nm_spmm import NMSpmm
-from .nm_vector import NMVector
-from .sparse_24 import Sparse24
-from .tiled_bitmap import TiledBitmap
-from .tiled_csl import TiledCSL
+from .pattern.cpu_panels import NMPanels, NMRows
+from .pattern.nm_gather import NMGather
+from .pattern.nm_spmm import NMSpmm
+from .pattern.nm_vector import NMVector
+from .pattern.sparse_24 import Sparse24
+from .unstructured.interleaved_bitmap import InterleavedBitmap
+from .unstructured.tiled_bitmap import TiledBitmap
+from .unstructured.tiled_csl import TiledCSL
 
 _FORMATS: dict[str, Format] = {}
 
@@ -34,10 +32,10 @@ def register_format(format: Format) -> None:
         raise FormatError(f"there is a format called {format.name!r} already")
 
 
-_RUNTIME_FORMS = (
-    *(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24()),
-    CuSparselt24(),
-)
+RETIRED = ("cusparselt_24",)
+"""Runtime forms of earlier releases, which a user's table may still name."""
+
+_RUNTIME_FORMS = (*(InterleavedBitmap(), NMPanels(), NMRows(), NMGather(), NMSpmm(), Sparse24()),)
 for _format in (TiledCSL(), TiledBitmap(), NMVector(), *_RUNTIME_FORMS):
     register_format(_format)
 

@@ -20,7 +20,7 @@ from flashsparse_plugin.checkpoint.read.shapes import merged_names
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import Choice, Pattern, choose
 from flashsparse_plugin.dataflow.expected import Target
-from flashsparse_plugin.formats.values import cast, count_changed
+from flashsparse_plugin.formats.values.dtypes import cast, count_changed
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.modules import is_transposed
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme

@@ -32,7 +32,7 @@ from flashsparse_plugin.checkpoint.write.report import told
 from flashsparse_plugin.config import FlashSparseConfig
 from flashsparse_plugin.dataflow.choice import lines
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.values import packable_dtype
+from flashsparse_plugin.formats.values.dtypes import packable_dtype
 from flashsparse_plugin.linear import SparseLinear
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.modules import as_kind, experts_of, linear_modules
@@ -344,17 +344,15 @@ class FlashSparseQuantizer(HfQuantizer):
             )
             return
         packed, dense = (sum(getattr(w, n) for w in weights) for n in ("nbytes", "dense_nbytes"))
-        copied = sum(weight.format.copies > 1 for weight in weights)
-        larger = sum(weight.nbytes // weight.format.copies for weight in weights) > dense
+        larger = packed > dense
         logger.log(
             logging.WARNING if larger else logging.INFO,
-            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s%s",
+            "flashsparse: %d layers packed as %s, %.1f MB dense, %.1f MB packed (%.0f%%)%s",
             len(weights),
             " and ".join(config.formats),
             dense / 1e6,
             packed / 1e6,
             100 * packed / dense,
-            f"; {copied} of them in two copies, for prompts" if copied else "",
             ". Packing made them larger: is this checkpoint pruned?" if larger else "",
         )
 

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from flashsparse_plugin.config import FlashSparseConfig
-from flashsparse_plugin.formats.values import cast, count_changed
+from flashsparse_plugin.formats.values.dtypes import cast, count_changed
 from flashsparse_plugin.packed import FormatError, PackedWeight, Scheme
 
 ShardId = Any  # None, "q" "k" "v", a number, or a tuple of numbers: vLLM's names of shards

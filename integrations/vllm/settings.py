@@ -26,7 +26,8 @@ NONE = "none"
 DUMMY = "dummy"  # vLLM's load format of random weights
 # Load formats that hold what a process held, and not what a checkpoint holds.
 _OF_A_PROCESS = ("ipc_cache", "runai_streamer_sharded", "sharded_state", "tensorizer")
-_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options", "prompts")
+_USER_KEYS = ("method", "batch", "dtype", "sparsity", "pruning", "ignore", "options")
+_RETIRED = {"prompts"}  # FlashSparseConfig says that it is ignored
 
 
 class SettingsError(PrintableMessage, RuntimeError):
@@ -53,7 +54,7 @@ def settings_of(additional_config: Any) -> dict[str, Any]:
     settings = additional_config[KEY]
     if not isinstance(settings, Mapping):
         raise SettingsError(f'additional_config["{KEY}"] must be a dict, not {settings!r}')
-    unknown = sorted(settings.keys() - set(_USER_KEYS))
+    unknown = sorted(settings.keys() - {*_USER_KEYS, *_RETIRED})
     if unknown:
         raise SettingsError(
             f'additional_config["{KEY}"] has no setting {unknown[0]!r}; it takes '

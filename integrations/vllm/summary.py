@@ -28,7 +28,6 @@ class Summary:
         packed: Those that are loaded and packed.
         reasons: How many layers stay dense, by reason.
         larger: Layers of which one copy is larger packed than dense.
-        copied: How many layers are held in two copies, as the user asked.
         rounded: Layers whose values changed because the file has more digits than packed values.
         chosen: Of layers whose format was chosen by their weight, the kind and the choice.
     """
@@ -39,7 +38,6 @@ class Summary:
     packed_bytes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     larger: list[str] = field(default_factory=list)
-    copied: int = 0
     rounded: list[str] = field(default_factory=list)
     chosen: list[tuple[str, Choice]] = field(default_factory=list)
     _finished: int = 0
@@ -54,13 +52,9 @@ class Summary:
         self.packed += 1
         self.dense_bytes += weight.dense_nbytes
         self.packed_bytes += weight.nbytes
-        if weight.nbytes > weight.format.copies * weight.dense_nbytes:
+        if weight.nbytes > weight.dense_nbytes:
             self.larger.append(name)
         kernel = kernel_of(weight.scheme, weight.device)
-        if weight.format.copies > 1:
-            self.copied += 1
-            bits = 8 * weight.nbytes / (weight.shape[0] * weight.shape[1])
-            kernel += f", {weight.format.copies} copies, {bits:.2f} bits a weight"
         self._tell(name, weight.shape, f"{kernel}, {plan}" if plan else kernel)
 
     def dispatched(self, name: str, shape: tuple[int, int], linear: DenseLinear) -> None:
@@ -89,8 +83,6 @@ class Summary:
         if self.packed:
             share = 100 * self.packed_bytes / self.dense_bytes
             text += f", {share:.0f}% of {self.dense_bytes / 1e6:,.1f} MB dense"
-        if self.copied:
-            text += f"; {self.copied} of them in two copies, for prompts"
         if self.reasons:
             parts = [f"{count} {reason}" for reason, count in self.reasons.items()]
             text += f"; left dense: {', '.join(parts)}"

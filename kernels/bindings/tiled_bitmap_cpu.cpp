@@ -177,7 +177,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flashsparse, m) {
       "tiled_bitmap_linear_planned(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "int out_features, ScalarType weight_dtype, Tensor? bias, int[] plan, "
       "Tensor? weight_scale=None) -> Tensor");
-  // In torch on a CPU (flashsparse_plugin/formats/tiled_bitmap/ops.py).
+  // In torch on a CPU (flashsparse_plugin/formats/unstructured/tiled_bitmap/ops.py).
   m.def(
       "tiled_bitmap_linear_rounded(Tensor x, Tensor weight_packed, Tensor unit_offsets, "
       "Tensor weight_scale, int out_features, ScalarType weight_dtype, str values, "

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import CheckpointError, ModelDirectory, convert_checkpoint
 from flashsparse_plugin.checkpoint.convert import converter as converter_module
-from flashsparse_plugin.formats.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.nm_vector import NMVector
 
 INDEX = "model.safetensors.index.json"
 

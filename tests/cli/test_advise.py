@@ -67,18 +67,6 @@ def test_nothing_is_cut_off_at_80_columns(llama, batches, tables):
     assert len(ratios) == batches.count(",") + 1
 
 
-def test_prompts_have_a_choice_that_costs_memory():
-    def choices(batch):
-        found = json.loads(advise("28672x7168", "--batch", batch, "--json").stdout)
-        return {choice["title"]: choice for choice in found["choices"]}
-
-    found, title = choices("8,1024"), "2:4, cuSPARSELt"
-    assert found[title]["bits"] == 2 * found["2:4"]["bits"] == 18
-    own, two = (found[name]["tokens_per_second"] for name in ("2:4", title))
-    assert own["8"] == two["8"] and own["1024"] < two["1024"]
-    assert title not in choices("8,256")
-
-
 def test_an_a100_has_no_fp8():
     found = json.loads(advise("4096x4096", "--gpu", "A100", "--batch", "8", "--json").stdout)
     assert [c["title"] for c in found["choices"] if c["kind"] != "ours"] == ["dense", "int4"]

@@ -231,6 +231,15 @@ def test_processes_that_measure_at_once_keep_what_each_found(h200, monkeypatch):
     assert [*path.parent.iterdir()] == [path]
 
 
+def test_entries_of_forms_that_are_gone_are_ignored_with_a_line(tmp_path, caplog):
+    gone = {"format": "cusparselt_24", "options": {"n": 2, "m": 4}, "searched": {"library": 801}}
+    data = GOOD | {"entries": [*GOOD["entries"], GOOD["entries"][1] | gone]}
+    path = written(data, tmp_path / "table.json")
+    assert read_table(path) == read_table(written(GOOD, tmp_path / "good.json"))
+    (message,) = caplog.messages
+    assert f"{path}: 1 entries are ignored" in message and "cusparselt_24" in message
+
+
 def damaged(damage):
     data = copy.deepcopy(GOOD)
     damage(data)

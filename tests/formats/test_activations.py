@@ -12,9 +12,11 @@ from weights import sparse_weight
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.model import Weight, seconds
-from flashsparse_plugin.formats import activations, coded, get_format, sparse_24
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats.pattern import sparse_24
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.values import activations, coded
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.packed import FormatError
 

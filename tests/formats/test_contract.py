@@ -231,7 +231,7 @@ def test_a_part_of_any_size_runs_in_every_form(scheme):
 def runtime_forms():
     """Storage schemes beside the runtime ones that hold the same weights, on any device."""
     for form in all_formats():
-        if form.on_disk or form.name == "cusparselt_24":  # which a library packs
+        if form.on_disk:
             continue
         stored = "tiled_bitmap" if form.name == "interleaved_bitmap" else "nm_vector"
         for target in form.examples():

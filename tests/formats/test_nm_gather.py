@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.nm_gather import NMGather, layout
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.nm_gather import NMGather, layout
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.packed import FormatError, PackedWeight
 from flashsparse_plugin.plan import Plan
 

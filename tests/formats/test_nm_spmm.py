@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from weights import sparse_weight
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.nm_spmm import NMSpmm, layout, ops
-from flashsparse_plugin.formats.nm_spmm.ops import linear_on_cuda
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm, layout, ops
+from flashsparse_plugin.formats.pattern.nm_spmm.ops import linear_on_cuda
 from flashsparse_plugin.packed import FormatError, PackedWeight
 from flashsparse_plugin.plan import Plan
 

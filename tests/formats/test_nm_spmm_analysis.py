@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_spmm import NMSpmm, analysis
-from flashsparse_plugin.formats.nm_spmm.analysis import TABLE_I, WIDE, Blocking
+from flashsparse_plugin.formats.pattern.nm_spmm import NMSpmm, analysis
+from flashsparse_plugin.formats.pattern.nm_spmm.analysis import TABLE_I, WIDE, Blocking
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.gpu import GPUS, Gpu
 
 A100_SHARED = 192 << 10  # Table III

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import all_formats
-from flashsparse_plugin.formats.nm_pattern import VECTOR_LENGTHS, PatternOptions
+from flashsparse_plugin.formats.pattern.options import VECTOR_LENGTHS, PatternOptions
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.packed import FormatError, PackedWeight
 

@@ -9,9 +9,9 @@ from kernel_weights import bits_without_negative_zero, every_bit_pattern
 from torch.library import opcheck
 from weights import sparse_weight
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.nm_vector import NMVector
-from flashsparse_plugin.formats.sparse_24 import Sparse24, layout
+from flashsparse_plugin.formats.pattern.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24, layout
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.ops.reference import linear as exact_linear
 from flashsparse_plugin.packed import FormatError, PackedWeight

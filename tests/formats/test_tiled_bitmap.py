@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weights import sparse_weight, weights
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.tiled_bitmap import reference
+from flashsparse_plugin.formats.unstructured.tiled_bitmap import reference
 from flashsparse_plugin.gpu import GPUS, library_seconds
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight

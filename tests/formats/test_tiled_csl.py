@@ -7,7 +7,7 @@ from hypothesis import given
 from weights import DTYPES, sparse_weight, weights
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.tiled_csl import reference
+from flashsparse_plugin.formats.unstructured.tiled_csl import reference
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.ops.reference import linear
 from flashsparse_plugin.packed import PackedWeight

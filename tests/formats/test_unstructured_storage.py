@@ -9,7 +9,7 @@ from weights import bits, sparse_weight, weights, without_negative_zero
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.formats import all_formats
-from flashsparse_plugin.formats.unstructured_storage import UnstructuredStorage
+from flashsparse_plugin.formats.unstructured.storage import UnstructuredStorage
 from flashsparse_plugin.packed import FormatError, PackedWeight
 
 FORMATS = [format for format in all_formats() if isinstance(format, UnstructuredStorage)]

@@ -35,7 +35,7 @@ from flashsparse_plugin.checkpoint.foreign.quantized import QuantizedTensors
 from flashsparse_plugin.checkpoint.write.staging import STATE
 from flashsparse_plugin.dataflow.table import SHIPPED, TableError, read_table
 from flashsparse_plugin.formats import all_formats
-from flashsparse_plugin.formats.nm_vector import NMVector
+from flashsparse_plugin.formats.pattern.nm_vector import NMVector
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.messages import printable
 from flashsparse_plugin.ops import reference

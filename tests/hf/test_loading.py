@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
+from flashsparse_plugin.formats.unstructured.interleaved_bitmap import InterleavedBitmap
 from flashsparse_plugin.integrations import hf
 
 pytestmark = pytest.mark.oldest_transformers

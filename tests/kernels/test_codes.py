@@ -11,7 +11,7 @@ import torch
 from kernel_products import activations, assert_close
 
 from flashsparse_plugin.formats import get_format
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import PackedWeight
 
 TYPES = [("int8", None), ("fp8_e4m3", None), ("int4", None), ("int4", 32), ("int8", 64)]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kernel_weights import every_bit_pattern
 from torch import Tensor
 
-from flashsparse_plugin.formats.nm_pattern import VECTOR_LENGTHS, PatternOptions
+from flashsparse_plugin.formats.pattern.options import VECTOR_LENGTHS, PatternOptions
 from flashsparse_plugin.ops import ops
 
 DRIVER = "nm_vector/pack_driver"

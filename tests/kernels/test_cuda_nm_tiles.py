@@ -36,7 +36,7 @@ from emulation import (
 from kernel_weights import every_bit_pattern
 from torch import Tensor
 
-from flashsparse_plugin.formats.nm_gather.layout import column_of
+from flashsparse_plugin.formats.pattern.nm_gather.layout import column_of
 
 PLAN = "cuda/nm_gather/tiles_plan.h"
 # Rows and tokens of a warp, warps along the tokens, sets of warps along the rows.

@@ -25,8 +25,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flashsparse_plugin.formats.nm_pattern import VECTOR_LENGTHS, PatternOptions, pack_positions
-from flashsparse_plugin.formats.value_types import GROUPS, join_nibbles, scale_count, scale_dtype
+from flashsparse_plugin.formats.pattern.options import (
+    VECTOR_LENGTHS,
+    PatternOptions,
+    pack_positions,
+)
+from flashsparse_plugin.formats.values.types import GROUPS, join_nibbles, scale_count, scale_dtype
 from flashsparse_plugin.ops import ops
 
 UNPACK, VALIDATE = "nm_vector/unpack_driver", "nm_vector/validate_driver"

@@ -39,11 +39,11 @@ from emulation import (
 )
 from kernel_weights import bits_without_negative_zero, every_bit_pattern
 
-from flashsparse_plugin.formats.activations import rounded_tokens
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
-from flashsparse_plugin.formats.sparse_24 import Sparse24
-from flashsparse_plugin.formats.sparse_24.layout import layout_of
-from flashsparse_plugin.formats.value_types import VALUE_TYPES
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.formats.pattern.sparse_24 import Sparse24
+from flashsparse_plugin.formats.pattern.sparse_24.layout import layout_of
+from flashsparse_plugin.formats.values.activations import rounded_tokens
+from flashsparse_plugin.formats.values.types import VALUE_TYPES
 from flashsparse_plugin.packed import PackedWeight
 
 LINEAR, UNPACK = "sparse_24/linear_driver", "sparse_24/unpack_driver"

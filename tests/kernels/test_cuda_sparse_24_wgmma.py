@@ -35,7 +35,7 @@ from emulation import (
     with_switched_barriers,
 )
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 DRIVER, CODES_X = "sparse_24/wgmma_driver", "sparse_24/wgmma_codes_driver"
 HEADER = KERNELS / "cuda" / "sparse_24" / "wgmma_plan.h"

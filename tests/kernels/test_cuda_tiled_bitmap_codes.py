@@ -40,8 +40,8 @@ from emulation import (
     with_switched_barriers,
 )
 
-from flashsparse_plugin.formats.activations import quantise_tokens
-from flashsparse_plugin.formats.value_types import to_codes
+from flashsparse_plugin.formats.values.activations import quantise_tokens
+from flashsparse_plugin.formats.values.types import to_codes
 
 DENSITIES = (0.5, 1.0, 0.2, 0.0, 0.7)
 

@@ -17,7 +17,7 @@ from emulation import (
 )
 from kernel_weights import garbage_cases
 
-from flashsparse_plugin.formats.tiled_csl import TiledCSL
+from flashsparse_plugin.formats.unstructured.tiled_csl import TiledCSL
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight
 

@@ -14,8 +14,8 @@ from kernel_products import activations, assert_close
 from kernel_weights import SHAPES, random_weight, skewed_weight
 from torch import Tensor
 
-from flashsparse_plugin.formats.nm_panels import NMPanels
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.cpu_panels import NMPanels
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.ops import ops, reference
 
 BFLOAT16, FLOAT16, FLOAT32 = torch.bfloat16, torch.float16, torch.float32

@@ -17,8 +17,8 @@ from kernel_weights import (
     skewed_weight,
 )
 
-from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
-from flashsparse_plugin.formats.tiled_csl import TiledCSL
+from flashsparse_plugin.formats.unstructured.interleaved_bitmap import InterleavedBitmap
+from flashsparse_plugin.formats.unstructured.tiled_csl import TiledCSL
 from flashsparse_plugin.ops import ops
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16

@@ -15,7 +15,7 @@ from kernel_weights import (
     skewed_weight,
 )
 
-from flashsparse_plugin.formats.tiled_bitmap import TiledBitmap, reference
+from flashsparse_plugin.formats.unstructured.tiled_bitmap import TiledBitmap, reference
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.packed import PackedWeight
 

@@ -36,7 +36,7 @@ from emulated_tiled_bitmap import random_codes as random_bitmap_codes
 from emulation import KERNELS
 from kernel_weights import random_weight
 
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 from flashsparse_plugin.ops import ops
 
 COMMITTED = KERNELS / "wavefronts.csv"

@@ -123,36 +123,6 @@ def test_a_stream_is_padded_by_whole_lines(name):
     assert padded[: len(stream)].equal(stream)
 
 
-def test_prompts_by_cusparselt_are_told_of_with_what_they_cost(monkeypatch, caplog):
-    from stub_cusparselt import install
-
-    from flashsparse_plugin.integrations.vllm import linear
-    from flashsparse_plugin.integrations.vllm.summary import Summary
-
-    library = install(monkeypatch, as_if_on_a_gpu=True)
-    config = fs.FlashSparseConfig(
-        format="nm_vector", options={"n": 2, "m": 4}, dtype="bfloat16", prompts="cusparselt"
-    )
-    weight = torch.tensor([1.0, 0, 0, 2]).bfloat16().repeat(64, 64)
-    stored = fs.PackedWeight(
-        config.scheme_of("name"), weight.shape, fs.pack(weight, "nm_vector", n=2, m=4).tensors
-    )
-    method = linear.SparseLinearMethod(config, ["name"], "layers.0.name", Summary())
-    engine = SimpleNamespace(additional_config={}, load_config=LOAD)
-    layer, x = nn.Module(), torch.ones(300, 256).bfloat16()
-    with caplog.at_level("INFO", "vllm.flashsparse"):
-        method._hold(layer, method._packed(stored, torch.device("cpu"), engine), engine)
-        method.summary.finish_layer()
-    told = "cusparselt_24_linear on CPU, 2 copies, 18.00 bits a weight"
-    assert told in caplog.text and "1 of them in two copies, for prompts" in caplog.text
-    assert "is this checkpoint pruned" not in caplog.text
-    assert torch.equal(method.apply(layer, x), torch.nn.functional.linear(x, weight))
-    assert library.products and method.apply(layer, x[:8]).shape == (8, 64)
-    monkeypatch.undo()
-    with pytest.raises(fs.FormatError, match=r"layer 'layers.0.name' \[64, 256\] .* NVIDIA GPUs"):
-        method._packed(stored, torch.device("cpu"), engine)
-
-
 def test_routers_and_classification_heads_of_dense_checkpoints_stay_dense():
     """vLLM's routers are linear layers, where those of transformers mostly are not."""
     from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear

@@ -96,7 +96,7 @@ def _compiled(piecewise: bool):
 def _dataflow(thresholds: list[int] | None):
     """Treats layers as on a GPU where these thresholds were found for them all; yields those that
     packed layers were called with."""
-    from flashsparse_plugin.formats.interleaved_bitmap import InterleavedBitmap
+    from flashsparse_plugin.formats.unstructured.interleaved_bitmap import InterleavedBitmap
 
     inner, given = InterleavedBitmap.linear, set()
 

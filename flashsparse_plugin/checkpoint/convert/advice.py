@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...formats import get_format
-from ...formats.values import packable_dtype
+from ...formats.values.dtypes import packable_dtype
 from ..files.explanations import about_experts
 from ..read.linears import StoredModel
 from ..write.report import ConversionReport, LayerReport, human, told

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...dataflow.choice import Choice, Pattern, choose, lines
 from ...dataflow.expected import BATCH, HERE, Target
 from ...formats import get_format
-from ...formats.values import packable_dtype
+from ...formats.values.dtypes import packable_dtype
 from ...names import AUTO, DEFAULT_FORMAT
 from ..read.directory import ModelDirectory
 from ..read.linears import StoredModel

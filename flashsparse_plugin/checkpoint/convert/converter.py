@@ -17,7 +17,7 @@ from torch import Tensor
 import flashsparse_plugin
 
 from ...config import FlashSparseConfig, LayerConfig
-from ...formats.values import count_changed
+from ...formats.values.dtypes import count_changed
 from ...messages import one_line
 from ...names import DENSE
 from ...packed import FormatError, dtype_name

@@ -15,7 +15,7 @@ from ...config import FlashSparseConfig
 from ...dataflow.choice import Choice, Pattern, choose, lines, weigh
 from ...dataflow.expected import BATCH, HERE, Target
 from ...formats import format_names, get_format, packed_names
-from ...formats.values import cast, packable_dtype
+from ...formats.values.dtypes import cast, packable_dtype
 from ...names import DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, PackedWeight, Scheme, dtype_name
 from ..files.checksums import verify

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config import FlashSparseConfig, LayerConfig
 from ...formats import get_format
-from ...formats.coded import CodePacker
+from ...formats.values.coded import packs_codes
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ..files.headers import TensorInfo
 from ..foreign import packing
@@ -32,7 +32,7 @@ def target_of(
     if not directory.has_codes:
         return format or DEFAULT_FORMAT, options or {}
     named = None if format == AUTO else format
-    if named is not None and not isinstance(get_format(named), CodePacker):
+    if named is not None and not packs_codes(get_format(named)):
         return named, options or {}
     own, options = packing.target_of(directory.quantization or {}, named, options)
     return own.name, options
@@ -56,7 +56,7 @@ def keep_codes(
     """
     codes = [info.codes for info in tensors.values() if isinstance(info, CodesInfo)]
     format = get_format(config.format)
-    if not codes or not isinstance(format, CodePacker):
+    if not codes or not packs_codes(format):
         return
     if not all(format.takes_codes(each.values, each.group) for each in codes):
         return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...formats import format_names, get_format
-from ...formats.values import cast, packable_dtype
+from ...formats.values.dtypes import cast, packable_dtype
 from ...packed import FormatError, PackedWeight, Scheme, dtype_name
 from ..files.headers import CheckpointError, TensorInfo
 from ..foreign.code_entries import CodesInfo

@@ -12,7 +12,7 @@ import torch
 
 from ...config import FlashSparseConfig
 from ...formats import get_format
-from ...formats.values import parse_dtype
+from ...formats.values.dtypes import parse_dtype
 from ...names import AUTO, DEFAULT_FORMAT
 from ...packed import FormatError, dtype_name
 from ..files.headers import CheckpointError

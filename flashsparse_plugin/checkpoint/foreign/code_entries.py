@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.coded import CodePacker
-from ...formats.value_types import VALUE_TYPES, require_scales
+from ...formats.values.coded import packs_codes
+from ...formats.values.types import VALUE_TYPES, require_scales
 from ...packed import FormatError, PackedWeight, Scheme
 from ..files.headers import CheckpointError, MadeTensorInfo, TensorInfo
 from .codes import CodeLayout, Codes, multiply
@@ -88,7 +88,7 @@ class CodesInfo(MadeTensorInfo):
         Raises:
             CheckpointError: For a weight that the scheme cannot hold, and as `read_codes` does.
         """
-        assert isinstance(scheme.format, CodePacker)
+        assert packs_codes(scheme.format)
         codes, scales = self.read_codes(tensors, scheme.dtype)
         try:
             return scheme.format.pack_codes(codes, scales, scheme)

@@ -15,8 +15,8 @@ from typing import ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from ...formats.value_types import scale_count, split_nibbles, spread_scales
-from ...formats.values import bits_as
+from ...formats.values.dtypes import bits_as
+from ...formats.values.types import scale_count, split_nibbles, spread_scales
 from ...packed import FormatError, dtype_name
 from .layout import DTYPES
 from .quantization import Arguments

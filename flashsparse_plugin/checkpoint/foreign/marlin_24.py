@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...formats.value_types import scale_count
+from ...formats.values.types import VALUE_TYPES, scale_count
 from ...packed import dtype_name
 from .codes import CodeLayout, Codes, signed
 from .quantization import Arguments
@@ -83,9 +83,10 @@ def _kept(packed: Tensor, codes: Codes) -> Tensor:
     In a tile of 64 rows and 16 entries, row = 16 a + 8 b + 4 c + d and entry = 8 h + 2 i + e.
     """
     rows, columns = codes.shape
-    flat = signed(packed, 4 if codes.values == "int4" else 8)
+    bits = VALUE_TYPES[codes.values].bits
+    flat = signed(packed, bits)
     tiles = (columns // 32, rows // 64)
-    if codes.values == "int4":
+    if bits == 4:
         view = flat.reshape(*tiles, 4, 2, 4, 4, 2, 2, 2)  # tile, strip, a, b, i, d, e, c, h
         order = (1, 2, 3, 7, 5, 0, 8, 4, 6)
     else:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...formats.values.types import VALUE_TYPES
 from ...packed import dtype_name
 from .codes import CodeLayout, Codes, each_row, signed
 from .quantization import Arguments
@@ -49,6 +50,6 @@ class PackQuantized(CodeLayout):
         self, layer: str, tensors: Mapping[str, Tensor], codes: Codes
     ) -> tuple[Tensor, Tensor]:
         rows, columns = codes.shape
-        weight = signed(tensors["weight_packed"], 4 if codes.values == "int4" else 8)[:, :columns]
+        weight = signed(tensors["weight_packed"], VALUE_TYPES[codes.values].bits)[:, :columns]
         scales = tensors[self.scale]
         return weight, each_row(scales, rows) if codes.group is None else scales

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from ...config import PATTERN, FlashSparseConfig, LayerConfig
 from ...formats import get_format
-from ...formats.coded import CodePacker
-from ...formats.nm_vector import NMVector
-from ...formats.values import parse_dtype
+from ...formats.pattern.nm_vector import NMVector
+from ...formats.values.coded import CodedFormat, packs_codes
+from ...formats.values.dtypes import parse_dtype
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, Scheme, dtype_name
 from ..files.headers import TensorInfo
@@ -84,7 +84,7 @@ def half_dtype(*wanted: object) -> torch.dtype:
 
 def target_of(
     quantization: Mapping[str, Any], format: str | None, given: Mapping[str, Any] | None
-) -> tuple[CodePacker, dict[str, Any]]:
+) -> tuple[CodedFormat, dict[str, Any]]:
     """The format that holds the codes of a checkpoint, and its options.
 
     The zeros to pack by are those that the user names, else the checkpoint, else 2:4.
@@ -102,7 +102,7 @@ def target_of(
         anywhere = pattern is None and "n" not in options and _packs_anywhere(quantization)
         format = DEFAULT_FORMAT if anywhere else NMVector.name
     own = get_format(format)
-    if not isinstance(own, CodePacker):
+    if not packs_codes(own):
         raise FormatError(f"{format} has no codes")
     if own.Options.model_fields.keys() >= PATTERN.keys():
         named = PATTERN if pattern is None else dict(zip(PATTERN, pattern, strict=True))
@@ -115,13 +115,13 @@ def _packs_anywhere(quantization: Mapping[str, Any]) -> bool:
     own = get_format(DEFAULT_FORMAT)
     return (
         has_zeros_anywhere(quantization)
-        and isinstance(own, CodePacker)
+        and packs_codes(own)
         and all(own.takes_codes(*each) for each in kinds_of_codes(quantization))
     )
 
 
 def scheme_of(
-    format: CodePacker, weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype
+    format: CodedFormat, weight: CodesInfo, given: Mapping[str, Any], dtype: torch.dtype
 ) -> Scheme:
     """The scheme that holds a weight with its codes as they are.
 
@@ -178,13 +178,13 @@ def as_packed(
         for weight in weights
     }
     config = _config(schemes, quantized.tensors, by_part(weights).keys())
-    config.dequantize, config.prompts = asked.dequantize, asked.prompts
+    config.dequantize = asked.dequantize
     return quantized.packed(weights, schemes), config
 
 
 def _target_of(
     asked: FlashSparseConfig, quantization: Mapping[str, Any], path: Path
-) -> tuple[CodePacker, dict[str, Any]]:
+) -> tuple[CodedFormat, dict[str, Any]]:
     """`target_of`, which also refuses settings that a quantized checkpoint leaves no room for."""
     named = asked.format if "format" in asked.model_fields_set else None
     try:

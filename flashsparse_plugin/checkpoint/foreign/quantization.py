@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...formats.value_types import GROUPS
+from ...formats.values.types import GROUPS
 from ...matching import matches
 from ...messages import complaint, one_line
 from ...packed import FormatError

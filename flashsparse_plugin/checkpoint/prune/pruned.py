@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...formats.values import cast
+from ...formats.values.dtypes import cast
 from ...packed import dtype_name
 from ..files.folder import INDEX
 from ..files.headers import CheckpointError, TensorInfo

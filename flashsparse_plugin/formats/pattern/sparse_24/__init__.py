@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form in which a pattern that keeps two of every four columns runs on sparse tensor cores.
+
+2:4, and whatever embeds in it: 1:4, 1:2, at most two of a longer window of whole fours. Values and
+positions lie as the instruction takes them: in 9 bits a weight, 5 with codes of 8 bits, 3.1 with
+int4. Never written to disk. The layout is in kernels/formats/sparse_24.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.cuda import get_device_properties
+
+from ....gpu import Gpu
+from ....ops.plan import Product
+from ....packed import FormatError, PackedWeight, Reference, Scheme, TensorSpec
+from ....plan import FEW, LIBRARY, MANY, SPARSE, Implementation, Plan
+from ...values.types import require_scales
+from ..form import RuntimeForm
+from ..options import (
+    PatternOptions,
+    columns_used,
+    options_of,
+    store,
+    store_codes,
+    value_arguments,
+)
+from . import layout, reference
+from .ops import ops
+
+
+class Sparse24(RuntimeForm):
+    name = "sparse_24"
+    planner = "sparse_24"
+    holds = "patterns that keep at most two of every four aligned columns"
+    sparse = "sparse tensor cores"
+    tensor_names = ("units", "weight_scale")
+    reference: ClassVar[Reference] = reference
+
+    def fits(self, options: PatternOptions) -> bool:
+        return options.embeds_in_24
+
+    def examples(self) -> tuple[Scheme, ...]:
+        patterns: tuple[Mapping[str, Any], ...] = (
+            {"n": 2, "m": 4},
+            {"n": 1, "m": 2, "vector_length": 4},
+            {"n": 2, "m": 8, "vector_length": 2},
+            {"n": 2, "m": 4, "values": "fp8_e4m3"},
+            {"n": 2, "m": 4, "values": "int8"},
+            {"n": 2, "m": 4, "values": "int8", "group": 64},
+            {"n": 2, "m": 4, "values": "int4"},
+            {"n": 2, "m": 4, "values": "int4", "group": 128},
+        )
+        return tuple(self.scheme(dtype, options) for dtype in self.dtypes for options in patterns)
+
+    def tensors(self, scheme: Scheme, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+        own = layout.layout_of(options_of(scheme))
+        specs = {"units": TensorSpec(torch.int32, (*layout.unit_grid(*shape), own.words))}
+        if own.has_row_scales:
+            specs["weight_scale"] = TensorSpec(torch.float32, (shape[0], 1))
+        return specs
+
+    def arrange(
+        self, stored: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]
+    ) -> PackedWeight:
+        options = self.require_fit(scheme, shape)
+        tensors = {"units": layout.arrange(stored, shape, options)}
+        if layout.layout_of(options).has_row_scales:
+            tensors["weight_scale"] = stored["weight_scale"]
+        return PackedWeight(scheme, shape, tensors)
+
+    def stored(self, packed: PackedWeight) -> Mapping[str, Tensor]:
+        options = options_of(packed.scheme)
+        if options.value_type is None:
+            return store(self.unpack(packed), options)
+        return store_codes(*self.codes(packed), options)
+
+    def codes(self, packed: PackedWeight) -> tuple[Tensor, Tensor]:
+        """Of a weight with codes: float16 numbers [out_features, in_features], and scales."""
+        own = layout.layout_of(options_of(packed.scheme))
+        bits = layout.bits_of(packed.tensors["units"], packed.shape, own)
+        return layout.numbers(bits, own), self._scales(packed)
+
+    def unpack(self, packed: PackedWeight) -> Tensor:
+        return ops.sparse_24_unpack(
+            packed.tensors["units"],
+            *packed.shape,
+            packed.dtype,
+            *value_arguments(packed.scheme, packed.tensors),
+        )
+
+    def multiply(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        most, few = (None, None) if plan is None else (plan.sparse_tokens, plan.few_tokens)
+        return ops.sparse_24_linear(
+            x,
+            tensors["units"],
+            shape[0],
+            scheme.dtype_number,
+            bias,
+            most,
+            few,
+            *value_arguments(scheme, tensors),
+        )
+
+    def multiplies_codes(self, scheme: Scheme, device: torch.device) -> bool:
+        if device.type != "cuda":
+            return False
+        found = get_device_properties(device)  # which torch.compile takes for a constant
+        return _multiplies_codes(options_of(scheme), (found.major, found.minor))
+
+    def multiply_rounded(
+        self,
+        x: Tensor,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        plan: Plan | None,
+    ) -> Tensor:
+        """By a kernel for codes on both sides, where there is one.
+
+        Sums of int8 are exact, so that results do not depend on the batch, whichever kernel adds
+        up. The order in which those of fp8 are added depends on the number of tokens.
+        """
+        if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
+            units, scales = tensors["units"], tensors["weight_scale"]
+            values = options_of(scheme).activations
+            few = None if plan is None else plan.few_tokens
+            return ops.sparse_24_linear_rounded(
+                x, units, scales, shape[0], scheme.dtype_number, values, bias, few
+            )
+        return super().multiply_rounded(x, scheme, shape, tensors, bias, plan)
+
+    def check(self, packed: PackedWeight) -> None:
+        """No word is an address; but positions that do not rise are undefined behaviour of mma.
+
+        Codes may not be NaN, which kernels do not know, and scales may not be so either. What lies
+        beyond the weight's edge meets zeros of x, which an infinity would make NaN of.
+        """
+        options, (rows, columns) = options_of(packed.scheme), packed.shape
+        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
+        values = options_of(packed.scheme).value_type
+        if values is not None:
+            require_scales(self._scales(packed), values, packed.dtype)
+        for slab in layout.slabs(len(units) * layout.UNIT_ROWS, units.shape[1] * layout.UNIT_COLS):
+            held = units[layout.unit_rows(slab)]
+            lower, upper = layout.places_of(held, own).unbind(-1)
+            wrong = (lower >= upper).nonzero()
+            if len(wrong):
+                down, across, line, four = wrong[0].tolist()
+                row = slab.start + down * layout.UNIT_ROWS + line
+                column = across * layout.UNIT_COLS + 4 * four
+                raise FormatError(
+                    f"the two positions of row {row}, columns {column} to {column + 3}, do not rise"
+                )
+            if own.values == "fp8_e4m3" and bool(
+                (layout.values_of(held, own) & 0x7F == 0x7F).any()
+            ):
+                raise FormatError("units have a code that is NaN")
+            kept = layout.kept_of(held, own)
+            if bool(kept[:, columns:].any() | kept[max(rows - slab.start, 0) :].any()):
+                raise FormatError("units have values beyond the weight's edge")
+            used = columns_used(kept, options.m, options.vector_length, options.n)
+            if used > options.n:
+                raise FormatError(
+                    f"units have values in {used} columns of {options.m} and "
+                    f"{options.vector_length} rows: {options.title} keeps {options.n}"
+                )
+        if own.group is not None and layout.has_scales_beyond(units, packed.shape, own):
+            raise FormatError("units have scales beyond the weight's edge")
+
+    def nonzeros(self, packed: PackedWeight) -> int:
+        own, units = layout.layout_of(options_of(packed.scheme)), packed.tensors["units"]
+        found = 0
+        for slab in layout.slabs(len(units), units.shape[1] * layout.UNIT_COLS):
+            values = layout.values_of(units[slab], own)
+            kept = values & 0x7FFF if own.values == "native" else values
+            found += int(kept.count_nonzero())
+        return found
+
+    def _scales(self, packed: PackedWeight) -> Tensor:
+        """Scales of rows or groups, as nm_vector stores them."""
+        own = layout.layout_of(options_of(packed.scheme))
+        if own.has_row_scales:
+            return packed.tensors["weight_scale"]
+        return layout.scales_of(packed.tensors["units"], packed.shape, own, packed.dtype)
+
+    def implementations(self, scheme: Scheme) -> Mapping[str, Implementation]:
+        """One for rounded activations: the op chooses among its kernels for codes by itself."""
+        known = super().implementations(scheme)
+        if options_of(scheme).activation_type:
+            return {SPARSE: known[SPARSE]}
+        return {
+            FEW: Implementation(None, "sparse tensor cores for few tokens: mma.sp"),
+            MANY: Implementation(None, "sparse tensor cores for many tokens: wgmma.sp", (9, 0)),
+            LIBRARY: known[LIBRARY],
+        }
+
+    def product(
+        self, scheme: Scheme, shape: tuple[int, int], nbytes: int, tokens: int, gpu: Gpu
+    ) -> Product:
+        rounds = _multiplies_codes(options_of(scheme), gpu.capability)
+        return replace(super().product(scheme, shape, nbytes, tokens, gpu), quantizes_x=rounds)
+
+
+def _multiplies_codes(options: PatternOptions, capability: tuple[int, int]) -> bool:
+    """Whether a GPU has a kernel for codes on both sides.
+
+    int8 by int8 on all; fp8 by fp8 where tensor cores multiply it: by mma on 8.9 and 12, by wgmma
+    on 9.0. Codes with scales of groups have none.
+    """
+    if options.activation_type is None or options.group:
+        return False
+    return options.activations == "int8" or capability in ((8, 9), (9, 0)) or capability[0] == 12

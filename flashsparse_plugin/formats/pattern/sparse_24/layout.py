@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From nm_vector to the units of sparse tensor cores and back, in torch on any device.
+
+The layout is drawn in kernels/formats/sparse_24.h. Everything goes by slabs of rows, so that the
+temporary tensors are bounded, whatever the weight.
+
+Between the two, values are `bits` [rows, columns], zeros included: int16 of native ones, uint8 of
+codes, int4 ones sign-extended to eight bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...values.dtypes import bits_as, magnitudes
+from ...values.types import VALUE_TYPES, join_nibbles, split_nibbles, spread_scales
+from ..options import PatternOptions, unpack_positions
+
+UNIT_ROWS, UNIT_COLS = 16, 256
+METADATA_WORDS = 128
+SLAB_ELEMENTS = 1 << 24
+SLAB_ROWS = 128  # a slab has a multiple of these: whole units, and whole groups of rows
+GROUPS = (32, 64, 128)
+
+# The dimensions of values by rows, as `_sizes` has them, by their number.
+_DOWN, _HALF_ROWS, _GROUP, _ACROSS, _VECTOR, _STEP, _HALF_COLS, _FOUR, _WHICH = range(9)
+# How a lane's values of a step lie, and how many steps are in its 16 bytes.
+_ORDERS = {
+    "native": (_HALF_COLS, _HALF_ROWS, _WHICH),
+    "fp8_e4m3": (_HALF_COLS, _HALF_ROWS, _WHICH),
+    "int8": (_HALF_COLS, _WHICH, _HALF_ROWS),
+    "int4": (_WHICH, _HALF_COLS, _HALF_ROWS),
+}
+_LANE_STEPS = {"native": 1, "fp8_e4m3": 2, "int8": 2, "int4": 4}
+
+
+@dataclass(frozen=True)
+class UnitLayout:
+    """How a unit stores its values.
+
+    Attributes:
+        values: The value type: "native", "fp8_e4m3", "int8" or "int4".
+        group: Columns that share a scale in the unit; None: no scale is there.
+    """
+
+    values: str = "native"
+    group: int | None = None
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels know the values: codes may have scales of rows or of groups."""
+        by_group = self.values != "native" and self.group in GROUPS
+        return self.values in _ORDERS and (self.group is None or by_group)
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether codes have scales of rows, which lie elsewhere."""
+        return self.values != "native" and self.group is None
+
+    @property
+    def lane_steps(self) -> int:
+        """Steps that 16 bytes of a lane hold."""
+        return _LANE_STEPS[self.values]
+
+    @property
+    def value_words(self) -> int:
+        return 1024 // self.lane_steps
+
+    @property
+    def words(self) -> int:
+        """int32 words of a unit."""
+        scales = 0 if self.group is None else UNIT_COLS // self.group * UNIT_ROWS
+        return self.value_words + METADATA_WORDS + scales // 2
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """Of `bits`."""
+        return torch.int16 if self.values == "native" else torch.uint8
+
+
+NATIVE = UnitLayout()
+
+
+def layout_of(options: PatternOptions) -> UnitLayout:
+    """How units store the values of a scheme with these options."""
+    return UnitLayout(options.values, options.group)
+
+
+def unit_grid(out_features: int, in_features: int) -> tuple[int, int]:
+    """Units below each other and beside each other."""
+    return (out_features + UNIT_ROWS - 1) // UNIT_ROWS, (in_features + UNIT_COLS - 1) // UNIT_COLS
+
+
+def slabs(rows: int, columns: int) -> Iterator[slice]:
+    """Rows that are taken at once."""
+    step = max(SLAB_ELEMENTS // columns // SLAB_ROWS, 1) * SLAB_ROWS
+    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+
+
+def arrange(
+    stored: Mapping[str, Tensor], shape: tuple[int, int], options: PatternOptions
+) -> Tensor:
+    """Makes units of the storage tensors of nm_vector, which follow a pattern that embeds in 2:4.
+
+    Args:
+        stored: weight_packed, int16 [out_features, kept] or uint8 codes; weight_index, uint8
+            [groups, bytes]; weight_scale, where groups of columns have scales: [out_features,
+            ceil(in_features / group)] of the weight's dtype. Scales of rows are not looked at.
+        shape: (out_features, in_features).
+        options: The pattern, and the type of the values.
+
+    Returns:
+        int32 [unit rows, unit columns, words], on the device of the tensors.
+    """
+    weight_packed, weight_index = stored["weight_packed"], stored["weight_index"]
+    layout = layout_of(options)
+    down, across = unit_grid(*shape)
+    units = weight_packed.new_empty(down, across, layout.words, dtype=torch.int32)
+    kept, length, width = options.kept(shape[1]), options.vector_length, across * UNIT_COLS
+    entries = torch.arange(kept, device=units.device)
+    window = entries // options.n * options.m
+    two_of_four = _two_of_four(units.device)
+    for slab in slabs(*shape):
+        groups = slice(slab.start // length, options.groups(slab.stop))
+        positions = unpack_positions(weight_index[groups], kept, options.index_bits)
+        columns = (positions + window).repeat_interleave(length, 0)[: slab.stop - slab.start]
+        values = weight_packed[slab]
+        if layout.values == "int4":
+            values = (split_nibbles(values)[:, :kept] ^ 8) - 8
+        bits = values.new_zeros(len(columns), max(width, kept // options.n * options.m))
+        bits.scatter_(1, columns, values)
+        parts = _units(bits[:, :width], two_of_four, layout)
+        if layout.group is not None:
+            parts.append(_scale_words(stored["weight_scale"][slab], across, layout.group))
+        units[unit_rows(slab)] = torch.cat(parts, 2)
+    return units
+
+
+def spread(
+    units: Tensor,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    layout: UnitLayout = NATIVE,
+    weight_scale: Tensor | None = None,
+) -> Tensor:
+    """Makes the dense weight of units.
+
+    Args:
+        units: int32 [unit rows, unit columns, words].
+        shape: (out_features, in_features).
+        dtype: Of the weight.
+        layout: How units store their values.
+        weight_scale: float32 [out_features, 1], where rows have scales.
+    """
+    bits = bits_of(units, shape, layout)
+    if layout.values == "native":
+        return bits.view(dtype)
+    scales = scales_of(units, shape, layout, dtype) if weight_scale is None else weight_scale
+    weight = units.new_empty(shape, dtype=dtype)
+    for slab in slabs(*shape):
+        each = spread_scales(scales[slab].float(), shape[1], layout.group)
+        weight[slab] = (numbers(bits[slab], layout).float() * each).to(dtype)
+    return weight
+
+
+def numbers(bits: Tensor, layout: UnitLayout) -> Tensor:
+    """Codes as float16 numbers, of their `bits`."""
+    codes = VALUE_TYPES["int8" if layout.values == "int4" else layout.values]
+    return codes.decode(bits, bits.shape[1])
+
+
+def bits_of(units: Tensor, shape: tuple[int, int], layout: UnitLayout = NATIVE) -> Tensor:
+    """The value bits of units by rows, zeros included: [out_features, in_features]."""
+    bits = units.new_empty(shape, dtype=layout.value_dtype)
+    for slab in slabs(*shape):
+        found = _bits(units[unit_rows(slab)], layout)
+        bits[slab] = found[: slab.stop - slab.start, : shape[1]]
+    return bits
+
+
+def scales_of(
+    units: Tensor, shape: tuple[int, int], layout: UnitLayout, dtype: torch.dtype
+) -> Tensor:
+    """The scales of groups that lie in units: [out_features, ceil(in_features / group)]."""
+    assert layout.group is not None
+    rows = _all_scales(units, layout, dtype)
+    return rows[: shape[0], : -(-shape[1] // layout.group)].contiguous()
+
+
+def has_scales_beyond(units: Tensor, shape: tuple[int, int], layout: UnitLayout) -> bool:
+    """Whether a scale in units that is beyond the weight's edge is not zero."""
+    assert layout.group is not None
+    rows = _all_scales(units, layout, torch.int16)
+    return bool(rows[shape[0] :].any() | rows[:, -(-shape[1] // layout.group) :].any())
+
+
+def _all_scales(units: Tensor, layout: UnitLayout, dtype: torch.dtype) -> Tensor:
+    """The scales of groups that lie in units, of whole units."""
+    down, across, words = units.shape
+    scales = bits_as(units[:, :, layout.value_words + METADATA_WORDS : words], dtype)
+    return scales.view(down, across, -1, UNIT_ROWS).permute(0, 3, 1, 2).reshape(down * 16, -1)
+
+
+def kept_of(units: Tensor, layout: UnitLayout) -> Tensor:
+    """Which elements of whole units are other than zero: bool [rows, columns]."""
+    bits = _bits(units, layout)
+    if layout.values == "native":
+        bits = magnitudes(bits)
+    elif layout.values == "fp8_e4m3":
+        bits = bits & 0x7F
+    return bits != 0
+
+
+def places_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
+    """The column, 0 to 3, of both values of every four columns: uint8 [down, across, 16, 64, 2]."""
+    down, across, _ = units.shape
+    first = layout.value_words
+    words = units[:, :, first : first + METADATA_WORDS].reshape(down, across, 8, 2, 2, 4)
+    # Of a lane group, step of two, half of the step's columns, and two steps; then by rows.
+    rows = torch.stack((words, words >> 16), 2).permute(0, 1, 2, 3, 6, 4, 5)
+    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=units.device)
+    fours = (rows[..., None] >> shifts).reshape(down, across, UNIT_ROWS, UNIT_COLS // 4)
+    return torch.stack((fours & 3, fours >> 2 & 3), -1).to(torch.uint8)
+
+
+def values_of(units: Tensor, layout: UnitLayout = NATIVE) -> Tensor:
+    """Bits of the two values of every four columns: [down, across, 16, 64, 2]."""
+    down, across, _ = units.shape
+    values = bits_as(units[:, :, : layout.value_words], layout.value_dtype)
+    if layout.values == "int4":
+        values = (split_nibbles(values) ^ 8) - 8
+    order, sizes = _order(layout), _sizes(down, across, layout)
+    lanes = values.view([sizes[dimension] for dimension in order])
+    by_unit = (_DOWN, _ACROSS, _HALF_ROWS, _GROUP, _VECTOR, _STEP, _HALF_COLS, _FOUR, _WHICH)
+    rows = lanes.permute([order.index(dimension) for dimension in by_unit])
+    return rows.reshape(down, across, UNIT_ROWS, UNIT_COLS // 4, 2)
+
+
+def _bits(units: Tensor, layout: UnitLayout) -> Tensor:
+    """Value bits by rows, zeros included, of whole units."""
+    down, across, _ = units.shape
+    fours = units.new_zeros((down, across, UNIT_ROWS, UNIT_COLS // 4, 4), dtype=layout.value_dtype)
+    fours.scatter_(4, places_of(units, layout).long(), values_of(units, layout))
+    rows = fours.view(down, across, UNIT_ROWS, UNIT_COLS).transpose(1, 2)
+    return rows.reshape(down * UNIT_ROWS, across * UNIT_COLS)
+
+
+def _units(bits: Tensor, two_of_four: Tensor, layout: UnitLayout) -> list[Tensor]:
+    """Words of values and of metadata, of value bits by rows, whole units wide."""
+    bits = F.pad(bits, (0, 0, 0, -len(bits) % UNIT_ROWS))
+    down, across = len(bits) // UNIT_ROWS, bits.shape[1] // UNIT_COLS
+    fours = bits.view(len(bits), -1, 4)
+    kept = (fours & 0x7FFF if layout.values == "native" else fours) != 0
+    weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=bits.device)
+    places = two_of_four[(kept * weights).sum(-1, dtype=torch.int32)]
+    values = fours.where(kept, 0).gather(2, places)
+    lanes = values.view(_sizes(down, across, layout)).permute(_order(layout))
+    lanes = lanes.reshape(down, across, -1)
+    if layout.values == "int4":
+        lanes = join_nibbles(lanes & 15)
+    nibbles = (places[..., 0] | places[..., 1] << 2).to(torch.int32)
+    nibbles = nibbles.view(down, 2, 8, across, 4, 2, 2, 4)  # of two steps, step, half, four columns
+    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=bits.device)
+    halves = (nibbles << shifts).sum(-1, dtype=torch.int32)
+    metadata = (halves[:, 0] | halves[:, 1] << 16).permute(0, 2, 1, 4, 5, 3)
+    return [bits_as(lanes, torch.int32), metadata.reshape(down, across, -1)]
+
+
+def _scale_words(scales: Tensor, across: int, group: int) -> Tensor:
+    """Words of the scales of whole rows of units: [down, across, words]."""
+    groups = UNIT_COLS // group
+    scales = F.pad(scales, (0, across * groups - scales.shape[1], 0, -len(scales) % UNIT_ROWS))
+    by_unit = scales.view(-1, UNIT_ROWS, across, groups).permute(0, 2, 3, 1)
+    return bits_as(by_unit.reshape(-1, across, groups * UNIT_ROWS), torch.int32)
+
+
+def _sizes(down: int, across: int, layout: UnitLayout) -> tuple[int, ...]:
+    """Sizes of the dimensions of values by rows."""
+    return down, 2, 8, across, 8 // layout.lane_steps, layout.lane_steps, 2, 4, 2
+
+
+def _order(layout: UnitLayout) -> tuple[int, ...]:
+    """The order in which those dimensions lie in units."""
+    return (_DOWN, _ACROSS, _VECTOR, _GROUP, _FOUR, _STEP, *_ORDERS[layout.values])
+
+
+def unit_rows(slab: slice) -> slice:
+    """The units below each other that hold a slab of rows."""
+    return slice(slab.start // UNIT_ROWS, -(-slab.stop // UNIT_ROWS))
+
+
+def _two_of_four(device: torch.device) -> Tensor:
+    """By the mask of what is kept of four columns: the two columns that are stored, int64 [16, 2].
+
+    Fewer than two are filled with the smallest others. (More than two cannot be.)
+    """
+    pairs = list(itertools.combinations(range(4), 2))
+    table = []
+    for mask in range(16):
+        kept = {column for column in range(4) if mask >> column & 1}
+        table.append(next((pair for pair in pairs if kept <= set(pair)), pairs[0]))
+    return torch.tensor(table, device=device)
