@@ -30,7 +30,7 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.nm_pattern import PatternOptions
+from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 Row = dict[str, Any]
 # Large layers of Qwen3-32B beside those of Llama 3.
