@@ -139,7 +139,7 @@ class Far:
                 x = activations(tokens, each, self._dtype, self._device)
                 self._check(codes, x, exact, f"{each}, {name}, {tokens} tokens")
                 pair = itertools.cycle((x, x.clone()))
-                far = self._stopwatch(lambda: layers()(next(pair)), len(layers))
+                far = self._stopwatch(lambda xs=pair: layers()(next(xs)), len(layers))
                 near = self._stopwatch(lambda x=x: layers()(x), len(layers))
                 self._row(each, tokens, name, dense, far.microseconds, near.microseconds)
 
