@@ -65,6 +65,9 @@ def attention(dtype=torch.float32, paged=False):
 
 
 LENGTHS = torch.tensor([16, 7], dtype=torch.int32)
+# Sizes, values, whether x is quantized, and an H200.
+PRODUCT = ([512, 512, 8, 1 << 18, 0, 0, 0, 0], "native", False, ops.known_gpu("H200"))
+
 SAMPLES = {
     "tiled_csl_pack": [(WEIGHT,)],
     "tiled_csl_unpack": [(*STORED, OUT, IN, torch.bfloat16)],
@@ -185,6 +188,10 @@ SAMPLES = {
     "unified_max_paged_decode.out": [(*attention(torch.float16, paged=True), LENGTHS)],
     "cpu_capability": [()],
     "begin_early": [],  # CUDA only
+    **dict.fromkeys(("known_gpus", "launch_fields", "compiled_shapes", "choose_kernel"), []),  # str
+    "known_gpu": [("H200",)],
+    "plan": [("sparse_24.many", *PRODUCT), ("tiled_bitmap.sparse", *PRODUCT)],
+    "candidates": [("dense.flat_gemm", *PRODUCT)],
 }
 DECODE = {"scale": 0.125, "phi": torch.zeros(6)}
 OPTIONS = {
