@@ -2,7 +2,6 @@
 """Words that came back again and again instead of the field's (CONTRIBUTING.md, "How we write")."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -66,16 +65,3 @@ def test_what_a_pattern_finds(tmp_path, monkeypatch, text, words):
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     (tmp_path / "a.md").write_text(text)
     assert len(_found(tmp_path / "a.md")) == words
-
-
-def test_subjects_of_commits_are_short():
-    """Of those since this test is there, where git is."""
-
-    def git(*arguments):
-        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
-
-    added = git("log", "--diff-filter=A", "--format=%H", "--", "tests/test_words.py")
-    if added.returncode or not added.stdout:
-        pytest.skip("no git, or not committed yet")
-    subjects = git("log", "--no-merges", "--format=%s", f"{added.stdout.split()[-1]}..").stdout
-    assert [subject for subject in subjects.splitlines() if len(subject) > 72] == []

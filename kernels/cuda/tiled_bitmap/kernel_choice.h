@@ -30,7 +30,7 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
     return Kernel::kUnpacked;
   if (operands != Operands::kNative) return Kernel::kSparse;
   return gpu.has_wgmma() && tokens > limits.few.value_or(few_tokens(rows, cols)) ? Kernel::kMany
-                                                                            : Kernel::kFew;
+                                                                                 : Kernel::kFew;
 }
 
 }  // namespace flashsparse::tiled_bitmap

@@ -44,7 +44,8 @@ int main(int argc, char** argv) {
     const auto bias = driver::read<uint16_t>(has_bias ? rows : 0);
     const auto x_scales = driver::read<float>(has_x_scales ? tokens : 0);
 
-    const Gpu gpu{static_cast<int>(multiprocessors), shared_bytes, shared_bytes >= 227 << 10 ? 9 : 8};
+    const Gpu gpu{static_cast<int>(multiprocessors), shared_bytes,
+                  shared_bytes >= 227 << 10 ? 9 : 8};
     TilesPlan plan{static_cast<int>(shape),         static_cast<int>(row_warps),
                    static_cast<int>(splits),        static_cast<int>(x_stages),
                    static_cast<int>(weight_stages), static_cast<int>(band),
