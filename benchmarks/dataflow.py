@@ -4,7 +4,8 @@
     python benchmarks/dataflow.py            writes them
     python benchmarks/dataflow.py --check    fails where one is not what the results say
 
-h200.json and h100.json hold measurements: dense layers by gemm.py, packed ones by spmm.py.
+h200.json and h100.json hold measurements: layers of served models by gpu/layers.py, after another
+kernel; others of zeros anywhere by spmm.py and dense ones by gemm.py, back to back.
 a100.json holds the estimates of the model of bytes and latencies for the dense ones on an A100.
 Run benchmarks/tables.py afterwards, which writes the documents' tables.
 """
@@ -18,17 +19,19 @@ from typing import Any
 
 import _results
 import torch
+from _kinds import KINDS
 from _spmm_goals import formats_of
 
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, Measurement, text_of
-from flashsparse_plugin.dataflow.tuner import entry_of
+from flashsparse_plugin.dataflow.tuner import entry_of, packed_weight
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu, find_gpu
 from flashsparse_plugin.plan import FEW, LIBRARY, MANY, SPARSE
 
+DENSE = "dense"
 MEASURED = {"h200.json": "nvidia-h200", "h100.json": "nvidia-h100-80gb-hbm3"}  # table: folder
-KEPT = (1, 2, 4, 8, 16, 32, 64, 128)  # tokens whose times ship
+KEPT = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)  # tokens whose times ship
 Times = dict[int, dict[str, float]]  # seconds, by tokens and implementation
 
 
@@ -66,6 +69,23 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
         nbytes = round(last["us"] * last["packed_gb_s"] * 1e3)
         found[Weight(shape, scheme, round(1 - sparsity / 100, 2), nbytes)] = times
     return found
+
+
+def served_times(rows: Iterable[Mapping[str, Any]], dtype: torch.dtype) -> dict[Weight, Times]:
+    """Times of layers.csv."""
+    found: dict[tuple[tuple[int, int], str], Times] = {}
+    for row in rows:
+        times = found.setdefault((_shape(row), row["kind"]), {})
+        for tokens in filter(str.isdigit, row):
+            by_name = times.setdefault(int(tokens), {})
+            by_name[row["implementation"]] = row[tokens] * 1e-6
+    return {_weight(*key, dtype): times for key, times in found.items()}
+
+
+def _weight(shape: tuple[int, int], kind: str, dtype: torch.dtype) -> Weight:
+    if kind == DENSE:
+        return Weight(shape)
+    return packed_weight(shape, KINDS[kind].scheme(dtype), KINDS[kind].density)
 
 
 def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
@@ -115,17 +135,23 @@ def tables() -> dict[str, Table]:
             _results.read(_results.FOLDER / folder / f"{program}.csv")
             for program in ("gemm", "spmm")
         )
+        served = _results.read(_results.FOLDER / folder / "layers.csv")
         measured = dense_times(gemm["rows"])
         for format in formats_of(spmm["rows"]):
             measured |= packed_times(spmm["rows"], format)
         about = gemm["about"]
+        entries = {
+            entry.key: entry
+            for weights in (measured, served_times(served["rows"], torch.bfloat16))
+            for entry in (entry_of(weight, times) for weight, times in weights.items())
+        }
         found[name] = _table(
             about["gpu"],
             find_gpu(about["gpu"], (9, 0)),
             about["dtype"],
-            (entry_of(weight, times) for weight, times in measured.items()),
+            entries.values(),
             source="measured",
-            date=min(each["about"]["date"][:10] for each in (gemm, spmm)),
+            date=min(each["about"]["date"][:10] for each in (gemm, spmm, served)),
         )
     a100 = find_gpu("A100", (8, 0))
     found["a100.json"] = _table(

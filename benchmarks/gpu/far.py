@@ -17,11 +17,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from _baselines import Ways, _best, _scaled_mm, activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
+from _kinds import KINDS
 from _layers import LLAMA, Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
 from rich import box
@@ -30,7 +31,6 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
-from flashsparse_plugin.formats.pattern.options import PatternOptions
 
 Row = dict[str, Any]
 # Large layers of Qwen3-32B beside those of Llama 3.
@@ -39,31 +39,20 @@ FP8, QUANTIZING = "fp8", "fp8 and quantizing"
 TOLERANCE = 4e-3  # of the norm: one rounding to bfloat16 has 1.7e-3, fp8 x fp8 adds some
 
 
-class Kind(NamedTuple):
-    """A kind of packed weight: zeros anywhere by their share, or an N:M pattern by its options."""
-
-    format: str
-    sparsity: float | None = None
-    options: dict[str, Any] = {}
-
-
-def vectors(**options: Any) -> Kind:
-    return Kind("nm_vector", None, options)
-
-
-KINDS = {
-    "50%": Kind("tiled_bitmap", 0.5),
-    "50%, int8 x int8": Kind("tiled_bitmap", 0.5, {"values": "int8", "activations": "int8"}),
-    "70%": Kind("tiled_bitmap", 0.7),
-    "80%": Kind("tiled_bitmap", 0.8),
-    "90%": Kind("tiled_csl", 0.9),
-    "2:4": vectors(n=2, m=4),
-    "2:4, fp8_e4m3": vectors(n=2, m=4, values="fp8_e4m3"),
-    "2:4, int8": vectors(n=2, m=4, values="int8"),
-    "2:4, int4 by 128": vectors(n=2, m=4, values="int4", group=128),
-    "8:32, L=32": vectors(n=8, m=32, vector_length=32),
-    "8:32, L=32, fp8_e4m3": vectors(n=8, m=32, vector_length=32, values="fp8_e4m3"),
-    "8:32, L=32, int8": vectors(n=8, m=32, vector_length=32, values="int8"),
+# By the names of the generated tables: kinds of _kinds.py.
+NAMED = {
+    "50%": "50% tiled_bitmap",
+    "50%, int8 x int8": "50% W8A8",
+    "70%": "70% tiled_bitmap",
+    "80%": "80% tiled_bitmap",
+    "90%": "90% tiled_csl",
+    "2:4": "2:4",
+    "2:4, fp8_e4m3": "2:4 fp8_e4m3",
+    "2:4, int8": "2:4 int8",
+    "2:4, int4 by 128": "2:4 int4 by 128",
+    "8:32, L=32": "8:32",
+    "8:32, L=32, fp8_e4m3": "8:32 fp8_e4m3",
+    "8:32, L=32, int8": "8:32 int8",
 }
 
 
@@ -119,13 +108,7 @@ class Far:
                 self._row(each, tokens, name, dense, us, us)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
-        kind = KINDS[name]
-        kept = 1.0 if kind.sparsity is None else 1 - kind.sparsity
-        weight = random_weight(each.shape, kept, self._dtype, self._device)
-        if kind.sparsity is None:
-            pattern = {key: kind.options[key] for key in kind.options if key != "activations"}
-            weight = PatternOptions(**pattern).keep_largest(weight).contiguous()
-        packed = fs.pack(weight, kind.format, kind.options)
+        packed = KINDS[NAMED[name]].pack(each.shape, self._dtype, self._device)
         codes = fs.SparseLinear.from_packed(packed.prepare(self._device))
         layers = _measure.Rotation(
             lambda: fs.SparseLinear.from_packed(_formats.copy_of(codes.packed)),
@@ -133,7 +116,7 @@ class Far:
             cold_bytes(self._device),
         )
         exact = packed.unpack().double()
-        del weight, packed
+        del packed
         with torch.inference_mode():
             for tokens in self._arguments.tokens:
                 x = activations(tokens, each, self._dtype, self._device)
@@ -187,7 +170,7 @@ def main() -> int:
         "--layers", type=lambda text: [layer(each) for each in text.split(",")], default=LAYERS
     )
     options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 32, 64])
-    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(KINDS))
+    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(NAMED))
     arguments = options.parse_args()
     device = device_of(arguments)
     budget = Budget(60 * arguments.minutes)

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transposes x and runs the packed kernel over every case on stdin; writes the results to stdout.
 //   case    int64 rows, cols, tokens, n, m, vector_length, value type, bfloat16,
-//           has_bias, seed,
+//           has_bias, 0 (native values have no x_scales), seed,
 //           multiprocessors; shape (-1: as plan_packed decides for such a GPU), band;
 //           the weight (case.h); uint16 x[tokens][cols to a multiple of 64];
 //           uint16 bias[rows] if has_bias
 //   answer  uint16 y[tokens][rows]
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "cuda/nm_gather/packed.cuh"
@@ -18,10 +19,11 @@ int main(int argc, char** argv) {
   using namespace flashsparse;
   using namespace flashsparse::nm_gather;
   const driver::Counting counting(argc, argv);
-  int64_t header[13];
+  int64_t header[14];
   while (driver::read_header(header)) {
-    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias, seed,
-                multiprocessors, shape, band] = header;
+    const auto [rows, cols, tokens, n, m, vector_length, value_type, bfloat16, has_bias,
+                has_x_scales, seed, multiprocessors, shape, band] = header;
+    if (has_x_scales) std::abort();
     const driver::NmGatherWeight packed(n, m, vector_length, value_type, rows, cols);
     const int64_t x_stride = (cols + 63) / 64 * 64;
     const auto x = driver::read<uint16_t>(tokens * x_stride);

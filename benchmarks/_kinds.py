@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of packed weights that are timed in layers of models, by the names in results."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+import flashsparse_plugin as fs
+from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.formats import get_format
+from flashsparse_plugin.formats.pattern.options import PatternOptions
+from flashsparse_plugin.packed import Scheme
+
+
+class Kind(NamedTuple):
+    """Zeros anywhere by their share, or an N:M pattern by its options."""
+
+    format: str
+    sparsity: float | None = None
+    options: dict[str, Any] = {}
+
+    @property
+    def density(self) -> float:
+        """Share of the elements that are kept."""
+        if self.sparsity is not None:
+            return round(1 - self.sparsity, 3)
+        return self.options["n"] / self.options["m"]
+
+    def scheme(self, dtype: torch.dtype) -> Scheme:
+        """That of a GPU's form, which tables know a weight by."""
+        format = get_format(self.format)
+        return format.runtime(format.scheme(dtype, self.options), torch.device("cuda"))
+
+    def pack(
+        self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    ) -> fs.PackedWeight:
+        """A random weight, packed as it is stored."""
+        kept = 1.0 if self.sparsity is None else 1 - self.sparsity
+        weight = random_weight(shape, kept, dtype, device)
+        if self.sparsity is None:
+            pattern = {key: self.options[key] for key in self.options if key != "activations"}
+            weight = PatternOptions(**pattern).keep_largest(weight).contiguous()
+        return fs.pack(weight, self.format, self.options)
+
+
+def vectors(**options: Any) -> Kind:
+    return Kind("nm_vector", None, options)
+
+
+KINDS = {
+    **{f"{share:.0%} tiled_csl": Kind("tiled_csl", share) for share in (0.5, 0.7, 0.8, 0.9)},
+    **{f"{share:.0%} tiled_bitmap": Kind("tiled_bitmap", share) for share in (0.5, 0.7, 0.8, 0.9)},
+    "50% W8A8": Kind("tiled_bitmap", 0.5, {"values": "int8", "activations": "int8"}),
+    "2:4": vectors(n=2, m=4),
+    "2:4 fp8_e4m3": vectors(n=2, m=4, values="fp8_e4m3"),
+    "2:4 int8": vectors(n=2, m=4, values="int8"),
+    "2:4 int8 by 128": vectors(n=2, m=4, values="int8", group=128),
+    "2:4 int4 by 128": vectors(n=2, m=4, values="int4", group=128),
+    "2:4 fp8 W8A8": vectors(n=2, m=4, values="fp8_e4m3", activations="fp8_e4m3"),
+    "2:4 int8 W8A8": vectors(n=2, m=4, values="int8", activations="int8"),
+    "8:32": vectors(n=8, m=32, vector_length=32),
+    "8:32 fp8_e4m3": vectors(n=8, m=32, vector_length=32, values="fp8_e4m3"),
+    "8:32 int8": vectors(n=8, m=32, vector_length=32, values="int8"),
+}
