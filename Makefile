@@ -26,7 +26,8 @@ STACK ?= $(if $(wildcard /proc/driver/nvidia/version)$(shell command -v nvidia-s
 TORCH_INDEX ?=
 PIP := $(BIN)/pip --disable-pip-version-check
 # uv takes a fifth of pip's time, and for a second environment a twentieth, as it links what it has. It
-# knows nothing of pip's settings: where they name the only index in reach, pip does it.
+# knows nothing of pip's settings: where they name the only index in reach, pip does it, and pip alone
+# takes torch from the package index, as they may name a CPU build.
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 LOCKED := --no-deps --require-hashes
 install = $(UV) $(1) || $(PIP) install --quiet $(1)
@@ -51,7 +52,7 @@ ifeq ($(STACK)$(TORCH_INDEX),cpu)
 	@# One retry in place of three: that the index is out of reach is known in 1.5 s, not in 10.
 	UV_HTTP_RETRIES=1 $(UV) --torch-backend=cpu -r $< || { \
 	  echo "PyTorch's own index is out of reach. Taking torch from the package index, where it may bring CUDA along (2.7 GB)."; \
-	  $(call install,-r $<); }
+	  $(PIP) install --quiet -r $<; }
 else
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $<
 endif

@@ -67,13 +67,15 @@ def sparse_until(result: Result) -> str:
     found: defaultdict[str, defaultdict[int, list[float]]]
     found = defaultdict(lambda: defaultdict(list))
     for entry in result["entries"]:
-        if "format" in entry:
+        if "format" in entry and not entry.get("options"):  # zeros anywhere
             zeros = round(100 * (1 - entry["density"]))
             own = [each for each in entry["ranges"] if each["implementation"] != "library"]
             until = (own[-1]["max_tokens"] or math.inf) if own else 0
             found[entry["format"]][zeros].append(until)
 
     def cell(layers: list[float]) -> str:
+        if not layers:
+            return ""
         three = min(layers), statistics.median_low(layers), max(layers)
         return " / ".join("all" if each == math.inf else f"{each}" for each in three)
 

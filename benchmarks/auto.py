@@ -23,6 +23,7 @@ from typing import Any
 import _results
 import torch
 from _kinds import KINDS, Kind
+from _markdown import Result, markdown
 from _measure import console
 from rich import box
 from rich.table import Table
@@ -89,21 +90,36 @@ def implementation(kind: Kind, shape: tuple[int, int], tokens: int, target: Targ
     return weight.scheme.format.choose(weight.scheme, shape, weight.nbytes, tokens, target.gpu)
 
 
+def judged(rows: list[Row]) -> list[str]:
+    """How many points, the shares of right and wrong ones, and how far they are from the best."""
+    right = sum(row["us"] <= RIGHT * row["best_us"] for row in rows)
+    slower = sum(row["us"] > RIGHT * row["dense_us"] for row in rows)
+    loss = statistics.geometric_mean(row["us"] / row["best_us"] for row in rows) - 1
+    shares = (f"{each / len(rows):.0%}" for each in (right, slower))
+    return [str(len(rows)), *shares, f"{loss:.1%}"]
+
+
 def show(rows: list[Row]) -> None:
     """Shares of points that are right, and that are slower than dense, by kind of zeros."""
-    table = Table(title="auto for layers that no table has", box=box.SIMPLE_HEAD)
+    shown = Table(title="auto for layers that no table has", box=box.SIMPLE_HEAD)
     for name in ("GPU", "zeros", "points", "within 3%", "slower than dense", "mean loss"):
-        table.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right", no_wrap=True)
     for gpu, zeros in itertools.product(GPUS, [*ZEROS, None]):
         own = [row for row in rows if row["gpu"] == gpu and zeros in (None, row["zeros"])]
-        right = sum(row["us"] <= RIGHT * row["best_us"] for row in own)
-        slower = sum(row["us"] > RIGHT * row["dense_us"] for row in own)
-        loss = statistics.geometric_mean(row["us"] / row["best_us"] for row in own) - 1
-        table.add_row(
-            *(gpu, zeros or "all", str(len(own)), f"{right / len(own):.1%}"),
-            *(f"{slower / len(own):.1%}", f"{loss:.2%}"),
-        )
-    console(width=90).print(table)
+        shown.add_row(gpu, zeros or "all", *judged(own))
+    console(width=90).print(shown)
+
+
+def table(result: Result) -> str:
+    """Shares of right and of wrong choices, by GPU."""
+    cells = []
+    for gpu in GPUS:
+        for zeros in ZEROS:
+            own = [row for row in result["rows"] if (row["gpu"], row["zeros"]) == (gpu, zeros)]
+            cells.append([gpu, zeros, *judged(own)])
+        cells.append([gpu, "all", *judged([row for row in result["rows"] if row["gpu"] == gpu])])
+    header = ["GPU", "zeros", "points", "within 3% of the best", "slower than dense", "mean loss"]
+    return markdown(header, cells)
 
 
 def main() -> int:

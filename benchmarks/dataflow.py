@@ -5,7 +5,8 @@
     python benchmarks/dataflow.py --check    fails where one is not what the results say
 
 h200.json and h100.json hold measurements: layers of served models by gpu/layers.py, after another
-kernel; others of zeros anywhere by spmm.py and dense ones by gemm.py, back to back.
+kernel; others, and prompts, of zeros anywhere by spmm.py and dense ones by gemm.py, back to back.
+Of other prompts than those the model tells which kernel is the fastest.
 a100.json holds the estimates of the model of bytes and latencies for the dense ones on an A100.
 Run benchmarks/tables.py afterwards, which writes the documents' tables.
 """
@@ -82,6 +83,24 @@ def served_times(rows: Iterable[Mapping[str, Any]], dtype: torch.dtype) -> dict[
     return {_weight(*key, dtype): times for key, times in found.items()}
 
 
+def _key(weight: Weight) -> tuple[Any, ...]:
+    title = DENSE if weight.scheme is None else weight.scheme.title
+    return weight.shape, title, round(weight.density, 2)
+
+
+def _beyond(weight: Weight, own: Times, before: Times, gpu: Gpu) -> Times:
+    """Times of more tokens than layers.csv has: those measured before, or else the model's."""
+    most, names = max(own), {name for times in own.values() for name in times}
+    found = {tokens: times for tokens, times in before.items() if tokens > most}
+    if found or weight.scheme is None:
+        return found
+    return {
+        tokens: {name: model.seconds(name, weight, tokens, gpu) for name in names - {FEW}}
+        for tokens in BUCKETS
+        if tokens > most
+    }
+
+
 def _weight(shape: tuple[int, int], kind: str, dtype: torch.dtype) -> Weight:
     if kind == DENSE:
         return Weight(shape)
@@ -140,16 +159,16 @@ def tables() -> dict[str, Table]:
         for format in formats_of(spmm["rows"]):
             measured |= packed_times(spmm["rows"], format)
         about = gemm["about"]
-        entries = {
-            entry.key: entry
-            for weights in (measured, served_times(served["rows"], torch.bfloat16))
-            for entry in (entry_of(weight, times) for weight, times in weights.items())
-        }
+        gpu = find_gpu(about["gpu"], (9, 0))
+        times = {_key(weight): (weight, own) for weight, own in measured.items()}
+        for weight, own in served_times(served["rows"], torch.bfloat16).items():
+            before = times.get(_key(weight), (weight, {}))[1]
+            times[_key(weight)] = weight, {**_beyond(weight, own, before, gpu), **own}
         found[name] = _table(
             about["gpu"],
-            find_gpu(about["gpu"], (9, 0)),
+            gpu,
             about["dtype"],
-            entries.values(),
+            (entry_of(*each) for each in times.values()),
             source="measured",
             date=min(each["about"]["date"][:10] for each in (gemm, spmm, served)),
         )

@@ -33,6 +33,7 @@ import _spmm_goals
 import _spmm_tables
 import _steps
 import _values_goals
+import auto
 import choices
 import sparse_24.tables
 import tiled_bitmap.tables
@@ -118,6 +119,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         result, "dense fp32", (1, 2, 4, 8, 16, 32, 128, 1024)
     ),
     "linear_avx2": lambda result: _cpu_tables.linear(result, "dense fp32", (1, 2, 4, 8, 32)),
+    "auto": auto.table,
     "busy": _cpu_tables.busy,
     "choices": choice,
     "cpu_values": _cpu_tables.cpu_values,

@@ -2,8 +2,9 @@
 """Measures the implementations of a layer on this machine's GPU, offline.
 
 The decision flow of FlashDecoding++, section 5. Each call is timed among many of its kind in a CUDA
-graph, whose replays' median counts. Copies of the weight take turns, four times the L2 cache in
-all, so that each call reads its weight from memory as a model does.
+graph, whose replays' median counts. Copies of the weight alternate, four times the L2 cache in all,
+so that each call reads its weight from memory as a model does; and two tensors x, so that no launch
+begins before the one before it has ended, as after a norm or an activation.
 """
 
 from __future__ import annotations
@@ -162,8 +163,9 @@ class _Layer:
         generator = torch.Generator(self._device).manual_seed(tokens)
         size = (tokens, self._weight.shape[1])
         x = torch.randn(size, generator=generator, device=self._device).to(self._dtype)
+        pair = itertools.cycle((x, x.clone()))
         known = self._weight.implementations
-        calls = _dense_calls(x) if self._weight.scheme is None else _packed_calls(x, known)
+        calls = _dense_calls(pair) if self._weight.scheme is None else _packed_calls(pair, known)
         for name, multiply in calls.items():
             most, _, capability = known[name]
             if (most is None or tokens <= most) and _has(self._device, capability):
@@ -200,20 +202,22 @@ def _copy(weight: Tensor | PackedWeight) -> Tensor | PackedWeight:
     return PackedWeight(weight.scheme, weight.shape, tensors)
 
 
-def _dense_calls(x: Tensor) -> dict[str, Callable[[Tensor], object]]:
+def _dense_calls(xs: Iterator[Tensor]) -> dict[str, Callable[[Tensor], object]]:
     return {
-        "gemv": lambda weight: ops.gemv(x, weight),
-        "flat_gemm": lambda weight: ops.flat_gemm(x, weight),
-        "library": lambda weight: F.linear(x, weight),
+        "gemv": lambda weight: ops.gemv(next(xs), weight),
+        "flat_gemm": lambda weight: ops.flat_gemm(next(xs), weight),
+        "library": lambda weight: F.linear(next(xs), weight),
     }
 
 
-def _packed_calls(x: Tensor, names: Iterable[str]) -> dict[str, Callable[[PackedWeight], object]]:
-    return {name: partial(_multiply, x, Plan.only(name)) for name in names}
+def _packed_calls(
+    xs: Iterator[Tensor], names: Iterable[str]
+) -> dict[str, Callable[[PackedWeight], object]]:
+    return {name: partial(_multiply, xs, Plan.only(name)) for name in names}
 
 
-def _multiply(x: Tensor, plan: Plan, weight: PackedWeight) -> Tensor:
-    return weight.linear(x, plan=plan)
+def _multiply(xs: Iterator[Tensor], plan: Plan, weight: PackedWeight) -> Tensor:
+    return weight.linear(next(xs), plan=plan)
 
 
 def measure(

@@ -79,9 +79,9 @@ Format tiled_bitmap_planners();
 Format tiled_csl_planners();
 
 // Microseconds of a launch from its planner's cost, which was fitted to compare launches of one
-// product: an offset, so much for each token, and a factor, fitted to the planned launches that an
-// H200 measured (docs/evaluate.md has the errors). Another GPU needs the same clocks, at its rate,
-// and reads the weight from its own memory.
+// product: an offset, a share for each token, and a factor. Fitted to launches after another kernel
+// on an H200 and an H100 (layers.csv; docs/evaluate.md has the errors). Another GPU needs the same
+// clocks, at its rate, and reads the weight from its own memory.
 struct Fit {
   double offset, token, factor;
   // Whether the cost leaves out what memory takes: the longer of both counts, and where they are

@@ -29,7 +29,7 @@ std::vector<int64_t> few_numbers(const nm_gather::Plan& plan) {
 auto few_fit(const Product& product) {
   const bool is_native = product.values == "native";
   return [is_native](int64_t) {
-    return is_native ? Fit{1.4, 0.06, 0.8 / kClock, true} : Fit{0.8, 0.11, 0.98 / kClock, true};
+    return is_native ? Fit{2.8, 0.06, 0.8 / kClock, true} : Fit{1.9, 0.11, 0.98 / kClock, true};
   };
 }
 

@@ -27,9 +27,9 @@ std::vector<int64_t> few_numbers(const LinearPlan& plan) {
 
 auto few_fit(const Product& product) {
   return [&](int64_t) {
-    return product.quantizes_x          ? Fit{7.4, 0.03, 0.96}
-           : product.values == "native" ? Fit{1.0, 0.09, 0.94}
-                                        : Fit{2.0, 0.03, 0.98};
+    return product.quantizes_x          ? Fit{5.8, 0.05, 0.96}
+           : product.values == "native" ? Fit{4.4, 0.09, 0.94}
+                                        : Fit{5.2, 0, 0.98};
   };
 }
 
@@ -63,8 +63,8 @@ std::vector<int64_t> many_numbers(const WgmmaPlan& plan) {
 
 auto many_fit(const Product& product) {
   return [&](int64_t tokens) {
-    return product.quantizes_x          ? Fit{1.2, 0, 1.18}
-           : product.values == "native" ? Fit{-0.8, 0, 0.98}
+    return product.quantizes_x          ? Fit{-0.4, 0.02, 1.18}
+           : product.values == "native" ? Fit{-0.4, 0, 0.98}
            : tokens > 64                ? Fit{1.0, 0, 1.04}
                                         : Fit{0.2, 0, 0.96};
   };

@@ -37,10 +37,10 @@ std::vector<int64_t> few_numbers(const LinearPlan& plan) {
 auto few_fit(const Product& product) {
   const Operands operands = operands_of(product);
   return [operands](int64_t tokens) {
-    return operands == Operands::kCodes     ? Fit{3.8, 0, 1.42, true}
-           : operands == Operands::kRounded ? Fit{3.6, 0.09, 1.98, true}
+    return operands == Operands::kCodes     ? Fit{5.6, 0, 1.42, true}
+           : operands == Operands::kRounded ? Fit{5.6, 0.01, 1.98, true}
            : tokens > 32                    ? Fit{5.2, 0.02, 1.94}
-                                            : Fit{3.2, 0.08, 1.02};
+                                            : Fit{5.0, 0.06, 1.02};
   };
 }
 
@@ -79,7 +79,7 @@ std::vector<int64_t> many_numbers(const WgmmaPlan& plan) {
   return {plan.shape, plan.down, plan.depth, plan.stages, plan.clusters, plan.ring_lines};
 }
 
-Fit many_fit(int64_t) { return {-2.4, 0, 1.06}; }
+Fit many_fit(int64_t) { return {-2.2, 0, 1.06}; }
 
 Launch plan_many(const Product& product, const Gpu& gpu) {
   return planned(

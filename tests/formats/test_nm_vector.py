@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """nm_vector: every pattern, every shape, and what its packer refuses."""
 
-import csv
 import math
-from pathlib import Path
 
+import _results
 import pytest
 import torch
+from _kinds import KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsparse_plugin as fs
-from flashsparse_plugin.formats import all_formats
+from flashsparse_plugin.dataflow import model
+from flashsparse_plugin.dataflow.expected import typical_weight
 from flashsparse_plugin.formats.pattern.options import VECTOR_LENGTHS, PatternOptions
 from flashsparse_plugin.gpu import GPUS
 from flashsparse_plugin.packed import FormatError, PackedWeight
@@ -162,28 +163,24 @@ def test_parts_are_cut_and_joined_without_unpacking(monkeypatch):
     assert all(torch.equal(whole.tensors[name], t) for name, t in packed.tensors.items())
 
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "nvidia-h200" / "nm.csv"
-
-
 def test_estimates_come_near_what_was_measured():
     """Of both forms on an H200, over all layers: within 10%, and each layer within twice."""
-    lines = [line for line in RESULTS.read_text().splitlines() if not line.startswith("#")]
     errors: dict[tuple[str, str], list[float]] = {}
-    for row in csv.DictReader(lines):
-        kept, window = map(int, row["pattern"].partition(",")[0].split(":"))
-        length = int(row["pattern"].partition("L=")[2] or 1)
-        options = {"n": kept, "m": window, "vector_length": length}
-        (form,) = (format for format in all_formats() if format.name == row["form"])
-        estimate = form.seconds(
-            "sparse",
-            form.scheme(torch.bfloat16, options),
-            tuple(map(int, row["shape"].split("x"))),
-            int(row["bytes"]),
-            int(row["tokens"]),
-            GPUS[0],
+    for row in _results.read(_results.FOLDER / "nvidia-h200" / "layers.csv")["rows"]:
+        if row["kind"] not in ("2:4", "8:32"):
+            continue
+        kind, (rows, _, columns) = KINDS[row["kind"]], row["shape"].partition("x")
+        weight = typical_weight(
+            (int(rows), int(columns)), kind.scheme(torch.bfloat16), kind.density
         )
-        error = math.log(estimate * 1e6 / float(row["us"]))
-        errors.setdefault((row["form"], row["tokens"]), []).append(error)
-    assert len(errors) == 10
+        for tokens in filter(str.isdigit, row):
+            arguments = weight.scheme, weight.shape, weight.nbytes, int(tokens), GPUS[0]
+            form = weight.scheme.format
+            if row["implementation"] == form.choose(*arguments):
+                error = math.log(
+                    model.best_seconds(weight, int(tokens), GPUS[0]) * 1e6 / row[tokens]
+                )
+                errors.setdefault((form.name, tokens), []).append(error)
+    assert len(errors) == 18
     for found in errors.values():
         assert abs(math.fsum(found) / len(found)) < 0.1 and max(map(abs, found)) < math.log(2)

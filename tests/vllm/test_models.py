@@ -451,7 +451,7 @@ def test_lora_works_on_sparse_layers(results, expected):
         ("no sparsity", ["magnitude", "sparsity=0.5"]),
         ("two methods", ["tiled_csl", "fp8"]),
         ("older", ["version 0", "versions start at 1", "flashsparse convert"]),
-        ("dummy of unknown sparsity", ["--load-format dummy", "share of zeros", '"sparsity": 0.5']),
+        ("dummy of unknown sparsity", ["--load-format dummy", "the sparsity", '"sparsity": 0.5']),
         ("sharded", ["--load-format sharded_state", "packed checkpoint itself"]),
         ("unmarked", ["model.layers.", "packed by flashsparse", "no quantization_config"]),
         ("newer", ["version 9", "version 1", "pip install -U"]),

@@ -12,13 +12,17 @@ namespace flashsparse::sparse_24 {
 // Up to this many tokens the sparse kernels are mostly faster than unpacking the weight once.
 constexpr int64_t max_sparse_tokens(const Gpu& gpu) { return gpu.has_wgmma() ? INT32_MAX : 192; }
 
-// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, measured
-// on an H200. Small layers of more than 16 tokens gain by adding up in shared memory, those of
-// quantized values more so; and all of 8 bits by the ring of weights.
+// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
+// another kernel, on an H200 and an H100 (layers.csv). The larger the layer, the more tokens: small
+// layers gain by adding up in shared memory, and 8-bit values with scales of rows by the weight
+// ring of the other kernel.
 constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
-  if (bits_of(unit.type) == 8 && !has_few_shapes(unit)) return 16;
-  const int64_t small = (unit.type == ValueType::kNative ? 32 : 96) << 20;  // elements
-  return rows * cols <= small ? 16 : 32;
+  constexpr int64_t kMillion = 1000000;
+  const int64_t elements = rows * cols, bits = bits_of(unit.type);
+  const bool has_ring = bits == 8 && !has_few_shapes(unit);
+  if (elements <= (has_ring ? 13 : 6) * kMillion) return 0;
+  if (has_ring || elements <= (bits == 4 ? 20 : 32) * kMillion) return 8;
+  return bits == 4 && elements > 170 * kMillion ? 32 : 16;
 }
 
 // The same where x is quantized, too: on an H200 the kernel of linear_plan.h takes 0.93 to 1.02 of

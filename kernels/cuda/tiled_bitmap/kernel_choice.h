@@ -17,20 +17,17 @@ constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu, 
   return gpu.has_wgmma() && operands == Operands::kNative ? 1024 : 128;
 }
 
-// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h, measured
-// on an H200: one tile of 64 tokens takes the latter the same time, however few they are.
-constexpr int64_t few_tokens(int64_t rows, int64_t cols) {
-  constexpr int64_t kSmall = 32 << 20;  // elements
-  return rows * cols <= kSmall ? 64 : 32;
-}
+// Up to this many tokens the kernel of linear_plan.h is faster than that of wgmma_plan.h after
+// another kernel, on an H200 and an H100 (layers.csv). The latter takes the same time for any
+// number up to 64, the former reads the weight once for each 32.
+inline constexpr int64_t kFewTokens = 32;
 
 inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                             Operands operands, const TokenLimits& limits = {}) {
   if (tokens > limits.sparse.value_or(max_sparse_tokens(rows, cols, gpu, operands)))
     return Kernel::kUnpacked;
   if (operands != Operands::kNative) return Kernel::kSparse;
-  return gpu.has_wgmma() && tokens > limits.few.value_or(few_tokens(rows, cols)) ? Kernel::kMany
-                                                                                 : Kernel::kFew;
+  return gpu.has_wgmma() && tokens > limits.few.value_or(kFewTokens) ? Kernel::kMany : Kernel::kFew;
 }
 
 }  // namespace flashsparse::tiled_bitmap

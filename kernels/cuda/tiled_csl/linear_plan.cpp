@@ -47,7 +47,7 @@ double linear_microseconds(int64_t rows, int64_t cols, int64_t tokens, int64_t n
   // Clocks of a multiprocessor for a tile and each byte of it, for up to 8 tokens, and the share
   // that each further token adds; microseconds of a launch, and of the sums between blocks.
   constexpr double kTile = 320, kByte = 0.028, kToken = 0.0135;
-  constexpr double kLaunch = 2.9, kJoin = 3.5, kJoinToken = 0.06;
+  constexpr double kLaunch = 3.3, kJoin = 3.5, kJoinToken = 0.05;
   const double tiles = static_cast<double>(rows) * cols / (linear::kTileRows * linear::kTileCols);
   const double bytes = sizeof(uint32_t) * static_cast<double>(num_words);
   const double clocks = kTile * tiles + kByte * bytes;

@@ -64,11 +64,13 @@ inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearSh
 inline constexpr int kTailWords = 128;
 
 // Up to this many tokens the launches of this kernel, each of which reads the weight, are mostly
-// faster than unpacking the weight once, as an H200 and an H100 measured (spmm.csv). Holds unless
-// the caller passes a limit that was measured (flashsparse_plugin/dataflow).
+// faster than unpacking the weight once, on an H200 and an H100 (layers.csv): the library needs
+// large layers to fill the GPU. Holds unless the caller passes a limit that was measured
+// (flashsparse_plugin/dataflow).
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu) {
-  constexpr int64_t kSmall = 32 << 20;  // elements
-  return gpu.has_wgmma() && rows * cols > kSmall ? 256 : 192;
+  const int64_t by_size = rows * cols >> 17;
+  const int64_t most = gpu.has_wgmma() ? 256 : 192;
+  return by_size < 32 ? 32 : by_size < most ? by_size : most;
 }
 
 struct LinearPlan {

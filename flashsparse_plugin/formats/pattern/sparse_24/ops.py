@@ -95,10 +95,10 @@ def _(
     lie; for more the weight is unpacked, and torch's own linear multiplies. None: 192, or any
     number on compute capability 9.0; 0: always unpacked; a negative number raises. Of them, up to
     few_tokens go to the kernel for few tokens (mma.sp) and more to the one for many (wgmma.sp,
-    compute capability 9.0; elsewhere one kernel takes them all). None: 32, or 16 of a small layer
-    and of codes of 8 bits with scales of rows. The choice is made in each call, from sizes alone: a
-    graph of torch.compile holds any number of tokens. Always unpacked is a weight whose dtype x has
-    not.
+    compute capability 9.0; elsewhere one kernel takes them all). None: 0 to 32, the more the larger
+    the layer (kernels/cuda/sparse_24/kernel_choice.h). The choice is made in each call, from sizes
+    alone: a graph of torch.compile holds any number of tokens. Always unpacked is a weight whose
+    dtype x has not.
 
     weight_scale, values and group are those of sparse_24_unpack. The sparse kernels multiply codes,
     and sums by scales, in float32: code x scale is not rounded, but for scales of groups and more

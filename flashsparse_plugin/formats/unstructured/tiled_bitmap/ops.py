@@ -126,7 +126,7 @@ def _(
     unpacked, and torch's own linear multiplies. None: as many as the kernels are made for; 0:
     always unpacked; a negative number raises. Of them, up to few_tokens go to the kernel for few
     tokens (mma) and more to the one for many (wgmma, compute capability 9.0; elsewhere one kernel
-    takes them all). None: 32, or 64 of a small layer. The choice is made in each call, from sizes
+    takes them all). None: 32. The choice is made in each call, from sizes
     alone: a graph of torch.compile holds any number of tokens. A weight whose dtype x has not is
     always unpacked. On a CPU there is one implementation, and neither number changes anything.
 

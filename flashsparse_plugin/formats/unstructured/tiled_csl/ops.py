@@ -82,11 +82,11 @@ def _(x, weight_packed, tile_offsets, out_features, weight_dtype, bias=None, spa
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
 
     On CUDA up to sparse_tokens tokens are multiplied by the sparse kernel; for more the weight is
-    unpacked, and torch's own linear multiplies. None: 192, or 256 of large layers on Hopper; 0:
-    always unpacked; a negative number raises. The choice is made in each call, from sizes alone: a
-    graph of torch.compile holds any number of tokens. Always unpacked are a weight whose dtype x
-    has not, and one of more than 2^20 tiles or 2^19 rows. On a CPU there is one implementation, and
-    sparse_tokens changes nothing.
+    unpacked, and torch's own linear multiplies. None: 32 to 256, the more the larger the layer (192
+    before Hopper); 0: always unpacked; a negative number raises. The choice is made in each call,
+    from sizes alone: a graph of torch.compile holds any number of tokens. Always unpacked are a
+    weight whose dtype x has not, and one of more than 2^20 tiles or 2^19 rows. On a CPU there is
+    one implementation, and sparse_tokens changes nothing.
 
     Source: Flash-LLM, section 4.1 (load as sparse, compute as dense).
     """
