@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the sparse linear layer of one format, in every way in which it can be called.
 
-More than LIBRARY_TOKENS tokens, and any number of tokens where the op is told to unpack, are
-multiplied by torch's own library, which by default may add in 16 bits what it split over K. It is
-told not to (`full_precision`), but on an H200 some elements of products with a bias, those that
-nearly cancel, were still off by 100 bounds, as if they had been rounded before the bias was added.
+More than LIBRARY_TOKENS tokens, fewer in small layers, and any number where the op is told to
+unpack, are multiplied by torch's own library, which by default may add in 16 bits what it split
+over K. It is told not to (`full_precision`), but on an H200 some elements of products with a bias,
+those that nearly cancel, were still off by 100 bounds, as if they had been rounded before the bias
+was added.
 So an element there may be as far off as F.linear's with the dense weight is, and no further; the
 bound of the norm holds in any case.
 """
@@ -25,6 +26,8 @@ from torch import Tensor
 
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
+from flashsparse_plugin.gpu import find_gpu
+from flashsparse_plugin.plan import LIBRARY
 
 TOKENS = (1, 3, 8, 16, 17, 32, 64, 100, 192, 256, 300, 1024)
 SIDES = (1, 63, 64, 65, 127, 128, 129, 300)
@@ -101,6 +104,15 @@ class SparseChecker(Checker):
         super().__init__(device, reference, graphs)
         self._format = format
 
+    def _unpacks(self, packed: fs.PackedWeight, tokens: int) -> bool:
+        """Whether the op leaves the product to torch's library by its own rule."""
+        if self._device.type != "cuda":
+            return False
+        properties = torch.cuda.get_device_properties(self._device)
+        gpu = find_gpu(properties.name, (properties.major, properties.minor))
+        form, scheme = packed.scheme.format, packed.scheme
+        return form.choose(scheme, packed.shape, packed.nbytes, tokens, gpu) == LIBRARY
+
     def _check(self, case: Case, number: int) -> None:
         weight = self._weight(case, number)
         packed = self._packed(weight, case)
@@ -117,10 +129,11 @@ class SparseChecker(Checker):
             where = f"{case}, {tokens} tokens"
             norm, element = errors_of(y, x, exact, bias, self._reference)
             ours = library = torch.ones(())
-            if x.dtype == weight.dtype and (tokens > LIBRARY_TOKENS or case.either):
+            unpacks = tokens > LIBRARY_TOKENS or self._unpacks(packed, tokens)
+            if x.dtype == weight.dtype and (unpacks or case.either):
                 dense = F.linear(x, weight, bias)
                 library = errors_of(dense, x, exact, bias, self._reference)[1].clamp(min=1)
-            limit = library if tokens > LIBRARY_TOKENS else ours
+            limit = library if unpacks else ours
             found.append((where, norm, element, limit, same))
             for name, other in self._others(case, tokens, packed):
                 self._leave_nan(tokens * case.shape[0])
