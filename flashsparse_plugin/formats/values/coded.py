@@ -153,11 +153,11 @@ class CodedFormat(Format):
         if takes_16_bits(x, scheme.dtype):
             codes, scales = codes_in_16_bits(x, values)
             scaled = {**tensors, X_SCALES: scales}
+            y = self.multiply(codes, scheme, shape, scaled, bias, plan)
             if not x.requires_grad:
-                return self.multiply(codes, scheme, shape, scaled, bias, plan)
-            y = self.multiply(codes, scheme, shape, scaled, bias, plan).detach()
+                return y
             straight = self.multiply(x, scheme, shape, tensors, bias, plan)
-            return y + (straight - straight.detach())  # plus zero, which has the gradient
+            return y.detach() + (straight - straight.detach())  # plus zero, with the gradient
         return multiply_rounded(
             x,
             values,
