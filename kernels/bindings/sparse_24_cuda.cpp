@@ -36,9 +36,7 @@ void launch_wgmma(const LinearInputs& inputs, const Units& packed, const Gpu& gp
   arguments.rows = static_cast<int>(rows);
   arguments.cols = static_cast<int>(cols);
   arguments.tokens = static_cast<int>(tokens);
-  arguments.down = plan.down;
-  arguments.depth = plan.depth;
-  arguments.stages = plan.stages;
+  arguments.cut(plan);
   arguments.weight_stages = plan.weight_stages();
   if (plan.shares_tiles(rows, tokens)) {
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));

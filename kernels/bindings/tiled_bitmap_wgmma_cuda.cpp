@@ -31,9 +31,7 @@ void wgmma_product(const LinearInputs& inputs, const Tensor& lines, const Tensor
   arguments.rows = static_cast<int>(rows);
   arguments.cols = static_cast<int>(cols);
   arguments.tokens = static_cast<int>(tokens);
-  arguments.down = plan.down;
-  arguments.depth = plan.depth;
-  arguments.stages = plan.stages;
+  arguments.cut(plan);
   arguments.ring_lines = plan.ring_lines;
   if (plan.shares_tiles(rows, tokens)) {
     STD_CUDA_CHECK(cuda::arrivals(stream, plan.arrivals(rows, tokens), &arguments.arrivals));

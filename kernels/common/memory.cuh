@@ -253,6 +253,11 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
+// Has the line of an address brought to the L2. It must be one that may be read.
+__device__ __forceinline__ void prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // Increments an arrival counter and returns how many arrived before. What the block wrote before a
 // barrier that this thread passed is visible to a block whose arrival comes later, once that has
 // passed a barrier, too: the pattern of "the last block reduces", with one thread of each block.
@@ -440,10 +445,34 @@ void copy_async_wait() {
   });
 }
 
+inline void prefetch(const void*) {}
+
 inline uint32_t arrive(uint32_t* counter) {
   return __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL);
 }
 
 #endif
+
+// The same where the number of groups is no constant: 0 to 7.
+__device__ __forceinline__ void copy_async_wait(int groups) {
+  switch (groups) {
+    case 0:
+      return copy_async_wait<0>();
+    case 1:
+      return copy_async_wait<1>();
+    case 2:
+      return copy_async_wait<2>();
+    case 3:
+      return copy_async_wait<3>();
+    case 4:
+      return copy_async_wait<4>();
+    case 5:
+      return copy_async_wait<5>();
+    case 6:
+      return copy_async_wait<6>();
+    default:
+      return copy_async_wait<7>();
+  }
+}
 
 }  // namespace flashsparse

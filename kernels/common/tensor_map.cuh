@@ -18,6 +18,11 @@ inline constexpr uint16_t kThisBlock = 0;  // for copy_tile, instead of a mask o
 
 #ifdef __CUDACC__
 
+// Has the map brought to where copies look for it, well before the first.
+__device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
+}
+
 // Starts to copy the tile whose first element is (row, col) of the matrix to a shared address, a
 // multiple of 1024; the layout is that of a wgmma operand (wgmma.cuh), with zeros outside of the
 // matrix. The copy goes to this address in each block of the cluster that is set in `blocks`, or to
@@ -52,6 +57,8 @@ inline TensorMap emulated_map(const TiledMatrix& matrix) {
   std::memcpy(map.words, &matrix, sizeof matrix);
   return map;
 }
+
+inline void prefetch_tensor_map(const TensorMap&) {}
 
 // The copy lands when a thread waits for it, at the last moment that a GPU allows.
 inline void copy_tile(uint32_t shared, const TensorMap& map, int row, int col, uint32_t barrier,

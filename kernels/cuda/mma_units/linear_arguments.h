@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/shared/divider.h"
+#include "formats/mma_units.h"
+
 namespace flashsparse::mma_units {
 
 // y [tokens, rows] = x [tokens, cols] times the transposed weight, plus bias [rows] or nothing, all
@@ -23,9 +26,28 @@ struct Arguments {
   const uint32_t* x_sums;  // sum of each token's codes, modulo 2^32, for accumulators of uint32_t
 };
 
-// Parameters of the launch, from the format's plan.
+// Parameters of the launch, from the format's plan, and what each block would divide for.
 struct Cut {
   int row_warps, column_warps, weight_stages, x_stages;
+  int stages_before_x = 1;   // of the weight, that a warp begins to copy before x
+  int unit_rows, unit_cols;  // of the weight
+  int set_steps, steps;      // of a row tile, and of all
+  Divider by_column_warps, by_set_steps, by_steps, by_blocks;
+
+  template <class Plan>
+  Cut(const Plan& plan, int weight_stages, int64_t rows, int64_t cols)
+      : row_warps(plan.row_warps),
+        column_warps(plan.column_warps),
+        weight_stages(weight_stages),
+        x_stages(plan.x_stages),
+        unit_rows(static_cast<int>(mma_units::unit_rows(rows))),
+        unit_cols(static_cast<int>(mma_units::unit_cols(cols))),
+        set_steps(static_cast<int>(plan.set_steps(cols))),
+        steps(static_cast<int>(plan.sets(rows) * plan.set_steps(cols))),
+        by_column_warps(plan.column_warps),
+        by_set_steps(set_steps),
+        by_steps(steps),
+        by_blocks(plan.blocks) {}
 };
 
 }  // namespace flashsparse::mma_units

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dynamic shared memory of a block of the decode kernels:
-//   barriers   full and empty of each stage of x, one for the initial fill of all stages, one for
-//              each stage of each warp's weights
+//   barriers   full and empty of each stage of x, and one for the initial fill of all stages
 //   x          a stage: column_warps units of columns; a unit: four panels of 64 columns, or two of
 //              128 for 8-bit x; a panel: tokens of the shape x 128 bytes, whose 16-byte chunk c of
 //              row r lies at c XOR (r mod 8): without bank conflicts for ldmatrix, and what wgmma
@@ -26,8 +25,8 @@ struct Shared {
 
   // `ring_bytes`: the weights of a warp; `x_bytes`: an element of x.
   FS_HOST_DEVICE constexpr Shared(int tokens, int row_units, int row_warps, int column_warps,
-                                  int weight_stages, int x_stages, uint32_t ring_bytes, int x_bytes)
-      : x(align(kBarrier * (2 * x_stages + 1 + row_warps * column_warps * weight_stages))),
+                                  int x_stages, uint32_t ring_bytes, int x_bytes)
+      : x(align(kBarrier * (2 * x_stages + 1))),
         x_stage(column_warps * tokens * kUnitCols * x_bytes),
         weights(x + x_stages * x_stage),
         weight_ring(ring_bytes),

@@ -42,21 +42,37 @@ class Sums {
         place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
                threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
 
+  // Loads the scales and bias of a row tile, long before they are needed: they come from memory.
+  __device__ __forceinline__ void expect(int set) {
+    if (column_warp_ > 0) return;
+    FS_UNROLL
+    for (int i = 0; i < 2 * kRowUnits; ++i) {
+      const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
+      const bool inside = row < a_.rows;
+      if (scaled) scales_[i] = inside ? a_.scales[row] : 0.0f;
+      bias_[i] = a_.bias && inside ? a_.bias[row] : 0;
+    }
+  }
+
   // `steps` is at a step of the row tile.
   __device__ __forceinline__ void leave(Tile& sums, const Steps& steps) {
     if (cut_.column_warps > 1) add_warps(sums);
     const int set = steps.set();
-    const int row_unit = (set * cut_.row_warps + row_warp_) * kRowUnits;
-    if (column_warp_ > 0 || row_unit >= unit_rows(a_.rows)) return;
+    if (column_warp_ > 0 || row_unit(set) >= cut_.unit_rows) return;
     const int first = steps.first_block(set), last = steps.last_block(set);
     if (first < last && !add_blocks(sums, steps, set, first, last)) return;
     if constexpr (token_scales == TokenScales::kOptional) {
       if (a_.x_scales) scale_tokens(sums);
     }
-    store(sums, row_unit);
+    store(sums, row_unit(set));
   }
 
  private:
+  // The warp's first row of units of a row tile.
+  __device__ __forceinline__ int row_unit(int set) const {
+    return (set * cut_.row_warps + row_warp_) * kRowUnits;
+  }
+
   // The first warp along the columns adds up those of all, 8 tokens at a time.
   __device__ __forceinline__ void add_warps(Tile& sums) {
     FS_UNROLL
@@ -72,7 +88,7 @@ class Sums {
       // iterations later.
       sync_threads_of(1 + row_warp_, cut_.column_warps * 32);
       if (column_warp_ == 0) {
-        FS_NO_UNROLL
+        FS_UNROLL_BY(4)
         for (int warp = 1; warp < cut_.column_warps; ++warp) {
           FS_UNROLL
           for (int m = 0; m < kRowUnits; ++m) {
@@ -134,10 +150,8 @@ class Sums {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
-      const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
-      const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
-      float scale = 1;
-      if (scaled) scale = row < a_.rows ? a_.scales[row] * unit_ : 0.0f;
+      const int first = row_unit * kUnitRows + i * 8, column = first + pair;
+      const float bias = to_float<Type>(bias_[i]), scale = scaled ? scales_[i] * unit_ : 1;
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
@@ -200,6 +214,8 @@ class Sums {
   const float unit_;
   const uint32_t warp_bytes_, place_;
   uint32_t turn_ = 0;
+  float scales_[2 * kRowUnits];  // of the rows that a lane has sums of
+  uint16_t bias_[2 * kRowUnits];
 };
 
 }  // namespace flashsparse::mma_units

@@ -30,11 +30,20 @@ class WgmmaSums {
         buffer_(buffer + threadIdx.x % 32 * uint32_t{sizeof(float4)}),
         arrived_(arrived) {}
 
+  // The current tile's scales and bias, which are needed at its end, begin their way from memory.
+  __device__ __forceinline__ void expect(const WgmmaTiles& tiles) const {
+    const int unit = tiles.row_tile(tiles.tile()) * tile_units_ + unit_;
+    const int row = unit * kUnitRows + threadIdx.x % kUnitRows;
+    if (row >= a_.rows) return;
+    if (a_.scales) prefetch(a_.scales + row);
+    if (a_.bias) prefetch(a_.bias + row);
+  }
+
   // `tile` is one of the cluster's range.
   __device__ __forceinline__ void leave(Sum (&sums)[Shape::kTokens / 2], const WgmmaTiles& tiles,
                                         int tile) const {
     const int unit = tiles.row_tile(tile) * tile_units_ + unit_;
-    if (unit >= unit_rows(a_.rows)) return;
+    if (unit >= a_.unit_rows) return;
     const Y y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
     if (a_.depth > 1) {
       give(sums, y.tokens());
@@ -53,7 +62,7 @@ class WgmmaSums {
   __device__ __forceinline__ bool add_clusters(Sum (&sums)[Shape::kTokens / 2],
                                                const WgmmaTiles& tiles, int tile, int first,
                                                int last, int tokens) const {
-    const int own = blockIdx.x / a_.cluster();
+    const int own = a_.by_cluster(blockIdx.x);
     float4* const mine = partials(own, tiles.is_first(own, tile));
     FS_UNROLL
     for (int i = 0; i < kTokenBlocks; ++i) {
@@ -93,7 +102,7 @@ class WgmmaSums {
   // Sends each block along K its share of the tokens, 8 at a time.
   __device__ __forceinline__ void give(const Sum (&sums)[Shape::kTokens / 2], int tokens) const {
     const int share = kTokenBlocks / a_.depth, part = WgmmaTiles::part(a_);
-    const int first = static_cast<int>(blockIdx.x) % a_.cluster() - part;
+    const int first = (blockIdx.x & (a_.cluster() - 1)) - part;
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
       if (n * 8 >= tokens) break;

@@ -3,44 +3,43 @@
 #pragma once
 #include "common/device.cuh"
 #include "cuda/mma_units/wgmma_arguments.h"
-#include "cuda/shared/tile_range.cuh"
-#include "formats/mma_units.h"
 
 namespace flashsparse::mma_units {
 
 class WgmmaTiles {
  public:
-  // At the first step of this cluster's range. `tile_tokens` and `tile_rows` of a tile.
-  __device__ __forceinline__ WgmmaTiles(const WgmmaArguments& a, int tile_tokens, int tile_rows)
-      : columns_((static_cast<int>(unit_cols(a.cols)) - part(a) + a.depth - 1) / a.depth),
-        across_((a.tokens - 1) / tile_tokens + 1),
-        steps_(((a.rows - 1) / tile_rows + 1) * across_ * columns_),
-        clusters_(gridDim.x / a.cluster()),
-        part_(part(a)),
-        depth_(a.depth) {
-    const int cluster = blockIdx.x / a.cluster();
-    const int begin = linear::first_tile(steps_, cluster, clusters_);
-    left_ = linear::first_tile(steps_, cluster + 1, clusters_) - begin;
-    tile_ = begin / columns_;
+  // At the first step of this cluster's range.
+  __device__ __forceinline__ explicit WgmmaTiles(const WgmmaArguments& a)
+      : a_(a), part_(part(a)), columns_(a.columns + (part_ < a.longer)) {
+    const int cluster = a.by_cluster(blockIdx.x);
+    tile_ = cluster;
+    column_ = 0;
+    left_ = columns_;
+    if (a.depth > 1) return;
+    const int begin = first_step(cluster);
+    left_ = first_step(cluster + 1) - begin;
+    tile_ = a.by_columns(begin);
     column_ = begin - tile_ * columns_;
   }
 
   __device__ __forceinline__ bool ended() const { return left_ == 0; }
   __device__ __forceinline__ int left() const { return left_; }  // steps
   __device__ __forceinline__ int tile() const { return tile_; }
-  __device__ __forceinline__ int column() const { return column_ * depth_ + part_; }  // of units
+  __device__ __forceinline__ int column() const { return column_ * a_.depth + part_; }  // of units
 
-  // The block's position in its cluster, along K and along M.
+  // The block's position in its cluster, along K and along M: both have a power of two of blocks.
   static __device__ __forceinline__ int part(const WgmmaArguments& a) {
-    return blockIdx.x % a.depth;
+    return blockIdx.x & (a.depth - 1);
   }
   static __device__ __forceinline__ int place_down(const WgmmaArguments& a) {
-    return blockIdx.x % a.cluster() / a.depth;
+    return a.by_depth(blockIdx.x & (a.cluster() - 1));
   }
-  __device__ __forceinline__ int row_tile(int tile) const { return tile / across_; }
-  __device__ __forceinline__ int token_tile(int tile) const { return tile % across_; }
+  __device__ __forceinline__ int row_tile(int tile) const { return a_.by_across(tile); }
+  __device__ __forceinline__ int token_tile(int tile) const {
+    return tile - row_tile(tile) * a_.across;
+  }
 
-  __device__ __forceinline__ bool many_tokens() const { return across_ > 1; }
+  __device__ __forceinline__ bool many_tokens() const { return a_.across > 1; }
 
   // Moves to the next step; true if it is of another tile.
   __device__ __forceinline__ bool advance() {
@@ -54,18 +53,26 @@ class WgmmaTiles {
   // First and last of the clusters that share a tile (none do if depth > 1); whether it is the
   // first of a cluster's range.
   __device__ __forceinline__ int first_cluster(int tile) const {
-    return linear::block_of_tile(steps_, tile * columns_, clusters_);
+    return cluster_of(tile * columns_);
   }
   __device__ __forceinline__ int last_cluster(int tile) const {
-    return linear::block_of_tile(steps_, (tile + 1) * columns_ - 1, clusters_);
+    return cluster_of((tile + 1) * columns_ - 1);
   }
   __device__ __forceinline__ bool is_first(int cluster, int tile) const {
-    return linear::first_tile(steps_, cluster, clusters_) >= tile * columns_;
+    return first_step(cluster) >= tile * columns_;
   }
 
  private:
-  const int columns_, across_, steps_;  // steps of a tile; tiles of the same rows; all steps
-  const int clusters_, part_, depth_;
+  // linear::first_tile and linear::block_of_tile (tile_range.cuh), by the dividers of the launch.
+  __device__ __forceinline__ int first_step(uint32_t cluster) const {
+    return a_.by_clusters(a_.steps * cluster);
+  }
+  __device__ __forceinline__ int cluster_of(uint32_t step) const {
+    return a_.by_steps((step + 1) * a_.clusters - 1);
+  }
+
+  const WgmmaArguments& a_;
+  const int part_, columns_;  // steps of a tile
   int left_, tile_, column_;
 };
 

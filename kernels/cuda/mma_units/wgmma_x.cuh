@@ -18,15 +18,15 @@ class WgmmaX {
   __device__ __forceinline__ WgmmaX(const WgmmaArguments& a, uint32_t shared)
       : shared_(shared), stages_(a.stages) {}
 
-  // Called by one thread; a cluster barrier must follow.
-  __device__ __forceinline__ void init(const WgmmaArguments& a) const {
+  // Called by one thread of each warp, which share the work, as each takes a thread some 50 ns; a
+  // cluster barrier must follow.
+  __device__ __forceinline__ void init(const WgmmaArguments& a, int warp) const {
     FS_NO_UNROLL
-    for (int i = 0; i < a.stages; ++i) {
+    for (int i = warp; i < a.stages; i += Shape::kThreads / 32) {
       mbarrier_init(shared_ + i * kMbarrierBytes, 1);
       mbarrier_init(shared_ + (kMostXStages + i) * kMbarrierBytes, Shape::kUnits * a.down);
     }
-    FS_NO_UNROLL
-    for (int i = 0; i < Shape::kUnits; ++i) mbarrier_init(sums(i), a.depth);
+    if (a.depth > 1 && warp < Shape::kUnits) mbarrier_init(sums(warp), a.depth);
     mbarrier_init_done();
   }
 
@@ -77,7 +77,7 @@ class WgmmaX {
 template <class Shape, int panels>
 __device__ __forceinline__ void copy_x(const WgmmaArguments& a, const TensorMap& map,
                                        WgmmaX<Shape> x) {
-  WgmmaTiles tiles(a, Shape::kTokens, a.down * Shape::kUnits * kUnitRows);
+  WgmmaTiles tiles(a);
   const int place = WgmmaTiles::place_down(a), share = Shape::kTokens / a.down;
   uint32_t all = 0;  // mask of the blocks that need the same x
   FS_NO_UNROLL

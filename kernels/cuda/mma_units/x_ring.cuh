@@ -25,10 +25,6 @@ class XRing {
         empty_(full_ + cut.x_stages * kMbarrierBytes),
         first_(empty_ + cut.x_stages * kMbarrierBytes) {}
 
-  static __device__ __forceinline__ uint32_t weight_barriers(const Cut& cut, uint32_t shared) {
-    return shared + (2 * cut.x_stages + 1) * kMbarrierBytes;
-  }
-
   // Called by one thread; a block barrier must follow. `first_warps`: those that call fill_first.
   __device__ __forceinline__ void init(int first_warps) const {
     const int warps = cut_.row_warps * cut_.column_warps;
@@ -40,16 +36,13 @@ class XRing {
     mbarrier_init(first_, first_warps * 32);
   }
 
-  // Copies x of the first steps: all `warps` call it, or a single one with `alone`.
-  template <bool alone = false>
-  __device__ __forceinline__ void fill_first(Steps steps, int warp, int warps) const {
-    for (int i = 0; i < cut_.x_stages && !steps.ended(); ++i) {
-      if constexpr (alone) {
-        copy_alone(i, steps);
-      } else {
-        copy(i, steps, warp, warps);
-      }
-      steps.advance();
+  // Copies x of the first steps, together with the other `warps` that call it.
+  __device__ __forceinline__ void fill_first(const Steps& steps, int warp, int warps) const {
+    const int units = min(cut_.x_stages, steps.left()) * cut_.column_warps;
+    FS_NO_UNROLL
+    for (int unit = warp; unit < units; unit += warps) {
+      const int stage = cut_.by_column_warps(unit);
+      copy_unit(stage, steps.column_after(stage), unit - stage * cut_.column_warps);
     }
     mbarrier_arrive_after_copies(first_);
   }
@@ -66,7 +59,7 @@ class XRing {
     }
     for (int stage = 0; !steps.ended(); steps.advance()) {
       mbarrier_wait(empty_ + stage * kMbarrierBytes, parity);
-      copy_alone(stage, steps);
+      copy_step(stage, steps.column());
       mbarrier_arrive_after_copies(full_ + stage * kMbarrierBytes);
       done();
       if (++stage < cut_.x_stages) continue;
@@ -98,45 +91,43 @@ class XRing {
   // 16-byte chunks of a token in a unit: 32, or 16 for 8-bit x; tokens that a warp copies at once.
   static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
 
-  static constexpr int kParts = 8 / kBeside;  // of a unit: every eighth token, kBeside times
-
-  // Copies the parts first, first + by, ... of a step's x.
-  __device__ __forceinline__ void copy(int stage, const Steps& steps, int first, int by) const {
+  // Copies x of a step, whose columns begin with unit `column`.
+  __device__ __forceinline__ void copy_step(int stage, int column) const {
     FS_NO_UNROLL
-    for (int part = first; part < cut_.column_warps * kParts; part += by) {
-      copy_part(stage, steps, part / kParts, part);
-    }
-  }
-  // Copies all parts of a step's x. The instructions for the parts of a unit are independent: there
-  // is no other warp to hide their latency.
-  __device__ __forceinline__ void copy_alone(int stage, const Steps& steps) const {
-    FS_NO_UNROLL
-    for (int unit = 0; unit < cut_.column_warps; ++unit) {
-      FS_UNROLL
-      for (int part = 0; part < kParts; ++part) copy_part(stage, steps, unit, part);
-    }
+    for (int unit = 0; unit < cut_.column_warps; ++unit) copy_unit(stage, column, unit);
   }
 
-  // Lanes copy the chunks of one token, in order, or of two tokens for 8-bit x. Blocks begin with
-  // different tokens, so that they do not all request the same lines of the L2 at once.
-  __device__ __forceinline__ void copy_part(int stage, const Steps& steps, int unit,
-                                            int part) const {
-    const uint32_t lane = threadIdx.x % 32, stride = a_.x_stride, tokens = a_.tokens;
-    const uint32_t chunk = lane % kChunks;
-    const uint32_t place = x_ + stage * stage_bytes_ + chunk / 8 * Shape::kPanelBytes;
+  // Copies a unit of columns of a step. Lanes copy the chunks of one token, in order, or of two
+  // tokens for 8-bit x. Blocks begin with different tokens, so that they do not all request the
+  // same lines of the L2 at once.
+  __device__ __forceinline__ void copy_unit(int stage, int first, int unit) const {
+    const uint32_t lane = threadIdx.x % 32, chunk = lane % kChunks, tokens = a_.tokens;
     // 8-bit x has its own order of columns, up to the end of a row, and is zero there.
     const int end = kBeside == 1 ? a_.cols : a_.x_stride;
-    const uint32_t token = (part + blockIdx.x) % kParts * kBeside + lane / kChunks;
-    const int column = (steps.column(cut_) + unit) * (kChunks * 8), from = column + chunk * 8;
+    const int column = (first + unit) * (kChunks * 8), from = column + chunk * 8;
     if (column >= end) return;
     const bool there = from < end;
-    const uint16_t* const source = a_.x + (there ? from + size_t{token} * stride : 0);
-    const uint32_t to = place + unit * Shape::kXUnitBytes + token * 128 + (chunk % 8 ^ token) * 16;
+    const uint16_t* const source = a_.x + (there ? from : 0);
+    const uint32_t to =
+        x_ + stage * stage_bytes_ + unit * Shape::kXUnitBytes + chunk / 8 * Shape::kPanelBytes;
+    const uint32_t last = last_part();
     FS_UNROLL
-    for (int n = 0; n < Shape::kTokens / 8; ++n) {
-      if (token + n * 8 >= tokens) break;
-      copy_async<16>(to + n * 8 * 128, there ? source + n * 8 * size_t{stride} : source, there);
+    for (uint32_t part = 0; part < 8 / kBeside; ++part) {
+      if (part > last) break;
+      const uint32_t token = ((part + blockIdx.x) & last) * kBeside + lane / kChunks;
+      FS_UNROLL
+      for (int n = 0; n < Shape::kTokens / 8; ++n) {
+        if (token + n * 8 >= tokens) break;
+        copy_async<16>(to + (token + n * 8) * 128 + (chunk % 8 ^ token) * 16,
+                       source + (token + n * 8) * int64_t{a_.x_stride}, there);
+      }
     }
+  }
+  // A unit of x is copied in parts of every eighth token, or of two of these. Few tokens make fewer
+  // parts, a power of two: the number of the last one.
+  __device__ __forceinline__ uint32_t last_part() const {
+    const int parts = (a_.tokens + kBeside - 1) / kBeside;
+    return kBeside == 2 ? parts > 2 ? 3 : parts > 1 : parts > 4 ? 7 : parts > 2 ? 3 : parts > 1;
   }
 
   const Arguments& a_;

@@ -40,10 +40,6 @@ struct CodesShape : Shape {
   static constexpr uint32_t kXUnitBytes = Shape::kXUnitBytes / 2;
 };
 
-// Stages of the weight ring that are filled before x, at most: with 2, large layers take 2 to 4%
-// less time on an H200 than with 1.
-inline constexpr int kStagesBeforeX = 2;
-
 // The members of Multiplier, one for each warp:
 //   Values                of the units (values.cuh)
 //   Sum                   type of accumulators: float or int32_t
@@ -58,43 +54,33 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
   constexpr bool kNarrowX = Multiplier::kXBytes == 1;
   const int warps = cut.row_warps * cut.column_warps;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-  const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
-  const mma_units::Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
-                                 cut.weight_stages, cut.x_stages,
-                                 ring_bytes(Values::kLayout, Shape::kRowUnits, cut.weight_stages),
-                                 Multiplier::kXBytes);
-  mma_units::Steps steps(a, cut, Shape::kRowUnits);
+  const int row_warp = cut.by_column_warps(warp);
+  const int column_warp = warp - row_warp * cut.column_warps;
+  const mma_units::Shared layout(
+      Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps, cut.x_stages,
+      ring_bytes(Values::kLayout, Shape::kRowUnits, cut.weight_stages), Multiplier::kXBytes);
+  mma_units::Steps steps(cut);
   XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
-  const uint32_t barriers =
-      XRing::weight_barriers(cut, shared) + warp * cut.weight_stages * kMbarrierBytes;
-  if (threadIdx.x % 32 == 0) {
-    if (copies_x) {
-      x.init(kNarrowX ? 1 : warps + 1);
-    } else {
-      WeightRing<Shape, Values>::init(cut, barriers);
-    }
+  WeightRing<Shape, Values> weights(a, cut, steps, row_warp, column_warp,
+                                    shared + layout.weights + warp * layout.weight_ring);
+  // Weights need not wait for the other warps, nor for the preceding kernel, which may write x.
+  // Where all warps copy x, its barrier completes only when all earlier cp.async of a thread have.
+  const int before = min(cut.stages_before_x, kNarrowX ? cut.weight_stages : steps.left() - 1);
+  if (copies_x) {
+    if (threadIdx.x % 32 == 0) x.init(kNarrowX ? 1 : warps + 1);
+  } else {
+    FS_NO_UNROLL
+    for (int i = 0; i < before; ++i) weights.refill();
   }
   __syncthreads();
   griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  if (!kNarrowX || copies_x) x.fill_first(steps, kNarrowX ? 0 : warp, kNarrowX ? 1 : warps + 1);
   if (copies_x) {
-    griddepcontrol_wait();
-    x.template fill_first<kNarrowX>(steps, warp, warps + 1);
     x.fill_later(steps, [] {});
     return;
   }
-
-  // Weights need not wait for the preceding kernel, which may write x. Where all warps copy x, only
-  // some weights are copied before it, since x's barrier completes only when all earlier cp.async
-  // of a thread have.
-  const int before =
-      kNarrowX ? cut.weight_stages : min(min(kStagesBeforeX, cut.weight_stages), steps.left() - 1);
-  WeightRing<Shape, Values> weights(a, cut, steps, row_warp, column_warp,
-                                    shared + layout.weights + warp * layout.weight_ring, barriers);
-  FS_NO_UNROLL
-  for (int i = 0; i < before; ++i) weights.refill();
-  griddepcontrol_wait();
-  if constexpr (!kNarrowX) x.fill_first(steps, warp, warps + 1);
   FS_NO_UNROLL
   for (int i = before; i < cut.weight_stages; ++i) weights.refill();
 
@@ -102,12 +88,13 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
                   token_scales_of(Values::kLayout.type, Multiplier::kXBytes),
                   typename Multiplier::Sum>
       sums(a, cut, layout, row_warp, column_warp, shared);
+  sums.expect(steps.set());
   Multiplier multiplier(column_warp * Shape::kXUnitBytes);
   FS_NO_UNROLL
   while (!steps.ended()) {
     const uint32_t x_of_step = x.wait(), units = weights.wait();
     // Skips units past the last column, instead of zero-filling x: 0 * inf would give NaN.
-    if (steps.inside(cut, column_warp)) multiplier.multiply(units, x_of_step);
+    if (steps.inside(column_warp)) multiplier.multiply(units, x_of_step);
     weights.advance();
     __syncwarp();
     weights.refill();
@@ -115,6 +102,7 @@ __device__ __forceinline__ void run_block(const mma_units::Arguments& a, const m
     const mma_units::Steps here = steps;
     if (!steps.advance() && !steps.ended()) continue;
     sums.leave(multiplier.sums, here);
+    if (!steps.ended()) sums.expect(steps.set());
     mma_units::clear<Shape>(multiplier.sums);
   }
 }

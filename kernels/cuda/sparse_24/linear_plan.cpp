@@ -91,8 +91,8 @@ bool give_stages(LinearPlan& plan, const Gpu& gpu) {
 }  // namespace
 
 int64_t LinearPlan::shared_bytes() const {
-  return mma_units::Shared(info().tokens, info().row_units, row_warps, column_warps, weight_stages,
-                           x_stages, ring_bytes(unit, info().row_units, weight_stages), x_bytes)
+  return mma_units::Shared(info().tokens, info().row_units, row_warps, column_warps, x_stages,
+                           ring_bytes(unit, info().row_units, weight_stages), x_bytes)
       .bytes;
 }
 

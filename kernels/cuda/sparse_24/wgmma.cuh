@@ -62,18 +62,16 @@ class WgmmaMultiplier {
                                              const mma_units::WgmmaX<Shape>& x)
       : arguments_(arguments), x_(x) {}
 
-  // `warp`: number of this warp in its block.
-  __device__ __forceinline__ void run(int warp) {
+  // `weights`, whose first loads have begun, are the warp's row of units `unit` of each tile.
+  __device__ __forceinline__ void run(Weights& weights, mma_units::WgmmaTiles tiles, int unit) {
     constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
-    const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
-    const int tile_units = arguments_.down * Shape::kUnits;
-    mma_units::WgmmaTiles tiles(arguments_, Shape::kTokens, tile_units * kUnitRows);
-    Weights weights(arguments_, x_, tiles, unit, tile_units);
-    weights.begin();
+    const int warp = unit % Shape::kUnits;
     const mma_units::WgmmaSums<Type, Shape,
                                token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
                                typename Operand::Sum>
-        store(arguments_, unit, tile_units, x_.end() + warp * kBuffer, x_.sums(warp));
+        store(arguments_, unit, arguments_.down * Shape::kUnits, x_.end() + warp * kBuffer,
+              x_.sums(warp));
+    store.expect(tiles);
     griddepcontrol_wait();
     operand_.make(a_[0], weights.first(), 0);
     int index = 0;  // of the current unit in those that are loaded at once
@@ -94,6 +92,7 @@ class WgmmaMultiplier {
         }
       }
       store.leave(sums_, tiles, tile);
+      if (!tiles.ended()) store.expect(tiles);
     }
   }
 
@@ -126,6 +125,24 @@ class WgmmaMultiplier {
   typename Operand::Sum sums_[Shape::kTokens / 2];
 };
 
+// Initializes the barriers of x, for all blocks of the cluster to see.
+template <class Shape>
+__device__ __forceinline__ void begin_cluster(const mma_units::WgmmaArguments& arguments,
+                                              const mma_units::WgmmaX<Shape>& ring, int warp) {
+  if (threadIdx.x % 32 == 0) ring.init(arguments, warp);
+  cluster_barrier_relaxed();
+  griddepcontrol_launch_dependents();
+}
+
+// The producer's part: one of its threads copies x.
+template <class Shape, class Operand>
+__device__ __forceinline__ void copy_x(const mma_units::WgmmaArguments& arguments,
+                                       const TensorMap& x, const mma_units::WgmmaX<Shape>& ring) {
+  if (threadIdx.x != Shape::kUnits * 32) return;
+  griddepcontrol_wait();
+  mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
+}
+
 // Launch with plan.blocks() blocks in clusters of plan.cluster(), plan.threads() threads and
 // plan.shared_bytes(); `x` maps tiles of plan.copied_tokens() rows. Empty except on sm_90a.
 template <class Type, class Operand, class Shape>
@@ -136,18 +153,30 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   FS_DYNAMIC_SHARED(dynamic);
   const mma_units::WgmmaX<Shape> ring(arguments, shared_address(dynamic));
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-  Multiplier::Weights::init(arguments, ring);
-  if (threadIdx.x == 0) ring.init(arguments);
-  cluster_barrier_relaxed();
-  griddepcontrol_launch_dependents();
-  if (warp < Shape::kUnits) {
-    if constexpr (!Shape::kHasRing) setmaxnreg_inc<Shape::kMultiplying>();
-    Multiplier(arguments, ring).run(warp);
+  const bool multiplies = warp < Shape::kUnits;
+  const int unit = mma_units::WgmmaTiles::place_down(arguments) * Shape::kUnits + warp;
+  const mma_units::WgmmaTiles tiles(arguments);
+  if (threadIdx.x == Shape::kUnits * 32) prefetch_tensor_map(x);
+  if constexpr (Shape::kHasRing) {
+    // A warp's ring needs no other warp: its copies begin before the block's barriers are there.
+    typename Multiplier::Weights weights(arguments, ring, tiles, unit);
+    if (multiplies) weights.begin();
+    begin_cluster(arguments, ring, warp);
+    if (multiplies) {
+      Multiplier(arguments, ring).run(weights, tiles, unit);
+    } else {
+      copy_x<Shape, Operand>(arguments, x, ring);
+    }
   } else {
-    if constexpr (!Shape::kHasRing) setmaxnreg_dec<Shape::kCopying>();
-    if (threadIdx.x == Shape::kUnits * 32) {
-      griddepcontrol_wait();
-      mma_units::copy_x<Shape, Operand::kPanels>(arguments, x, ring);
+    begin_cluster(arguments, ring, warp);
+    if (multiplies) {
+      setmaxnreg_inc<Shape::kMultiplying>();
+      typename Multiplier::Weights weights(arguments, ring, tiles, unit);
+      weights.begin();
+      Multiplier(arguments, ring).run(weights, tiles, unit);
+    } else {
+      setmaxnreg_dec<Shape::kCopying>();
+      copy_x<Shape, Operand>(arguments, x, ring);
     }
   }
   cluster_barrier_relaxed();

@@ -144,10 +144,7 @@ int64_t ring_stage_bytes(const WgmmaPlan& plan) {
 int WgmmaPlan::weight_stages() const {
   if (!info().has_ring) return 0;
   const int64_t room = (kWgmmaRingShared - bytes_before_ring(*this)) / ring_stage_bytes(*this);
-  // A barrier for each stage of each warp, behind those of x and one of each warp's sums.
-  constexpr int64_t kBarriers = mma_units::kWgmmaBarriers / 8 - 2 * kMostXStages;
-  const int64_t warps = info().groups * 4;
-  return static_cast<int>(std::clamp<int64_t>(room, 0, kBarriers / warps - 1));
+  return static_cast<int>(std::clamp<int64_t>(room, 0, kWgmmaRingStages));
 }
 
 int64_t WgmmaPlan::shared_bytes() const {

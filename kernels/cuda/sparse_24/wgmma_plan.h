@@ -63,6 +63,9 @@ constexpr int wgmma_threads(int groups, bool has_ring) {
   return groups * 128 + (has_ring ? 32 : 128);
 }
 
+// Units of a warp in a ring, at most: groups of copies that a thread can wait for.
+inline constexpr int kWgmmaRingStages = 8;
+
 // Shared memory of a block with a ring: what all GPUs that have wgmma give, less what lets a block
 // that rounds x reside beside.
 inline constexpr int64_t kWgmmaRingShared = 225 << 10;

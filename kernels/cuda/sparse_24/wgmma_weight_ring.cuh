@@ -7,7 +7,6 @@
 // The copies are cp.async and not bulk copies, behind which those of x would have to queue until
 // the whole ring is filled.
 #pragma once
-#include "common/mbarrier.cuh"
 #include "common/memory.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/mma_units/wgmma_x.cuh"
@@ -24,26 +23,16 @@ class WgmmaWeightRing {
   using Unit = WgmmaUnit<typename Operand::Values>;
   static constexpr int kAtOnce = 1;
 
-  // Called by all threads; a block barrier must follow.
-  static __device__ __forceinline__ void init(const mma_units::WgmmaArguments& a,
-                                              const mma_units::WgmmaX<Shape>& x) {
-    FS_NO_UNROLL
-    for (int i = threadIdx.x; i < Shape::kUnits * a.weight_stages; i += Shape::kThreads)
-      mbarrier_init(x.other_barriers() + i * kMbarrierBytes, 32);
-  }
-
   __device__ __forceinline__ WgmmaWeightRing(const mma_units::WgmmaArguments& a,
                                              const mma_units::WgmmaX<Shape>& x,
-                                             const mma_units::WgmmaTiles& tiles, int unit,
-                                             int tile_units)
+                                             const mma_units::WgmmaTiles& tiles, int unit)
       : a_(a),
         unit_row_(unit),
-        tile_units_(tile_units),
+        tile_units_(a.down * Shape::kUnits),
         policy_(tiles.many_tokens() ? evict_normal_policy() : evict_first_policy()),
         next_(tiles),
         left_(tiles.left()) {
-    const int warp = unit % Shape::kUnits, first = warp * a.weight_stages;
-    barriers_ = x.other_barriers() + first * kMbarrierBytes;
+    const int first = unit % Shape::kUnits * a.weight_stages;
     const int64_t sums = wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth);
     ring_ = x.end() + static_cast<uint32_t>(sums) + first * kLayout.bytes() +
             threadIdx.x % 32 * kLaneBytes;
@@ -76,25 +65,26 @@ class WgmmaWeightRing {
   __device__ __forceinline__ void take() {
     if (left_ == 0) return;
     --left_;
-    mbarrier_wait(barriers_ + read_ * kMbarrierBytes, parity_);
+    copy_async_wait(a_.weight_stages - 1);
     const uint32_t from = ring_ + read_ * kLayout.bytes();
     FS_UNROLL
     for (int i = 0; i < Unit::kVectors; ++i)
       unit_.values[i] = load_shared<uint4>(from + i * kVectorBytes);
     unit_.metadata = load_shared<uint4>(from + kLayout.metadata());
-    if (++read_ < a_.weight_stages) return;
-    read_ = 0;
-    parity_ ^= 1;
+    if (++read_ == a_.weight_stages) read_ = 0;
   }
 
-  // Starts to copy a unit to the stage that was read last. Does nothing past the end.
+  // Starts to copy a unit to the stage that was read last: one group of the thread's copies, empty
+  // past the end.
   __device__ __forceinline__ void refill() {
-    if (next_.ended()) return;
+    if (!next_.ended()) copy_unit();
+    copy_async_commit();
+  }
+  __device__ __forceinline__ void copy_unit() {
     const uint32_t to = ring_ + filled_ * kLayout.bytes();
     FS_UNROLL
     for (int i = 0; i < kLayout.bytes(); i += kVectorBytes)
       copy_async_hinted(to + i, from_ + i, policy_);
-    mbarrier_arrive_after_copies(barriers_ + filled_ * kMbarrierBytes);
     from_ += a_.depth * kLayout.bytes();
     if (++filled_ == a_.weight_stages) filled_ = 0;
     if (next_.advance()) seek();
@@ -102,23 +92,21 @@ class WgmmaWeightRing {
 
   // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
-    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
-    const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_row_, last);
+    const int64_t row =
+        min(next_.row_tile(next_.tile()) * tile_units_ + unit_row_, a_.unit_rows - 1);
     from_ = reinterpret_cast<const unsigned char*>(a_.units) +
-            (row * unit_cols(a_.cols) + next_.column()) * kLayout.bytes() +
-            threadIdx.x % 32 * kLaneBytes;
+            (row * a_.unit_cols + next_.column()) * kLayout.bytes() + threadIdx.x % 32 * kLaneBytes;
   }
 
   const mma_units::WgmmaArguments& a_;
   const int unit_row_, tile_units_;
-  uint32_t ring_, barriers_;  // of the warp; ring_: this lane's bytes of its first stage
+  uint32_t ring_;  // this lane's bytes of the warp's first stage
   const uint64_t policy_;
   mma_units::WgmmaTiles next_;  // to copy next
   const unsigned char* from_;   // this lane's bytes of that unit
   Unit unit_;                   // current
   int left_;                    // units that have not been loaded
   int filled_ = 0, read_ = 0;   // stages: next to fill, next to read
-  uint32_t parity_ = 0;
 };
 
 }  // namespace flashsparse::sparse_24

@@ -31,15 +31,11 @@ class WgmmaWeights {
   static constexpr int kAtOnce =
       wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
 
-  static __device__ __forceinline__ void init(const mma_units::WgmmaArguments&,
-                                              const mma_units::WgmmaX<Shape>&) {}
-
   // `unit`: the warp's row of units in a tile, which has `tile_units`.
   __device__ __forceinline__ WgmmaWeights(const mma_units::WgmmaArguments& a,
                                           const mma_units::WgmmaX<Shape>&,
-                                          const mma_units::WgmmaTiles& tiles, int unit,
-                                          int tile_units)
-      : a_(a), unit_(unit), tile_units_(tile_units), next_(tiles) {
+                                          const mma_units::WgmmaTiles& tiles, int unit)
+      : a_(a), unit_(unit), tile_units_(a.down * Shape::kUnits), next_(tiles) {
     // Rows that several tiles of tokens need are kept in the L2; others are read once.
     policy_ = tiles.many_tokens() ? evict_normal_policy() : evict_first_policy();
     seek();
@@ -92,9 +88,8 @@ class WgmmaWeights {
 
   // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
-    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
-    const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_, last);
-    from_ = a_.units + (row * unit_cols(a_.cols) + next_.column()) * kLayout.words();
+    const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_, a_.unit_rows - 1);
+    from_ = a_.units + (row * a_.unit_cols + next_.column()) * kLayout.words();
   }
 
   const mma_units::WgmmaArguments& a_;

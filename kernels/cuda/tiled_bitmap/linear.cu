@@ -31,10 +31,9 @@ cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
   const auto shared_bytes = static_cast<int>(plan.shared_bytes());
   const cudaError_t error = allow_shared(kernel, shared_bytes);
   if (error != cudaSuccess) return error;
-  const tiled_bitmap::Cut cut{
-      {plan.row_warps, plan.column_warps, tiled_bitmap::kOrders, plan.x_stages},
-      static_cast<uint32_t>(plan.scratch_quarters),
-      static_cast<uint32_t>(plan.ring_lines * tiled_bitmap::kLineBytes)};
+  const tiled_bitmap::Cut cut{{plan, tiled_bitmap::kOrders, arguments.rows, arguments.cols},
+                              static_cast<uint32_t>(plan.scratch_quarters),
+                              static_cast<uint32_t>(plan.ring_lines * tiled_bitmap::kLineBytes)};
   return launch_early(kernel, plan.blocks, plan.threads(), shared_bytes, plan.is_early != 0, stream,
                       arguments, cut);
 }

@@ -224,7 +224,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const Shared layout(Shape::kTokens, Shape::kRowUnits, cut.row_warps, cut.column_warps,
                       cut.scratch_quarters, cut.x_stages, cut.ring_bytes, kOperands);
-  mma_units::Steps steps(a, cut, Shape::kRowUnits);
+  mma_units::Steps steps(cut);
   XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
   WeightOrders<Shape> orders(a, cut, steps, layout, shared);
@@ -259,10 +259,12 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   x.fill_first(steps, warp, warps);
   weights.fill();
 
-  const int row_warp = warp / cut.column_warps, column_warp = warp - row_warp * cut.column_warps;
+  const int row_warp = cut.by_column_warps(warp);
+  const int column_warp = warp - row_warp * cut.column_warps;
   mma_units::Sums<Type, Shape, kScaled, kTokenScales, typename Shape::Sum> sums(
       a, cut, layout, row_warp, column_warp, shared,
       kOperands == Operands::kCodes ? 1 / kWidenedByte<Type> : 1);
+  sums.expect(steps.set());
   Multiplier<Type, Shape> multiplier(
       column_warp * Shape::kXUnitBytes,
       shared + layout.weights + warp * layout.warp_weights + cut.ring_bytes, cut.scratch_quarters);
@@ -276,6 +278,7 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
     const mma_units::Steps here = steps;
     if (!steps.advance() && !steps.ended()) continue;
     sums.leave(multiplier.sums, here);
+    if (!steps.ended()) sums.expect(steps.set());
     mma_units::clear<Shape>(multiplier.sums);
   }
 }

@@ -47,8 +47,8 @@ class WeightOrders {
       : a_(a),
         cut_(cut),
         is_own_(static_cast<int>(threadIdx.x % 32) < cut.row_warps * cut.column_warps),
-        row_warp_(static_cast<int>(threadIdx.x % 32) / cut.column_warps),
-        column_warp_(static_cast<int>(threadIdx.x % 32) % cut.column_warps),
+        row_warp_(cut.by_column_warps(threadIdx.x % 32)),
+        column_warp_(static_cast<int>(threadIdx.x % 32) - row_warp_ * cut.column_warps),
         batches_(shared + layout.batches),
         orders_(shared + layout.orders + threadIdx.x % 32 * layout.warp_orders),
         ring_(shared + layout.weights + threadIdx.x % 32 * layout.warp_weights),
@@ -81,14 +81,14 @@ class WeightOrders {
   __device__ __forceinline__ void prefetch_offsets() {
     FS_UNROLL
     for (int i = 0; i < count; ++i) {
-      const bool is_there = !next_.ended(), inside = is_there && next_.inside(cut_, column_warp_);
+      const bool is_there = !next_.ended(), inside = is_there && next_.inside(column_warp_);
       FS_UNROLL
       for (int m = 0; m < Shape::kRowUnits; ++m) {
         begin_[i][m] = 0;
         end_[i][m] = is_there ? 0 : -1;
         if (!inside || !is_own_) continue;
         const int32_t* const offset =
-            a_.offsets + (first_ + next_.column(cut_) + min(m, below_) * columns());
+            a_.offsets + (first_ + next_.column() + min(m, below_) * columns());
         begin_[i][m] = load_readonly(offset);
         end_[i][m] = load_readonly(offset + 1);
       }

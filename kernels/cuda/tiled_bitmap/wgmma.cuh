@@ -65,7 +65,7 @@ class WgmmaMultiplier {
       : arguments_(arguments),
         unit_(mma_units::WgmmaTiles::place_down(arguments) * Shape::kUnits + warp),
         tile_units_(arguments.down * Shape::kUnits),
-        tiles_(arguments, Shape::kTokens, tile_units_ * kUnitRows),
+        tiles_(arguments),
         x_(x),
         first_panel_(wgmma_operand(x.panel())),
         units_(arguments, tiles_, unit_, tile_units_,
@@ -231,10 +231,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const uint32_t shared = shared_address(dynamic);
   const mma_units::WgmmaX<Shape> ring(arguments, shared);
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
-  if (threadIdx.x == 0) {
-    FS_NO_UNROLL
-    for (int i = 0; i < Shape::kUnits; ++i) WgmmaUnits::init(Multiplier::barriers(shared, i));
-    ring.init(arguments);
+  if (threadIdx.x % 32 == 0) {
+    if (warp < Shape::kUnits) WgmmaUnits::init(Multiplier::barriers(shared, warp));
+    ring.init(arguments, warp);
   }
   cluster_barrier_relaxed();
   if (warp < Shape::kUnits) {

@@ -100,9 +100,8 @@ class WgmmaUnits {
   // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
     if (next_.ended()) return;
-    const auto last = static_cast<int>(unit_rows(a_.rows)) - 1;
-    const int row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_, last);
-    from_ = a_.offsets + (int64_t{row} * unit_cols(a_.cols) + next_.column());
+    const int row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_, a_.unit_rows - 1);
+    from_ = a_.offsets + (int64_t{row} * a_.unit_cols + next_.column());
     look();
   }
 

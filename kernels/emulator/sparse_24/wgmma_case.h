@@ -79,9 +79,7 @@ struct WgmmaCase {
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
-    arguments.down = plan.down;
-    arguments.depth = plan.depth;
-    arguments.stages = plan.stages;
+    arguments.cut(plan);
     arguments.weight_stages = plan.weight_stages();
     const TensorMap map = emulated_map(matrix);
     const simt::UsedByLastKernel used[] = {

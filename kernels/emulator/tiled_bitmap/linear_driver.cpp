@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
       arguments.x_scales = x_scales.get();
       arguments.x_sums = x_sums.get();
     }
-    const Cut cut{{plan.row_warps, plan.column_warps, kOrders, plan.x_stages},
+    const Cut cut{{plan, kOrders, rows, cols},
                   static_cast<uint32_t>(plan.scratch_quarters),
                   static_cast<uint32_t>(plan.ring_lines * kLineBytes)};
     const Compiled compiled =

@@ -62,9 +62,7 @@ int main(int argc, char** argv) {
     arguments.rows = static_cast<int>(rows);
     arguments.cols = static_cast<int>(cols);
     arguments.tokens = static_cast<int>(tokens);
-    arguments.down = plan.down;
-    arguments.depth = plan.depth;
-    arguments.stages = plan.stages;
+    arguments.cut(plan);
     arguments.ring_lines = plan.ring_lines;
     const WgmmaKernel kernel =
         (bfloat16 ? compiled_wgmma<BFloat16>() : compiled_wgmma<Float16>())[plan.shape];
