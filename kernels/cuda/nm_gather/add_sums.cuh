@@ -119,7 +119,7 @@ class AddSums {
   __device__ __forceinline__ float4 sum_of_warps(int quad) const {
     uint32_t from = address(quad);
     float4 sum = load_shared<float4>(from);
-    FS_NO_UNROLL
+    FS_UNROLL_BY(4)
     for (int i = 1; i < a_.depth_warps; ++i) {
       from += a_.row_warps * kPartBytes;
       sum = add(sum, load_shared<float4>(from));

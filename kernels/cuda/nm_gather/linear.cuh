@@ -107,14 +107,15 @@ class Block {
       : weight_(weight),
         a_(a),
         shared_(shared),
-        begin_(weight.sections * blockIdx.y / gridDim.y),
-        end_(weight.sections * (blockIdx.y + 1) / gridDim.y) {}
+        begin_(a.by_splits(weight.sections * blockIdx.y)),
+        end_(a.by_splits(weight.sections * (blockIdx.y + 1))) {}
 
   __device__ __forceinline__ void run() const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int multiplying = a_.row_warps * a_.depth_warps;
-    const int unit = blockIdx.x * a_.row_warps + warp % a_.row_warps;
-    const int pair = begin_ * weight_.section_pairs + warp / a_.row_warps;
+    const int depth_warp = a_.by_row_warps(warp);
+    const int unit = (blockIdx.x - depth_warp) * a_.row_warps + warp;
+    const int pair = begin_ * weight_.section_pairs + depth_warp;
     const int pairs_end = unit < a_.units ? end_ * weight_.section_pairs : 0;
     WeightRing<Shape> ring(weight_, unit, pair, a_.depth_warps,
                            shared_ + a_.rings + warp * Shape::kRingBytes, lane);
@@ -124,6 +125,7 @@ class Block {
     // Half of the ring is enough to begin with; behind all of it x would be late.
     griddepcontrol_launch_dependents();
     if (warp < multiplying) ring.template fill<0, Shape::kStages / 2>(own);
+    expect_scales();
     griddepcontrol_wait();
     stage_x<Shape, 2>(a_, first_column(begin_), shared_, threadIdx.x, blockDim.x);
     if (warp < multiplying) ring.template fill<Shape::kStages / 2, Shape::kStages>(own);
@@ -187,6 +189,14 @@ class Block {
       buffer = other;
       other = swapped;
     }
+  }
+
+  // Row scales and bias, which are needed at the end, begin their way from memory.
+  __device__ __forceinline__ void expect_scales() const {
+    const int own = a_.row_warps * Shape::kUnitRows, row = blockIdx.x * own + threadIdx.x;
+    if (static_cast<int>(threadIdx.x) >= own || row >= a_.rows) return;
+    if (scaled_by_row(Shape::kValues)) prefetch(weight_.row_scales + row);
+    if (a_.bias) prefetch(a_.bias + row);
   }
 
   // A barrier of all threads of the block, called from both loops.
@@ -260,6 +270,8 @@ inline void fill(const Layout& layout, int64_t rows, int64_t cols, const Plan& p
   arguments.rows = static_cast<int>(rows);
   arguments.units = static_cast<int>(layout.units(rows));
   arguments.row_warps = plan.row_warps;
+  arguments.by_row_warps = Divider(plan.row_warps);
+  arguments.by_splits = Divider(plan.splits);
   arguments.depth_warps = plan.depth_warps;
   arguments.chunk_sections = plan.chunk_sections;
   arguments.chunk_rows = static_cast<int>(plan.chunk_rows(layout));

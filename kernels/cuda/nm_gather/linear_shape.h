@@ -5,6 +5,7 @@
 
 #include "common/device.cuh"
 #include "cuda/nm_gather/linear_plan.h"
+#include "cuda/shared/divider.h"
 
 namespace flashsparse::nm_gather {
 
@@ -76,6 +77,7 @@ struct Arguments {
   int tokens;             // no more than the shape has
   int units;              // of rows
   int row_warps, depth_warps, chunk_sections, chunk_rows;  // of the plan
+  Divider by_row_warps{1}, by_splits{1};
   uint32_t per_quad;  // kPerQuad / (chunk_rows / 4), rounded up
   uint32_t rings;     // offset of the rings in shared memory, after x
   uint32_t flag;      // offset of the block's flag in shared memory

@@ -33,7 +33,8 @@ cudaError_t tiled_bitmap_linear(const tiled_bitmap::Arguments& arguments,
   if (error != cudaSuccess) return error;
   const tiled_bitmap::Cut cut{{plan, tiled_bitmap::kOrders, arguments.rows, arguments.cols},
                               static_cast<uint32_t>(plan.scratch_quarters),
-                              static_cast<uint32_t>(plan.ring_lines * tiled_bitmap::kLineBytes)};
+                              static_cast<uint32_t>(plan.ring_lines * tiled_bitmap::kLineBytes),
+                              plan.is_early == 0};
   return launch_early(kernel, plan.blocks, plan.threads(), shared_bytes, plan.is_early != 0, stream,
                       arguments, cut);
 }

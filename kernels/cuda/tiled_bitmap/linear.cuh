@@ -228,19 +228,13 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   XRing x(a, cut, layout, shared);
   const bool copies_x = warp == warps;
   WeightOrders<Shape> orders(a, cut, steps, layout, shared);
-  if (threadIdx.x % 32 == 0) {
-    if (copies_x) {
-      x.init(warps);
-      orders.init();
-    } else {
-      WeightRing<Shape>::init(layout, shared, warp);
-    }
-    mbarrier_init_done();
-  }
-  if (copies_x) orders.publish_first();
+  if (copies_x) orders.begin();
+  if (threadIdx.x == 0) x.init(warps);
+  if (copies_x && threadIdx.x % 32 == 0) orders.init();
   __syncthreads();
   griddepcontrol_launch_dependents();
   if (copies_x) {
+    orders.publish_first();
     FS_NO_UNROLL
     for (int i = 1; i < kBatches; ++i) orders.publish();
     griddepcontrol_wait();
@@ -252,11 +246,12 @@ __device__ __forceinline__ void run_block(const Arguments& a, const Cut& cut, ui
   }
 
   WeightRing<Shape> weights(a, layout, shared, warp);
-  // The first weights need not wait for the preceding kernel, which may write x. All others are
-  // copied after x, whose barriers complete only when all earlier cp.async of a thread have.
-  weights.fill_first();
+  // The first weights need not wait for the preceding kernel, which may write x. Where x is there,
+  // it comes first, as its barriers complete only when all earlier cp.async of a thread have.
+  if (!cut.x_first) weights.fill_first();
   griddepcontrol_wait();
   x.fill_first(steps, warp, warps);
+  if (cut.x_first) weights.fill_first();
   weights.fill();
 
   const int row_warp = cut.by_column_warps(warp);

@@ -16,6 +16,7 @@ struct Arguments : mma_units::Arguments {
 struct Cut : mma_units::Cut {
   uint32_t scratch_quarters;  // scratch of a unit
   uint32_t ring_bytes;        // ring of a warp
+  bool x_first;               // x is there when the kernel begins: it is copied before any weight
 };
 
 }  // namespace flashsparse::tiled_bitmap

@@ -56,6 +56,9 @@ class WeightOrders {
     seek();
   }
 
+  // Requests the offsets that the first descriptor needs.
+  __device__ __forceinline__ void begin() { prefetch_offsets<1>(); }
+
   // Called by the first lane, which also arrives on these barriers; a block barrier must follow.
   __device__ __forceinline__ void init() const {
     FS_UNROLL
@@ -63,7 +66,6 @@ class WeightOrders {
   }
 
   __device__ __forceinline__ void publish_first() {
-    prefetch_offsets<1>();
     publish_some<1>();
     prefetch_offsets<kBatch>();
   }

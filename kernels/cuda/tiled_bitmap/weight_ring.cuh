@@ -16,30 +16,25 @@ class WeightRing {
  public:
   using Places = Place[Shape::kRowUnits];
 
-  // The first descriptor must have been published.
   __device__ __forceinline__ WeightRing(const Arguments& a, const Shared& layout, uint32_t shared,
                                         int warp)
       : packed_(reinterpret_cast<const unsigned char*>(a.units)),
         batches_(shared + layout.batches),
-        arrivals_(arrivals_of(layout, shared, warp)),
+        arrivals_(shared + layout.arrivals + warp * (kMostAhead * kMbarrierBytes)),
         orders_(shared + layout.orders + warp * layout.warp_orders),
         policy_(evict_first_policy()) {}
 
-  // Called by one lane; a block barrier must follow.
-  static __device__ __forceinline__ void init(const Shared& layout, uint32_t shared, int warp) {
-    FS_NO_UNROLL
-    for (int i = 0; i < kOrders; ++i) {
-      mbarrier_init(arrivals_of(layout, shared, warp) + i * kMbarrierBytes, kOnceArrivals);
-    }
-  }
-
-  // Starts the copies of the first step. Needs only the first descriptor.
+  // Starts the copies of the first step, when its descriptor has been published. Only this warp
+  // uses its barriers, which take a thread some 50 ns each: one is enough to begin with.
   __device__ __forceinline__ void fill_first() {
+    init(0, 1);
+    mbarrier_wait(batches_, 0);
     read_order();
     copy();
   }
   // Starts all other copies for which there is room.
   __device__ __forceinline__ void fill() {
+    init(1, kMostAhead);
     to_next();
     refill();
   }
@@ -55,7 +50,7 @@ class WeightRing {
 
   // Waits for the units of the current step.
   __device__ __forceinline__ void wait(Places& places) const {
-    mbarrier_wait(arrivals_ + step_ % kOrders * kMbarrierBytes, step_ / kOrders % 2);
+    mbarrier_wait(arrival(step_), step_ / kMostAhead % 2);
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) {
       places[m] = {load_shared<uint32_t>(order(step_) + m * kOrderBytes + 4)};
@@ -75,16 +70,24 @@ class WeightRing {
     Place place;
   };
 
-  static __device__ __forceinline__ uint32_t arrivals_of(const Shared& layout, uint32_t shared,
-                                                         int warp) {
-    return shared + layout.arrivals + warp * (kOrders * kMbarrierBytes);
+  __device__ __forceinline__ void init(int begin, int end) const {
+    if (threadIdx.x % 32 == 0) {
+      FS_NO_UNROLL
+      for (int i = begin; i < end; ++i) mbarrier_init(arrival(i), kOnceArrivals);
+      mbarrier_init_done();
+    }
+    __syncwarp();
+  }
+  // The barrier of a step. That of a later one is the same when this one has been read.
+  __device__ __forceinline__ uint32_t arrival(uint32_t step) const {
+    return arrivals_ + step % kMostAhead * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t order(uint32_t number) const {
     return orders_ + number % kOrders * (Shape::kRowUnits * kOrderBytes);
   }
 
   __device__ __forceinline__ void copy() const {
-    const uint32_t barrier = arrivals_ + next_ % kOrders * kMbarrierBytes;
+    const uint32_t barrier = arrival(next_);
     uint32_t lines = 0;
     FS_UNROLL
     for (int m = 0; m < Shape::kRowUnits; ++m) lines += units_[m].place.lines();

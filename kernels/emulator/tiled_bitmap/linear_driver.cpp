@@ -91,7 +91,8 @@ int main(int argc, char** argv) {
     }
     const Cut cut{{plan, kOrders, rows, cols},
                   static_cast<uint32_t>(plan.scratch_quarters),
-                  static_cast<uint32_t>(plan.ring_lines * kLineBytes)};
+                  static_cast<uint32_t>(plan.ring_lines * kLineBytes),
+                  plan.is_early == 0};
     const Compiled compiled =
         (operands == Operands::kNative  ? compiled_linear<Operands::kNative, 0, 64>()
          : operands == Operands::kCodes ? compiled_linear<Operands::kCodes, 0, 64>()
