@@ -42,7 +42,8 @@ class Sums {
         place_(shared + layout.sums + row_warp * cut.column_warps * layout.sums_warp +
                threadIdx.x % 32 * uint32_t{sizeof(float4)}) {}
 
-  // Loads the scales and bias of a row tile, long before they are needed: they come from memory.
+  // Loads the scales of a row tile long before they are needed, since they come from memory; the
+  // bias as far as the L2, as registers are scarce.
   __device__ __forceinline__ void expect(int set) {
     if (column_warp_ > 0) return;
     FS_UNROLL
@@ -50,7 +51,7 @@ class Sums {
       const int row = row_unit(set) * kUnitRows + i * 8 + threadIdx.x % 32 / 4;
       const bool inside = row < a_.rows;
       if (scaled) scales_[i] = inside ? a_.scales[row] : 0.0f;
-      bias_[i] = a_.bias && inside ? a_.bias[row] : 0;
+      if (a_.bias && inside) prefetch(a_.bias + row);
     }
   }
 
@@ -150,8 +151,9 @@ class Sums {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     FS_UNROLL
     for (int i = 0; i < 2 * kRowUnits; ++i) {
-      const int first = row_unit * kUnitRows + i * 8, column = first + pair;
-      const float bias = to_float<Type>(bias_[i]), scale = scaled ? scales_[i] * unit_ : 1;
+      const int first = row_unit * kUnitRows + i * 8, row = first + group, column = first + pair;
+      const float bias = a_.bias && row < a_.rows ? to_float<Type>(a_.bias[row]) : 0.0f;
+      const float scale = scaled ? scales_[i] * unit_ : 1;
       uint16_t* place = a_.y + (int64_t{group} * a_.rows + column);
       FS_UNROLL
       for (int n = 0; n < kTokenBlocks; ++n) {
@@ -215,7 +217,6 @@ class Sums {
   const uint32_t warp_bytes_, place_;
   uint32_t turn_ = 0;
   float scales_[2 * kRowUnits];  // of the rows that a lane has sums of
-  uint16_t bias_[2 * kRowUnits];
 };
 
 }  // namespace flashsparse::mma_units

@@ -20,19 +20,18 @@ class WgmmaSums {
   using Y = WgmmaY<Type, token_scales>;
   static constexpr int kTokenBlocks = Shape::kTokens / 8;
 
-  // `unit`: the warp's row of units in a tile, which has `tile_units`. `buffer` and `arrived`:
+  // `unit`: the warp's row of units in a tile. `buffer` and `arrived`:
   // where partial sums of the blocks along K arrive, and their barrier.
-  __device__ __forceinline__ WgmmaSums(const WgmmaArguments& a, int unit, int tile_units,
-                                       uint32_t buffer, uint32_t arrived)
+  __device__ __forceinline__ WgmmaSums(const WgmmaArguments& a, int unit, uint32_t buffer,
+                                       uint32_t arrived)
       : a_(a),
         unit_(unit),
-        tile_units_(tile_units),
         buffer_(buffer + threadIdx.x % 32 * uint32_t{sizeof(float4)}),
         arrived_(arrived) {}
 
   // The current tile's scales and bias, which are needed at its end, begin their way from memory.
   __device__ __forceinline__ void expect(const WgmmaTiles& tiles) const {
-    const int unit = tiles.row_tile(tiles.tile()) * tile_units_ + unit_;
+    const int unit = tiles.row_tile(tiles.tile()) * tile_units() + unit_;
     const int row = unit * kUnitRows + threadIdx.x % kUnitRows;
     if (row >= a_.rows) return;
     if (a_.scales) prefetch(a_.scales + row);
@@ -42,7 +41,7 @@ class WgmmaSums {
   // `tile` is one of the cluster's range.
   __device__ __forceinline__ void leave(Sum (&sums)[Shape::kTokens / 2], const WgmmaTiles& tiles,
                                         int tile) const {
-    const int unit = tiles.row_tile(tile) * tile_units_ + unit_;
+    const int unit = tiles.row_tile(tile) * tile_units() + unit_;
     if (unit >= a_.unit_rows) return;
     const Y y(a_, unit * kUnitRows, tiles.token_tile(tile) * Shape::kTokens);
     if (a_.depth > 1) {
@@ -57,6 +56,9 @@ class WgmmaSums {
   }
 
  private:
+  // Of rows, in a tile. Multiplied out where it is needed, as registers are scarce.
+  __device__ __forceinline__ int tile_units() const { return a_.down * Shape::kUnits; }
+
   // True for the last of the clusters that share the tile, which then has the sums of all, for the
   // `tokens` that are left.
   __device__ __forceinline__ bool add_clusters(Sum (&sums)[Shape::kTokens / 2],
@@ -68,7 +70,7 @@ class WgmmaSums {
     for (int i = 0; i < kTokenBlocks; ++i) {
       if (i * 8 < tokens) store_global(mine + i * 32, moved(sums + 4 * i));
     }
-    uint32_t* const counter = a_.arrivals + (int64_t{tile} * tile_units_ + unit_);
+    uint32_t* const counter = a_.arrivals + (int64_t{tile} * tile_units() + unit_);
     __syncwarp();
     uint32_t arrived = 0;
     if (threadIdx.x % 32 == 0) arrived = arrive(counter);
@@ -95,14 +97,14 @@ class WgmmaSums {
 
   // A cluster has slots for the first tile of its range, and for the last.
   __device__ __forceinline__ float4* partials(int cluster, bool is_first) const {
-    const int64_t slot = (int64_t{cluster} * 2 + !is_first) * tile_units_ + unit_;
+    const int64_t slot = (int64_t{cluster} * 2 + !is_first) * tile_units() + unit_;
     return reinterpret_cast<float4*>(a_.partials) + slot * (kTokenBlocks * 32) + threadIdx.x % 32;
   }
 
   // Sends each block along K its share of the tokens, 8 at a time.
   __device__ __forceinline__ void give(const Sum (&sums)[Shape::kTokens / 2], int tokens) const {
     const int share = kTokenBlocks / a_.depth, part = WgmmaTiles::part(a_);
-    const int first = (blockIdx.x & (a_.cluster() - 1)) - part;
+    const int first = static_cast<int>(blockIdx.x) % a_.cluster() - part;
     FS_UNROLL
     for (int n = 0; n < kTokenBlocks; ++n) {
       if (n * 8 >= tokens) break;
@@ -135,7 +137,7 @@ class WgmmaSums {
   }
 
   const WgmmaArguments& a_;
-  const int unit_, tile_units_;
+  const int unit_;
   const uint32_t buffer_, arrived_;
 };
 

@@ -9,23 +9,24 @@ namespace flashsparse::mma_units {
 class WgmmaTiles {
  public:
   // At the first step of this cluster's range.
-  __device__ __forceinline__ explicit WgmmaTiles(const WgmmaArguments& a)
-      : a_(a), part_(part(a)), columns_(a.columns + (part_ < a.longer)) {
+  __device__ __forceinline__ explicit WgmmaTiles(const WgmmaArguments& a) : a_(a) {
     const int cluster = a.by_cluster(blockIdx.x);
-    tile_ = cluster;
-    column_ = 0;
-    left_ = columns_;
-    if (a.depth > 1) return;
-    const int begin = first_step(cluster);
-    left_ = first_step(cluster + 1) - begin;
-    tile_ = a.by_columns(begin);
-    column_ = begin - tile_ * columns_;
+    if (a.depth > 1) {
+      tile_ = cluster;
+      column_ = part(a);
+      left_ = a.columns + (column_ < a.longer);
+    } else {
+      const int begin = first_step(cluster);
+      tile_ = a.by_columns(begin);
+      column_ = begin - tile_ * a.columns;
+      left_ = first_step(cluster + 1) - begin;
+    }
   }
 
   __device__ __forceinline__ bool ended() const { return left_ == 0; }
   __device__ __forceinline__ int left() const { return left_; }  // steps
   __device__ __forceinline__ int tile() const { return tile_; }
-  __device__ __forceinline__ int column() const { return column_ * a_.depth + part_; }  // of units
+  __device__ __forceinline__ int column() const { return column_; }  // of units
 
   // The block's position in its cluster, along K and along M: both have a power of two of blocks.
   static __device__ __forceinline__ int part(const WgmmaArguments& a) {
@@ -44,7 +45,8 @@ class WgmmaTiles {
   // Moves to the next step; true if it is of another tile.
   __device__ __forceinline__ bool advance() {
     --left_;
-    if (++column_ < columns_) return false;
+    column_ += a_.depth;
+    if (column_ < a_.unit_cols) return false;
     column_ = 0;
     ++tile_;
     return true;
@@ -53,13 +55,13 @@ class WgmmaTiles {
   // First and last of the clusters that share a tile (none do if depth > 1); whether it is the
   // first of a cluster's range.
   __device__ __forceinline__ int first_cluster(int tile) const {
-    return cluster_of(tile * columns_);
+    return cluster_of(tile * a_.columns);
   }
   __device__ __forceinline__ int last_cluster(int tile) const {
-    return cluster_of((tile + 1) * columns_ - 1);
+    return cluster_of((tile + 1) * a_.columns - 1);
   }
   __device__ __forceinline__ bool is_first(int cluster, int tile) const {
-    return first_step(cluster) >= tile * columns_;
+    return first_step(cluster) >= tile * a_.columns;
   }
 
  private:
@@ -72,7 +74,6 @@ class WgmmaTiles {
   }
 
   const WgmmaArguments& a_;
-  const int part_, columns_;  // steps of a tile
   int left_, tile_, column_;
 };
 

@@ -19,7 +19,6 @@ class WgmmaY {
   __device__ __forceinline__ WgmmaY(const WgmmaArguments& a, int first_row, int first_token)
       : a_(a),
         tokens_(a.tokens - first_token),
-        stride_(a.rows),
         rows_(a.rows - first_row - place()),
         upper_(a, first_row + group()),
         lower_(a, first_row + group() + 8),
@@ -41,16 +40,18 @@ class WgmmaY {
     const uint32_t lower = transpose_8x8(from_floats<Type>(lower_.of(sums.z), lower_.of(sums.w)));
     const uint32_t other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
     if (n * 8 + group() < tokens_) {
-      store_four(y_ + int64_t{8 * n} * stride_,
+      store_four(y_ + int64_t{8 * n} * a_.rows,
                  odd ? make_uint2(other, lower) : make_uint2(upper, other));
     }
   }
 
  private:
+  static constexpr bool kScaled = token_scales != TokenScales::kNone;  // native values are not
+
   // Scale and bias of a row.
   struct Row {
     __device__ __forceinline__ Row(const WgmmaArguments& a, int row)
-        : scale(a.scales && row < a.rows ? a.scales[row] : 1.0f),
+        : scale(kScaled && a.scales && row < a.rows ? a.scales[row] : 1.0f),
           bias(a.bias && row < a.rows ? to_float<Type>(a.bias[row]) : 0.0f) {}
     __device__ __forceinline__ float of(float sum) const { return sum * scale + bias; }
 
@@ -68,7 +69,7 @@ class WgmmaY {
   }
 
   __device__ __forceinline__ void store_four(uint16_t* place, const uint2& four) const {
-    if (stride_ % 4 == 0) {
+    if (a_.rows % 4 == 0) {
       if (rows_ > 0) store_global(reinterpret_cast<uint2*>(place), four);
     } else {
       FS_UNROLL
@@ -80,8 +81,8 @@ class WgmmaY {
   }
 
   const WgmmaArguments& a_;
-  const int tokens_, stride_, rows_;  // rows_ from the lane's first on
-  const Row upper_, lower_;           // the rows that the lane has sums of
+  const int tokens_, rows_;  // rows_ from the lane's first on
+  const Row upper_, lower_;  // the rows that the lane has sums of
   uint16_t* const y_;
 };
 

@@ -90,6 +90,8 @@ class XRing {
  private:
   // 16-byte chunks of a token in a unit: 32, or 16 for 8-bit x; tokens that a warp copies at once.
   static constexpr int kChunks = Shape::kXUnitBytes / Shape::kTokens / 16, kBeside = 32 / kChunks;
+  // Parts of a unit whose copies are independent instructions; registers are scarce beyond.
+  static constexpr int kPartsAtOnce = Shape::kTokens <= 8 ? 8 : 1;
 
   // Copies x of a step, whose columns begin with unit `column`.
   __device__ __forceinline__ void copy_step(int stage, int column) const {
@@ -111,7 +113,7 @@ class XRing {
     const uint32_t to =
         x_ + stage * stage_bytes_ + unit * Shape::kXUnitBytes + chunk / 8 * Shape::kPanelBytes;
     const uint32_t last = last_part();
-    FS_UNROLL
+    FS_UNROLL_BY(kPartsAtOnce)
     for (uint32_t part = 0; part < 8 / kBeside; ++part) {
       if (part > last) break;
       const uint32_t token = ((part + blockIdx.x) & last) * kBeside + lane / kChunks;

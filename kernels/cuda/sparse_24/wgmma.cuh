@@ -62,16 +62,16 @@ class WgmmaMultiplier {
                                              const mma_units::WgmmaX<Shape>& x)
       : arguments_(arguments), x_(x) {}
 
-  // `weights`, whose first loads have begun, are the warp's row of units `unit` of each tile.
-  __device__ __forceinline__ void run(Weights& weights, mma_units::WgmmaTiles tiles, int unit) {
+  // `warp`: number of this warp in its block. The first loads of its weights have begun.
+  __device__ __forceinline__ void run(Weights& weights, int warp) {
     constexpr uint32_t kBuffer = Shape::kTokens * kUnitRows * uint32_t{sizeof(float)};
-    const int warp = unit % Shape::kUnits;
+    mma_units::WgmmaTiles tiles(arguments_);
+    const int unit = mma_units::WgmmaTiles::place_down(arguments_) * Shape::kUnits + warp;
     const mma_units::WgmmaSums<Type, Shape,
                                token_scales_of(Operand::Values::kLayout.type, Operand::kXBytes),
                                typename Operand::Sum>
-        store(arguments_, unit, arguments_.down * Shape::kUnits, x_.end() + warp * kBuffer,
-              x_.sums(warp));
-    store.expect(tiles);
+        store(arguments_, unit, x_.end() + warp * kBuffer, x_.sums(warp));
+    if (Shape::kHasRing) store.expect(tiles);
     griddepcontrol_wait();
     operand_.make(a_[0], weights.first(), 0);
     int index = 0;  // of the current unit in those that are loaded at once
@@ -92,7 +92,7 @@ class WgmmaMultiplier {
         }
       }
       store.leave(sums_, tiles, tile);
-      if (!tiles.ended()) store.expect(tiles);
+      if (Shape::kHasRing && !tiles.ended()) store.expect(tiles);
     }
   }
 
@@ -154,16 +154,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const mma_units::WgmmaX<Shape> ring(arguments, shared_address(dynamic));
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0);
   const bool multiplies = warp < Shape::kUnits;
-  const int unit = mma_units::WgmmaTiles::place_down(arguments) * Shape::kUnits + warp;
-  const mma_units::WgmmaTiles tiles(arguments);
   if (threadIdx.x == Shape::kUnits * 32) prefetch_tensor_map(x);
   if constexpr (Shape::kHasRing) {
     // A warp's ring needs no other warp: its copies begin before the block's barriers are there.
-    typename Multiplier::Weights weights(arguments, ring, tiles, unit);
+    typename Multiplier::Weights weights(arguments, ring, warp);
     if (multiplies) weights.begin();
     begin_cluster(arguments, ring, warp);
     if (multiplies) {
-      Multiplier(arguments, ring).run(weights, tiles, unit);
+      Multiplier(arguments, ring).run(weights, warp);
     } else {
       copy_x<Shape, Operand>(arguments, x, ring);
     }
@@ -171,9 +169,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     begin_cluster(arguments, ring, warp);
     if (multiplies) {
       setmaxnreg_inc<Shape::kMultiplying>();
-      typename Multiplier::Weights weights(arguments, ring, tiles, unit);
+      typename Multiplier::Weights weights(arguments, ring, warp);
       weights.begin();
-      Multiplier(arguments, ring).run(weights, tiles, unit);
+      Multiplier(arguments, ring).run(weights, warp);
     } else {
       setmaxnreg_dec<Shape::kCopying>();
       copy_x<Shape, Operand>(arguments, x, ring);

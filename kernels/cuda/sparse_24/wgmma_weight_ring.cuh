@@ -24,15 +24,14 @@ class WgmmaWeightRing {
   static constexpr int kAtOnce = 1;
 
   __device__ __forceinline__ WgmmaWeightRing(const mma_units::WgmmaArguments& a,
-                                             const mma_units::WgmmaX<Shape>& x,
-                                             const mma_units::WgmmaTiles& tiles, int unit)
+                                             const mma_units::WgmmaX<Shape>& x, int warp)
       : a_(a),
-        unit_row_(unit),
+        unit_row_(mma_units::WgmmaTiles::place_down(a) * Shape::kUnits + warp),
         tile_units_(a.down * Shape::kUnits),
-        policy_(tiles.many_tokens() ? evict_normal_policy() : evict_first_policy()),
-        next_(tiles),
-        left_(tiles.left()) {
-    const int first = unit % Shape::kUnits * a.weight_stages;
+        next_(a),
+        policy_(next_.many_tokens() ? evict_normal_policy() : evict_first_policy()),
+        left_(next_.left()) {
+    const int first = warp * a.weight_stages;
     const int64_t sums = wgmma_sums_bytes(Shape::kTokens, Shape::kGroups, a.depth);
     ring_ = x.end() + static_cast<uint32_t>(sums) + first * kLayout.bytes() +
             threadIdx.x % 32 * kLaneBytes;
@@ -100,13 +99,13 @@ class WgmmaWeightRing {
 
   const mma_units::WgmmaArguments& a_;
   const int unit_row_, tile_units_;
-  uint32_t ring_;  // this lane's bytes of the warp's first stage
-  const uint64_t policy_;
+  uint32_t ring_;               // this lane's bytes of the warp's first stage
   mma_units::WgmmaTiles next_;  // to copy next
-  const unsigned char* from_;   // this lane's bytes of that unit
-  Unit unit_;                   // current
-  int left_;                    // units that have not been loaded
-  int filled_ = 0, read_ = 0;   // stages: next to fill, next to read
+  const uint64_t policy_;
+  const unsigned char* from_;  // this lane's bytes of that unit
+  Unit unit_;                  // current
+  int left_;                   // units that have not been loaded
+  int filled_ = 0, read_ = 0;  // stages: next to fill, next to read
 };
 
 }  // namespace flashsparse::sparse_24

@@ -31,13 +31,12 @@ class WgmmaWeights {
   static constexpr int kAtOnce =
       wgmma_units_at_once(Shape::kInfo, Operand::Values::kLayout, Operand::kXBytes);
 
-  // `unit`: the warp's row of units in a tile, which has `tile_units`.
+  // `warp`: number of this warp in its block.
   __device__ __forceinline__ WgmmaWeights(const mma_units::WgmmaArguments& a,
-                                          const mma_units::WgmmaX<Shape>&,
-                                          const mma_units::WgmmaTiles& tiles, int unit)
-      : a_(a), unit_(unit), tile_units_(a.down * Shape::kUnits), next_(tiles) {
+                                          const mma_units::WgmmaX<Shape>&, int warp)
+      : a_(a), unit_(mma_units::WgmmaTiles::place_down(a) * Shape::kUnits + warp), next_(a) {
     // Rows that several tiles of tokens need are kept in the L2; others are read once.
-    policy_ = tiles.many_tokens() ? evict_normal_policy() : evict_first_policy();
+    policy_ = next_.many_tokens() ? evict_normal_policy() : evict_first_policy();
     seek();
   }
 
@@ -88,12 +87,13 @@ class WgmmaWeights {
 
   // Rows of units past the end are clamped to the last one: they are multiplied, but not stored.
   __device__ __forceinline__ void seek() {
-    const int64_t row = min(next_.row_tile(next_.tile()) * tile_units_ + unit_, a_.unit_rows - 1);
+    const int64_t row =
+        min(next_.row_tile(next_.tile()) * (a_.down * Shape::kUnits) + unit_, a_.unit_rows - 1);
     from_ = a_.units + (row * a_.unit_cols + next_.column()) * kLayout.words();
   }
 
   const mma_units::WgmmaArguments& a_;
-  const int unit_, tile_units_;
+  const int unit_;
   uint64_t policy_;
   mma_units::WgmmaTiles next_;
   const uint32_t* from_;                      // to load next

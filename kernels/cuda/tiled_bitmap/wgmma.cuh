@@ -85,8 +85,8 @@ class WgmmaMultiplier {
   }
 
   __device__ __forceinline__ void run() {
-    const mma_units::WgmmaSums<Type, Shape, TokenScales::kNone> store(
-        arguments_, unit_, tile_units_, sums_buffer_, x_.sums(warp_));
+    const mma_units::WgmmaSums<Type, Shape, TokenScales::kNone> store(arguments_, unit_,
+                                                                      sums_buffer_, x_.sums(warp_));
     units_.fill();
     units_.fill();
     open();
