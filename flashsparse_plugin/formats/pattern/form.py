@@ -44,8 +44,8 @@ class RuntimeForm(PatternFormat):
 
     Attributes:
         holds: Which patterns the form can hold, as the end of "it holds ...".
-        sparse: What multiplies it on a GPU as it lies, for people; beside that it is unpacked for
-            torch's library. None: it has no kernel for GPUs.
+        sparse: The hardware that multiplies it directly on a GPU, for messages; otherwise it is
+            unpacked for torch's library. None: it has no kernel for GPUs.
         reading: How many times as long unpacking takes for a packed byte as for an unpacked one.
     """
 

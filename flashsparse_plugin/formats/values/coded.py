@@ -247,7 +247,7 @@ def packs_codes(format: Format) -> TypeGuard[CodedFormat]:
 @functools.cache
 def _tell_of_activations(form: str, activations: str, device: str) -> None:
     logger.info(
-        "activations are rounded to %s by token, and multiplied in %s: %s has no kernel on this %s "
-        "device for codes on both sides",
+        "activations are rounded to %s per token, and multiplied in %s: %s has no W8A8 kernel on "
+        "this %s device",
         *(activations, "32 bits" if device == "cpu" else "16 bits", form, device),
     )

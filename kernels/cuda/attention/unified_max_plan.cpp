@@ -9,19 +9,19 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The share of the slots that have work while rows * splits blocks run through them.
+// The share of the slots that have work, over all waves of rows * splits blocks.
 double occupancy(int64_t rows, int64_t splits, int64_t slots) {
   const int64_t blocks = rows * splits;
   return static_cast<double>(blocks) / (ceil_div(blocks, slots) * slots);
 }
 
-// Blocks of `warps` warps that a multiprocessor holds.
+// Blocks of `warps` warps that an SM holds.
 int64_t resident(int64_t warps, int head_dim, const Gpu& gpu) {
   return std::min<int64_t>(gpu.blocks_by_shared(warps * ring_bytes(head_dim)),
                            resident_blocks(head_dim));
 }
 
-// Most warps a multiprocessor, and of equals the largest blocks.
+// The most warps per SM; of equals, the largest blocks.
 int choose_warps(int head_dim, const Gpu& gpu) {
   int best = 1;
   for (int warps = 2; warps <= kSharingWarps; ++warps) {
@@ -31,8 +31,8 @@ int choose_warps(int head_dim, const Gpu& gpu) {
   return best;
 }
 
-// Most splits of a sequence: each has something to do, and in the end all lie where blocks of so
-// many warps have their rings.
+// The most splits of a sequence: each has enough tiles, and the partial results of all fit in the
+// rings of a block of so many warps.
 int64_t most_splits(const Problem& problem, int64_t warps) {
   const int64_t tiles = ceil_div(problem.positions, kTile);
   const int64_t room = warps * ring_bytes(problem.head_dim) - kSplitsAt;
@@ -49,17 +49,16 @@ DecodePlan plan_decode(const Problem& problem, const Gpu& gpu) {
   const int64_t warps =
       std::min<int64_t>(gpu.shared_bytes / ring_bytes(problem.head_dim), kMaxWarps);
   int64_t most = most_splits(problem, warps);
-  // Few rows have the multiprocessors to themselves, a large block on each: the fewer tiles a warp
-  // has in a row, the sooner it is done.
+  // Few rows: one large block per SM. The fewer tiles a warp has in sequence, the sooner it ends.
   const int64_t fit = std::clamp<int64_t>(rows == 0 ? 1 : gpu.multiprocessors / rows, 1, most);
   if (rows <= gpu.multiprocessors && (fit == most || 4 * rows * fit >= 3 * gpu.multiprocessors)) {
     plan.warps = static_cast<int>(warps);
     plan.splits = static_cast<int>(fit);
     return plan;
   }
-  // Others share them, and one begins while another ends. As FlashAttention-2 does (Dao, 2023;
-  // num_splits_heuristic): the fewest splits that keep the GPU nearly as busy as the best number
-  // would.
+  // Many rows: several blocks per SM, so that one starts while another ends. Like FlashAttention-2
+  // (Dao, 2023; num_splits_heuristic), the fewest splits that keep the GPU nearly as busy as the
+  // best number would.
   plan.warps = choose_warps(problem.head_dim, gpu);
   plan.splits = 1;
   const int64_t slots = gpu.multiprocessors * resident(plan.warps, problem.head_dim, gpu);

@@ -7,10 +7,10 @@ namespace flashsparse::nm_gather {
 
 namespace {
 
-constexpr int64_t kMaxRowBlocks = 4096;  // where blocks share rows: each needs an arrival counter
+constexpr int64_t kMaxRowBlocks = 4096;  // that blocks share: an arrival counter each
 constexpr int64_t kItem = 2;             // bytes of an element of x
 
-// The shape for the fewest tokens that will do.
+// The shape of the smallest sufficient token count.
 int choose_shape(int64_t tokens, const Layout& layout) {
   for (int i = 0; i < kShapeCount; ++i) {
     if (kShapes[i].fits(layout) && kShapes[i].tokens >= tokens) return i;
@@ -18,26 +18,26 @@ int choose_shape(int64_t tokens, const Layout& layout) {
   return -1;
 }
 
-// What a plan costs, in clocks. Fitted to 4,570 launches with units of 32 rows on an H200 that
-// began beside the end of the one before (benchmarks/nm_gather/sweep.py): its choices are on
-// average 2.6% slower than the fastest of those. And to a model of launches one after the other,
-// whose blocks meet later (2,000 of them, whose fastest it met by 1.5%): by it the choices are 1.6%
-// slower than the best. One plan serves both, so that sums are always added up in one order. A
-// block takes the longest of its weights, of x, which is transposed on its way, and of the
-// instructions; the first chunk of x and the sums at the end nothing hides.
+// The cost of a plan, in clocks. Fitted to 4,570 launches with units of 32 rows on an H200 under
+// programmatic dependent launch (benchmarks/nm_gather/sweep.py): the choices are on average 2.6%
+// slower than the fastest of those. Fitted also to a model of launches without it, whose reductions
+// end later (from 2,000 launches; it finds their fastest within 1.5%): by that model the choices
+// are 1.6% slower than the best. One plan serves both, so that the order of summation is always the
+// same. A block takes the longest of the weights, of x, which is transposed on the way, and of the
+// instructions; the first chunk of x and the final reduction are not hidden.
 double clocks(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan, const Gpu& gpu) {
-  constexpr double kL2 = 29.9;                // bytes of weights a clock and multiprocessor
-  constexpr double kX = 12.1, kFirstX = 242;  // bytes of x a clock
-  // Clocks of a warp for a pair of steps, in which it also waits.
+  constexpr double kL2 = 29.9;                // bytes of weights per clock and SM
+  constexpr double kX = 12.1, kFirstX = 242;  // bytes of x per clock
+  // Clocks of a warp for a pair of steps, waits included.
   constexpr double kEach = 144, kToken = 0.19;
-  // Of the shorter of weights and x, of what warps do, and of a block, that nothing hides.
+  // Shares that are not hidden: of the shorter of weights and x, of instructions, of a block.
   constexpr double kMixed = 0.142, kWork = 0.0128, kEnd = 0.0991;
   constexpr double kChunk = 260, kMeeting = 3890, kWarp = 0.7;
-  // Clocks for 1024 codes, of a multiprocessor that issues 2.5 instructions of 110: by it choices
-  // for values of 8 bits are 1.4% slower than the fastest of 1,300 launches.
+  // Clocks of an SM to dequantize 1024 values: 110 instructions at 2.5 per clock. With it, the
+  // choices for 8-bit values are 1.4% slower than the fastest of 1,300 launches.
   constexpr double kCodes = 44;
-  constexpr double kSum = 0.195;               // clocks for each float that blocks add
-  constexpr double kWarps = 8, kIdle = 0.138;  // warps that it takes to keep the weights coming
+  constexpr double kSum = 0.195;               // clocks per float of a reduction between blocks
+  constexpr double kWarps = 8, kIdle = 0.138;  // warps that saturate the weight loads
   const ShapeInfo& info = plan.info();
   const int64_t own = ceil_div(layout.sections(cols), plan.splits);
   const double unit = static_cast<double>(layout.pairs(cols)) * layout.pair_bytes();
@@ -63,7 +63,7 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, const Plan& plan
 }  // namespace
 
 int64_t Plan::chunk_rows(const Layout& layout) const {
-  // A chunk may begin inside of 32 columns, where panels are no multiple of them.
+  // A chunk may begin within 32 columns if panels are no multiple of 32.
   const int64_t columns = int64_t{chunk_sections} * layout.section_columns();
   return ceil_div(columns + (layout.panel_columns % kBlock ? kBlock - 1 : 0), kBlock) * kBlock;
 }
@@ -101,7 +101,7 @@ const char* Plan::complaint(const Layout& layout, int64_t rows, int64_t cols, in
 
 namespace {
 
-// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
+// Calls body(plan, cost) for each candidate launch: shapes of the smallest sufficient token count.
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
@@ -116,7 +116,7 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
       if (splits > 1 && blocks > gpu.multiprocessors) continue;
       const int most = info.warps / row_warps;
       for (const int depth : {most, std::max(most / 2, 1), std::clamp(6 / row_warps, 1, most)}) {
-        // Chunks of x by their bytes, and all of it at once.
+        // Chunks of x of so many bytes, and all of it at once.
         for (const int64_t bytes : {int64_t{8} << 10, int64_t{16} << 10, int64_t{32} << 10,
                                     int64_t{64} << 10, own * section_bytes}) {
           const int64_t chunk = std::clamp<int64_t>(bytes / section_bytes, 1, own);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the product of an nm_gather weight is cut: decided on the host from sizes alone, so that a
+// How nm_gather's decode kernel divides its work: decided on the host from sizes alone, so that a
 // CUDA graph can hold the decision.
 //
-// A block owns rows: `row_warps` units, one for each warp of a set of `depth_warps` sets, which
-// share out the kept columns. So sums meet inside the block. Only where a weight has too few rows
-// for the multiprocessors is the depth cut into `splits` as well, and blocks add up each other's
-// sums. x goes through shared memory in chunks of `chunk_sections` sections.
+// A block owns rows: `row_warps` units of rows, each shared by `depth_warps` warps, which divide
+// the kept columns among them, so that the reduction stays inside the block. Only if a weight has
+// too few rows for the SMs is K divided into `splits` as well, and partial sums are added up
+// between blocks. x passes through shared memory in chunks of `chunk_sections` sections.
 #pragma once
 #include <cstdint>
 
@@ -46,7 +46,7 @@ namespace flashsparse::nm_gather {
 struct ShapeInfo {
   int value_bits, tokens, unit_rows, stages, warps;
 
-  // What a warp's ring takes of shared memory: see weight_ring.cuh.
+  // Shared memory of a warp's ring: see weight_ring.cuh.
   constexpr int64_t ring_bytes() const {
     return stages * (unit_rows * kPair * value_bits / 8 + (value_bits == 4 ? 512 : 0) + 128);
   }
@@ -73,7 +73,7 @@ constexpr int first_shape(int bits) {
   return shape;
 }
 
-inline constexpr int kStagingWarps = 4;      // that bring x, beside those that multiply
+inline constexpr int kStagingWarps = 4;      // producers of x, besides those that multiply
 inline constexpr int64_t kFlagBytes = 16;    // of shared memory
 inline constexpr int kMaxChunkPairs = 2048;  // of a chunk: see GatherAddress
 
@@ -89,26 +89,26 @@ struct Plan {
   int64_t row_blocks(const Layout& layout, int64_t rows) const {
     return ceil_div(layout.units(rows), row_warps);
   }
-  // Rows of a plane of x that a chunk takes, a multiple of 32.
+  // Rows of a chunk in a plane of x, a multiple of 32.
   int64_t chunk_rows(const Layout& layout) const;
-  // Of shared memory, for x: two buffers, unless one holds all of it.
+  // Shared memory for x: two buffers, unless one holds all of it.
   int64_t x_bytes(const Layout& layout, int64_t cols) const;
   int64_t shared_bytes(const Layout& layout, int64_t cols) const;
-  // Floats of the workspace for the sums of splits.
+  // Floats of the workspace for the partial sums of splits.
   int64_t partial_floats(const Layout& layout, int64_t rows) const;
-  // Why a kernel could not run by this plan; null where it can.
+  // Why a kernel cannot run with this plan; null if it can.
   const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                         const Gpu& gpu) const;
 };
 
-// Tokens of one launch at most: x of more does not fit into shared memory beside the weights, or,
-// of codes, is better read transposed (tiles_plan.h).
+// Most tokens of one launch: x of more does not fit in shared memory besides the weights, or, for
+// quantized values, is better read transposed (tiles_plan.h).
 constexpr int max_tokens(const Layout& layout, const Gpu& gpu) {
   return gpu.shared_bytes < (160 << 10) ? 16 : bits_of(layout.value_type) < 16 ? 32 : 64;
 }
 
-// The launch for tokens in [1, max_tokens(layout, gpu)] and its cost in clocks; and all that it was
-// compared with.
+// The launch for tokens in [1, max_tokens(layout, gpu)] and its cost in clocks; then every launch
+// that it was compared with.
 Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                           const Gpu& gpu);
 std::vector<Priced<Plan>> list_linear(const Layout& layout, int64_t rows, int64_t cols,

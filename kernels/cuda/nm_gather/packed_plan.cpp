@@ -10,8 +10,8 @@ namespace flashsparse::nm_gather {
 namespace {
 
 constexpr int kColumnsMost = 1 << 24;  // offsets in a tile of x have 32 bits
-// The fastest on average of the bands that were measured (nm_packed_sweep.csv, below): by others
-// for each product 0.7% would be saved.
+// The fastest on average of the bands that were measured (nm_packed_sweep.csv, below): choosing the
+// best one for each product would save 0.7%.
 constexpr int kBand = 2;
 
 // Rows of a tile.
@@ -53,12 +53,12 @@ bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& 
 }
 
 // Fitted to the launches of benchmarks/results/nvidia-h200/nm_packed_sweep.csv that have such
-// bands, to 6% (tests/kernels/test_cuda_packed_plan.py). The L2 binds: a pair takes as long as its
-// x and its weights come from there, where all multiprocessors ask for theirs at once.
+// bands, within 6% (tests/kernels/test_cuda_packed_plan.py). L2 bandwidth is the limiter: a pair of
+// steps takes as long as loading its x and its weights while all SMs load theirs.
 double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                      const PackedPlan& plan, const Gpu& gpu) {
-  constexpr double kL2 = 36;  // bytes a clock and multiprocessor
-  // Clocks that nothing hides, of a pair, a tile (its y, and the first of the next) and a launch.
+  constexpr double kL2 = 36;  // bytes per clock and SM
+  // Clocks that are not hidden: per pair, tile (y, and the next tile's first loads) and launch.
   constexpr double kPairClocks = 100, kTileClocks = 2600, kLaunchClocks = 3100;
   const PackedShapeInfo& info = plan.info();
   const double bytes = 2.0 * kPair * (info.rows + info.tile_tokens());
@@ -70,7 +70,7 @@ double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t t
 
 namespace {
 
-// Calls body(plan, cost) for each launch that is compared.
+// Calls body(plan, cost) for each candidate launch.
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {

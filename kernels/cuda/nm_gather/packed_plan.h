@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the product of an nm_gather weight and many tokens is cut, where Hopper's wgmma multiplies
-// packed x: decided on the host from sizes alone, so that a CUDA graph can hold the decision.
+// How nm_gather's prefill kernel for packed x (wgmma) divides its work: decided on the host from
+// sizes alone, so that a CUDA graph can hold the decision.
 //
-// One block makes a tile of y from the first kept column to the last. The rows of a tile share an
-// index: they are 128, 64 for each of two warpgroups, or 64, of which each warpgroup takes other
-// tokens. Tiles are taken in bands of `band` columns of tiles, so that those which are made at the
-// same time read the same weights and the same x from the L2.
+// A block computes whole tiles of y, without split-K. The rows of a tile share an index: 128 rows,
+// 64 for each of two warpgroups, or 64 rows, which both warpgroups multiply by different tokens.
+// Tiles are numbered in bands of `band` columns of tiles, so that concurrent blocks read the same
+// weights and the same x from the L2.
 #pragma once
 #include <cstdint>
 
@@ -45,25 +45,26 @@ struct PackedPlan {
   int64_t tiles(int64_t rows, int64_t tokens) const {
     return row_tiles(rows) * token_tiles(tokens);
   }
-  // Why the kernel could not run by this plan; null where it can.
+  // Why the kernel cannot run with this plan; null if it can.
   const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                         const Gpu& gpu) const;
 };
 
-// Why the kernel cannot have such weights on such a GPU, and what to do; null where it can.
+// Why the kernel cannot multiply such weights on such a GPU, and what to use instead; null if it
+// can.
 const char* packed_complaint(const Layout& layout, int64_t cols, const Gpu& gpu);
 
-// Whether the kernel is faster than the one that gathers from shared memory (tiles_plan.h), as an
-// H200 measured: for more than 256 tokens, and from 65 on where 128 rows share an index and tiles
-// for half of the multiprocessors are made. Of a layout and GPU without complaint.
+// Whether the kernel is faster than the one that gathers from shared memory (tiles_plan.h), as
+// measured on an H200: for more than 256 tokens, and from 65 on if 128 rows share an index and the
+// tiles fill half of the SMs. For a layout and GPU without packed_complaint().
 bool packed_pays(const Layout& layout, int64_t rows, int64_t tokens, const Gpu& gpu);
 
-// What a plan should take on an H200, in clocks of 1755 MHz, apart from making x_tiles.
+// Estimated clocks of a plan on an H200 at 1755 MHz, without the transposition of x.
 double packed_clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                      const PackedPlan& plan, const Gpu& gpu);
 
-// The launch for tokens >= 1 and its cost, those clocks; and all that it was compared with. Of a
-// layout and GPU without complaint.
+// The launch for tokens >= 1 and its cost in those clocks; then every launch that it was compared
+// with. For a layout and GPU without packed_complaint().
 Priced<PackedPlan> price_packed(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                                 const Gpu& gpu);
 std::vector<Priced<PackedPlan>> list_packed(const Layout& layout, int64_t rows, int64_t cols,

@@ -8,28 +8,28 @@ namespace flashsparse::nm_gather {
 namespace {
 
 constexpr int64_t kItem = 2;           // bytes of an element of x
-constexpr int64_t kMaxSharers = 4096;  // blocks of y that others share: each an arrival counter
+constexpr int64_t kMaxSharers = 4096;  // tiles of y that blocks share: an arrival counter each
 
-// Blocks of clusters that run at once: groups of multiprocessors are not of one size, and what
-// larger clusters leave of each is idle. On an H200 128 blocks in clusters of 4 did not fit.
+// Blocks that run at once: GPCs differ in size, and the SMs of one that do not fill a cluster stay
+// idle. On an H200 128 blocks in clusters of 4 did not fit.
 int64_t blocks_at_once(const TilesPlan& plan, const Gpu& gpu) {
   return plan.cluster > 2 ? gpu.multiprocessors * 3 / 4 : gpu.multiprocessors;
 }
 
-// What a plan costs, in clocks of 1755 MHz. Fitted to 2,940 launches with 32 rows an index on an
-// H200 (benchmarks/gpu/nm.py --launches): its choices were on average 0.3% slower than the fastest
+// The cost of a plan, in clocks of 1755 MHz. Fitted to 2,940 launches with 32 rows per index on an
+// H200 (benchmarks/gpu/nm.py --launches): the choices were on average 0.3% slower than the fastest
 // of those. Measured before blocks took several tiles and before stages waited for their loads; not
-// fitted again since. A block takes the longest of what comes from the L2, of shared memory's turns
-// and of the tensor cores; nothing hides the time to begin a tile and to store it.
+// fitted again since. A block takes the longest of L2, shared memory and tensor core time; the
+// prologue of a tile and its stores are not hidden.
 double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
               const TilesPlan& plan, const Gpu& gpu) {
-  // Bytes a clock and multiprocessor: x and weights from the L2, weights from memory.
+  // Bytes per clock and SM: x and weights from the L2, weights from memory.
   constexpr double kX = 125, kWeights = 33.5, kMemory = 15.8, kShared = 180;
-  constexpr double kMma = 1659, kOperands = 139;  // multiplications; clocks of a step that waits
-  constexpr double kMixed = 0.14, kMixedMemory = 0.15;          // of what is shorter, not hidden
-  constexpr double kBegin = 1290, kTile = 3140, kStore = 0.32;  // clocks, and of a float of y
+  constexpr double kMma = 1659, kOperands = 139;  // multiplications; clocks to wait for operands
+  constexpr double kMixed = 0.14, kMixedMemory = 0.15;          // share of the shorter, not hidden
+  constexpr double kBegin = 1290, kTile = 3140, kStore = 0.32;  // clocks; the last per float of y
   constexpr double kCluster = 3520, kMeeting = 6820, kSum = 0.09;
-  constexpr double kWiden = 2.0 / 32 / 2.5;  // clocks of a code: instructions, lanes, of 4 issued
+  constexpr double kWiden = 2.0 / 32 / 2.5;  // clocks per quantized value: instructions, lanes, IPC
   constexpr double kFewBytes = 40960, kFew = 0.71, kTwoStages = 0.08, kOneStage = 0.5;
   const TileShapeInfo& info = plan.info();
   const double own = static_cast<double>(ceil_div(layout.sections(cols), plan.splits));
@@ -39,13 +39,13 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
   const double value =  // bytes
       static_cast<double>(layout.pair_bytes()) / (layout.unit_rows * kPair);
   const double weights = block_rows * kept * value, x = columns * info.x_tokens() * kItem;
-  // A gather meets rows of x in the same banks the more often, the fewer are kept.
+  // The fewer columns are kept, the more often gathered rows of x fall into the same banks.
   const double density = kept / columns;
   const double conflicts = density > 0.4 ? 1.45 : density > 0.3 ? 1.55 : density > 0.2 ? 1.7 : 1.9;
   const double gathered = floats / info.warp_rows * kept * kItem * conflicts;
   const double shared = (x + weights * (1 + info.token_warps) + gathered) / kShared;
   const double l2 = x / kX + weights / kWeights;
-  // A warp waits for the operands of each step, and of fewer than four some tensor cores have none.
+  // A warp waits for the operands of each step; with fewer than four warps tensor cores idle.
   const double step = info.warp_rows * info.warp_tokens * kStep / (kMma / 4) + kOperands;
   const double widening = value < 2 ? kWiden * block_rows * kept * info.token_warps : 0;
   const double mma = std::max(floats * kept / kMma, kept / kStep * step) + widening;
@@ -71,7 +71,7 @@ double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
 }  // namespace
 
 int64_t TilesPlan::stage_rows(const Layout& layout) {
-  // A section may begin inside of 32 columns, where panels are no multiple of them.
+  // A section may begin within 32 columns if panels are no multiple of 32.
   const int64_t slack = layout.section_columns() % kBlock ? kBlock - 1 : 0;
   return ceil_div(layout.section_columns() + slack, kBlock) * kBlock;
 }
@@ -123,7 +123,7 @@ const char* TilesPlan::complaint(const Layout& layout, int64_t rows, int64_t col
 
 namespace {
 
-// Calls body(plan, cost) for each launch that is compared.
+// Calls body(plan, cost) for each candidate launch.
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
@@ -132,7 +132,7 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
   for (int shape = 0; shape < kTileShapeCount; ++shape) {
     const TileShapeInfo& info = kTileShapes[shape];
     if (!info.fits(layout)) continue;
-    // Few warps leave tensor cores without work, unless there is no memory for more.
+    // Few warps leave tensor cores idle: they are tried only if more do not fit.
     for (int row_warps = info.row_warps; row_warps > 0; --row_warps) {
       bool any = false;
       for (int splits = 1; splits <= most; ++splits) {
@@ -156,7 +156,7 @@ void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tok
   }
 }
 
-// Launches are the same for up to 32 tokens, and for as many tiles of 64.
+// Launches are the same for up to 32 tokens, and for equally many tiles of 64.
 int64_t tokens_of_plan(int64_t tokens) {
   return tokens <= 32 ? 32 : x_tile_count(tokens) * kTileTokens;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the product of an nm_gather weight and many tokens is cut into tiles: decided on the host
-// from sizes alone, so that a CUDA graph can hold the decision.
+// How nm_gather's prefill kernel divides y into tiles: decided on the host from sizes alone, so
+// that a CUDA graph can hold the decision.
 //
-// A block multiplies the rows of `row_warps` sets of warps by the tokens of its shape. Blocks walk
-// through `band` blocks of rows for one block of tokens after the other, so that those which run at
-// once share weights and x in the L2. Where there are fewer blocks than multiprocessors the depth
-// is cut into `splits`: on Hopper a cluster of them adds up through each other's shared memory;
-// elsewhere the last to arrive adds up what all have left in memory.
+// A block multiplies the rows of `row_warps` rows of warps by the tokens of its shape. Tiles are
+// numbered along `band` row blocks, token block after token block, so that concurrent blocks share
+// weights and x in the L2. If there are fewer blocks than SMs, K is divided into `splits`: on
+// Hopper these are a cluster, which reduces through distributed shared memory; elsewhere the last
+// block to arrive adds up the partial sums that all have written to memory.
 #pragma once
 #include <cstdint>
 
@@ -17,10 +17,9 @@
 
 namespace flashsparse::nm_gather {
 
-// The compiled shapes: X(rows and tokens of a warp, warps beside each other along the tokens, sets
-// of warps along the rows at most), for values of 16 bits, of 8 and of 4. A warp's rows share an
-// index. tiles_shape.h explains each. Those for 32 tokens read half of a tile of x: they are for
-// products of no more tokens.
+// The compiled shapes: X(rows and tokens of a warp, warps along the tokens, most warps along the
+// rows), for values of 16, 8 and 4 bits. A warp's rows share an index. tiles_shape.h explains each.
+// Those for 32 tokens read half of a tile of x: they are for products of no more tokens.
 #define FS_NM_TILES_SHAPES(X) \
   X(64, 64, 2, 4)             \
   X(64, 64, 1, 8)             \
@@ -80,16 +79,16 @@ constexpr int first_tile_shape(int bits) {
 
 inline constexpr int kCopyingWarps = 2;             // one for weights, one for x
 inline constexpr int64_t kTileBarrierBytes = 1024;  // of shared memory: barriers and a flag
-inline constexpr int kMaxTileStages = 63;           // of x and of weights together
+inline constexpr int kMaxTileStages = 63;           // of x and of weights in total
 
 struct TilesPlan {
   int shape;          // index into kTileShapes
-  int row_warps;      // sets of warps along the rows
-  int splits;         // of the depth
-  int x_stages;       // sections of x, and
-  int weight_stages;  // pairs of steps that a block has on their way
-  int band;           // blocks of rows
-  int cluster;        // blocks: the splits, up to 8, or 1
+  int row_warps;      // warps along the rows
+  int splits;         // of K
+  int x_stages;       // of x, a section each
+  int weight_stages;  // of weights, a pair of steps each
+  int band;           // row blocks
+  int cluster;        // blocks of a cluster: the splits, up to 8, or 1
 
   const TileShapeInfo& info() const { return kTileShapes[shape]; }
   int warps() const { return row_warps * info().token_warps; }
@@ -100,16 +99,16 @@ struct TilesPlan {
   int64_t blocks(int64_t rows, int64_t tokens) const {
     return row_blocks(rows) * token_blocks(tokens) * splits;
   }
-  // Rows of a tile of x that a stage has room for.
+  // Rows of a stage of x.
   static int64_t stage_rows(const Layout& layout);
   int64_t x_stage_bytes(const Layout& layout) const;
   int64_t weight_stage_bytes(const Layout& layout) const;
   int64_t y_bytes() const { return int64_t{warps()} * 8 * (info().warp_rows + 4) * sizeof(float); }
   int64_t shared_bytes(const Layout& layout) const;
-  // Of the workspace for the sums of splits that are no cluster, and the arrival counters.
+  // Floats of the workspace for the partial sums of splits that are no cluster; arrival counters.
   int64_t partial_floats(int64_t rows, int64_t tokens) const;
   int64_t arrivals(int64_t rows, int64_t tokens) const;
-  // Why a kernel could not run by this plan; null where it can.
+  // Why a kernel cannot run with this plan; null if it can.
   const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                         const Gpu& gpu) const;
 };
@@ -117,7 +116,8 @@ struct TilesPlan {
 // Whether there is a shape for a layout.
 bool tiles_fit(const Layout& layout, const Gpu& gpu);
 
-// The launch and its cost in clocks; and all that it was compared with. tiles_fit(layout, gpu).
+// The launch and its cost in clocks; then every launch that it was compared with. Requires
+// tiles_fit(layout, gpu).
 Priced<TilesPlan> price_tiles(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                               const Gpu& gpu);
 std::vector<Priced<TilesPlan>> list_tiles(const Layout& layout, int64_t rows, int64_t cols,

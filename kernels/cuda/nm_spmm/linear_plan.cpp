@@ -8,30 +8,30 @@ namespace flashsparse::nm_spmm {
 
 namespace {
 
-constexpr int64_t kMaxTiles = 4096;  // where blocks share a tile: each needs an arrival counter
+constexpr int64_t kMaxTiles = 4096;  // that blocks share: an arrival counter each
 constexpr int64_t kItem = sizeof(float);
-constexpr double kPackedShare = 0.75;  // of the columns of x, below which a block packs them
+constexpr double kPackedShare = 0.75;  // share of the columns of x below which a block packs them
 
 uint32_t rounded(int64_t bytes) { return static_cast<uint32_t>(ceil_div(bytes, 16) * 16); }
 
-// Share of the columns of x that a block of rows is expected to keep any value of.
+// Expected share of the columns of x that any row of a row block keeps.
 double kept_share(const Layout& layout) {
   const double density = static_cast<double>(layout.entries) / layout.columns;
   return 1 - std::pow(1 - density, layout.groups());
 }
 
-// What a plan should cost, in clocks: the paper's analysis (Equations 3 to 6) with what a
-// multiprocessor can issue, multiply, read from shared memory, and read from the L2.
+// The estimated clocks of a plan: the paper's analysis (Equations 3 to 6) with an SM's rates of
+// issue, FMA, shared memory and L2.
 double clocks(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Plan& plan,
               const Gpu& gpu) {
-  constexpr double kIssue = 4, kTurn = 128;     // instructions; bytes of shared memory, a clock
-  constexpr double kL2 = 34, kMemory = 17;      // bytes a clock and multiprocessor
-  constexpr double kAlone = 1.3, kPanel = 500;  // clocks of an instruction, and of the wait for a
-                                                // panel, where no other warp hides them
-  // Instructions as they are counted: beside FMAs and loads for an entry, and for a warp's copy of
-  // 16 bytes a lane, of listed and whole x, of values among products and before them.
+  constexpr double kIssue = 4, kTurn = 128;     // instructions; bytes of shared memory, per clock
+  constexpr double kL2 = 34, kMemory = 17;      // bytes per clock and SM
+  constexpr double kAlone = 1.3, kPanel = 500;  // clocks per instruction, and to wait for a panel,
+                                                // if no other warp hides them
+  // Counted instructions: per entry, besides FMAs and loads; then per warp-wide copy of 16 bytes a
+  // lane, of packed x, of whole x, of values interleaved with FMAs and of values before them.
   constexpr double kEach = 4, kListed = 12, kWhole = 5, kSpread = 17, kValues = 12;
-  constexpr double kMixed = 0.15;  // of the shorter of two, not hidden by the longer
+  constexpr double kMixed = 0.15;  // share of the shorter that the longer does not hide
   constexpr double kLaunch = 6000, kMeeting = 6000;
   const KernelInfo& info = plan.info();
   const double mt = info.thread_tokens, nt = info.thread_rows;
@@ -92,20 +92,20 @@ const char* Plan::complaint(const Layout& layout, int64_t rows, int64_t cols, in
 }
 
 int64_t max_tokens(const Layout& layout, int64_t cols) {
-  constexpr int64_t kTokens = 128, kMost = 8192;  // a multiple of every kernel's; of these
+  constexpr int64_t kTokens = 128, kMost = 8192;  // a multiple of every kernel's; how many of it
   const int64_t columns = layout.panels(cols) * layout.columns;
   return std::clamp<int64_t>(kMaxXt / columns / kTokens, 1, kMost) * kTokens;
 }
 
 namespace {
 
-// Calls body(plan, cost) for each launch that is compared.
+// Calls body(plan, cost) for each candidate launch.
 template <class Body>
 void for_each_plan(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                    const Body& body) {
   const bool packs = kept_share(layout) < kPackedShare;
   for (int kernel = 0; kernel < kKernelCount; ++kernel) {
-    if (!kKernels[kernel].pipelined()) continue;  // V1 and V2 are there to be compared with
+    if (!kKernels[kernel].pipelined()) continue;  // V1 and V2 exist for comparison only
     if (kKernels[kernel].packing && !packs) continue;
     for (const int splits : {1, 2, 4, 8, 16}) {
       const Plan plan{kernel, splits};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the product of an nm_spmm weight is cut: decided on the host from sizes alone, so that a CUDA
-// graph can hold the decision.
+// How nm_spmm's kernel divides its work: decided on the host from sizes alone, so that a CUDA graph
+// can hold the decision.
 //
-// A block makes a tile of y, m_s tokens x n_s rows in the paper's letters, over all kept columns
-// or, where there are too few tiles for the multiprocessors, over one of `splits` parts of them.
+// A block computes a tile of y, m_s tokens x n_s rows in the paper's letters, over all kept columns
+// or, if there are too few tiles for the SMs, over one of `splits` parts of them.
 #pragma once
 #include <cstdint>
 
@@ -14,10 +14,10 @@
 namespace flashsparse::nm_spmm {
 
 // The compiled kernels: X(tokens and rows of a block, tokens and rows of a thread, lanes of a warp
-// along tokens, stages, packing, blocks that a multiprocessor's registers are to hold). Tiles are
-// those of the paper's Table I, large ones with each of its optimisations (V1: neither, V2:
-// packing, V3: stages as well); before them tiles for few tokens, behind them one for
-// multiprocessors with 128 FMA units, whose shared memory cannot feed 8x8 tiles.
+// along tokens, stages, packing, resident blocks per SM that limit the registers). The tiles are
+// those of the paper's Table I, the large one with each of its optimisations (V1: neither, V2:
+// packing, V3: stages as well); before them tiles for few tokens, after them one for SMs with 128
+// FMA units, whose shared memory cannot feed 8x8 tiles.
 #define FS_NM_SPMM_KERNELS(X)        \
   X(8, 128, 8, 4, 1, 4, false, 12)   \
   X(16, 128, 16, 4, 1, 4, false, 12) \
@@ -38,9 +38,9 @@ struct KernelInfo {
   int tokens, rows;                // of a block: m_s, n_s
   int thread_tokens, thread_rows;  // m_t, n_t
   int token_lanes;                 // of a warp's 32
-  int stages;                      // 1: copies and products in turns, no pipeline
+  int stages;                      // 1: not pipelined
   bool packing;
-  int blocks;  // of a multiprocessor
+  int blocks;  // per SM
 
   constexpr int threads() const { return tokens * rows / (thread_tokens * thread_rows); }
   constexpr bool pipelined() const { return stages > 1; }
@@ -52,10 +52,10 @@ inline constexpr KernelInfo kKernels[] = {FS_NM_SPMM_KERNELS(FS_NM_SPMM_INFO)};
 inline constexpr int kKernelCount = sizeof kKernels / sizeof kKernels[0];
 
 inline constexpr int64_t kFlagBytes = 16;   // of shared memory
-inline constexpr int kTransposeTile = 32;   // tokens and columns of a block that transposes
-inline constexpr int64_t kMaxXt = 1 << 27;  // floats of x^T that one launch may have
+inline constexpr int kTransposeTile = 32;   // tokens and columns of a block of the transposition
+inline constexpr int64_t kMaxXt = 1 << 27;  // most floats of x^T in one launch
 
-// Where a stage's parts begin in shared memory, in bytes, and where the next stage does.
+// Byte offsets of a stage's parts in shared memory, and of the next stage.
 struct Stage {
   uint32_t values, index, columns, bytes;
 };
@@ -65,7 +65,7 @@ struct Plan {
   int splits;
 
   const KernelInfo& info() const { return kKernels[kernel]; }
-  // Columns of x that a block holds for a panel.
+  // Columns of x in a block's shared memory, per panel.
   int x_columns(const Layout& layout) const {
     return info().packing ? layout.capacity : layout.columns;
   }
@@ -74,7 +74,7 @@ struct Plan {
   int64_t tiles(int64_t rows, int64_t tokens) const {
     return ceil_div(rows, info().rows) * ceil_div(tokens, info().tokens);
   }
-  // Floats of the workspaces: sums of splits; x transposed, [columns of all panels][whole tiles].
+  // Floats of the workspaces: partial sums of splits; x^T, [columns of all panels][whole tiles].
   int64_t partial_floats(int64_t rows, int64_t tokens) const;
   int64_t xt_stride(int64_t tokens) const {
     return ceil_div(tokens, info().tokens) * info().tokens;
@@ -82,16 +82,16 @@ struct Plan {
   int64_t xt_floats(const Layout& layout, int64_t cols, int64_t tokens) const {
     return layout.panels(cols) * layout.columns * xt_stride(tokens);
   }
-  // Why a kernel could not run by this plan; null where it can.
+  // Why a kernel cannot run with this plan; null if it can.
   const char* complaint(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                         const Gpu& gpu) const;
 };
 
-// Tokens of one launch at most, so that x^T and its grid stay within bounds: whole tiles of every
-// kernel.
+// Most tokens of one launch, so that x^T and its grid stay within bounds: a multiple of every
+// kernel's tile.
 int64_t max_tokens(const Layout& layout, int64_t cols);
 
-// The launch and its cost in clocks; and all that it was compared with.
+// The launch and its cost in clocks; then every launch that it was compared with.
 Priced<Plan> price_linear(const Layout& layout, int64_t rows, int64_t cols, int64_t tokens,
                           const Gpu& gpu);
 std::vector<Priced<Plan>> list_linear(const Layout& layout, int64_t rows, int64_t cols,

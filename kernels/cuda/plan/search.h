@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search that all planners share: of the launches that a product may have the cheapest, which
-// is remembered.
+// The search that all planners share: the cheapest of a product's legal launches, which is cached.
 //
-// A planner brings the walk over its legal launches, for_each(body), which calls body(launch, cost)
-// for each, and its cost, in any unit: launches of one product are compared.
+// A planner provides for_each(body), which calls body(launch, cost) for each legal launch. The unit
+// of the cost does not matter: only launches of one product are compared.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -20,7 +19,7 @@ struct Priced {
   double cost;
 };
 
-// The first of the cheapest; `none` at cost -1 where no launch is legal.
+// The first of the cheapest launches; `none` at cost -1 if no launch is legal.
 template <class Launch, class ForEach>
 Priced<Launch> cheapest(const ForEach& for_each, const Launch& none = {}) {
   Priced<Launch> best{none, -1};
@@ -30,7 +29,7 @@ Priced<Launch> cheapest(const ForEach& for_each, const Launch& none = {}) {
   return best;
 }
 
-// All of them, in the order of the walk.
+// All legal launches, in the order of for_each.
 template <class Launch, class ForEach>
 std::vector<Priced<Launch>> listed(const ForEach& for_each) {
   std::vector<Priced<Launch>> all;
@@ -38,8 +37,8 @@ std::vector<Priced<Launch>> listed(const ForEach& for_each) {
   return all;
 }
 
-// find(), once for each key: a search takes longer than a launch. Each place that calls this
-// remembers on its own, since `find` is a type of its own.
+// find(), called once per key, since a search takes longer than a launch. Each call site has a
+// cache of its own, since the type of its `find` is unique.
 template <std::size_t kNumbers, class Find>
 auto remembered(const std::array<int64_t, kNumbers>& key, const Find& find) {
   static std::mutex mutex;

@@ -25,7 +25,7 @@ constexpr int64_t few_tokens(int64_t rows, int64_t cols, UnitLayout unit = {}) {
   return bits == 4 && elements > 170 * kMillion ? 32 : 16;
 }
 
-// The same where x is quantized, too: on an H200 the kernel of linear_plan.h takes 0.93 to 1.02 of
+// The same if x is quantized, too: on an H200 the kernel of linear_plan.h takes 0.93 to 1.02 of
 // the time of the other with 8 tokens, and 1.0 to 1.14 with 16; in a layer of 4096x4096 more
 // (nm_values.csv).
 constexpr int64_t rounded_few_tokens(int64_t rows, int64_t cols) {

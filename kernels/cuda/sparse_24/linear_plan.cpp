@@ -12,35 +12,35 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a plan costs, fitted to launches on an H200 (benchmarks/gpu/nm.py --launches): of native
-// values to 1,200, where its choices are on average 2.4% slower than the fastest measured launch,
-// and of codes to 1,100, where they are 3% slower. Of other GPUs the ratios are much the same.
-// Codes by codes of x have the rates of codes by 16-bit x, and half of its bytes and products: not
-// fitted, but where this kernel takes them its choices are 0 to 9% slower than the fastest of 20
-// launches (codes_24.csv).
+// The cost of a plan, fitted to launches on an H200 (benchmarks/gpu/nm.py --launches): for native
+// values to 1,200 launches, where its choices are on average 2.4% slower than the fastest measured
+// one, and for quantized values to 1,100, where they are 3% slower. The ratios are much the same on
+// other GPUs. W8A8 has the rates of quantized values times 16-bit x, with half the bytes of x and
+// half the MMAs: not fitted, but where this kernel runs it, its choices are 0 to 9% slower than the
+// fastest of 20 launches (codes_24.csv).
 struct Rates {
-  double memory, l2;  // bytes of the weight and of x, a microsecond and multiprocessor
-  double turns;       // of shared memory, a microsecond
-  double mma_clocks;  // of mma.sp for 8 tokens and what feeds it, one sub-core
-  double widening;    // clocks of one sub-core, to widen a unit of codes of 4 bits, and the share
-  double widening_bare;  // of them that nothing hides. Of 8 bits it takes none that would show
-  double x_bare;         // share of the time of x that nothing hides,
-  double first_x_bare;   // and of the time until the first stages of it are there
-  double sharing;        // microseconds that sums between blocks take, and how much more
-  double ragged;         // where the blocks of a set begin and end anywhere
-  double ring, idle;  // bytes in flight beyond which nothing is gained, microseconds lost without
-  double few;         // microseconds for each warp below kManyWarps
+  double memory, l2;  // bytes of the weight and of x, per microsecond and SM
+  double turns;       // wavefronts of shared memory per microsecond
+  double mma_clocks;  // of a sub-core, for mma.sp of 8 tokens and the loads of its operands
+  double widening;    // clocks of a sub-core to dequantize a 16x256 block of 4-bit values, and the
+  double widening_bare;  // share of them that is not hidden. Of 8 bits none was measurable
+  double x_bare;         // share of the time to read x that is not hidden,
+  double first_x_bare;   // and of the time until its first stages have arrived
+  double sharing;        // microseconds of a split-K reduction, and the factor
+  double ragged;         // if the ranges of blocks do not end at row tiles (stream-K)
+  double ring, idle;     // bytes in flight that suffice, and microseconds lost with none
+  double few;            // microseconds for each warp fewer than kManyWarps
 };
 constexpr Rates kNativeRates = {34e3, 48e3, 1230, 7.2, 0, 0, 0.02, 0.25, 0.9, 2.8, 43e3, 2.2, 0.17};
 constexpr Rates kCodeRates = {34e3, 50e3, 1050, 10.2,  134, 0.25, 0.11,
                               0.01, 1.2,  2.3,  500e3, 0.8, 0.31};
 
-constexpr double kClock = 1.9e3;    // of a sub-core, a microsecond
-constexpr double kXTurns = 5.9;     // of shared memory, for x of a token, by the units a warp takes
-constexpr double kTwoStages = 1.1;  // how much longer it takes where x has two stages and not three
-constexpr double kSharedToken = 34e-3 * 16 / 128;  // of sums, for a unit of rows and token
+constexpr double kClock = 1.9e3;    // clocks of a sub-core per microsecond
+constexpr double kXTurns = 5.9;     // wavefronts for x of a token, over the row blocks of a warp
+constexpr double kTwoStages = 1.1;  // time with two stages of x, over that with three
+constexpr double kSharedToken = 34e-3 * 16 / 128;  // of a reduction, per row block and token
 constexpr int kManyWarps = 14;
-constexpr double kBegin = 2.0;  // microseconds until a block that had to wait has begun
+constexpr double kBegin = 2.0;  // microseconds until a block of a later wave has begun
 
 // In microseconds.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) {
@@ -52,7 +52,7 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
   const double turns = static_cast<double>(ceil_div(plan.blocks, gpu.multiprocessors));
   const double mine = static_cast<double>(ceil_div(steps, plan.blocks)) * turns;
   const double weight = mine * units * plan.unit.bytes();
-  const double x_tokens = info.tokens * plan.x_bytes / 2.0;  // of 16 bits
+  const double x_tokens = info.tokens * plan.x_bytes / 2.0;  // as if x had 16 bits
   const double x = mine * plan.column_warps * kUnitCols * 2.0 * x_tokens;
   const double shared = units * (plan.unit.bytes() / 64.0 + kXTurns * x_tokens / info.row_units);
   const double sub_core = static_cast<double>(ceil_div(plan.warps(), 4)) / plan.warps();
@@ -76,8 +76,8 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, int64_t tokens, 
          rates.few * std::max(0, kManyWarps - plan.warps());
 }
 
-// Gives x three stages where there is room, else two, and the weight the rest; false where there is
-// too little for two of each.
+// Gives x three stages if they fit, else two, and the weight the remaining shared memory; false if
+// two stages of each do not fit.
 bool give_stages(LinearPlan& plan, const Gpu& gpu) {
   constexpr int kMostStages = 8;
   for (plan.x_stages = 3; plan.x_stages >= 2; --plan.x_stages) {
@@ -99,7 +99,7 @@ int64_t LinearPlan::shared_bytes() const {
 const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
                                     const Gpu& gpu) const {
   constexpr int64_t kMostArrivals = 4096, kMostStages = 64;
-  constexpr int64_t kMostCols = 1 << 27;  // bytes of a row of units are counted by 32 bits
+  constexpr int64_t kMostCols = 1 << 27;  // byte offsets in a row of 16x256 blocks have 32 bits
   if (shape < 0 || shape >= kShapeCount) return "there is no such shape";
   if (x_bytes != 2 && (x_bytes != 1 || unit.group != 0 ||
                        (unit.type != ValueType::kFp8 && unit.type != ValueType::kInt8)))
@@ -126,7 +126,7 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
+// Calls body(plan, cost) for each candidate launch: shapes of the smallest sufficient token count.
 template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
                    int x_bytes, const Body& body) {
@@ -144,7 +144,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, U
         if (!give_stages(plan, gpu)) continue;
         const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
         const int64_t slots = gpu.multiprocessors;
-        // A block each; whole sets to each; the same number of parts of each set.
+        // A block per SM; whole row tiles per block; every row tile in equally many parts.
         for (const int64_t blocks : {slots, sets, ceil_div(sets, ceil_div(sets, slots)),
                                      sets * std::max<int64_t>(slots / sets, 1)}) {
           plan.blocks = static_cast<int>(std::min(blocks, steps));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the linear kernel of sparse_24 is cut: decided on the host from sizes alone, so that a CUDA
-// graph can hold the decision.
+// How sparse_24's decode kernel divides its work: decided on the host from sizes alone, so that a
+// CUDA graph can hold the decision.
 //
-// A block has row_warps x column_warps warps. A step of it is row_warps * row_units units of rows
-// times column_warps units of columns; the steps along one set of rows, set after set, are one
-// line, of which every block takes an equal range.
+// A block has row_warps x column_warps warps. In one step it multiplies row_warps * row_units
+// blocks of 16 rows by column_warps blocks of 256 columns. The steps of all row tiles, tile after
+// tile, are numbered linearly, and every block takes an equal range of them (stream-K).
 #pragma once
 #include <cstdint>
 
@@ -14,8 +14,8 @@
 
 namespace flashsparse::sparse_24 {
 
-// The compiled shapes: X(tokens of y at most, units of 16 rows that a warp multiplies at once,
-// warps of a block at most beside the one that copies x, which bounds the registers).
+// The compiled shapes: X(most tokens, blocks of 16 rows that a warp multiplies at once, most warps
+// of a thread block besides the one that copies x; the last limits the registers of a thread).
 #define FS_SPARSE_24_SHAPES(X) \
   X(8, 1, 15)                  \
   X(8, 2, 15)                  \
@@ -36,16 +36,16 @@ inline constexpr ShapeInfo kShapes[] = {FS_SPARSE_24_SHAPES(FS_SPARSE_24_SHAPE_I
 #undef FS_SPARSE_24_SHAPE_INFO
 inline constexpr int kShapeCount = sizeof kShapes / sizeof kShapes[0];
 
-// Whether values are compiled in a shape, for x of `x_bytes` an element: 2, or 1 where it is codes.
-// x of many tokens takes more turns of shared memory than codes do, unless a warp multiplies
-// several units by it; half as many where it is codes, too.
+// Whether a shape is compiled for a value type and x of `x_bytes` per element: 2, or 1 if x is
+// quantized. x of many tokens takes more wavefronts of shared memory than quantized values, unless
+// a warp multiplies several row blocks by it; quantized x takes half as many.
 constexpr bool is_compiled(const ShapeInfo& shape, UnitLayout unit, int x_bytes) {
   return unit.type == ValueType::kNative || shape.row_units * 8 >= shape.tokens ||
          (x_bytes == 1 && shape.tokens == 64 && shape.row_units == 2);
 }
 
-// Tokens of one launch at most: 16-bit x of more leaves no room where a block has 99 KB, and codes
-// are not compiled for more.
+// Most tokens of one launch: 16-bit x of more does not fit in 99 KB of shared memory, and
+// quantized values are not compiled for more.
 constexpr int max_tokens(const Gpu& gpu, UnitLayout unit, int x_bytes = 2) {
   if (x_bytes == 1) return 64;
   return gpu.shared_bytes > 128 << 10 && unit.type == ValueType::kNative ? 64 : 32;
@@ -57,12 +57,12 @@ struct LinearPlan {
   int weight_stages, x_stages;  // of the rings in shared memory
   int blocks;
   UnitLayout unit{};
-  int x_bytes = 2;  // of an element of x: 1 where it is codes
+  int x_bytes = 2;  // per element of x: 1 if it is quantized
 
   const ShapeInfo& info() const { return kShapes[shape]; }
   int warps() const { return row_warps * column_warps; }
   int threads() const { return (warps() + 1) * 32; }
-  // What the kernel is cut into.
+  // Row tiles of a block, and the steps along one.
   int64_t sets(int64_t rows) const {
     const int64_t units = int64_t{row_warps} * info().row_units;
     return (unit_rows(rows) + units - 1) / units;
@@ -70,9 +70,9 @@ struct LinearPlan {
   int64_t set_steps(int64_t cols) const {
     return (unit_cols(cols) + column_warps - 1) / column_warps;
   }
-  // Whether a set is cut, so that blocks have to add up their sums.
+  // Whether several blocks share a row tile, so that their partial sums have to be added up.
   bool shares_sets(int64_t rows) const { return sets(rows) % blocks != 0; }
-  // What a launch needs beside its tensors: arrival counters, floats of the workspace, and dynamic
+  // What a launch needs besides its tensors: arrival counters, floats of the workspace, and dynamic
   // shared memory.
   int64_t arrivals(int64_t rows) const { return shares_sets(rows) ? sets(rows) * row_warps : 0; }
   int64_t partial_floats(int64_t rows) const {
@@ -85,8 +85,8 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// The launch for tokens in [1, max_tokens(gpu, unit, x_bytes)] and its cost in microseconds; and
-// all that it was compared with.
+// The launch for tokens in [1, max_tokens(gpu, unit, x_bytes)] and its cost in microseconds; then
+// every launch that it was compared with.
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                                 UnitLayout unit, int x_bytes = 2);
 std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t tokens,

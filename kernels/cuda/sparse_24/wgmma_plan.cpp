@@ -16,47 +16,47 @@ using mma_units::wgmma_stage_bytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Fitted to 2,160 launches on an H200 (benchmarks/gpu/nm.py --launches), native values: its choices
-// are on average 2% slower than the fastest of those. Bytes a microsecond and multiprocessor from
-// the L2, and clocks a microsecond; of other GPUs of this kind the ratios are much the same.
+// Fitted to 2,160 launches with native values on an H200 (benchmarks/gpu/nm.py --launches): the
+// choices are on average 2% slower than the fastest of those. kL2 is bytes per microsecond and SM,
+// kClock clocks per microsecond; the ratios are much the same on other GPUs of this architecture.
 constexpr double kL2 = 48e3, kClock = 1.69e3;
-constexpr double kLaunch = 1.8;  // microseconds until the first x and weight are there
-constexpr double kTile = 1.45;   // to begin and end one
-constexpr double kRound = 1.7;   // until a cluster that had to wait has begun
-constexpr double kSums = 0.45;   // share of the time of sums in the L2 that nothing hides
-// Where tiles begin anywhere, clusters do not ask for the same x at the same time, nor those of the
-// same rows for the same weight: what the L2 cannot hold comes from memory again.
+constexpr double kLaunch = 1.8;  // microseconds until the first x and weight have arrived
+constexpr double kTile = 1.45;   // prologue and epilogue of a tile
+constexpr double kRound = 1.7;   // until a cluster of a later wave has begun
+constexpr double kSums = 0.45;   // share of the L2 time of partial sums that is not hidden
+// Under stream-K, clusters do not read the same x at the same time, nor those of the same rows the
+// same weight: what the L2 cannot hold is read from memory again.
 constexpr double kL2Bytes = 45e6;
-constexpr double kCluster = 0.01;  // share of time for each doubling of a cluster
+constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
 
-// What depends on the kinds of values and of x.
+// What depends on the value type and on whether x is quantized.
 struct Costs {
-  double memory;   // bytes a microsecond and multiprocessor, where all of them read
-  double most;     // and of one, where few do
-  double shared;   // how much slower shared memory is than the budget at the head of wgmma.cuh says
-  double panel;    // clocks of one warpgroup between two products
-  double group;    // and for each warpgroup of the block: products with A in registers
-  double latency;  // microseconds from a load to its value, under load
-  double sharing;  // of sums between clusters
-  double ragged;   // and how much more where a tile's parts begin and end anywhere
-  double giving;   // of sums between blocks of a cluster
+  double memory;   // bytes per microsecond and SM if all SMs read
+  double most;     // the same if few do
+  double shared;   // time of shared memory, over the budget at the head of wgmma.cuh
+  double panel;    // clocks of a warpgroup between two wgmma groups
+  double group;    // and for each warpgroup of the block: wgmma with A in registers
+  double latency;  // microseconds of a load, under load
+  double sharing;  // of a reduction between clusters,
+  double ragged;   // and more under stream-K
+  double giving;   // of a reduction between the blocks of a cluster
 };
 constexpr Costs kNativeCosts = {33.3e3, 33.3e3, 1.07, 150, 0, 1.0, 4.7, 2.8, 0.6};
-// Codes by codes: 420 launches for 16 to 64 tokens.
+// W8A8: 420 launches for 16 to 64 tokens.
 constexpr Costs kCodesCosts = {33.3e3, 33.3e3, 1.07, 45, 135, 0.7, 4.7, 2.8, 0.6};
-// Codes that are widened for 16-bit x: 1,092 launches for 32 to 256 tokens
-// (benchmarks/gpu/steps.py). Of launches that were timed there, those that this model takes for the
-// fastest are on average 1.1% slower than the fastest, and 1.2% in all forms.
+// Quantized values that are dequantized for 16-bit x: 1,092 launches for 32 to 256 tokens
+// (benchmarks/gpu/steps.py). The launches that this model selects of these are on average 1.1%
+// slower than the fastest, and 1.2% over all value types.
 constexpr Costs kWidenedCosts = {33.3e3, 33.3e3, 0.95, 200, 80, 0.7, 4.7, 2.8, 0.6};
-// Both again, of 8 bits and for up to 64 tokens: 718 launches for 32 and 64 tokens, with a ring of
-// weights and without (sparse_24_ring.csv). Its choices are on average 0.1% slower than the fastest
-// of the shapes that are compiled, and 2.7% at most. There codes by codes are not what binds.
+// The same for 8-bit values and up to 64 tokens: 718 launches for 32 and 64 tokens, with a weight
+// ring and without (sparse_24_ring.csv). The choices are on average 0.1% slower than the fastest of
+// the compiled shapes, and 2.7% at most. There the MMA rate of W8A8 is not the limiter.
 constexpr Costs kFewCodesCosts = {28.1e3, 46e3, 1.07, 0, 0, 0.7, 1.6, 1.5, 0.6};
 constexpr Costs kRingCodesCosts = {30.0e3, 46e3, 1.07, 0, 241, 0, 1.6, 1.5, 0.6};
 constexpr Costs kFewWidenedCosts = {28.1e3, 46e3, 0.95, 312, 62, 0.7, 1.6, 1.5, 0.6};
 constexpr Costs kRingWidenedCosts = {30.0e3, 46e3, 0.95, 312, 76, 0, 1.6, 1.5, 0.6};
-// For so few tokens, where x is rounded in front and blocks leave no multiprocessor to the kernel
-// that does it: microseconds, and more for each column.
+// For so few tokens, if x is quantized by a kernel before and the blocks leave no SM to that of the
+// next layer: microseconds, and more for each column.
 constexpr double kCrowded = 0.6, kCrowdedColumn = 0.5e-3;
 
 bool is_few(UnitLayout unit, int64_t tokens) {
@@ -73,7 +73,7 @@ const Costs& costs_of(const WgmmaPlan& plan, int64_t tokens) {
 
 int64_t most_of(const Gpu& gpu) { return gpu.multiprocessors * 15 / 16; }
 
-// Large clusters do not fill every part of a GPU.
+// Large clusters do not fill every GPC.
 int64_t slots_of(int cluster, const Gpu& gpu) {
   return (cluster >= 4 ? most_of(gpu) : gpu.multiprocessors) / cluster;
 }
@@ -90,11 +90,11 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const int panel_cols = kPanelBytes / plan.x_bytes, step_panels = kUnitCols / panel_cols;
   const double panels =
       static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * step_panels);
-  // A panel: bytes of the block's weight, bytes of x, clocks of shared memory and of one warpgroup.
+  // Per panel: bytes of the block's weight and of x, clocks of shared memory and of a warpgroup.
   const double element_bytes = static_cast<double>(plan.unit.bytes()) / (kUnitRows * kUnitCols);
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = groups * kGroupRows * panel_cols * element_bytes, x = written * kPanelBytes;
-  // What comes through a ring is written and read beside.
+  // What passes through a ring is also written and read.
   const double shared = groups * width + width + weight / 128 * (info.has_ring ? 3 : 1);
   const double alone = width + costs.panel + costs.group * groups;
   const double token_tiles = static_cast<double>(ceil_div(tokens, info.tokens));
@@ -102,8 +102,8 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double bytes = static_cast<double>(cols) * (rows * element_bytes + tokens * plan.x_bytes);
   const bool strays = shares && !even && token_tiles > 1 && bytes > kL2Bytes;
   const double memory = strays ? weight + x : weight / token_tiles;
-  // The loads of a unit are on their way while one is multiplied, but for the last panel: ptxas has
-  // it wait for them. (Several units at once, where registers hold them, were not faster.)
+  // The loads of a 16x256 block are in flight while another is multiplied, except during its last
+  // panel, before which ptxas waits for them. (Prefetching several blocks was not faster.)
   const double waiting = info.has_ring ? 0 : (costs.latency + alone / kClock) / step_panels;
   const double share = static_cast<double>(gpu.multiprocessors) / plan.blocks();
   const double rate = std::min(costs.most, costs.memory * std::max(1.0, share));
@@ -111,7 +111,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
                       std::max({memory / rate, (weight + x / plan.down) / kL2,
                                 costs.shared * shared / kClock, alone / kClock, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
-  // Of a tile that others have a part in: the block's sums, and microseconds for them.
+  // Of a tile that several clusters share: bytes of the block's partial sums, and microseconds.
   const double given = groups * kGroupRows * written * sizeof(float);
   double sums = 0;
   if (plan.depth > 1) sums = costs.giving + kSums * 2 * given / kL2;
@@ -127,14 +127,14 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
 
 namespace {
 
-// Of a block with a plan, before the ring of weights.
+// Shared memory of a block before the weight ring.
 int64_t bytes_before_ring(const WgmmaPlan& plan) {
   const WgmmaShapeInfo& info = plan.info();
   return mma_units::kWgmmaBarriers + plan.stages * wgmma_stage_bytes(info.tokens) +
          wgmma_sums_bytes(info.tokens, info.groups, plan.depth);
 }
 
-// Of a stage of the ring: a unit for each warp.
+// Of a stage of the weight ring: a 16x256 block for each warp.
 int64_t ring_stage_bytes(const WgmmaPlan& plan) {
   return int64_t{plan.info().groups} * 4 * plan.unit.bytes();
 }
@@ -187,7 +187,7 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// As many stages as there is room for; beside a ring as many as were measured.
+// As many stages as fit; with a weight ring the number that was measured.
 bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
   if (plan.info().has_ring) {
     plan.stages = plan.x_bytes == 1 ? 4 : 8;
@@ -200,31 +200,31 @@ bool give_stages(WgmmaPlan& plan, const Gpu& gpu) {
   return room > 0 && plan.stages >= 2;
 }
 
-// Those were measured, and registers by fewer tokens are slower, not faster.
+// The token counts that were measured; A in registers by fewer tokens is slower, not faster.
 int64_t tokens_of_plan(int64_t tokens, UnitLayout unit) {
   return !is_few(unit, tokens) ? tokens : tokens <= 32 ? 32 : 64;
 }
 
-// Calls body(plan, cost) for each launch that is compared.
+// Calls body(plan, cost) for each candidate launch.
 template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu, UnitLayout unit,
                    int x_bytes, const Body& body) {
   for (int shape = 0; shape < kWgmmaShapeCount; ++shape) {
     if (!kWgmmaShapes[shape].is_for(unit)) continue;
-    // Rings were measured with one tile of tokens.
+    // Rings were measured with one token tile only.
     if (kWgmmaShapes[shape].has_ring && kWgmmaShapes[shape].tokens < tokens) continue;
-    // Wide tiles of few tokens take the same time for A in registers.
+    // With A in registers, wide tiles of few tokens take the same time.
     if (has_few_shapes(unit) && kWgmmaShapes[shape].tokens >= 2 * std::max<int64_t>(tokens, 64))
       continue;
     if (is_few(unit, tokens) && kWgmmaShapes[shape].tokens > 64) continue;
-    // Of few tokens the L2 does not bind: clusters of two took up to 15% longer.
+    // For few tokens the L2 is not the limiter: clusters of two took up to 15% longer.
     const int most_down = is_few(unit, tokens) ? 1 : kMostCluster;
     for (int down = 1; down <= most_down; down *= 2) {
       for (int depth = 1; down * depth <= kMostCluster; depth *= 2) {
         WgmmaPlan plan{shape, down, depth, 0, 1, unit, x_bytes};
         const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
         if (slots < 1 || !give_stages(plan, gpu)) continue;
-        // A range each; whole tiles to each; the same number of parts of each tile.
+        // An equal range per cluster; whole tiles per cluster; every tile in equally many parts.
         for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
                                        tiles * std::max<int64_t>(slots / tiles, 1)}) {
           plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the wgmma kernel of sparse_24 is cut: decided on the host from sizes alone, so that a CUDA
-// graph can hold the decision. Tiles, steps and clusters: cuda/mma_units/wgmma_shape.h.
+// How sparse_24's prefill kernel (wgmma) divides its work: decided on the host from sizes alone, so
+// that a CUDA graph can hold the decision. Tiles, steps and clusters: cuda/mma_units/wgmma_shape.h.
 #pragma once
 #include <cstdint>
 
@@ -12,19 +12,19 @@
 
 namespace flashsparse::sparse_24 {
 
-// Whether values are compiled in a few shapes only: those of 4 bits, and with scales of groups.
+// Whether a value type is compiled in few shapes: 4-bit values, and all with group scales.
 constexpr bool has_few_shapes(UnitLayout unit) {
   return unit.type == ValueType::kInt4 || unit.group > 0;
 }
 
-// The compiled shapes: X(tokens of a tile, warpgroups that multiply, bits of values that it is for,
-// whether weights come through a ring in shared memory), where 4 stands for all that has few
-// shapes. Behind each number of tokens a tile begins that costs as much for one token as for all of
-// its own: so there are many. Of 16 bits, units of four warpgroups leave no registers for the sums
-// of 96 tokens, and 160 tokens by two warpgroups are as fast as 144 by three. For up to 64 tokens
-// of 8 bits the fastest of these five are 0.3% slower than the fastest of eleven, by 718 launches
-// on an H200, 5% in the worst of 40 points; those of one more, a ring of 32 tokens and three
-// warpgroups, 0.1% and 1%.
+// The compiled shapes: X(tokens of a tile, warpgroups that multiply, mask of the value bits that it
+// is compiled for, whether weights pass through a ring in shared memory). Bit 4 of the mask selects
+// the types that are compiled in few shapes (has_few_shapes). A partly filled token tile costs as
+// much as a full one: hence the many tile widths. With 16-bit values, four warpgroups leave no
+// registers for the accumulators of 96 tokens, and 160 tokens with two warpgroups are as fast as
+// 144 with three. For 8-bit values and up to 64 tokens, the fastest of these five shapes is 0.3%
+// slower than the fastest of eleven over 718 launches on an H200, and 5% in the worst of 40 points;
+// with one more (a ring, 32 tokens, three warpgroups) it would be 0.1% and 1%.
 #define FS_SPARSE_24_WGMMA_SHAPES(X) \
   X(64, 2, 16, false)                \
   X(64, 3, 16 | 8 | 4, false)        \
@@ -58,7 +58,7 @@ inline constexpr WgmmaShapeInfo kWgmmaShapes[] = {
 #undef FS_SPARSE_24_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
-// Beside a ring one warp copies x, and no registers are moved, so that it needs no warpgroup.
+// With a ring a single warp copies x: setmaxnreg is not used, so the producer needs no warpgroup.
 constexpr int wgmma_threads(int groups, bool has_ring) {
   return groups * 128 + (has_ring ? 32 : 128);
 }
@@ -66,17 +66,17 @@ constexpr int wgmma_threads(int groups, bool has_ring) {
 // Units of a warp in a ring, at most: groups of copies that a thread can wait for.
 inline constexpr int kWgmmaRingStages = 8;
 
-// Shared memory of a block with a ring: what all GPUs that have wgmma give, less what lets a block
-// that rounds x reside beside.
+// Shared memory of a block with a ring: what every GPU with wgmma has, less what a resident block
+// of the kernel that quantizes x needs.
 inline constexpr int64_t kWgmmaRingShared = 225 << 10;
 
-// Of a thread, for what it has of a unit: vectors of values and metadata, and scales.
+// Registers of a thread for its part of a 16x256 block: values, metadata and scales.
 constexpr int unit_registers(UnitLayout unit) {
   return 4 * unit.scales() / kVectorBytes + ((unit.bytes() - unit.scales()) / 4 + 31) / 32;
 }
 
-// Units that a warp loads at once while it multiplies by as many: what registers hold of codes.
-// Native values come fast enough one at a time. `x_bytes` of an element of x: 1 where it is codes.
+// 16x256 blocks that a warp prefetches at a time, limited by registers. Native values arrive fast
+// enough one block at a time. `x_bytes` per element of x: 1 if it is quantized.
 constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLayout unit,
                                   int x_bytes) {
   const int others = x_bytes == 1 ? 32 : 40;  // registers: A of two panels, addresses, counts
@@ -85,41 +85,41 @@ constexpr int wgmma_units_at_once(const mma_units::WgmmaShapeInfo& shape, UnitLa
   return unit.type == ValueType::kNative || units < 1 ? 1 : units < 3 ? units : 3;
 }
 
-// Where there are blocks behind each other, what they all give to this one of their sums: in shared
-// memory, beside barriers and the stages of x.
+// Shared memory for the partial sums that the other blocks along K send to this one, besides
+// barriers and the stages of x.
 FS_HOST_DEVICE constexpr int64_t wgmma_sums_bytes(int tokens, int groups, int depth) {
   return depth > 1 ? int64_t{tokens} * groups * mma_units::kGroupRows * 4 : 0;
 }
 
 struct WgmmaPlan {
   int shape;        // index into kWgmmaShapes
-  int down, depth;  // blocks of a cluster, below each other and behind each other: 1, 2, 4 or 8
+  int down, depth;  // blocks of a cluster along the rows and along K: 1, 2, 4 or 8
   int stages;       // of x, in shared memory
-  int clusters;     // that are launched
+  int clusters;     // of the launch
   UnitLayout unit{};
-  int x_bytes = 2;  // of an element of x: 1 where it is codes
+  int x_bytes = 2;  // per element of x: 1 if it is quantized
 
   const WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
   int threads() const { return wgmma_threads(info().groups, info().has_ring); }
   int cluster() const { return down * depth; }  // blocks
   int blocks() const { return cluster() * clusters; }
   int copied_tokens() const { return info().tokens / down; }  // of x, by a block
-  // Of the ring of weights, which has the room that is left; 0 where there is none.
+  // Stages of the weight ring: whatever shared memory remains; 0 without a ring.
   int weight_stages() const;
   int64_t shared_bytes() const;
 
   int64_t tile_rows() const { return int64_t{down} * info().groups * mma_units::kGroupRows; }
-  // Of a tile, for the first of the blocks behind each other.
+  // Steps of a tile, for the first of its blocks along K.
   int64_t tile_steps(int64_t cols) const { return (unit_cols(cols) + depth - 1) / depth; }
   int64_t tiles(int64_t rows, int64_t tokens) const {
     const int64_t down = (rows + tile_rows() - 1) / tile_rows();
     return down * ((tokens + info().tokens - 1) / info().tokens);
   }
-  // Whether a tile is cut, so that clusters have to add up their sums.
+  // Whether several clusters share a tile, so that their partial sums have to be added up.
   bool shares_tiles(int64_t rows, int64_t tokens) const {
     return tiles(rows, tokens) % clusters != 0;
   }
-  // What a launch needs beside its tensors: arrival counters and floats of the workspace.
+  // What a launch needs besides its tensors: arrival counters and floats of the workspace.
   int64_t arrivals(int64_t rows, int64_t tokens) const {
     return shares_tiles(rows, tokens) ? tiles(rows, tokens) * tile_rows() / kUnitRows : 0;
   }
@@ -131,8 +131,8 @@ struct WgmmaPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// The launch for tokens >= 1 on a GPU with wgmma and its cost in microseconds; and all that it was
-// compared with.
+// The launch for tokens >= 1 on a GPU with wgmma and its cost in microseconds; then every launch
+// that it was compared with.
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu,
                               UnitLayout unit = {}, int x_bytes = 2);
 std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens,
@@ -143,7 +143,7 @@ inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, const Gp
   return price_wgmma(rows, cols, tokens, gpu, unit, x_bytes).launch;
 }
 
-// Microseconds that a launch should take, fitted to compare launches by.
+// Estimated microseconds of a launch, fitted for comparing launches.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens,
                   const Gpu& gpu);
 

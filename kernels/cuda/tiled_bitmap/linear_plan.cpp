@@ -12,23 +12,23 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a plan costs in microseconds, without what all plans of a product share. Fitted to launches
-// (benchmarks/tiled_bitmap/sweep.py): of native values to 8 900 on an H200 and an H100, beside what
-// memory takes; 2 000 of codes and 3 500 of codes by codes on an H200. docs/kernels-bitmap.md says
-// how well the choices meet the fastest of these. Those of more than 32 tokens are as fitted to
-// 3 000 launches of fewer, before: Hopper GPUs take them for small layers alone.
+// The cost of a plan in microseconds, less what all plans of a product share. Fitted to launches
+// (benchmarks/tiled_bitmap/sweep.py): for native values to 8 900 on an H200 and an H100, in
+// addition to the memory time; for quantized values to 2 000, and for W8A8 to 3 500 on an H200.
+// docs/kernels-bitmap.md compares the choices with the fastest of these. The constants for more
+// than 32 tokens come from 3 000 older launches: Hopper GPUs use them for small layers only.
 struct Costs {
-  // Of a step of a block,
-  double issue, issue_token, issue_unit;  // for each warp of the fullest scheduler, and its units
-  double chain;                           // for each unit of a warp: instructions that wait
-  double tight, tight_line;               // where a ring has room for one step, and for its lines
-  double x_token;                         // of a column of warps, where x has no stage left.
-  // Of sums between blocks, and where these begin and end anywhere; of each part of a set; of each
-  // unit of rows and token.
+  // For each step of a block:
+  double issue, issue_token, issue_unit;  // per warp of the fullest scheduler, token and row block
+  double chain;                           // dependent instructions, per row block of a warp
+  double tight, tight_line;               // if a ring holds a single step, and per line of it
+  double x_token;                         // per column of warps, if no stage of x is free
+  // Of a split-K reduction, and more under stream-K; per part of a row tile; per row block and
+  // token.
   double sharing, ragged, part, shared_token;
-  // Where every multiprocessor has a block, so that the launch that rounds the next x finds none.
+  // If every SM has a block, so that the kernel that quantizes the next x finds none free.
   double full;
-  bool beside_memory = false;  // whether they were fitted beside what memory takes
+  bool beside_memory = false;  // whether they were fitted in addition to the memory time
 };
 constexpr Costs kRingCosts{0.17,  8.43e-05, 0.162, 0.165,    0, 0.0349, 0.0315,
                            0.729, 1.18,     0.414, 0.000582, 0, true};
@@ -48,34 +48,34 @@ const Costs& costs_of(const LinearPlan& plan) {
                                                : kRingCosts;
 }
 
-// Of what memory could give by its clock, it gives so much.
+// Achieved memory bandwidth over the theoretical one.
 constexpr double kMemoryShare = 0.87;
 
-// Units of fewer value lines are spread, where a weight has so many of them.
+// 16x256 blocks of fewer value lines are decoded into shared memory if a weight has this many.
 constexpr double kFewLines = 18;
 constexpr int64_t kManyUnits = 10000;
-// Steps of a warp that its ring holds at least, where it keeps them until they are multiplied.
+// Steps that a warp's ring has to hold if weights stay in it until they are multiplied.
 constexpr double kLeastHeld = 1.3;
 
-// Of a warp: what the one that copies takes of its scheduler.
+// What the producer warp takes of its scheduler, as a share of a warp.
 constexpr double kCopies = 0.6;
 
-// Value lines more than the average that room is made for: units differ.
+// Value lines above the average that are provided for: 16x256 blocks differ.
 constexpr double kLittleFuller = 2;
 
-// A unit that is a little fuller than the average.
+// Lines of a block that has a few more than the average.
 int fuller_lines(const LinearPlan& plan, double value_lines) {
   const int fuller = static_cast<int>(std::ceil(kHeadLines + value_lines + kLittleFuller));
   return std::min(fuller, most_lines(item_bytes(plan.operands)));
 }
 
-// Lines of a ring for a step of such units.
+// Lines of a ring for a step of such blocks.
 double stage_lines(const LinearPlan& plan, double value_lines) {
   const ShapeInfo& info = plan.info();
   return info.row_units * (fuller_lines(plan, value_lines) + lines_behind(info.spreads));
 }
 
-// In microseconds, to compare plans by.
+// In microseconds, for comparing plans.
 double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lines,
             const Gpu& gpu) {
   constexpr int kSchedulers = 4;
@@ -93,7 +93,7 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
            (of.tight + of.tight_line * info.row_units * (kHeadLines + value_lines)) / held) +
       std::max(0.0, steps / plan.x_stages - 1) * of.x_token * plan.column_warps * info.tokens;
   if (of.beside_memory && gpu.bus > 0) {
-    // The longer of both counts; where they are near each other, a little of the other, too.
+    // A smooth maximum: if both are nearly equal, the shorter adds a little.
     const double bytes =
         static_cast<double>(units(rows, cols)) * (kHeadLines + value_lines) * kLineBytes;
     constexpr double kSharpness = 8;
@@ -110,14 +110,14 @@ double cost(const LinearPlan& plan, int64_t rows, int64_t cols, double value_lin
   return total;
 }
 
-// For a step of codes without zeros. What there is no room for of values is multiplied slowly.
+// Whether a step of dense quantized values fits. Native values that do not fit take a slow path.
 bool has_room(const LinearPlan& plan) {
   const int least = plan.operands == Operands::kNative ? 0 : most_lines(1) + lines_behind(false);
   return plan.ring_lines >= plan.info().row_units * least;
 }
 
-// A scratch for units that are a little fuller than the average, and rings of the rest of shared
-// memory. False where there is too little for a step.
+// Scratch for blocks with a few more lines than the average, and rings of the remaining shared
+// memory. False if a step does not fit.
 bool give_room(LinearPlan& plan, double value_lines, const Gpu& gpu) {
   plan.scratch_quarters =
       plan.info().spreads ? (fuller_lines(plan, value_lines) - kHeadLines + 3) / 4 : 0;
@@ -156,7 +156,7 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
   const int64_t steps = sets(rows) * set_steps(cols);
   if (blocks < 1 || blocks > steps) return "a block has at least one step";
   if (is_early != 0 && !gpu.has_dependent_launch())
-    return "an early begin is for compute capability 9.0";
+    return "programmatic dependent launch needs compute capability 9.0";
   if (steps * (int64_t{blocks} + 1) > INT32_MAX || units(rows, cols) > INT32_MAX)
     return "there are too many steps";
   if (arrivals(rows) > kMostArrivals) return "too many sets of rows would be shared";
@@ -165,7 +165,7 @@ const char* LinearPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// Calls body(plan, cost) for each launch that is compared: of the fewest tokens that will do.
+// Calls body(plan, cost) for each candidate launch: shapes of the smallest sufficient token count.
 template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, const Gpu& gpu,
                    Operands operands, const Body& body) {
@@ -182,7 +182,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t lines, int64_t tokens, co
   const auto compare = [&](LinearPlan plan) {
     if (!give_room(plan, value_lines, gpu)) return;
     const int64_t sets = plan.sets(rows), steps = sets * plan.set_steps(cols);
-    // A block to each multiprocessor; whole sets to each; the same number of parts of each set.
+    // A block per SM; whole row tiles per block; every row tile in equally many parts.
     for (const int64_t blocks : {slots, ceil_div(sets, ceil_div(sets, slots)),
                                  sets * std::max<int64_t>(slots / sets, 1)}) {
       if (blocks > slots) continue;

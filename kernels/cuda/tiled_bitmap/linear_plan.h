@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the linear kernel of tiled_bitmap is cut: decided on the host from sizes alone, so that a
-// CUDA graph can hold the decision. What a weight keeps is known from the size of its tensors.
+// How tiled_bitmap's decode kernel divides its work: decided on the host from sizes alone, so that
+// a CUDA graph can hold the decision. The density is derived from the tensor sizes.
 //
-// A block has row_warps x column_warps warps. A step of it is row_warps * row_units units of rows
-// times column_warps units of columns; the steps along one set of rows, set after set, are one
-// line, of which every block takes an equal range.
+// A block has row_warps x column_warps warps. In one step it multiplies row_warps * row_units
+// blocks of 16 rows by column_warps blocks of 256 columns. The steps of all row tiles, tile after
+// tile, are numbered linearly, and every block takes an equal range of them (stream-K).
 #pragma once
 #include <cstdint>
 
@@ -15,9 +15,9 @@
 
 namespace flashsparse::tiled_bitmap {
 
-// The compiled shapes: X(tokens of y at most, units of 16 rows that a warp multiplies at once,
-// warps of a block at most beside the one that copies x, which bounds the registers, whether units
-// are spread before they are multiplied).
+// The compiled shapes: X(most tokens, blocks of 16 rows that a warp multiplies at once, most warps
+// of a thread block besides the one that copies x, whether weights are decoded into shared memory
+// before they are multiplied). The number of warps limits the registers of a thread.
 #define FS_TILED_BITMAP_SHAPES(X) \
   X(8, 1, 23, 0)                  \
   X(8, 2, 15, 0)                  \
@@ -31,7 +31,7 @@ namespace flashsparse::tiled_bitmap {
   X(64, 1, 11, 0)                 \
   X(64, 2, 7, 0)
 
-// The same of codes, which leave room for more warps.
+// The same for quantized values, which leave room for more warps.
 #define FS_TILED_BITMAP_CODES_SHAPES(X) \
   X(8, 1, 23, 0)                        \
   X(8, 2, 19, 0)                        \
@@ -68,26 +68,26 @@ constexpr Shapes shapes_of(Operands operands) {
              : Shapes{kCodesShapes, static_cast<int>(sizeof kCodesShapes / sizeof kCodesShapes[0])};
 }
 
-// Tokens of one launch at most: x of more leaves no room where a block has 99 KB.
+// Most tokens of one launch: x of more does not fit in 99 KB of shared memory.
 constexpr int max_tokens(const Gpu& gpu) { return gpu.shared_bytes > 128 << 10 ? 64 : 32; }
 
-// An int32 holds the sum of so many products of codes.
+// An int32 accumulator holds the sum of this many int8 products.
 inline constexpr int64_t kMostRoundedCols = 1 << 17;
 
 struct LinearPlan {
-  int shape;                    // number of shapes_of(operands)
+  int shape;                    // index into shapes_of(operands)
   int row_warps, column_warps;  // of a block
-  int scratch_quarters;         // of a unit, four value lines each; 0 where none is spread
-  int x_stages;                 // of its ring in shared memory
-  int ring_lines;               // of a warp's weights, 128 bytes each
+  int scratch_quarters;         // of the decoded weights, four value lines each; 0 for no scratch
+  int x_stages;                 // of the ring of x in shared memory
+  int ring_lines;               // of a warp's ring of weights, 128 bytes each
   int blocks;
-  int is_early;  // 1: begins before the kernel before it in the stream has ended, on Hopper
+  int is_early;  // 1: programmatic dependent launch (Hopper)
   Operands operands = Operands::kNative;
 
   const ShapeInfo& info() const { return shapes_of(operands).all[shape]; }
   int warps() const { return row_warps * column_warps; }
   int threads() const { return (warps() + 1) * 32; }
-  // What the kernel is cut into.
+  // Row tiles of a block, and the steps along one.
   int64_t sets(int64_t rows) const {
     const int64_t units = int64_t{row_warps} * info().row_units;
     return (unit_rows(rows) + units - 1) / units;
@@ -95,9 +95,9 @@ struct LinearPlan {
   int64_t set_steps(int64_t cols) const {
     return (unit_cols(cols) + column_warps - 1) / column_warps;
   }
-  // Whether a set is cut, so that blocks have to add up their sums.
+  // Whether several blocks share a row tile, so that their partial sums have to be added up.
   bool shares_sets(int64_t rows) const { return sets(rows) % blocks != 0; }
-  // What a launch needs beside its tensors: arrival counters, floats of the workspace, and dynamic
+  // What a launch needs besides its tensors: arrival counters, floats of the workspace, and dynamic
   // shared memory.
   int64_t arrivals(int64_t rows) const { return shares_sets(rows) ? sets(rows) * row_warps : 0; }
   int64_t partial_floats(int64_t rows) const {
@@ -110,8 +110,8 @@ struct LinearPlan {
   const char* broken_rule(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu) const;
 };
 
-// The launch for a weight of so many lines in all and tokens in [1, max_tokens(gpu)], and its cost
-// in microseconds; and all that it was compared with.
+// The launch for a weight of `lines` in all and tokens in [1, max_tokens(gpu)], and its cost in
+// microseconds; then every launch that it was compared with.
 Priced<LinearPlan> price_linear(int64_t rows, int64_t cols, int64_t lines, int64_t tokens,
                                 const Gpu& gpu, Operands operands = Operands::kNative);
 std::vector<Priced<LinearPlan>> list_linear(int64_t rows, int64_t cols, int64_t lines,

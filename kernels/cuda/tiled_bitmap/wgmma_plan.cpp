@@ -14,32 +14,32 @@ using mma_units::kPanelBytes;
 
 constexpr int kPanelCols = 64, kStepPanels = kUnitCols / kPanelCols;
 
-// Of an H200. What memory gives, the clock and what a cluster costs are as fitted for sparse_24
-// (cuda/sparse_24/wgmma_plan.cpp): bytes a microsecond and multiprocessor, clocks a microsecond,
-// and how much slower shared memory is than the budget at the head of wgmma.cuh says.
+// Of an H200. Memory bandwidth, clock and cluster overhead are those fitted for sparse_24
+// (cuda/sparse_24/wgmma_plan.cpp): bytes per microsecond and SM, clocks per microsecond, and the
+// time of shared memory over the budget at the head of wgmma.cuh.
 constexpr double kMemory = 33.3e3, kClock = 1.755e3, kShared = 1.07;
-constexpr double kRound = 1.7;     // microseconds until a cluster that had to wait has begun
-constexpr double kCluster = 0.01;  // share of time for each doubling of a cluster
-constexpr double kLatency = 1.0;   // from a copy's start to its end, under load
-constexpr double kL2Bytes = 25e6;  // of x that stay in the L2, beside the weight that passes
-// Turns of shared memory for a warp's unit, beside the copy of its lines: counted.
+constexpr double kRound = 1.7;     // microseconds until a cluster of a later wave has begun
+constexpr double kCluster = 0.01;  // share of the time, for each doubling of the cluster
+constexpr double kLatency = 1.0;   // of a copy, under load
+constexpr double kL2Bytes = 25e6;  // of x that stay in the L2 while the weight streams through
+// Wavefronts of shared memory per 16x256 block, besides the copy of its lines: counted.
 constexpr double kUnitTurns = 101;
 // Fitted to 2,340 launches of this kernel for 32 to 256 tokens, with 50% to 90% zeros
-// (benchmarks/gpu/steps.py). Clocks of a panel for each warpgroup, which decodes it, and for each
-// of its tokens; three warpgroups hide more of that.
+// (benchmarks/gpu/steps.py). Clocks to decode a panel, per warpgroup and per token; three
+// warpgroups hide more of them.
 constexpr double kGroupClocks = 272, kTokenClocks = 1.82, kThreeGroups = 0.94;
-constexpr double kL2 = 69.5e3;     // bytes a microsecond and multiprocessor
-constexpr double kLaunch = 2.4;    // until the first x and weight are there
-constexpr double kTile = 0.6;      // to begin and end one
-constexpr double kSharing = 5.1;   // of sums between clusters, and how much more where a tile's
-constexpr double kRagged = 3.0;    // parts begin and end anywhere
-constexpr double kGiving = 2.7;    // of sums between blocks of a cluster
-constexpr double kSums = 0.6;      // share of the time of sums in the L2 that nothing hides
-constexpr double kJoining = 0.67;  // the same where the last cluster adds up those of all
+constexpr double kL2 = 69.5e3;     // bytes per microsecond and SM
+constexpr double kLaunch = 2.4;    // until the first x and weight have arrived
+constexpr double kTile = 0.6;      // prologue and epilogue of a tile
+constexpr double kSharing = 5.1;   // of a reduction between clusters,
+constexpr double kRagged = 3.0;    // and more under stream-K
+constexpr double kGiving = 2.7;    // of a reduction between the blocks of a cluster
+constexpr double kSums = 0.6;      // share of the L2 time of partial sums that is not hidden
+constexpr double kJoining = 0.67;  // the same if the last cluster adds up those of all
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Large clusters do not fill every part of a GPU.
+// Large clusters do not fill every GPC.
 int64_t slots_of(int cluster, const Gpu& gpu) {
   return (cluster >= 4 ? gpu.multiprocessors * 15 / 16 : gpu.multiprocessors) / cluster;
 }
@@ -54,7 +54,7 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double rounds = static_cast<double>(ceil_div(plan.clusters, std::max<int64_t>(slots, 1)));
   const double panels =
       static_cast<double>(ceil_div(tiles * plan.tile_steps(cols), plan.clusters) * kStepPanels);
-  // A panel: bytes of the block's weight and of x, clocks of each unit, and of one warpgroup.
+  // Per panel: bytes of the block's weight and of x, clocks of shared memory and of decoding.
   const double block_units = static_cast<double>(plan.warps()) / kStepPanels;
   const double written = std::min<double>(width, static_cast<double>(tokens));
   const double weight = block_units * unit_lines * kLineBytes, x = written * kPanelBytes;
@@ -64,18 +64,18 @@ double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tok
   const double clocks = std::max(kShared * shared, decoding) / kClock;
   const double token_tiles = static_cast<double>(ceil_div(tokens, plan.info().tokens));
   const bool shares = plan.shares_tiles(rows, tokens), even = plan.clusters % tiles == 0;
-  // Where tiles begin anywhere, clusters do not ask for the same x at the same time.
+  // Under stream-K, clusters do not read the same x at the same time.
   const double x_bytes = 2.0 * static_cast<double>(cols) * static_cast<double>(tokens);
   const bool strays = shares && !even && token_tiles > 1 && x_bytes > kL2Bytes;
   const double memory = strays ? weight + x : weight / token_tiles;
-  // Units that are on their way while one is decoded.
+  // 16x256 blocks in flight while one is decoded.
   const double room = std::floor(plan.ring_lines / (unit_lines + 3));
   const double ahead = std::max(0.5, std::min<double>(room, kUnitsAhead) - 1);
   const double waiting = kLatency / ahead / kStepPanels;
   const double busy = (1 + kCluster * std::log2(plan.cluster())) *
                       std::max({memory / kMemory, (weight + x / plan.down) / kL2, clocks, waiting});
   const double own_tiles = std::max(1.0, static_cast<double>(tiles) / plan.clusters);
-  // Of a tile that others have a part in: the block's sums, and microseconds for them.
+  // Of a tile that several clusters share: bytes of the block's partial sums, and microseconds.
   const double given = groups * mma_units::kGroupRows * written * sizeof(float);
   double sums = 0;
   if (plan.depth > 1) sums = kGiving + kSums * 2 * given / kL2;
@@ -117,8 +117,8 @@ const char* WgmmaPlan::broken_rule(int64_t rows, int64_t cols, int64_t tokens,
 
 namespace {
 
-// Rings for two units of the weight if x has three stages beside them; what is left to x up to
-// 128 KB of it, and then to the rings.
+// Rings for two 16x256 blocks if three stages of x fit as well; what remains goes to x, up to
+// 128 KB, and then to the rings.
 bool divide_shared(WgmmaPlan& plan, int64_t unit_lines, const Gpu& gpu) {
   constexpr int64_t kEnoughX = 128 << 10;
   plan.stages = plan.ring_lines = 0;
@@ -134,7 +134,7 @@ bool divide_shared(WgmmaPlan& plan, int64_t unit_lines, const Gpu& gpu) {
   return plan.stages >= 2 && plan.ring_lines >= kLeastRingLines;
 }
 
-// Calls body(plan, cost) for each launch that is compared.
+// Calls body(plan, cost) for each candidate launch.
 template <class Body>
 void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_lines, const Gpu& gpu,
                    const Body& body) {
@@ -145,7 +145,7 @@ void for_each_plan(int64_t rows, int64_t cols, int64_t tokens, int64_t unit_line
         WgmmaPlan plan{shape, down, depth, 0, 1, 0};
         const int64_t tiles = plan.tiles(rows, tokens), slots = slots_of(plan.cluster(), gpu);
         if (slots < 1 || !divide_shared(plan, unit_lines, gpu)) continue;
-        // A range each; whole tiles to each; the same number of parts of each tile.
+        // An equal range per cluster; whole tiles per cluster; every tile in equally many parts.
         for (const int64_t clusters : {slots, ceil_div(tiles, ceil_div(tiles, slots)), tiles,
                                        tiles * std::max<int64_t>(slots / tiles, 1)}) {
           plan.clusters = static_cast<int>(std::min(clusters, tiles * plan.tile_steps(cols)));

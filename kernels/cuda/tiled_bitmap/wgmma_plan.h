@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the wgmma kernel of tiled_bitmap is cut: decided on the host from sizes alone, so that a CUDA
-// graph can hold the decision. Tiles, steps and clusters: cuda/mma_units/wgmma_shape.h. Beside the
-// stages of x each warp that multiplies has a ring of lines in shared memory for its units.
+// How tiled_bitmap's prefill kernel (wgmma) divides its work: decided on the host from sizes alone,
+// so that a CUDA graph can hold the decision. Tiles, steps and clusters:
+// cuda/mma_units/wgmma_shape.h. Besides the stages of x, shared memory holds a ring of weight lines
+// for each warp that multiplies.
 #pragma once
 #include <cstdint>
 
@@ -34,15 +35,15 @@ inline constexpr mma_units::WgmmaShapeInfo kWgmmaShapes[] = {
 #undef FS_TILED_BITMAP_WGMMA_INFO
 inline constexpr int kWgmmaShapeCount = sizeof kWgmmaShapes / sizeof kWgmmaShapes[0];
 
-inline constexpr int kUnitsAhead = 4;                   // of a warp, in shared memory at most
-inline constexpr int kLeastRingLines = kMostLines + 3;  // a unit, and what is read behind it
+inline constexpr int kUnitsAhead = 4;  // 16x256 blocks that a warp has in shared memory at most
+inline constexpr int kLeastRingLines = kMostLines + 3;  // a block, and what is read past its end
 inline constexpr int kMostRingLines = 4 * kLeastRingLines;
 
 struct WgmmaPlan {
   int shape;        // index into kWgmmaShapes
-  int down, depth;  // blocks of a cluster, below each other and behind each other: 1, 2, 4 or 8
+  int down, depth;  // blocks of a cluster along the rows and along K: 1, 2, 4 or 8
   int stages;       // of x, in shared memory
-  int clusters;     // that are launched
+  int clusters;     // of the launch
   int ring_lines;   // of each warp, in shared memory
 
   const mma_units::WgmmaShapeInfo& info() const { return kWgmmaShapes[shape]; }
@@ -51,25 +52,25 @@ struct WgmmaPlan {
   int blocks() const { return cluster() * clusters; }
   int copied_tokens() const { return info().tokens / down; }    // of x, by a block
   int64_t warps() const { return int64_t{4} * info().groups; }  // that multiply
-  // Sums that blocks behind each other give to this one lie where x and units were: at most 128 KB,
-  // as two stages and the shortest rings of any shape.
+  // The partial sums of the other blocks along K reuse the memory of x and of the weights: at most
+  // 128 KB, no more than two stages and the shortest rings of any shape.
   int64_t shared_bytes() const {
     return mma_units::kWgmmaBarriers + stages * mma_units::wgmma_stage_bytes(info().tokens) +
            warps() * ring_lines * kLineBytes;
   }
 
   int64_t tile_rows() const { return down * warps() * kUnitRows; }
-  // Of a tile, for the first of the blocks behind each other.
+  // Steps of a tile, for the first of its blocks along K.
   int64_t tile_steps(int64_t cols) const { return (unit_cols(cols) + depth - 1) / depth; }
   int64_t tiles(int64_t rows, int64_t tokens) const {
     const int64_t tiles_down = (rows + tile_rows() - 1) / tile_rows();
     return tiles_down * ((tokens + info().tokens - 1) / info().tokens);
   }
-  // Whether a tile is cut, so that clusters have to add up their sums.
+  // Whether several clusters share a tile, so that their partial sums have to be added up.
   bool shares_tiles(int64_t rows, int64_t tokens) const {
     return tiles(rows, tokens) % clusters != 0;
   }
-  // What a launch needs beside its tensors: arrival counters and floats of the workspace.
+  // What a launch needs besides its tensors: arrival counters and floats of the workspace.
   int64_t arrivals(int64_t rows, int64_t tokens) const {
     return shares_tiles(rows, tokens) ? tiles(rows, tokens) * tile_rows() / kUnitRows : 0;
   }
@@ -82,7 +83,7 @@ struct WgmmaPlan {
 };
 
 // The launch for tokens >= 1 on a GPU with wgmma and `lines` of the whole weight, and its cost in
-// microseconds; and all that it was compared with.
+// microseconds; then every launch that it was compared with.
 Priced<WgmmaPlan> price_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
                               const Gpu& gpu);
 std::vector<Priced<WgmmaPlan>> list_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
@@ -93,7 +94,7 @@ inline WgmmaPlan plan_wgmma(int64_t rows, int64_t cols, int64_t tokens, int64_t 
   return price_wgmma(rows, cols, tokens, lines, gpu).launch;
 }
 
-// Microseconds that a launch should take, fitted to compare launches by.
+// Estimated microseconds of a launch, fitted for comparing launches.
 double wgmma_cost(const WgmmaPlan& plan, int64_t rows, int64_t cols, int64_t tokens, int64_t lines,
                   const Gpu& gpu);
 

@@ -7,8 +7,8 @@ namespace flashsparse::tiled_csl {
 
 namespace {
 
-// The shape for the fewest tokens that will do, and of those the first that holds an ordinary
-// tile's words; where none does, the one that holds most. kLinearShapes lists them in that order.
+// Of the shapes of the smallest sufficient token count, the first that holds an average tile's
+// words in registers, or else the one that holds most. kLinearShapes lists them in that order.
 int choose_shape(int64_t tokens, double words_a_tile, bool hopper) {
   int best = -1;
   for (int i = 0; i < kLinearShapeCount; ++i) {
@@ -16,7 +16,7 @@ int choose_shape(int64_t tokens, double words_a_tile, bool hopper) {
     if (shape.hopper != hopper || shape.tokens < tokens) continue;
     if (best >= 0 && shape.tokens > kLinearShapes[best].tokens) break;
     best = i;
-    // Tiles of random weights differ by a few per cent.
+    // Tiles of random weights differ by a few percent.
     if (1.02 * words_a_tile <= 32.0 * shape.team_warps * shape.held + kTailWords) break;
   }
   return best;
@@ -44,8 +44,8 @@ std::vector<LinearPlan> list_linear(int64_t rows, int64_t cols, int64_t tokens, 
 
 double linear_microseconds(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
                            const Gpu& gpu) {
-  // Clocks of a multiprocessor for a tile and each byte of it, for up to 8 tokens, and the share
-  // that each further token adds; microseconds of a launch, and of the sums between blocks.
+  // Clocks of an SM per tile and per byte of it, for up to 8 tokens, and the share that each
+  // further token adds; microseconds of a launch, and of the stream-K reduction.
   constexpr double kTile = 320, kByte = 0.028, kToken = 0.0135;
   constexpr double kLaunch = 3.3, kJoin = 3.5, kJoinToken = 0.05;
   const double tiles = static_cast<double>(rows) * cols / (linear::kTileRows * linear::kTileCols);

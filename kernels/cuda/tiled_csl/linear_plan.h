@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes that the linear kernel of Tiled-CSL is compiled in, and which of them runs: decided on
-// the host from sizes alone, so that a CUDA graph can hold the decision.
+// The compiled shapes of Tiled-CSL's linear kernel, and which of them runs: decided on the host
+// from sizes alone, so that a CUDA graph can hold the decision.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,8 +11,8 @@
 
 namespace flashsparse::tiled_csl {
 
-// The compiled shapes: X(tokens, for Hopper, wgmma, warps a team, words held a lane, warps a block,
-// blocks a multiprocessor). cuda/tiled_csl/linear_shape.h and tile_source.cuh explain each;
+// The compiled shapes: X(tokens, for Hopper, wgmma, warps per team, words in registers per lane,
+// warps per block, blocks per SM). cuda/tiled_csl/linear_shape.h and tile_source.cuh explain each;
 // docs/kernels.md says how they were chosen.
 #define FS_LINEAR_SHAPES(X)         \
   X(8, true, false, 2, 12, 16, 1)   \
@@ -59,13 +59,12 @@ inline constexpr LinearShapeInfo kLinearShapes[] = {FS_LINEAR_SHAPES(FS_LINEAR_S
 #undef FS_LINEAR_SHAPE_INFO
 inline constexpr int kLinearShapeCount = sizeof kLinearShapes / sizeof kLinearShapes[0];
 
-// Words beside those held that a team's registers have room for: the tail of a tile
-// (tile_source.cuh).
+// Words besides those held that fit in a team's registers: the tail of a tile (tile_source.cuh).
 inline constexpr int kTailWords = 128;
 
 // Up to this many tokens the launches of this kernel, each of which reads the weight, are mostly
 // faster than unpacking the weight once, on an H200 and an H100 (layers.csv): the library needs
-// large layers to fill the GPU. Holds unless the caller passes a limit that was measured
+// large layers to fill the GPU. A caller that has measured a limit passes it instead
 // (flashsparse_plugin/dataflow).
 constexpr int64_t max_sparse_tokens(int64_t rows, int64_t cols, const Gpu& gpu) {
   const int64_t by_size = rows * cols >> 17;
@@ -86,14 +85,14 @@ inline Kernel choose_kernel(int64_t rows, int64_t cols, int64_t tokens, const Gp
   return is_few && linear::fits_stream_k(rows, cols) ? Kernel::kSparse : Kernel::kUnpacked;
 }
 
-// The launch for tokens in [1, linear::max_tokens(gpu)] and num_words of the whole weight; and all
-// that could run in its place.
+// The launch for tokens in [1, linear::max_tokens(gpu)] and num_words of the whole weight; then
+// every launch that could run in its place.
 LinearPlan plan_linear(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
                        const Gpu& gpu);
 std::vector<LinearPlan> list_linear(int64_t rows, int64_t cols, int64_t tokens, const Gpu& gpu);
 
-// Microseconds that the planned launch should take on a GPU whose rates are known: fitted to an
-// H200. (The rule that plans it needs no estimate.)
+// Estimated microseconds of the planned launch on a GPU whose rates are known: fitted to an H200.
+// (The rule that plans it needs no estimate.)
 double linear_microseconds(int64_t rows, int64_t cols, int64_t tokens, int64_t num_words,
                            const Gpu& gpu);
 

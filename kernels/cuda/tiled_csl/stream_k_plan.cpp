@@ -11,10 +11,10 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-// Equal ranges keep every multiprocessor busy, but most of them begin and end inside a row, and the
-// sums of two rows have to be added up. Whole shares of a row (every row cut into the same number
-// of parts) add up one, and leave some multiprocessors without work. Counted in tiles of a block;
-// what the second row costs was measured on an H200 (docs/kernels.md).
+// Equal ranges (stream-K) keep every SM busy, but most of them begin and end inside a row of tiles,
+// so a block writes partial sums of two rows. With split-K (every row in equally many parts) a
+// block writes those of one, and some SMs stay idle. Costs are counted in tiles of a block; that of
+// the second row was measured on an H200 (docs/kernels.md).
 int plan_blocks(int64_t rows, int64_t cols, const ShapeInfo& shape, const Gpu& gpu) {
   const int64_t down = tile_rows(rows), across = tile_cols(cols), tiles = down * across;
   const int64_t slots = int64_t{gpu.multiprocessors} * shape.blocks;  // that run at once

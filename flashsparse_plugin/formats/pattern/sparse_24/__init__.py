@@ -130,10 +130,10 @@ class Sparse24(RuntimeForm):
         bias: Tensor | None,
         plan: Plan | None,
     ) -> Tensor:
-        """By a kernel for codes on both sides, where there is one.
+        """By a W8A8 kernel, if there is one.
 
-        Sums of int8 are exact, so that results do not depend on the batch, whichever kernel adds
-        up. The order in which those of fp8 are added depends on the number of tokens.
+        int8 products are added exactly, so results do not depend on the batch, whichever kernel
+        runs. fp8 products are added in an order that depends on the number of tokens.
         """
         if x.dtype == scheme.dtype and self.multiplies_codes(scheme, x.device):
             units, scales = tensors["units"], tensors["weight_scale"]
@@ -217,10 +217,10 @@ class Sparse24(RuntimeForm):
 
 
 def _multiplies_codes(options: PatternOptions, capability: tuple[int, int]) -> bool:
-    """Whether a GPU has a kernel for codes on both sides.
+    """Whether a GPU has a W8A8 kernel.
 
-    int8 by int8 on all; fp8 by fp8 where tensor cores multiply it: by mma on 8.9 and 12, by wgmma
-    on 9.0. Codes with scales of groups have none.
+    int8 on all; fp8 where tensor cores multiply it: by mma on 8.9 and 12, by wgmma on 9.0.
+    Quantized values with group scales have none.
     """
     if options.activation_type is None or options.group:
         return False

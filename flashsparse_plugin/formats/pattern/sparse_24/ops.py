@@ -91,8 +91,8 @@ def _(
 
     x is float32, float16 or bfloat16 and its dtype rules the arithmetic; sums are kept in float32.
 
-    On CUDA up to sparse_tokens tokens are multiplied by sparse tensor cores, from the units as they
-    lie; for more the weight is unpacked, and torch's own linear multiplies. None: 192, or any
+    On CUDA up to sparse_tokens tokens are multiplied by sparse tensor cores, directly from the
+    units; for more the weight is unpacked, and torch's own linear multiplies. None: 192, or any
     number on compute capability 9.0; 0: always unpacked; a negative number raises. Of them, up to
     few_tokens go to the kernel for few tokens (mma.sp) and more to the one for many (wgmma.sp,
     compute capability 9.0; elsewhere one kernel takes them all). None: 0 to 32, the more the larger
@@ -160,7 +160,7 @@ def _(x, units, weight_scale, out_features, weight_dtype, values, bias=None, few
 
     values is "fp8_e4m3" or "int8", the type of the weight's codes. x, of weight_dtype, is rounded
     to such codes with a float32 scale for each token, by which its largest magnitude becomes 448 or
-    127; tensor cores multiply codes by codes, and sums are multiplied by both scales before bias
+    127; tensor cores multiply them (W8A8), and sums are multiplied by both scales before bias
     [out_features] is added. A token with NaN or an infinity gives NaN. The gradient is that of the
     product of x as it is (straight through).
 

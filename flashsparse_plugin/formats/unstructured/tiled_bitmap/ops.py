@@ -178,7 +178,7 @@ def _(
 
     values is "int8", the type of the items, with the scales float32 [out_features, 1]. x, of
     weight_dtype, is rounded to such codes with a float32 scale for each token, by which its largest
-    magnitude becomes 127. Tensor cores multiply codes by codes, sums are exact, in int32, and are
+    magnitude becomes 127. Tensor cores multiply them (W8A8), sums are exact, in int32, and are
     multiplied by both scales before bias [out_features] is added. A token with NaN or an infinity
     gives NaN. The gradient is that of the product of x as it is (straight through).
 
