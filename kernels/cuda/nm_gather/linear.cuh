@@ -250,7 +250,7 @@ Compiled compiled(int shape) {
 }
 #undef FS_NM_GATHER_COMPILED
 
-#ifdef __CUDACC__  // each in its own source file
+#ifdef __CUDACC__  // each in a source file of its own: instances.cmake
 extern template Compiled compiled<ValueType::kNative>(int shape);
 extern template Compiled compiled<ValueType::kFp8>(int shape);
 extern template Compiled compiled<ValueType::kInt8>(int shape);

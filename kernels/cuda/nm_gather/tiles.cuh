@@ -198,7 +198,7 @@ CompiledTiles compiled_tiles(int shape) {
 }
 #undef FS_NM_TILES_COMPILED
 
-#ifdef __CUDACC__  // each in its own source file
+#ifdef __CUDACC__  // each in a source file of its own: instances.cmake
 extern template CompiledTiles compiled_tiles<ValueType::kNative>(int shape);
 extern template CompiledTiles compiled_tiles<ValueType::kFp8>(int shape);
 extern template CompiledTiles compiled_tiles<ValueType::kInt8>(int shape);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sparse_24. Each value type has its own source file, so that they
-// compile in parallel.
+// The compiled decode kernels of sparse_24. Each value type has a source file of its own
+// (instances.cmake), so that they compile in parallel.
 #pragma once
 #include "cuda/mma_units/linear_arguments.h"
 #include "cuda/sparse_24/linear_plan.h"

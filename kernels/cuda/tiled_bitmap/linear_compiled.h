@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of tiled_bitmap. For each kind of operands there is a source file of
-// the shapes for few tokens and one of those for more, so that they compile in parallel.
+// The compiled decode kernels of tiled_bitmap. Each kind of operands has a source file of the
+// shapes for few tokens and one of those for more (instances.cmake), so that they compile in
+// parallel.
 #pragma once
 #include "cuda/tiled_bitmap/linear_arguments.h"
 #include "cuda/tiled_bitmap/linear_plan.h"

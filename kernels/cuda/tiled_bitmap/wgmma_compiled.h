@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled wgmma kernels of tiled_bitmap. Each dtype has its own source file, so that they
-// compile in parallel.
+// The compiled wgmma kernels of tiled_bitmap. Each dtype has a source file of its own
+// (instances.cmake), so that they compile in parallel.
 #pragma once
 #include "common/tensor_map.h"
 #include "cuda/tiled_bitmap/wgmma_arguments.h"

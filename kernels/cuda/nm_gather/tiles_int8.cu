@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-// The prefill kernels for int8 values, in their own source file to compile in parallel.
-#include "cuda/nm_gather/tiles.cuh"
-
-namespace flashsparse::nm_gather {
-
-template CompiledTiles compiled_tiles<ValueType::kInt8>(int shape);
-
-}  // namespace flashsparse::nm_gather
