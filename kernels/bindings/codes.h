@@ -9,10 +9,13 @@
 namespace flashsparse {
 
 inline ValueType value_type_of(const std::string& name) {
-  if (name == "int8") return ValueType::kInt8;
-  if (name == "int4") return ValueType::kInt4;
-  if (name == "fp8_e4m3") return ValueType::kFp8;
-  FS_CHECK(name == "native", "value_type must be native, fp8_e4m3, int8 or int4, not ", name);
+#define FS_OPTION(type, option, bits) \
+  if (name == option) return ValueType::k##type;
+  FS_QUANTIZED_TYPES(FS_OPTION)
+#undef FS_OPTION
+#define FS_OR(type, option, bits) " or " option
+  FS_CHECK(name == "native", "value_type must be native" FS_QUANTIZED_TYPES(FS_OR) ", not ", name);
+#undef FS_OR
   return ValueType::kNative;
 }
 

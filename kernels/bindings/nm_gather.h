@@ -16,15 +16,15 @@ inline nm_gather::Layout check_gather_pattern(int64_t n, int64_t m, int64_t vect
                                               const std::string& values = "native",
                                               int64_t group = 0) {
   check_pattern(n, m, vector_length);
-  const bool by_row = group == 0 && (values == "fp8_e4m3" || values == "int8");
-  const bool by_group = (group == 32 || group == 64 || group == 128) && values == "int4";
-  FS_CHECK(by_row || by_group || (values == "native" && group == 0),
-           "nm_gather has kernels for values native, for fp8_e4m3 and int8 with group 0, and for "
-           "int4 with group 32, 64 or 128, not for ",
+  const ValueType type = value_type_of(values);
+  const bool by_group = group == 32 || group == 64 || group == 128;
+  FS_CHECK(nm_gather::scaled_by_group(type) ? by_group : group == 0,
+           "nm_gather has kernels for native and 8-bit values with group 0, and for 4-bit values "
+           "with group 32, 64 or 128, not for ",
            values, " with group ", group, ": keep the weight in nm_vector");
-  const auto layout = nm_gather::layout_of(static_cast<int>(n), static_cast<int>(m),
-                                           static_cast<int>(vector_length), value_type_of(values),
-                                           static_cast<int>(group));
+  const auto layout =
+      nm_gather::layout_of(static_cast<int>(n), static_cast<int>(m),
+                           static_cast<int>(vector_length), type, static_cast<int>(group));
   FS_CHECK(layout.panel_columns > 0, "nm_gather cannot hold ", n, ":", m, " in vectors of ",
            vector_length, " rows with values ", values, ": pack to nm_vector");
   return layout;

@@ -20,7 +20,7 @@ struct Product {
   int64_t rows, cols, tokens;
   int64_t nbytes;                      // of the packed weight; of a dense one 0
   int64_t n, m, vector_length, group;  // of its pattern and scales, 0 where there are none
-  std::string values;                  // how they are stored: "native", "fp8_e4m3", "int8", "int4"
+  std::string values;                  // the option `values`, by name
   bool quantizes_x;                    // to the same type
 
   Product with_tokens(int64_t count) const {

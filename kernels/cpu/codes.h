@@ -27,7 +27,8 @@ FS_VECTOR_INLINE void widen_code(const uint8_t* step, int64_t entry, Floats& to)
   } else {
     Signed codes;
     load_signed(step, codes);
-    if constexpr (kType == ValueType::kInt4) codes = entry % 2 ? codes >> 4 : codes << 28 >> 28;
+    if constexpr (flashsparse::bits_of(kType) == 4)
+      codes = entry % 2 ? codes >> 4 : codes << 28 >> 28;
     to = __builtin_convertvector(codes, Floats);
   }
 }

@@ -65,10 +65,12 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether quantized values have scales of rows, which multiply accumulators, and not of groups of
 // columns.
-FS_HOST_DEVICE constexpr bool scaled_by_row(ValueType type) {
-  return type == ValueType::kFp8 || type == ValueType::kInt8;
+FS_HOST_DEVICE constexpr bool scaled_by_row(ValueType type) { return bits_of(type) == 8; }
+FS_HOST_DEVICE constexpr bool scaled_by_group(ValueType type) { return bits_of(type) == 4; }
+// Of a unit and pair.
+FS_HOST_DEVICE constexpr int group_scale_bytes(ValueType type) {
+  return scaled_by_group(type) ? 32 * 2 * 2 : 0;
 }
-inline constexpr int kGroupScaleBytes = 32 * 2 * 2;  // of a unit and pair of int4
 
 // The layout of a pattern; panel_columns is 0 if it has none.
 struct Layout {
@@ -86,8 +88,7 @@ struct Layout {
   constexpr int64_t groups(int64_t rows) const { return ceil_div(units(rows), group_units); }
   // Bytes of the values of a unit and pair, with scales of groups.
   constexpr int pair_bytes() const {
-    return unit_rows * kPair * bits_of(value_type) / 8 +
-           (value_type == ValueType::kInt4 ? kGroupScaleBytes : 0);
+    return unit_rows * kPair * bits_of(value_type) / 8 + group_scale_bytes(value_type);
   }
 };
 
@@ -104,7 +105,7 @@ constexpr Layout layout_of(int n, int m, int vector_length,
   const int steps = columns / m * n / kStep;
   const int unit_rows = vector_length < 32 ? vector_length : 32;
   const bool fits = unit_rows * bits_of(value_type) >= 8 * 16 && group % m == 0 &&
-                    (value_type == ValueType::kInt4) == (group > 0);
+                    scaled_by_group(value_type) == (group > 0);
   return {unit_rows, vector_length / unit_rows, fits ? columns : 0, steps, steps % 2 + 1,
           value_type};
 }

@@ -75,9 +75,7 @@ struct UnitLayout {
     return type != ValueType::kNative && group == 0;
   }
   // Steps in 16 bytes of a lane.
-  FS_HOST_DEVICE constexpr int lane_steps() const {
-    return type == ValueType::kNative ? 1 : type == ValueType::kInt4 ? 4 : 2;
-  }
+  FS_HOST_DEVICE constexpr int lane_steps() const { return 16 / bits_of(type); }
   // Offsets of the parts in bytes.
   FS_HOST_DEVICE constexpr int metadata() const { return kSteps / lane_steps() * kVectorBytes; }
   FS_HOST_DEVICE constexpr int scales() const { return metadata() + kVectorBytes; }

@@ -90,18 +90,16 @@ Block panels_block(int tokens) {
 }
 
 Block panels_block(ValueType type, Dtype dtype, int tokens) {
-  switch (type) {
-    case ValueType::kInt8:
-      return panels_block<Codes<ValueType::kInt8>>(tokens);
-    case ValueType::kInt4:
-      return panels_block<Codes<ValueType::kInt4>>(tokens);
-    case ValueType::kFp8:
-      return panels_block<Codes<ValueType::kFp8>>(tokens);
-    default:
+  return flashsparse::with_type(type, [&](auto constant) {
+    constexpr ValueType kType = decltype(constant)::value;
+    if constexpr (kType != ValueType::kNative) {
+      return panels_block<Codes<kType>>(tokens);
+    } else {
       return dtype == Dtype::kFloat32   ? panels_block<Native<Dtype::kFloat32>>(tokens)
              : dtype == Dtype::kFloat16 ? panels_block<Native<Dtype::kFloat16>>(tokens)
                                         : panels_block<Native<Dtype::kBFloat16>>(tokens);
-  }
+    }
+  });
 }
 
 void multiply_panels(const Panel& panel, const Extent& extent, const float* x, int tokens,

@@ -125,10 +125,13 @@ Block rows_block(const Extent& extent, int tokens) {
 
 void multiply_rows(const Panel& panel, const Extent& extent, const float* x, int tokens,
                    float* sums) {
-  const Block block = extent.type == ValueType::kInt8 ? rows_block<ValueType::kInt8>(extent, tokens)
-                      : extent.type == ValueType::kFp8
-                          ? rows_block<ValueType::kFp8>(extent, tokens)
-                          : rows_block<ValueType::kInt4>(extent, tokens);
+  const Block block = flashsparse::with_type(extent.type, [&](auto constant) -> Block {
+    constexpr ValueType kType = decltype(constant)::value;
+    if constexpr (kType == ValueType::kNative)
+      return nullptr;  // never in rows of their own
+    else
+      return rows_block<kType>(extent, tokens);
+  });
   block(panel, extent, x, sums);
 }
 

@@ -63,7 +63,7 @@ class WgmmaY {
   static __device__ __forceinline__ int place() {
     return threadIdx.x % 2 * 8 + threadIdx.x % 4 / 2 * 4;
   }
-  // A pointer of its own would cost registers, which 256 tokens of int4 do not have.
+  // A pointer of its own would cost registers, which 256 tokens of 4-bit values do not have.
   __device__ __forceinline__ float x_scale(int token) const {
     return token < tokens_ ? a_.x_scales[a_.tokens - tokens_ + token] : 0.0f;
   }

@@ -15,10 +15,10 @@
 #pragma once
 #include "common/warp.cuh"
 #include "cuda/nm_gather/add_sums.cuh"
+#include "cuda/nm_gather/fragments.cuh"
 #include "cuda/nm_gather/linear_shape.h"
 #include "cuda/nm_gather/stage_x.cuh"
 #include "cuda/nm_gather/weight_ring.cuh"
-#include "cuda/nm_gather/widen_values.cuh"
 
 namespace flashsparse::nm_gather {
 
@@ -67,9 +67,9 @@ __device__ __forceinline__ void operands(const WeightRing<Shape>& ring,
   } else {
     FS_UNROLL
     for (int i = 0; i < 2 * Shape::kTiles; ++i) {
-      widen_values<Type, Shape::kValues>(values, i, a[i / Shape::kTiles][i % Shape::kTiles]);
+      widen_fragment<Type, Shape::kValues>(values, i, a[i / Shape::kTiles][i % Shape::kTiles]);
     }
-    if constexpr (Shape::kValues == ValueType::kInt4) {
+    if constexpr (scaled_by_group(Shape::kValues)) {
       const uint4 scales = ring.scales();
       scale_rows<Type>(scales.x, a[0][0]);
       scale_rows<Type>(scales.y, a[0][1]);
@@ -237,10 +237,10 @@ struct Compiled {
 template <ValueType kValues>
 Compiled compiled(int shape) {
   const int index = shape - first_shape(bits_of(kValues));
-  if constexpr (kValues == ValueType::kNative) {
+  if constexpr (bits_of(kValues) == 16) {
     constexpr Compiled kernels[] = {FS_NM_GATHER_SHAPES(FS_NM_GATHER_COMPILED)};
     return kernels[index];
-  } else if constexpr (kValues == ValueType::kInt4) {
+  } else if constexpr (bits_of(kValues) == 4) {
     constexpr Compiled kernels[] = {FS_NM_GATHER_SHAPES_4(FS_NM_GATHER_COMPILED)};
     return kernels[index];
   } else {
@@ -251,17 +251,14 @@ Compiled compiled(int shape) {
 #undef FS_NM_GATHER_COMPILED
 
 #ifdef __CUDACC__  // each in a source file of its own: instances.cmake
-extern template Compiled compiled<ValueType::kNative>(int shape);
-extern template Compiled compiled<ValueType::kFp8>(int shape);
-extern template Compiled compiled<ValueType::kInt8>(int shape);
-extern template Compiled compiled<ValueType::kInt4>(int shape);
+#define FS_EXTERN(name, ...) extern template Compiled compiled<ValueType::k##name>(int shape);
+FS_EXTERN(Native)
+FS_QUANTIZED_TYPES(FS_EXTERN)
+#undef FS_EXTERN
 #endif
 
 inline Compiled compiled(int shape, ValueType values) {
-  return values == ValueType::kFp8    ? compiled<ValueType::kFp8>(shape)
-         : values == ValueType::kInt8 ? compiled<ValueType::kInt8>(shape)
-         : values == ValueType::kInt4 ? compiled<ValueType::kInt4>(shape)
-                                      : compiled<ValueType::kNative>(shape);
+  return with_type(values, [&](auto type) { return compiled<decltype(type)::value>(shape); });
 }
 
 // The arguments that follow from the plan.

@@ -24,11 +24,10 @@ struct Shape {
   // Vectors of 16 bytes for a lane and a pair of steps.
   static constexpr int kVectors = kUnitRows * bits_of(kValues) / 128;
   // Vectors of the layout from one pair of a unit to the next.
-  static constexpr int kPairVectors =
-      kVectors * 32 + (kValues == ValueType::kInt4 ? kGroupScaleBytes / 16 : 0);
+  static constexpr int kPairVectors = kVectors * 32 + group_scale_bytes(kValues) / 16;
   // A stage holds the vectors of all lanes, one more with scales of groups, and the word of the
   // index that each lane needs.
-  static constexpr int kStageVectors = kVectors + (kValues == ValueType::kInt4);
+  static constexpr int kStageVectors = kVectors + scaled_by_group(kValues);
   static constexpr uint32_t kIndexAt = kStageVectors * 32 * sizeof(uint4);
   static constexpr uint32_t kStageBytes = kIndexAt + 32 * sizeof(uint32_t);
   static constexpr uint32_t kRingBytes = kStages * kStageBytes;

@@ -185,10 +185,10 @@ struct CompiledTiles {
 template <ValueType kValues>
 CompiledTiles compiled_tiles(int shape) {
   const int index = shape - first_tile_shape(bits_of(kValues));
-  if constexpr (kValues == ValueType::kNative) {
+  if constexpr (bits_of(kValues) == 16) {
     constexpr CompiledTiles kernels[] = {FS_NM_TILES_SHAPES(FS_NM_TILES_COMPILED)};
     return kernels[index];
-  } else if constexpr (kValues == ValueType::kInt4) {
+  } else if constexpr (bits_of(kValues) == 4) {
     constexpr CompiledTiles kernels[] = {FS_NM_TILES_SHAPES_4(FS_NM_TILES_COMPILED)};
     return kernels[index];
   } else {
@@ -199,17 +199,15 @@ CompiledTiles compiled_tiles(int shape) {
 #undef FS_NM_TILES_COMPILED
 
 #ifdef __CUDACC__  // each in a source file of its own: instances.cmake
-extern template CompiledTiles compiled_tiles<ValueType::kNative>(int shape);
-extern template CompiledTiles compiled_tiles<ValueType::kFp8>(int shape);
-extern template CompiledTiles compiled_tiles<ValueType::kInt8>(int shape);
-extern template CompiledTiles compiled_tiles<ValueType::kInt4>(int shape);
+#define FS_EXTERN(name, ...) \
+  extern template CompiledTiles compiled_tiles<ValueType::k##name>(int shape);
+FS_EXTERN(Native)
+FS_QUANTIZED_TYPES(FS_EXTERN)
+#undef FS_EXTERN
 #endif
 
 inline CompiledTiles compiled_tiles(int shape, ValueType values) {
-  return values == ValueType::kFp8    ? compiled_tiles<ValueType::kFp8>(shape)
-         : values == ValueType::kInt8 ? compiled_tiles<ValueType::kInt8>(shape)
-         : values == ValueType::kInt4 ? compiled_tiles<ValueType::kInt4>(shape)
-                                      : compiled_tiles<ValueType::kNative>(shape);
+  return with_type(values, [&](auto type) { return compiled_tiles<decltype(type)::value>(shape); });
 }
 
 // The arguments that follow from the plan.

@@ -4,8 +4,8 @@
 #pragma once
 #include "common/memory.cuh"
 #include "common/mma.cuh"
+#include "cuda/nm_gather/fragments.cuh"
 #include "cuda/nm_gather/tiles_shape.h"
-#include "cuda/nm_gather/widen_values.cuh"
 
 namespace flashsparse::nm_gather {
 
@@ -81,9 +81,9 @@ class TileMultiplier {
     }
     FS_UNROLL
     for (int tile = 0; tile < Shape::kUnitTiles; ++tile) {
-      widen_values<Type, Shape::kValues>(vectors, tile, a[unit * Shape::kUnitTiles + tile]);
+      widen_fragment<Type, Shape::kValues>(vectors, tile, a[unit * Shape::kUnitTiles + tile]);
     }
-    if constexpr (Shape::kValues == ValueType::kInt4) {
+    if constexpr (scaled_by_group(Shape::kValues)) {
       const uint32_t scales_at = stage + scales_at_ + unit * Shape::kUnitBytes;
       const uint2 scales = load_shared<uint2>(scales_at + step * uint32_t{sizeof(uint2)});
       scale_rows<Type>(scales.x, a[unit * 2]);

@@ -27,8 +27,7 @@ struct TileShape {
   // Bytes of a unit: for a lane and step, for a pair of steps, and with scales of groups.
   static constexpr uint32_t kLaneBytes = kUnitTiles * bits_of(kValues);
   static constexpr uint32_t kValueBytes = 2 * 32 * kLaneBytes;
-  static constexpr uint32_t kUnitBytes =
-      kValueBytes + (kValues == ValueType::kInt4 ? kGroupScaleBytes : 0);
+  static constexpr uint32_t kUnitBytes = kValueBytes + group_scale_bytes(kValues);
   // For partial sums in shared memory (add_sums.cuh).
   static constexpr int kUnitRows = kRows;
   static constexpr int kSumStride = kUnitRows + 4;

@@ -4,8 +4,8 @@
 // scales with one rounding.
 #pragma once
 #include "common/memory.cuh"
+#include "cuda/nm_gather/fragments.cuh"
 #include "cuda/nm_gather/linear_shape.h"
-#include "cuda/nm_gather/widen_values.cuh"
 
 namespace flashsparse::nm_gather {
 
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills
   const int first_column = panel * columns, first_step = panel * weight.panel_steps;
   const int tile_chunks = (unit_rows * columns + kChunk - 1) / kChunk;
   const int vectors = unit_rows * bits_of(kValues) / 128 * 32;  // of 16 bytes, for a pair
-  const int pair_vectors = vectors + (kValues == ValueType::kInt4 ? kGroupScaleBytes / 16 : 0);
-  constexpr int kTogether = 16 / bits_of(kValues);  // fragments in a vector
+  const int pair_vectors = vectors + group_scale_bytes(kValues) / 16;
+  constexpr int kTogether = fragments_in_vector(kValues);
   const auto* const index = reinterpret_cast<const uint8_t*>(weight.index);
 
   for (int unit = blockIdx.y; unit < units; unit += gridDim.y) {
@@ -39,14 +39,14 @@ __global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills
     for (int i = threadIdx.x; i < (last_pair - first_pair) * vectors; i += kUnpackThreads) {
       const int pair = first_pair + i / vectors, vector = i % vectors, lane = vector % 32;
       const int64_t place = int64_t{unit} * weight.pairs + pair;
-      const uint4 loaded[1] = {load_streaming(weight.values + (place * pair_vectors + vector))};
+      const uint4 loaded = load_streaming(weight.values + (place * pair_vectors + vector));
       const int64_t entries = (int64_t{unit / weight.group_units} * weight.pairs + pair) * kPair;
       FS_NO_UNROLL
       for (int part = 0; part < kTogether; ++part) {
         const int fragment = vector / 32 * kTogether + part;
         uint32_t words[4];
         widen_values<Type, kValues>(loaded, part, words);
-        if constexpr (kValues == ValueType::kInt4) {
+        if constexpr (scaled_by_group(kValues)) {
           const auto* const scales = reinterpret_cast<const uint32_t*>(
               weight.values + (place * pair_vectors + vectors + lane / 4));
           scale_rows<Type>(load_readonly(scales + fragment), words);
@@ -109,17 +109,15 @@ __global__ void __launch_bounds__(kUnpackThreads, 8)  // without the 8 it spills
   }
 }
 
-template <ValueType kValues>
-auto unpack_kernel_of(bool bfloat16) {
-  return bfloat16 ? unpack_kernel<BFloat16, kValues> : unpack_kernel<Float16, kValues>;
-}
-
-// Native values are moved bitwise, so the dtype is irrelevant.
 inline auto unpack_kernel_of(ValueType values, bool bfloat16) {
-  return values == ValueType::kFp8    ? unpack_kernel_of<ValueType::kFp8>(bfloat16)
-         : values == ValueType::kInt8 ? unpack_kernel_of<ValueType::kInt8>(bfloat16)
-         : values == ValueType::kInt4 ? unpack_kernel_of<ValueType::kInt4>(bfloat16)
-                                      : unpack_kernel<Float16, ValueType::kNative>;
+  return with_type(values, [&](auto type) {
+    constexpr ValueType kValues = decltype(type)::value;
+    // Native values are moved bitwise, so the dtype is irrelevant.
+    if constexpr (kValues != ValueType::kNative) {
+      if (bfloat16) return unpack_kernel<BFloat16, kValues>;
+    }
+    return unpack_kernel<Float16, kValues>;
+  });
 }
 
 }  // namespace flashsparse::nm_gather

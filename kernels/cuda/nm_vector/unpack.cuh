@@ -67,7 +67,7 @@ struct CodedValues {
       return Bits<Type>::of(number(entry) * own);
     }
     __device__ __forceinline__ float number(int entry) const {
-      if constexpr (kType == ValueType::kInt4) {
+      if constexpr (bits_of(kType) == 4) {
         const int byte = load_readonly(codes + entry / 2);
         return static_cast<float>(((byte >> entry % 2 * 4 & 15) ^ 8) - 8);
       } else {
@@ -111,24 +111,17 @@ void with_values(const void* values, ValueType type, const void* scales, int64_t
                                   code_bytes(kType, kept), group ? (cols + group - 1) / group : 0,
                                   shift});
   };
-  const auto of_dtype = [&](auto code) {
-    if (dtype == Dtype::kFloat32) return coded(float{}, code);
-    if (dtype == Dtype::kFloat16) return coded(Float16{}, code);
-    return coded(BFloat16{}, code);
-  };
-  switch (type) {
-    case ValueType::kFp8:
-      return of_dtype(std::integral_constant<ValueType, ValueType::kFp8>{});
-    case ValueType::kInt8:
-      return of_dtype(std::integral_constant<ValueType, ValueType::kInt8>{});
-    case ValueType::kInt4:
-      return of_dtype(std::integral_constant<ValueType, ValueType::kInt4>{});
-    default:
-      if (dtype == Dtype::kFloat32) {
+  with_type(type, [&](auto code) {
+    if constexpr (decltype(code)::value != ValueType::kNative) {
+      if (dtype == Dtype::kFloat32) return coded(float{}, code);
+      if (dtype == Dtype::kFloat16) return coded(Float16{}, code);
+      return coded(BFloat16{}, code);
+    } else {
+      if (dtype == Dtype::kFloat32)
         return body(NativeValues<uint32_t>{static_cast<const uint32_t*>(values), kept});
-      }
       return body(NativeValues<uint16_t>{static_cast<const uint16_t*>(values), kept});
-  }
+    }
+  });
 }
 
 // The part of a weight that a block unpacks.

@@ -22,17 +22,13 @@ struct Fields {
 
   // `value_bytes`: of native values.
   static constexpr Fields of(ValueType type, int value_bytes) {
-    switch (type) {
-      case ValueType::kFp8:
-        return {8, 0x7f7f7f7f, 0x80808080, true};
-      case ValueType::kInt8:
-        return {8, 0xffffffff, 0x80808080, false};
-      case ValueType::kInt4:
-        return {4, 0xffffffff, 0x88888888, false};
-      default:
-        return value_bytes == 4 ? Fields{32, 0x7fffffff, 0x80000000, false}
-                                : Fields{16, 0x7fff7fff, 0x80008000, false};
+    if (type == ValueType::kNative) {
+      return value_bytes == 4 ? Fields{32, 0x7fffffff, 0x80000000, false}
+                              : Fields{16, 0x7fff7fff, 0x80008000, false};
     }
+    if (type == ValueType::kFp8) return {8, 0x7f7f7f7f, 0x80808080, true};
+    const int bits = bits_of(type);  // two's complement
+    return {bits, 0xffffffff, bits == 8 ? 0x80808080 : 0x88888888, false};
   }
   FS_HOST_DEVICE constexpr int64_t row_bytes(int64_t kept) const { return (kept * bits + 7) / 8; }
 };
