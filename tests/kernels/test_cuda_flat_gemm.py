@@ -24,7 +24,7 @@ from emulation import (
 )
 
 PLAN = "cuda/dense/dense_plan.h"
-PARTS = ("flat_gemm.cuh", "gemv.cuh", "dense.cuh")
+PARTS = ("dense/flat_gemm.cuh", "dense/gemv.cuh", "dense/dense.cuh", "shared/partial_sums.cuh")
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -186,7 +186,7 @@ SMALL_SHAPES = compiled_shapes(SMALL_PLAN)
 @pytest.fixture(scope="module")
 def small_driver():
     """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
-    headers, places = with_switched_barriers([f"cuda/dense/{part}" for part in PARTS], ORDER)
+    headers, places = with_switched_barriers([f"cuda/{part}" for part in PARTS], ORDER)
     assert len(places) == BARRIERS
     return lambda sanitizer: compile_driver("dense_driver", sanitizer, headers | {PLAN: SMALL_PLAN})
 

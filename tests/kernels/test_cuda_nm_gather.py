@@ -37,7 +37,10 @@ from emulation import (
 from kernel_weights import every_bit_pattern
 
 PATTERNS = [(2, 4), (8, 32), (1, 8), (5, 8), (3, 12), (2, 32), (16, 200), (1, 1)]
-PARTS = ("linear.cuh", "add_sums.cuh", "weight_ring.cuh", "stage_x.cuh")
+PARTS = [
+    *(f"cuda/nm_gather/{part}.cuh" for part in ("linear", "add_sums", "weight_ring", "stage_x")),
+    "cuda/shared/partial_sums.cuh",
+]
 
 
 def planned_cases() -> list[Case]:
@@ -179,7 +182,7 @@ def small_cases() -> list[Case]:
 @pytest.mark.slow
 def test_every_barrier_is_needed():
     """The thread sanitizer finds nothing, and without any one of the barriers it does."""
-    headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
+    headers, places = with_switched_barriers(PARTS, ORDER)
     assert len(places) >= 6
     headers |= with_shapes(PLAN, *SMALL_SHAPES)
     binary = compile_driver("nm_gather/linear_driver", "thread", headers)

@@ -32,7 +32,13 @@ from emulation import (
 )
 
 PATTERNS = [(8, 32), (2, 4), (4, 32), (16, 32), (3, 5), (1, 8), (32, 32), (12, 32), (2, 100)]
-PARTS = ("linear.cuh", "write_y.cuh", "stage.cuh", "transpose.cuh", "multiply.cuh")
+PARTS = [
+    *(
+        f"cuda/nm_spmm/{part}.cuh"
+        for part in ("linear", "write_y", "stage", "transpose", "multiply")
+    ),
+    "cuda/shared/partial_sums.cuh",
+]
 
 
 def planned_cases() -> list[Case]:
@@ -121,7 +127,7 @@ SMALL_KERNELS = " ".join(
 @pytest.mark.slow
 def test_every_barrier_is_needed():
     """The thread sanitizer finds nothing, and without any one of the barriers it does."""
-    headers, places = with_switched_barriers([f"cuda/nm_spmm/{part}" for part in PARTS], ORDER)
+    headers, places = with_switched_barriers(PARTS, ORDER)
     assert len(places) >= 10
     text, replaced = re.subn(
         rf"(#define FS_NM_SPMM_KERNELS\(X\))(?: *\\\n{KERNEL})+",

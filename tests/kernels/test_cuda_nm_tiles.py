@@ -202,7 +202,10 @@ ORDER = (
     r"\b(?:\w+\.)?(?:__syncthreads|__syncwarp|sync_threads_of|wait_full|wait_empty|release|"
     r"expect_runs|arrive_after_runs|sync_cluster)\([^;{}]*\);"
 )
-PARTS = ("tiles.cuh", "tiles_rings.cuh", "tiles_y.cuh", "add_sums.cuh")
+PARTS = [
+    *(f"cuda/nm_gather/{part}.cuh" for part in ("tiles", "tiles_rings", "tiles_y", "add_sums")),
+    "cuda/shared/partial_sums.cuh",
+]
 
 
 SMALL_SHAPES = ("X(16, 64, 2, 1) X(64, 32, 1, 1)", "X(16, 32, 1, 1)", "X(32, 32, 1, 1)")
@@ -238,7 +241,7 @@ CUTS = ((1, 1), (2, 1), (2, 2))
 
 def switched_driver() -> tuple[Path, list[str]]:
     """Under the thread sanitizer: one program for what is right and for all mutants."""
-    headers, places = with_switched_barriers([f"cuda/nm_gather/{part}" for part in PARTS], ORDER)
+    headers, places = with_switched_barriers(PARTS, ORDER)
     return compile_driver(DRIVER, "thread", headers | with_shapes(PLAN, *SMALL_SHAPES)), places
 
 

@@ -261,7 +261,7 @@ PARTS = {
         f"cuda/{part}.cuh"
         for part in (
             *("sparse_24/wgmma", "sparse_24/wgmma_weight_ring"),
-            *("mma_units/wgmma_x", "mma_units/wgmma_sums"),
+            *("mma_units/wgmma_x", "mma_units/wgmma_sums", "mma_units/partial_sums"),
         )
     ],
     CODES_X: ["cuda/mma_units/quantise_x.cuh"],

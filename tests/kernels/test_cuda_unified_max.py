@@ -110,7 +110,7 @@ BARRIERS = 10
 @pytest.fixture(scope="module")
 def small_driver():
     """small_driver(sanitizer): for SMALL_SHAPES, soon compiled; WITHOUT leaves a barrier out."""
-    headers, places = with_switched_barriers([KERNEL], ORDER)
+    headers, places = with_switched_barriers([KERNEL, "cuda/shared/partial_sums.cuh"], ORDER)
     assert len(places) == BARRIERS
     shapes = " ".join(f"X({shape})" for shape in SMALL_SHAPES)
     plan, replaced = re.subn(

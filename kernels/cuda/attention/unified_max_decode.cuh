@@ -33,6 +33,7 @@
 #include "cuda/attention/unified_max_load.cuh"
 #include "cuda/attention/unified_max_plan.h"
 #include "cuda/attention/unified_max_scores.cuh"
+#include "cuda/shared/partial_sums.cuh"
 
 namespace flashsparse::unified_max {
 
@@ -334,7 +335,7 @@ class DecodeBlock {
           if (quad == 0) store_global(to + kQuads, joined.about());
         }
       }
-      if (complete || !is_last()) return;
+      if (complete || !last_block(a_.arrivals + row_, splits_ - 1, shared_)) return;
       records = shared_ + kSplitsAt;
       const auto* const chunks = reinterpret_cast<const float4*>(partials);
       FS_NO_UNROLL
@@ -347,16 +348,6 @@ class DecodeBlock {
       parts = splits_;
       stride = heads_ * kRecordBytes;
     }
-  }
-
-  // Whether all other splits have arrived.
-  __device__ __forceinline__ bool is_last() {
-    __syncthreads();  // every thread's stores before the arrival
-    if (threadIdx.x == 0) store_shared(shared_, arrive(a_.arrivals + row_));
-    __syncthreads();
-    const bool last = load_shared<uint32_t>(shared_) == static_cast<uint32_t>(splits_ - 1);
-    if (last && threadIdx.x == 0) a_.arrivals[row_] = 0;
-    return last;
   }
 
   __device__ __forceinline__ void store_result(int head, int quad, const Joined& joined) const {

@@ -22,6 +22,7 @@
 #include "cuda/dense/dense.cuh"
 #include "cuda/dense/dense_plan.h"
 #include "cuda/shared/linear_y.cuh"
+#include "cuda/shared/partial_sums.cuh"
 
 namespace flashsparse::dense {
 
@@ -232,30 +233,11 @@ class FlatBlock {
 
   // The last to arrive of the blocks that share rows adds up the partial sums of all.
   __device__ __forceinline__ void add_blocks() {
-    __syncthreads();
-    if (threadIdx.x == 0) store_shared(shared_ + Shape::kSumBytes, arrive(arrivals_ + blockIdx.x));
-    __syncthreads();
-    if (load_shared<uint32_t>(shared_ + Shape::kSumBytes) != gridDim.y - 1) return;
-    if (threadIdx.x == 0) arrivals_[blockIdx.x] = 0;
-
-    constexpr int kAhead = 4;  // loads in flight, to hide their latency
-    const int blocks = gridDim.y;
+    if (!last_block(arrivals_ + blockIdx.x, gridDim.y - 1, shared_ + Shape::kSumBytes)) return;
     FS_NO_UNROLL
     for (int quad = threadIdx.x; quad < a_.tokens * kQuads; quad += Shape::kThreads) {
-      float4 sum = make_float4(0, 0, 0, 0);
-      FS_NO_UNROLL
-      for (int block = 0; block < blocks; block += kAhead) {
-        float4 parts[kAhead];
-        FS_UNROLL
-        for (int b = 0; b < kAhead; ++b) {
-          parts[b] = load_l2(partials(min(block + b, blocks - 1)) + quad);
-        }
-        FS_UNROLL
-        for (int b = 0; b < kAhead; ++b) {  // in the order of blocks
-          if (block + b < blocks) sum = add(sum, parts[b]);
-        }
-      }
-      store(quad, sum);
+      store(quad,
+            sum_in_order(gridDim.y, [&](int block) { return load_l2(partials(block) + quad); }));
     }
   }
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a warp of the decode kernels, at the end of a row tile or of the block's part of
-// it. Warps along the columns add up their accumulators in shared memory, blocks that share the row
-// tile in the workspace: there each row_warp writes its partial sums and increments an arrival
-// counter, and the last to arrive adds all of them up in the order of blocks. One launch, and the
-// same bits every time.
+// it. Warps along the columns add up their accumulators in shared memory, those of blocks that
+// share the row tile in the workspace (partial_sums.cuh).
 #pragma once
 #include <type_traits>
 
@@ -13,7 +11,7 @@
 #include "common/warp.cuh"
 #include "cuda/mma_units/linear_arguments.h"
 #include "cuda/mma_units/linear_shared.h"
-#include "cuda/mma_units/moved_sums.cuh"
+#include "cuda/mma_units/partial_sums.cuh"
 #include "cuda/mma_units/steps.cuh"
 #include "cuda/mma_units/sums_tile.cuh"
 #include "cuda/mma_units/token_scales.h"
@@ -104,38 +102,11 @@ class Sums {
   // True for the last of the blocks that share the row tile, which then has the sums of all.
   __device__ __forceinline__ bool add_blocks(Tile& sums, const Steps& steps, int set, int first,
                                              int last) const {
-    float4* const own = partials(blockIdx.x, steps.is_first(blockIdx.x, set));
-    FS_UNROLL
-    for (int i = 0; i < kRowUnits * kTokenBlocks; ++i) {
-      store_global(own + i * 32, moved(sums[i / kTokenBlocks][i % kTokenBlocks]));
-    }
-    uint32_t* const counter = a_.arrivals + set * cut_.row_warps + row_warp_;
-    __syncwarp();
-    uint32_t arrived = 0;
-    if (threadIdx.x % 32 == 0) arrived = arrive(counter);
-    arrived = __shfl_sync(~0u, arrived, 0);
-    __syncwarp();
-    if (arrived != static_cast<uint32_t>(last - first)) return false;
-    if (threadIdx.x % 32 == 0) *counter = 0;
-    // As many loads in flight as registers allow.
-    constexpr int kTiles = kRowUnits * kTokenBlocks, kAtOnce = kTiles <= 8 ? kTiles : 4;
-    FS_UNROLL
-    for (int begin = 0; begin < kTiles; begin += kAtOnce) {
-      float4 added[kAtOnce] = {};
-      FS_NO_UNROLL
-      for (int block = first; block <= last; ++block) {
-        const float4* const left = partials(block, steps.is_first(block, set)) + begin * 32;
-        FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          added[i] = joined<Sum>(added[i], load_l2(left + i * 32));
-        }
-      }
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        mma_units::arrived(sums[(begin + i) / kTokenBlocks][(begin + i) % kTokenBlocks], added[i]);
-      }
-    }
-    return true;
+    constexpr int kFours = kRowUnits * kTokenBlocks;
+    return reduce<kFours, kFours <= 8 ? kFours : 4>(
+        &sums[0][0][0], [&] { return a_.arrivals + set * cut_.row_warps + row_warp_; }, blockIdx.x,
+        first, last, [&](int block) { return partials(block, steps.is_first(block, set)); },
+        [](int) { return true; });
   }
 
   // A block has a slot for the first row tile of its range, and one for the last.

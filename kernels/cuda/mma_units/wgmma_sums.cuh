@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a warp of the wgmma kernels, at the end of a tile or of the cluster's part of it.
 // The blocks of a cluster along K exchange shares of their accumulators through shared memory.
-// Clusters that share a tile use the workspace: each warp writes its partial sums and increments an
-// arrival counter, and the last to arrive adds all of them up in the order of clusters. One launch,
-// and the same bits every time.
+// Clusters that share a tile use the workspace (partial_sums.cuh).
 #pragma once
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
-#include "cuda/mma_units/moved_sums.cuh"
+#include "cuda/mma_units/partial_sums.cuh"
 #include "cuda/mma_units/wgmma_tiles.cuh"
 #include "cuda/mma_units/wgmma_y.cuh"
 #include "formats/mma_units.h"
@@ -64,35 +62,11 @@ class WgmmaSums {
   __device__ __forceinline__ bool add_clusters(Sum (&sums)[Shape::kTokens / 2],
                                                const WgmmaTiles& tiles, int tile, int first,
                                                int last, int tokens) const {
-    const int own = a_.by_cluster(blockIdx.x);
-    float4* const mine = partials(own, tiles.is_first(own, tile));
-    FS_UNROLL
-    for (int i = 0; i < kTokenBlocks; ++i) {
-      if (i * 8 < tokens) store_global(mine + i * 32, moved(sums + 4 * i));
-    }
-    uint32_t* const counter = a_.arrivals + (int64_t{tile} * tile_units() + unit_);
-    __syncwarp();
-    uint32_t arrived = 0;
-    if (threadIdx.x % 32 == 0) arrived = arrive(counter);
-    arrived = __shfl_sync(~0u, arrived, 0);
-    __syncwarp();
-    if (arrived != static_cast<uint32_t>(last - first)) return false;
-    if (threadIdx.x % 32 == 0) *counter = 0;
-    constexpr int kAtOnce = Shape::kJoined;  // loads in flight, as many as registers allow
-    FS_UNROLL
-    for (int begin = 0; begin < kTokenBlocks; begin += kAtOnce) {
-      if (begin * 8 >= tokens) break;
-      float4 added[kAtOnce] = {};
-      FS_NO_UNROLL
-      for (int cluster = first; cluster <= last; ++cluster) {
-        const float4* const left = partials(cluster, tiles.is_first(cluster, tile)) + begin * 32;
-        FS_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) added[i] = joined<Sum>(added[i], load_l2(left + i * 32));
-      }
-      FS_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) mma_units::arrived(sums + (begin + i) * 4, added[i]);
-    }
-    return true;
+    return reduce<kTokenBlocks, Shape::kJoined>(
+        sums, [&] { return a_.arrivals + (int64_t{tile} * tile_units() + unit_); },
+        a_.by_cluster(blockIdx.x), first, last,
+        [&](int cluster) { return partials(cluster, tiles.is_first(cluster, tile)); },
+        [&](int block) { return block * 8 < tokens; });
   }
 
   // A cluster has slots for the first tile of its range, and for the last.

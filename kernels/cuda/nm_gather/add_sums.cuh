@@ -7,6 +7,7 @@
 #include "cuda/mma_units/token_scales.h"
 #include "cuda/nm_gather/linear_shape.h"
 #include "cuda/shared/linear_y.cuh"
+#include "cuda/shared/partial_sums.cuh"
 
 namespace flashsparse::nm_gather {
 
@@ -95,12 +96,7 @@ class AddSums {
     for (int quad = a_.split * blockDim.x + threadIdx.x; quad < count_;
          quad += a_.splits * blockDim.x) {
       const uint32_t from = address(quad);
-      float4 sum = load_shared_in(0, from);
-      FS_UNROLL_BY(4)
-      for (int split = 1; split < a_.splits; ++split) {
-        sum = add(sum, load_shared_in(split, from));
-      }
-      store(quad, sum);
+      store(quad, sum_in_order(a_.splits, [&](int split) { return load_shared_in(split, from); }));
     }
   }
 
@@ -129,23 +125,11 @@ class AddSums {
 
   // The last to arrive of the blocks that share rows adds up the partial sums of all.
   __device__ __forceinline__ void add_blocks() const {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      uint32_t* const arrivals = a_.arrivals + a_.row_block;
-      const uint32_t last = a_.splits - 1, before = arrive(arrivals);
-      if (before == last) *arrivals = 0;
-      store_shared(a_.flag, uint32_t{before == last});
-    }
-    __syncthreads();
-    if (!load_shared<uint32_t>(a_.flag)) return;
+    if (!last_block(a_.arrivals + a_.row_block, a_.splits - 1, a_.flag)) return;
     FS_NO_UNROLL
     for (int quad = threadIdx.x; quad < count_; quad += blockDim.x) {
-      float4 sum = load_l2(partials(0) + quad);
-      FS_UNROLL_BY(4)
-      for (int split = 1; split < a_.splits; ++split) {
-        sum = add(sum, load_l2(partials(split) + quad));
-      }
-      store(quad, sum);
+      store(quad,
+            sum_in_order(a_.splits, [&](int split) { return load_l2(partials(split) + quad); }));
     }
   }
 

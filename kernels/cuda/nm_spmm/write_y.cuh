@@ -4,7 +4,7 @@
 #pragma once
 #include "common/memory.cuh"
 #include "cuda/nm_spmm/multiply.cuh"
-#include "cuda/shared/linear_y.cuh"
+#include "cuda/shared/partial_sums.cuh"
 
 namespace flashsparse::nm_spmm {
 
@@ -74,21 +74,17 @@ class WriteY {
   static constexpr int kQuads = Shape::kThreadTokens * Shape::kRowQuads;  // of a thread
 
   __device__ __forceinline__ void add_splits(const Tile<Shape>& tile) const {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const uint32_t before = arrive(a_.arrivals + blockIdx.x);
-      if (before == gridDim.y - 1) a_.arrivals[blockIdx.x] = 0;
-      store_shared(shared_, before);
-    }
-    __syncthreads();
-    if (load_shared<uint32_t>(shared_) != gridDim.y - 1) return;
-    FS_UNROLL_BY(4)
-    for (int quad = 0; quad < kQuads; ++quad) {
-      float4 sum = load_l2(partials(0) + quad * Shape::kThreads);
-      for (uint32_t split = 1; split < gridDim.y; ++split) {
-        sum = add(sum, load_l2(partials(split) + quad * Shape::kThreads));
-      }
-      write(tile, quad, sum);
+    if (!last_block(a_.arrivals + blockIdx.x, gridDim.y - 1, shared_)) return;
+    constexpr int kMine = 2;
+    static_assert(kQuads % kMine == 0 && kMine % Shape::kRowQuads == 0);
+    FS_NO_UNROLL
+    for (int begin = 0; begin < kQuads; begin += kMine) {
+      float4 sums[kMine] = {};
+      add_in_order(sums, gridDim.y, [&](int split, int q) {
+        return load_l2(partials(split) + (begin + q) * Shape::kThreads);
+      });
+      FS_UNROLL
+      for (int q = 0; q < kMine; ++q) write(tile, begin + q, sums[q]);
     }
   }
 

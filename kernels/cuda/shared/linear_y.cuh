@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds and stores y in quads: four rows of a token.
+// Stores y in quads: four rows of a token.
 #pragma once
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "common/mma.cuh"
 
 namespace flashsparse {
-
-__device__ __forceinline__ float4 add(const float4& a, const float4& b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
 
 // Stores sums plus bias [rows] or nothing, rounded, as y[token][row] to y[token][row + 3], if these
 // rows exist. y is 8-byte aligned, row a multiple of 4.

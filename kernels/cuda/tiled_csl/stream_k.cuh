@@ -12,6 +12,7 @@
 #include "common/device.cuh"
 #include "common/memory.cuh"
 #include "cuda/shared/linear_y.cuh"
+#include "cuda/shared/partial_sums.cuh"
 #include "cuda/shared/tile_range.cuh"
 #include "cuda/tiled_csl/linear_arguments.h"
 #include "cuda/tiled_csl/linear_shape.h"
@@ -137,8 +138,7 @@ class StreamK {
     if (arrived != static_cast<uint32_t>(last - first)) return;
     if (threadIdx.x == 0) a_.arrivals[row] = 0;
 
-    // Several loads in flight, to hide their latency.
-    constexpr int kAhead = 4, kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
+    constexpr int kMine = Shape::kTokens * kQuads >= 2 * Shape::kThreads ? 2 : 1;
     const int count = a_.tokens * kQuads;
     // The row is the first in the range of every block, except if the first block's range begins
     // earlier.
@@ -146,25 +146,11 @@ class StreamK {
     FS_NO_UNROLL
     for (int i = threadIdx.x; i < count; i += kMine * Shape::kThreads) {
       float4 sums[kMine] = {};
-      FS_NO_UNROLL
-      for (int block = first; block <= last; block += kAhead) {
-        float4 parts[kAhead][kMine] = {};
-        FS_UNROLL
-        for (int b = 0; b < kAhead; ++b) {
-          const bool is_first = block + b > first || starts_row;
-          const float4* const left = partials(min(block + b, last), is_first);
-          FS_UNROLL
-          for (int q = 0; q < kMine; ++q) {
-            const int quad = i + q * Shape::kThreads;
-            if (block + b <= last && quad < count) parts[b][q] = load_l2(left + quad);
-          }
-        }
-        FS_UNROLL
-        for (int b = 0; b < kAhead; ++b) {  // in the order of blocks
-          FS_UNROLL
-          for (int q = 0; q < kMine; ++q) sums[q] = add(sums[q], parts[b][q]);
-        }
-      }
+      add_in_order(sums, last - first + 1, [&](int block, int q) {
+        const int quad = i + q * Shape::kThreads;
+        const float4* const left = partials(first + block, block > 0 || starts_row);
+        return quad < count ? load_l2(left + quad) : make_float4(0, 0, 0, 0);
+      });
       FS_UNROLL
       for (int q = 0; q < kMine; ++q) {
         const int quad = i + q * Shape::kThreads;
