@@ -8,7 +8,7 @@
 #   make test   run the tests (make test-vllm: only those of the vLLM plugin; make test-cuda-load:
 #               whether the CUDA kernels load, on a machine without a GPU)
 #   make test-fast  run those that take no time: no servers, no sanitizers
-#   make test-without-nvcc  whether a clone builds, and its tests know, where there is no nvcc
+#   make test-without-nvcc  whether a fresh clone builds, and its tests know, where there is no nvcc
 #   make test-newest  run those of transformers with its newest release (make test has the oldest)
 #   make fuzz   damage files and tensors at random, under sanitizers, for FUZZ_SECONDS=300
 #   make soak   64 clients of a server of packed weights for SECONDS=600: no wrong token, no growth
@@ -158,14 +158,14 @@ test-cuda-load:
 	FLASHSPARSE_CUDA=ON $(CUDA_LOAD)/bin/pip install --quiet .
 	cd $(CUDA_LOAD) && bin/python $(CURDIR)/tests/cuda_load_check.py
 
-# The first two commands of a newcomer on a machine without nvcc, in a clone of what is committed, and
-# the tests that know of nvcc. Where there is one, it is hidden.
-WITHOUT_NVCC := build/without-nvcc
+# The environment as on a machine without nvcc, and the tests that know of nvcc. Where there is one, it is
+# hidden. For a fresh clone, as .ci/run has it: `make env` compiles the CUDA kernels after it, all of them.
+WITHOUT_NVCC := PATH="$$(tests/path_without.sh nvcc)" CUDACXX=/no/nvcc $(MAKE)
 test-without-nvcc:
-	rm -rf $(WITHOUT_NVCC)
-	git clone --quiet . $(WITHOUT_NVCC)
-	PATH="$$(tests/path_without.sh nvcc)" CUDACXX=/no/nvcc $(MAKE) -C $(WITHOUT_NVCC) env
-	PATH="$$(tests/path_without.sh nvcc)" CUDACXX=/no/nvcc $(MAKE) -C $(WITHOUT_NVCC) test-objects
+	rm -f $(VENV)/.installed
+	$(WITHOUT_NVCC) env
+	$(WITHOUT_NVCC) test-objects
+	rm -f $(VENV)/.installed
 
 # What is compiled, where it is found, and what is said of what is not. Of the kernels in the emulator,
 # to which nvcc is nothing, only what asks for it.

@@ -60,8 +60,37 @@ def rewrite(folder, layout, config="quantization_config"):
     return folder
 
 
+def as_sparse_llama(folder):
+    """Has a Llama of 2:4 weights describe itself as Sparse-Llama-3.1-8B-2of4 does on the Hub.
+
+    That is, not at all: its weights are stored with their zeros, in a config.json of transformers 4
+    without a word of them, of a Llama 3.1 with its scaled RoPE. Engines take it for a dense model.
+    """
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("dtype", "rope_parameters", "head_dim", "quantization_config"):
+        config.pop(name, None)
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
+    config |= {"torch_dtype": "bfloat16", "rope_scaling": scaling, "rope_theta": 500000.0}
+    config |= {"max_position_embeddings": 131072, "transformers_version": "4.45.2"}
+    path.write_text(json.dumps(config))
+    return folder
+
+
 # What is quantized
 
+
+IDLE_SPARSITY = {
+    "format": "dense",
+    "global_sparsity": 0.153,
+    "ignore": ["model.layers.0.mlp.down_proj", "lm_head"],
+    "registry_requires_subclass": False,
+    "sparsity_structure": "unstructured",
+    "targets": ["model.layers.1.self_attn.q_proj"],
+}
+"""Like that of RedHatAI's granite-3.1-8b-instruct-quantized.w4a16: rounding made some zeros, and
+the weights are stored as any of 4 bits."""
 
 QUANTIZED = (
     "fp8-dynamic-24",

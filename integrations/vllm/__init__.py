@@ -7,7 +7,9 @@ end, in the engine's process and in every worker. Importing this module imports 
 """
 
 import logging
+import multiprocessing
 import os
+from importlib.metadata import version
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,12 @@ def register() -> None:
         return
     _registered = True
     try:
+        if multiprocessing.parent_process() is None:  # once, not by every process of an engine
+            from .compat import about_release
+
+            if told := about_release(version("vllm")):
+                logger.warning("%s", told)
+
         from vllm.model_executor.layers.quantization import register_quantization_config
 
         from flashsparse_plugin.config import QUANT_METHOD

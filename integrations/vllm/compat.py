@@ -1,12 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences between vLLM's releases; all other code here is the same on 0.26 and 0.32."""
+"""Differences between vLLM's releases; all other code here is the same from 0.26 to 0.33."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import torch
 from torch import nn
+
+TESTED: Final = ((0, 26), (0, 32))
+"""The oldest and the newest release that the tests were run with."""
+
+
+def about_release(version: str) -> str | None:
+    """What to tell users of a release of vLLM that was not tested; None for any in between.
+
+    vLLM has a release every few weeks, most of which change nothing for a plugin. So none is
+    refused, and pip may install any.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or TESTED[0] <= (int(found[1]), int(found[2])) <= TESTED[1]:
+        return None
+    oldest, newest = ("{}.{}".format(*release) for release in TESTED)
+    return (
+        f"flashsparse is tested with vLLM {oldest} to {newest}, this is {version}. "
+        f"If anything fails, try again with `pip install 'vllm=={newest}.*'`"
+    )
 
 
 def is_experts(layer: nn.Module) -> bool:

@@ -22,8 +22,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
-from flashsparse_plugin.checkpoint.foreign.quantization import is_quantized
-from flashsparse_plugin.checkpoint.foreign.sparsity_config import is_sparse_alone
+from flashsparse_plugin.checkpoint.foreign.quantization import has_idle_sparsity, is_quantized
+from flashsparse_plugin.checkpoint.foreign.sparsity_config import KEYS, is_sparse_alone
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
 from flashsparse_plugin.matching import matches
 from flashsparse_plugin.names import AUTO
@@ -95,17 +95,28 @@ class FlashSparseQuantization(QuantizationConfig):
 
     @classmethod
     def override_quantization_method(
-        cls, hf_quant_cfg: Any, user_quant: str | None, *args: Any, **kwargs: Any
+        cls, hf_quant_cfg: Any, user_quant: str | None, hf_config: Any = None, **kwargs: Any
     ) -> str | None:
         """Takes sparse checkpoints of other tools, which vLLM refuses: to us they are dense.
 
         Quantized ones are packed, where they say that they have zeros, or where we are asked for.
+        All others are vLLM's. Those that have a `sparsity_config` to no purpose lose it here, as
+        vLLM refuses any: every method is asked of every checkpoint before it is read.
         """
-        if user_quant not in (None, QUANT_METHOD):
-            return None
-        asked = FlashSparseConfig() if user_quant == QUANT_METHOD else None
-        ours = is_sparse_alone(hf_quant_cfg) or QuantizedConfig.of(hf_quant_cfg, asked)
-        return QUANT_METHOD if ours else None
+        if user_quant in (None, QUANT_METHOD):
+            asked = FlashSparseConfig() if user_quant == QUANT_METHOD else None
+            if is_sparse_alone(hf_quant_cfg) or QuantizedConfig.of(hf_quant_cfg, asked):
+                return QUANT_METHOD
+        if has_idle_sparsity(hf_quant_cfg):
+            logger.info(
+                "sparsity_config in config.json is ignored: no weight of this checkpoint is stored "
+                "sparse, and vLLM would refuse it"
+            )
+            for holder in (hf_config, getattr(hf_config, "text_config", None)):
+                for found in (hf_quant_cfg, *(getattr(holder, key, None) for key in KEYS)):
+                    if has_idle_sparsity(found):
+                        del found["sparsity_config"]
+        return None
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Renames what the configuration names, where vLLM's modules are called otherwise."""

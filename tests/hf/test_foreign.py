@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from checkpoints import edit_config, edit_weights
-from foreign_checkpoints import rewrite, sparsity_config
+from foreign_checkpoints import as_sparse_llama, rewrite, sparsity_config
 from safetensors.torch import load_file, save_file
 
 import flashsparse_plugin as fs
@@ -64,6 +64,25 @@ def test_with_none_they_are_dense(layout, key, twins, tmp_path):
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     model.save_pretrained(tmp_path / "saved")
     assert "compressed-tensors" not in (tmp_path / "saved" / "config.json").read_text()
+
+
+def test_sparse_llama_as_it_is_published(checkpoints, tmp_path):
+    path = as_sparse_llama(shutil.copytree(checkpoints("llama").dense, tmp_path / "model"))
+
+    def drop(tensors):
+        for name in tensors:
+            if name.endswith("_proj.weight"):
+                tensors[name] = prune_weight(tensors[name], pattern=(2, 4))
+
+    edit_weights(path, drop)
+    dense = tiny.load(path)
+    assert dense.config.rope_parameters["rope_type"] == "llama3" and not tiny.sparse_layers(dense)
+    config = fs.FlashSparseConfig(format="nm_vector", options={"n": 2, "m": 4})
+    packed = tiny.load(path, quantization_config=config)
+    assert len(tiny.sparse_layers(packed)) == 14
+    for name, layer in tiny.sparse_layers(packed).items():
+        assert torch.equal(layer.weight.float(), dense.get_submodule(name).weight), name
+    torch.testing.assert_close(tiny.logits(packed), tiny.logits(dense))
 
 
 def test_layers_on_disk_are_not_taken_from_the_foreign_file(twins, tmp_path):

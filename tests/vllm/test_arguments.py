@@ -11,6 +11,8 @@ from documents import DOCUMENTS, commands, inline
 from vllm_processes import run_code
 
 from flashsparse_plugin.formats import format_names
+from flashsparse_plugin.integrations import vllm as plugin
+from flashsparse_plugin.integrations.vllm.compat import TESTED
 from flashsparse_plugin.integrations.vllm.settings import (
     SettingsError,
     fold,
@@ -244,3 +246,24 @@ def test_importing_us_imports_no_vllm(environment):
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert ran.stdout.strip() == "False False"
+
+
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [
+        ("0.25.1", True),
+        ("0.26.0", False),
+        ("0.30.2", False),
+        (".".join(map(str, TESTED[1])) + ".7+cpu", False),
+        (f"{TESTED[1][0]}.{TESTED[1][1] + 1}.0.dev3+gabcdef", True),
+        ("1.0.0", True),
+        ("unknown", False),
+    ],
+)
+def test_a_release_that_was_not_tested_is_told_of_in_one_line(release, told, monkeypatch, caplog):
+    monkeypatch.setattr(plugin, "version", {"vllm": release}.__getitem__)
+    monkeypatch.setattr(plugin, "_registered", False)
+    plugin.register()
+    lines = [each for each in caplog.messages if "flashsparse is tested with vLLM 0.26 to" in each]
+    assert len(lines) == told
+    assert all(f"this is {release}." in line and "\n" not in line for line in lines)

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import edit_weights
-from foreign_checkpoints import edit_groups, unstructured, written
+from foreign_checkpoints import IDLE_SPARSITY, edit_groups, sparsity_config, unstructured, written
 
 from flashsparse_plugin.checkpoint.foreign.packing import QuantizedConfig
 from flashsparse_plugin.integrations.vllm.codes import take
 from flashsparse_plugin.integrations.vllm.preflight import DamagedCheckpointError, check_directory
+from flashsparse_plugin.integrations.vllm.quantization import FlashSparseQuantization
 from flashsparse_plugin.integrations.vllm.settings import SettingsError, merge
 
 DOWN = "model.layers.0.mlp.down_proj"
@@ -55,3 +56,35 @@ def test_nm_vector_needs_no_pattern_beside_codes(tmp_path):
 def test_nm_vector_needs_a_pattern_for_what_is_dense():
     with pytest.raises(SettingsError, match="nm_vector needs the option 'n'"):
         merge(None, {"method": "nm_vector"})
+
+
+GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}}
+MENTIONED = {"quant_method": "compressed-tensors", "config_groups": GROUPS}
+MENTIONED |= {"format": "pack-quantized", "sparsity_config": IDLE_SPARSITY}
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "method", "stays"),
+    [
+        (MENTIONED, None, None, False),
+        (MENTIONED, "compressed-tensors", None, False),
+        (MENTIONED, "flashsparse", "flashsparse", True),
+        (MENTIONED | sparsity_config("sparse-bitmask"), None, None, True),
+        (MENTIONED | {"quant_method": "fp8"}, None, None, True),
+        (sparsity_config("dense"), None, "flashsparse", True),
+        (sparsity_config("sparse-24-bitmask"), "compressed-tensors", None, True),
+    ],
+)
+@pytest.mark.parametrize("place", ["quantization_config", "compression_config", "text_config"])
+def test_a_mention_of_zeros_is_dropped_where_vllm_reads_the_weights(
+    stored, asked, method, stays, place
+):
+    """And only where it has no purpose: all else is as vLLM would have it without us."""
+    read, kept = dict(stored), dict(stored)  # vLLM may ask by a copy
+    held = {place: SimpleNamespace(quantization_config=kept) if place == "text_config" else kept}
+    found = FlashSparseQuantization.override_quantization_method(
+        read, asked, hf_config=SimpleNamespace(**held)
+    )
+    assert found == method
+    for each in (read, kept):
+        assert each == {k: v for k, v in stored.items() if stays or k != "sparsity_config"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 import vllm_checkpoints as checkpoints
 from checkpoints import edit_weights
-from foreign_checkpoints import quantize, rewrite
+from foreign_checkpoints import IDLE_SPARSITY, as_sparse_llama, quantize, rewrite
 from safetensors.torch import load_file, save_file
 from vllm_checkpoints import MAX_TOKENS, PROMPTS
 
@@ -72,7 +72,7 @@ def partly_dense(packed, dense, target) -> str:
 
 
 def two_of_four(dense, target) -> Path:
-    """The same model, every linear layer of it pruned further to 2:4."""
+    """The same weights, those of every linear layer pruned further to 2:4, in another Llama."""
     shutil.copytree(dense, target)
 
     def drop(tensors):
@@ -81,7 +81,7 @@ def two_of_four(dense, target) -> Path:
                 tensors[name] = prune_weight(tensors[name], pattern=(2, 4))
 
     edit_weights(target, drop)
-    return target
+    return as_sparse_llama(target)
 
 
 def masked(dense, target) -> str:
@@ -241,12 +241,21 @@ def jobs(models, tmp_path_factory):
         "masks none": job(str(folder / "masks"), sparse_method="none"),
         "bitmask hostile": job(hostile(bitmask, folder / "hostile"), sparse_method="auto"),
         "packed 2:4": job(regular),
+        "2:4": job(models["2:4"][0], sparse_method="auto"),
         # Quantized ones.
         "codes and activations": job(models["fp8 x fp8"][1]),
         "codes by group": job(models["int4"][1], sparse_method="auto"),
         "codes none": job(models["int4"][1], sparse_method="none"),
         "codes as another format": job(models["int4"][1], sparse_method="tiled_csl"),
         "codes without zeros": job(unpruned_codes),
+        # vLLM multiplies its own 4-bit weights on a CPU in 16 bits only.
+        "idle sparsity": job(
+            with_config(unpruned_codes, folder / "idle", sparsity_config=IDLE_SPARSITY),
+            dtype="bfloat16",
+        ),
+        "no sparsity_config": job(
+            with_config(unpruned_codes, folder / "none", sparsity_config={}), dtype="bfloat16"
+        ),
         # Contradictions.
         "other method": job(packed, additional_config={"flashsparse": {"method": "nm"}}),
         "unknown key": job(dense, additional_config={"flashsparse": {"sparsty": 0.5}}),
@@ -344,9 +353,18 @@ def test_quantized_checkpoints_of_other_tools(results, expected, name, same, kin
     assert any("codes and scales stay as they are" in line for line in results[name]["log"])
 
 
-def test_a_pattern_is_served_as_it_is_packed(results, expected):
-    assert kinds(results["packed 2:4"], "qkv_proj", "gate_up_proj", "down_proj") == {SPARSE}
-    assert results["packed 2:4"]["tokens"] == expected["2:4"]
+def test_quantized_checkpoints_that_merely_mention_zeros_are_vllms_own(results):
+    """vLLM alone refuses any `sparsity_config`."""
+    idle = results["idle sparsity"]
+    assert kinds(idle, "qkv_proj", "o_proj", "down_proj") == {"CompressedTensorsLinearMethod"}
+    assert idle["tokens"] == results["no sparsity_config"]["tokens"]
+
+
+@pytest.mark.parametrize("name", ["packed 2:4", "2:4"])
+def test_a_pattern_is_served_packed_before_and_while_loading(results, expected, name):
+    """The latter as RedHatAI's Sparse-Llama-3.1-8B-2of4 is published."""
+    assert kinds(results[name], "qkv_proj", "gate_up_proj", "down_proj") == {SPARSE}
+    assert results[name]["tokens"] == expected["2:4"]
 
 
 def test_pruning_while_loading(results, models, tmp_path):

@@ -253,6 +253,19 @@ def is_quantized(quantization: object) -> bool:
     return method in METHODS and bool(quantization.get("config_groups"))
 
 
+def has_idle_sparsity(quantization: object) -> bool:
+    """Whether a `sparsity_config` beside quantized weights says nothing that their reader needs.
+
+    Releases of llm-compressor wrote one for any model with some zeros. `"format": "dense"` is no
+    layout: the tensors are those of a quantized model.
+    """
+    return (
+        isinstance(quantization, Mapping)
+        and is_quantized(quantization)
+        and sparsity_format(quantization) == "dense"
+    )
+
+
 def kinds_of_codes(quantization: Mapping[str, Any]) -> list[tuple[str, int | None]]:
     """Value types of codes, and the columns that share a scale, of all groups of config.json.
 
