@@ -277,6 +277,8 @@ class Format(ABC):
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
     checks_as_it_reads: ClassVar[bool] = False
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
+    short_names: ClassVar[tuple[str, ...]] = ()
+    """Examples of what `options_named` reads, for messages."""
     planner: ClassVar[str | None] = None
     """Whose kernels for GPUs these are, by name, where C++ plans their launches (`ops.plan`)."""
     reference: ClassVar[Reference]
@@ -322,6 +324,14 @@ class Format(ABC):
         except ValidationError as error:
             raise FormatError(self._complaint(error)) from None
         return Scheme(self, dtype, typed)
+
+    def options_named(self, text: str) -> Mapping[str, Any] | None:
+        """Returns the options that a short name of this format stands for; None: it is none.
+
+        Raises:
+            FormatError: For what only looks like one.
+        """
+        return None
 
     def _complaint(self, error: ValidationError) -> str:
         first = error.errors(include_url=False)[0]

@@ -232,6 +232,24 @@ def test_no_room_for_the_first_word(pruned_dir, model_dir, text_file, tmp_path, 
     assert recover(pruned_dir, model_dir, tmp_path / "out", text_file).exit_code == 0
 
 
+def test_swapped_models_are_refused(pruned_dir, model_dir, text_file, tmp_path):
+    """The dense model bent towards the pruned one would be neither."""
+    result = recover(model_dir, pruned_dir, tmp_path / "out", text_file)
+    swapped = f"Remedy: swap them: flashsparse recover {pruned_dir} {model_dir} OUT"
+    assert result.exit_code == 1 and swapped in result.stderr
+    result = recover(pruned_dir, pruned_dir, tmp_path / "out", text_file)
+    assert result.exit_code == 1 and "the second the dense one" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_short_calibration_is_told(pruned_dir, model_dir, text_file, tmp_path):
+    few = ["--samples", "1", "--length", "16"]
+    result = recover(pruned_dir, model_dir, tmp_path / "out", text_file, *few)
+    assert "has 16 tokens, fewer than the 48 inputs of down_proj" in result.stderr
+    result = recover(pruned_dir, model_dir, tmp_path / "more", text_file)
+    assert "fewer than" not in result.stderr
+
+
 def test_models_that_do_not_belong_together(pruned_dir, model_dir, text_file, tmp_path):
     result = recover(model_dir, model_dir, tmp_path / "out", text_file)
     assert result.exit_code == 1 and "no layer of the pruned model has zeros" in result.stderr
