@@ -316,15 +316,14 @@ class _Run:
         path, stored = self.work.path / "pruned", StoredModel(self.directory)
         if not path.exists():
             model = self.load(self.directory)
-            with self.watch("Pruning"):
-                made = prune(
-                    model,
-                    method,
-                    calibration=self.windows,
-                    ignore=[*ignore, *stored.unfit()],
-                    progress=self.watch is not _unwatched,
-                    **rule,
-                )
+            made = prune(
+                model,
+                method,
+                calibration=self.windows,
+                ignore=[*ignore, *stored.unfit()],
+                progress=self.watch is not _unwatched,
+                **rule,
+            )
             self.made.pruned = made
             length = rule.get("vector_length", 1)
             shown = "pattern" in rule and "{}:{}".format(*rule["pattern"])

@@ -125,7 +125,7 @@ def sparsify(
         device=best_device(),
         name=push,
         say=lambda sentence: err.print(Text(sentence)),
-        watch=progress,
+        watch=progress if err.is_terminal else None,
     )
     seconds = time.perf_counter() - start
     pushed = do_push(publisher, destination, "Pruned, recovered and packed")
