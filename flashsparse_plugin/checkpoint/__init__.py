@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .convert.converter import convert_checkpoint
     from .convert.inspection import Inspection, LayerInspection, inspect_checkpoint
+    from .convert.unpacker import UnpackReport, unpack_checkpoint
     from .files.headers import CheckpointError, TensorInfo
     from .read.directory import ModelDirectory
     from .write.report import ConversionReport, LayerReport
@@ -19,8 +20,10 @@ _HOME = {  # imported when they are used: commands judge their arguments without
     "LayerReport": "write.report",
     "ModelDirectory": "read.directory",
     "TensorInfo": "files.headers",
+    "UnpackReport": "convert.unpacker",
     "convert_checkpoint": "convert.converter",
     "inspect_checkpoint": "convert.inspection",
+    "unpack_checkpoint": "convert.unpacker",
 }
 
 __all__ = [
@@ -31,8 +34,10 @@ __all__ = [
     "LayerReport",
     "ModelDirectory",
     "TensorInfo",
+    "UnpackReport",
     "convert_checkpoint",
     "inspect_checkpoint",
+    "unpack_checkpoint",
 ]
 
 

@@ -27,6 +27,7 @@ from .prune import prune
 from .recover import recover
 from .sparsify import sparsify
 from .tune import tune
+from .unpack import unpack
 
 
 def _plain_flags(params: list[Any]) -> list[Any]:
@@ -94,11 +95,11 @@ def _flashsparse(
 
 
 _COMMANDS = (
-    *(sparsify, prune, recover, convert, inspect, generate),
+    *(sparsify, prune, recover, convert, unpack, inspect, generate),
     *(eval, advise, calibrate, tune, doctor),
 )
 for command in _COMMANDS:
-    resumes = command in (sparsify, convert, recover)
+    resumes = command in (sparsify, convert, recover, unpack)
     app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
 
 
