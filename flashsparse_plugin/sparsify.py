@@ -40,11 +40,19 @@ from .evaluation import perplexity
 from .files import read_bounded
 from .formats import get_format, read_format
 from .loading import load_model, load_tokenizer
-from .modules import linear_modules
+from .modules import linear_modules, shape_of
 from .names import AUTO, DEFAULT_FORMAT, LM_HEAD
 from .packed import FormatError
-from .pruning import LoRA, PruneReport, calibration_windows, few_tokens, prune
+from .pruning import (
+    LeastSquares,
+    LoRA,
+    PruneReport,
+    calibration_windows,
+    few_tokens,
+    prune,
+)
 from .pruning.layers import report as zeros_of
+from .pruning.relay import decoder_layers
 from .text import token_stream
 
 if TYPE_CHECKING:
@@ -54,14 +62,16 @@ if TYPE_CHECKING:
 WORK: Final = ".sparsify"
 """After the output's name: where the stages are kept until the last one is done."""
 
+STAGES: Final = ("pruned", "fitted", "recovered")
+
 _STATE: Final = "state.json"
 _MAX_STATE_BYTES: Final = 16 << 20
 _HELD_OUT: Final = 0.1  # of the text, from its end
 _CONTEXT: Final = 512  # tokens of a window that is predicted
 _MOST: Final = 4096  # tokens that are predicted
 _FEWEST: Final = 64
-# Of a forward pass of the dense model over as many tokens, measured on the CPU of the demo.
-_OF_PRUNING: Final = 2.0
+# A training step takes so many forward passes over its tokens: the dense model's, and forward and
+# backward with weights that are updated anew.
 _OF_A_STEP: Final = 6.0
 
 Progress = Callable[[int, int, str], None]
@@ -120,7 +130,7 @@ def sparsify_checkpoint(
     say: Callable[[str], None] = lambda sentence: None,
     watch: Watch | None = None,
 ) -> Sparsified:
-    """Prunes a model, trains what is kept to make up for the rest, and packs it.
+    """Prunes a model, fits and trains what is kept to make up for the rest, and packs it.
 
     Both models are in memory while it trains. The disk holds the model two or three times until it
     is done. A run that was stopped is resumed by the same call: after the stage that it was in, or
@@ -134,7 +144,7 @@ def sparsify_checkpoint(
         pattern: As "2:4", or "8:32-L32" where 32 rows share their columns; None for that of
             `format`, if it has one, and else for zeros anywhere.
         sparsity: The share of zeros; None for 0.5, or for what the pattern implies.
-        recover: Whether to recover by LoRA, or how.
+        recover: Whether to recover, by least squares and then by LoRA, or by which LoRA.
         format: The packed format, as `convert_checkpoint` takes it, or "2:4-int8" and the like;
             None for that of the pattern, and else for the default.
         method: How zeros are chosen; see `pruning.prune`.
@@ -172,13 +182,13 @@ def sparsify_checkpoint(
     }
     run = _Run(directory, out, file, job, windows_of, device, say, watch or _unwatched)
     with disk_errors(run.work.path, lambda: ". Make room: the same command goes on"):
-        run.measure_dense(rule, training)
-        last = run.prune(method, rule, ignore)
+        run.measure_dense(training)
+        run.prune(method, rule, ignore)
         if training is not None:
-            last = run.recover(training)
+            run.recover(training)
         with run.watch("Packing") as on_progress:
             run.made.packed = convert_checkpoint(
-                last,
+                run.work.path / str(run.work.last()),
                 out,
                 format=packing,
                 ignore=ignore,
@@ -202,9 +212,11 @@ def _rule(
 ) -> tuple[dict[str, Any], str]:
     """What `prune` is told of the zeros, and the format that holds them."""
     given = None if format in (None, AUTO) else _pattern_of(str(format))
-    wanted = given if pattern is None else _pattern_of(pattern)
-    if pattern is not None and wanted is None:
-        raise FormatError(f"{pattern!r} is not a pattern N:M such as 2:4")
+    wanted = given
+    if pattern is not None:
+        if ":" not in pattern:
+            raise FormatError(f"{pattern!r} is not a pattern N:M such as 2:4")
+        wanted = _pattern_of(pattern)
     if given is not None and wanted != given:
         raise FormatError(
             f"--format {format} cannot hold --pattern {pattern}: leave one of the two out"
@@ -260,6 +272,11 @@ class _Work:
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
             self.save()
 
+    def last(self) -> str | None:
+        """The latest stage that is complete."""
+        done = [name for name in STAGES if (self.path / name).is_dir()]
+        return done[-1] if done else None
+
     def save(self) -> None:
         new = self.path / f"{_STATE}.new"
         new.write_text(json.dumps({"job": self._job, "perplexity": self.perplexity}))
@@ -301,20 +318,17 @@ class _Run:
     def load(self, directory: ModelDirectory) -> PreTrainedModel:
         return load_model(directory, dense=True, device=self.device)
 
-    def measure_dense(self, rule: Mapping[str, Any], training: LoRA | None) -> None:
+    def measure_dense(self, training: LoRA | None) -> None:
         """Judges the dense model, and says how long the rest will take."""
         model = self.load(self.directory)
         if note := few_tokens(model, self.windows):
             self.made.notes.append(note)
-        self.say(_estimate(model, self.windows, training, self._done()))
+        self.say(_estimate(model, self.windows, training, self.work.last()))
         self.made.perplexity |= self.judged("dense", lambda: model)
 
-    def _done(self) -> set[str]:
-        return {name for name in ("pruned", "recovered") if (self.work.path / name).exists()}
-
-    def prune(self, method: str, rule: Mapping[str, Any], ignore: Sequence[str]) -> ModelDirectory:
+    def prune(self, method: str, rule: Mapping[str, Any], ignore: Sequence[str]) -> None:
         path, stored = self.work.path / "pruned", StoredModel(self.directory)
-        if not path.exists():
+        if self.work.last() is None:
             model = self.load(self.directory)
             made = prune(
                 model,
@@ -341,45 +355,51 @@ class _Run:
             self.made.notes += notes_on_pruning(stored)
             updated = method == "sparsegpt"
             write_pruned(stored, model, layers, path, None, card, updated)
-        directory = ModelDirectory(path)
-        self.made.perplexity |= self.judged("pruned", lambda: self.load(directory))
-        return directory
+        self.made.perplexity |= self.judged("pruned", lambda: self.load(ModelDirectory(path)))
 
-    def recover(self, how: LoRA) -> ModelDirectory:
-        path, stored = (
-            self.work.path / "recovered",
-            StoredModel(ModelDirectory(self.work.path / "pruned")),
-        )
-        if not path.exists():
-            pruned, dense = self.load(stored.directory), self.load(self.directory)
-
-            def card(file: Path, report: RecoveryReport) -> None:
-                write_recovered_card(
-                    file,
-                    stored,
-                    pruned,
-                    self.directory.path,
-                    report,
-                    self.windows_of,
-                    self.made.out.name,
-                )
-
-            with self.watch("Recovering") as on_progress:
-                self.made.recovered = write_recovered(
-                    stored,
-                    pruned,
-                    self.directory,
-                    dense,
-                    self.windows,
-                    path,
-                    how,
-                    on_progress=on_progress,
-                    write_card=card,
-                )
-            self.made.notes += self.made.recovered.warnings
-        directory = ModelDirectory(path)
+    def recover(self, training: LoRA) -> None:
+        """Fits the layers one by one, and then trains them together."""
+        models: tuple[PreTrainedModel, PreTrainedModel] | None = None
+        how: Mapping[str, LeastSquares | LoRA] = {"fitted": LeastSquares(), "recovered": training}
+        for name, method in how.items():
+            last = self.work.last()
+            assert last is not None  # `prune` ended
+            if STAGES.index(last) >= STAGES.index(name):
+                continue
+            stored = StoredModel(ModelDirectory(self.work.path / last))
+            if models is None:
+                models = self.load(stored.directory), self.load(self.directory)
+            self._recover(name, method, stored, *models)
+            shutil.rmtree(self.work.path / last)
+        directory = ModelDirectory(self.work.path / "recovered")
         self.made.perplexity |= self.judged("recovered", lambda: self.load(directory))
-        return directory
+
+    def _recover(
+        self,
+        name: str,
+        method: LeastSquares | LoRA,
+        stored: StoredModel,
+        pruned: PreTrainedModel,
+        dense: PreTrainedModel,
+    ) -> None:
+        def card(file: Path, report: RecoveryReport) -> None:
+            called, text = self.made.out.name, self.windows_of
+            write_recovered_card(file, stored, pruned, self.directory.path, report, text, called)
+
+        with self.watch("Fitting layers" if name == "fitted" else "Training") as on_progress:
+            report = write_recovered(
+                stored,
+                pruned,
+                self.directory,
+                dense,
+                self.windows,
+                self.work.path / name,
+                method,
+                on_progress=on_progress,
+                write_card=card,
+            )
+        self.made.recovered = report
+        self.made.notes += report.warnings
 
     def judged(self, name: str, model: Callable[[], PreTrainedModel]) -> dict[str, float]:
         """The perplexity of a model on the text that was held out; loaded if it is not known."""
@@ -435,25 +455,34 @@ def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text
 
 @torch.no_grad()
 def _estimate(
-    model: PreTrainedModel, windows: Tensor, training: LoRA | None, done: set[str]
+    model: PreTrainedModel, windows: Tensor, training: LoRA | None, last: str | None
 ) -> str:
-    """How long pruning and training will take, from a forward pass of the dense model."""
+    """How long pruning and recovering will take, from a forward pass of the dense model."""
     batch = windows[: training.batch if training else 1].to(model.device)
     model(input_ids=batch[:, : min(8, batch.shape[1])], use_cache=False)  # sets things up
     start = time.perf_counter()
     model(input_ids=batch, use_cache=False).logits[0, 0, 0].item()
     seconds = time.perf_counter() - start
-    passes = 0.0 if "pruned" in done else _OF_PRUNING * windows.numel() / batch.numel()
-    if training is not None and "recovered" not in done:
-        passes += _OF_A_STEP * training.steps
+    per_token, tokens = seconds / batch.numel(), windows.numel()
+    left = STAGES[STAGES.index(last) + 1 :] if last is not None else STAGES
+    rest = {"pruned": 2 * tokens * per_token}
+    if training is not None:
+        shapes = [shape_of(each) for each in linear_modules(decoder_layers(model)).values()]
+        # Products in float32, which take twice the time of a forward pass: X X^T of each layer, and
+        # a row of conjugate gradients for each of its rows.
+        ours = sum(columns**2 * (tokens + rows * LeastSquares.steps) for rows, columns in shapes)
+        theirs = sum(rows * columns for rows, columns in shapes)
+        rest["fitted"] = 2 * tokens * per_token + 2 * per_token * ours / theirs
+        rest["recovered"] = _OF_A_STEP * training.steps * seconds
+    total = sum(taken for name, taken in rest.items() if name in left)
+    if not total:
+        return "An earlier run has pruned and recovered the model: it is packed now."
     what = "Pruning and recovering" if training else "Pruning"
     where = "GPU" if model.device.type == "cuda" else "CPU"
-    if not passes:
-        return "What an earlier run made is pruned and recovered: only packing is left."
-    rest = " the rest" if done else ""
     return (
-        f"{what}{rest} will take about {duration(passes * seconds)} on this {where}, by one pass "
-        f"over {batch.numel():,} tokens that took {seconds:.2g} s; packing comes on top."
+        f"{what} will take about {duration(total)}{'' if last is None else ' more'} on this "
+        f"{where}. That is an estimate from a pass over {batch.numel():,} tokens, which took "
+        f"{seconds:.2g} s; packing comes on top."
     )
 
 

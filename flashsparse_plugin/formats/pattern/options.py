@@ -37,15 +37,16 @@ def options_named(text: str) -> dict[str, Any] | None:
     if re.match(r"\d+:\d", text, re.ASCII) is None:
         return None
     found = _NAMED.fullmatch(text)
-    n, m, length, values = found.groups() if found else (None,) * 4
-    if found is None or (values is not None and values.lower() not in _VALUES):
+    values = _VALUES.get(found[4].lower()) if found and found[4] else None
+    if found is None or (found[4] and values is None):
         raise FormatError(
             f"{text!r} is not a pattern: write N:M, with -L and the rows that share it, and -"
-            f"{', -'.join(key for key in _VALUES if '_' not in key)} for values of fewer bits, "
+            f"{', -'.join(key for key in _VALUES if key.isalnum())} for values of fewer bits, "
             "such as 2:4, 2:4-int8 or 8:32-L32-int8"
         )
-    named = {"n": int(n), "m": int(m)} | ({"vector_length": int(length)} if length else {})
-    return named | ({"values": _VALUES[values.lower()]} if values else {})
+    named: dict[str, Any] = {"n": int(found[1]), "m": int(found[2])}
+    named |= {"vector_length": int(found[3])} if found[3] else {}
+    return named | ({"values": values} if found[4] else {})
 
 
 class PatternOptions(ValueOptions):
