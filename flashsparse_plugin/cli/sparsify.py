@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +55,7 @@ def sparsify(
             "--recover/--no-recover", help="Train what is kept to make up for what is dropped."
         ),
     ] = True,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 60,
     format: Annotated[
         str | None,
         typer.Option(
@@ -62,7 +63,7 @@ def sparsify(
             show_default="the pattern, else tiled_bitmap",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
     length: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed for sampling windows.")] = 0,
     ignore: Annotated[
@@ -78,12 +79,13 @@ def sparsify(
 ) -> None:
     """Prune, recover and pack a dense model in one command.
 
-    Zeros are chosen by wanda, what is kept is trained by LoRA to predict as the dense model does,
-    and the result is packed. The time is estimated before it begins; the perplexity is measured
-    before and after, on the last tenth of the text, which is used for nothing else.
+    wanda chooses the zeros; what is kept is fitted to each dense layer and then trained, all layers
+    together, to predict as the dense model does; the result is packed. The time is estimated before
+    it begins. The perplexity is measured before and after, on the last tenth of the text, which is
+    used for nothing else.
 
-    Pruning, recovering and packing with other methods: [bold]flashsparse prune[/bold],
-    [bold]recover[/bold] and [bold]convert[/bold]. After an interruption the same command goes on.
+    After an interruption the same command goes on. For other methods use
+    [bold]flashsparse prune[/bold], [bold]recover[/bold] and [bold]convert[/bold].
 
     \b
     [bold]Examples[/bold]
@@ -100,8 +102,7 @@ def sparsify(
     publisher = may_push(push)
     with err.status("Starting"):
         from flashsparse_plugin.packed import FormatError
-        from flashsparse_plugin.pruning import LoRA
-        from flashsparse_plugin.sparsify import require_rule, sparsify_checkpoint
+        from flashsparse_plugin.sparsify import TRAINING, require_rule, sparsify_checkpoint
 
         try:
             require_rule(pattern, sparsity, format)
@@ -115,7 +116,7 @@ def sparsify(
         calibration,
         pattern=pattern,
         sparsity=sparsity,
-        recover=recover and LoRA(steps=steps),
+        recover=recover and replace(TRAINING, steps=steps),
         format=format,
         samples=samples,
         length=length,

@@ -2,10 +2,12 @@
 """`flashsparse sparsify`: the recipe in one command, on a tiny random model and on a real one."""
 
 import json
+import shlex
 
 import pytest
 import torch
 from checkpoints import load_all
+from documents import ROOT, commands
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -15,6 +17,7 @@ from flashsparse_plugin import sparsify as library
 from flashsparse_plugin.checkpoint.prune import recovered
 from flashsparse_plugin.cli import app
 
+README = ROOT / "README.md"
 QUICK = ["--samples", "8", "--length", "32", "--steps", "4"]
 
 
@@ -81,6 +84,23 @@ def test_it_fits_80_columns(model_dir, text, tmp_path, monkeypatch):
     assert config["quantization_config"]["options"] == {"n": 2, "m": 4}
     assert "recovery" not in ModelCard.load(tmp_path / "out" / "README.md").data.to_dict()
     assert "recovered" not in result.stdout
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_readme_ends_in_a_model_worth_using(stories15m_dir, book, tmp_path):
+    """On the smallest real model, with fewer steps than the default: the recipe has room."""
+    (recipe,) = (each for each in commands(README.read_text()) if " sparsify " in each)
+    _, _, source, out, *options = shlex.split(recipe)
+    assert (source, out) == ("path/to/dense", "path/to/packed")
+    options[options.index("--calibration") + 1] = book
+    effort = ["--samples", "64", "--length", "128", "--steps", "12"]
+    result = sparsify(stories15m_dir, tmp_path / "packed", *options, *effort, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    quality = report["perplexity"]
+    assert report["judged_by"] > 2000 and quality["pruned"] > 2 * quality["dense"]
+    assert quality["packed"] < 1.5 * quality["dense"]
+    assert quality["packed"] == pytest.approx(quality["recovered"], rel=1e-3)
 
 
 @pytest.mark.parametrize("stage", ["pruned", "fitted", "training", "packing"])
