@@ -268,6 +268,8 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    in_words: ClassVar[str] = ""
+    """What it holds, for people who do not know its name."""
     version: ClassVar[int]
     on_disk: ClassVar[bool] = True
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16)

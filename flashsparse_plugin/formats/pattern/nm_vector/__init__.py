@@ -49,6 +49,7 @@ _LOOKED_FOR = ((4, 1, 2, 2), (32, 32, 28, 4))
 
 class NMVector(PatternFormat):
     name = "nm_vector"
+    in_words = "N:M patterns, as stored"
     version = 1
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_names = ("weight_packed", "weight_index", "weight_scale")
