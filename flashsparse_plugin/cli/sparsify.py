@@ -138,7 +138,7 @@ def sparsify(
 
 
 def _show(made: Sparsified, calibration: Path, seconds: float) -> None:
-    from flashsparse_plugin.sparsify import duration
+    from flashsparse_plugin.pruning.estimate import duration
 
     assert made.packed is not None
     dense = made.perplexity.get("dense")

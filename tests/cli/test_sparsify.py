@@ -16,6 +16,7 @@ import flashsparse_plugin as fs
 from flashsparse_plugin import sparsify as library
 from flashsparse_plugin.checkpoint.prune import recovered
 from flashsparse_plugin.cli import app
+from flashsparse_plugin.pruning.estimate import duration
 
 README = ROOT / "README.md"
 QUICK = ["--samples", "8", "--length", "32", "--steps", "4"]
@@ -199,5 +200,5 @@ def test_a_text_too_short_to_judge_by(model_dir, tmp_path):
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, "1 s"), (89, "89 s"), (600, "10 min")])
 def test_durations(seconds, told):
-    assert library.duration(seconds) == told
-    assert library.duration(3600 * 2.5) == "2 h 30 min"
+    assert duration(seconds) == told
+    assert duration(3600 * 2.5) == "2 h 30 min"
