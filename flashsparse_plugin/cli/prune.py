@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -101,7 +102,10 @@ def prune(
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option(help="N:M keeps N of every M consecutive inputs.", metavar="N:M"),
+        typer.Option(
+            help="N:M keeps N of every M consecutive inputs; 8:32-L32: the same ones in 32 rows.",
+            metavar="N:M",
+        ),
     ] = None,
     vector_length: Annotated[
         int, typer.Option(min=1, help="Consecutive rows that share the choice of a pattern.")
@@ -207,7 +211,10 @@ def prune(
     if permute and pattern is None and mask is None:
         raise usage("spreads columns over the windows of a pattern: give --pattern", "--permute")
     publisher = may_push(push)
-    rule = None if pattern is None else _pattern(pattern)
+    rule = None
+    if pattern is not None:
+        rule, vector_length = _pattern(pattern, vector_length)
+        pattern = f"{rule[0]}:{rule[1]}"
 
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
@@ -302,11 +309,15 @@ def _check_budget(budget: float | None, sparsity: float | None, allocate: Alloca
             raise usage(f"{value:g} is not a share of zeros from 0 to 1{meant}", name)
 
 
-def _pattern(text: str) -> tuple[int, int]:
-    kept, _, window = text.partition(":")
-    if not (kept.isdecimal() and window.isdecimal()):
-        raise usage(f"{text!r} is not a pattern N:M such as 2:4", "--pattern")
-    return int(kept), int(window)
+def _pattern(text: str, length: int) -> tuple[tuple[int, int], int]:
+    """N and M, and the vector length that is named with them or beside them."""
+    found = re.fullmatch(r"(\d+):(\d+)(?:-L(\d+))?", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise usage(f"{text!r} is not a pattern N:M such as 2:4 or 8:32-L32", "--pattern")
+    named = int(found[3] or length)
+    if length not in (1, named):
+        raise usage(f"{text} says {named}: leave one of the two out", "--vector-length")
+    return (int(found[1]), int(found[2])), named
 
 
 def _kept(retained: Retained | None) -> list[str]:

@@ -107,7 +107,7 @@ def test_reordered_channels_are_written(model_dir, text_file, tmp_path):
 
 def test_a_pattern_holds(model_dir, text_file, tmp_path):
     out = tmp_path / "out"
-    options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]
+    options = ["--pattern", "1:4-L2", "--calibration", text_file, *WINDOWS]
     result = prune(model_dir, out, *options)
     assert result.exit_code == 0 and "without pattern" in result.stdout
     assert "flashsparse convert RECOVERED PACKED --format 1:4-L2" in result.stdout
@@ -163,6 +163,10 @@ def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
         ([], "--calibration FILE.txt"),
         (["--method", "magnitude", "--calibration", "TEXT"], "magnitude uses no text"),
         (["--method", "magnitude", "--pattern", "2-4"], "not a pattern N:M"),
+        (
+            ["--method", "magnitude", "--pattern", "1:4-L2", "--vector-length", "4"],
+            "1:4-L2 says 2: leave one of the two out",
+        ),
         (["--method", "magnitude", "--sparsity", "1.5"], "not a share of zeros"),
         (["--method", "guess"], "guess"),
         (["--method", "taylor"], "taylor needs calibration text"),
