@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import fields
 from enum import StrEnum
@@ -205,7 +206,19 @@ def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:
     if report.resumed:
         how += f", {report.resumed} {unit} kept from the interrupted run"
     out.print(Text(f"Recovered ({how}): {destination}"), soft_wrap=True)
-    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)
+    how = _format_option(destination)
+    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED{how}"), soft_wrap=True)
+
+
+def _format_option(destination: Path) -> str:
+    """The option that names the pattern which the model was pruned by, as its card has it."""
+    from huggingface_hub import ModelCard
+
+    history = ModelCard.load(destination / "README.md").data.to_dict().get("pruning", {})
+    found = re.fullmatch(r"(\d+:\d+)(?: in vectors of (\d+))?.*", history.get("pattern", ""))
+    if found is None:
+        return ""  # the default is for zeros anywhere
+    return f" --format {found[1]}{f'-L{found[2]}' if found[2] else ''}"
 
 
 def _errors(report: RecoveryReport) -> Table:

@@ -94,6 +94,7 @@ def test_the_same_command_goes_on(pruned_dir, model_dir, text_file, tmp_path, mo
     result = recover(pruned_dir, model_dir, out, text_file)
     assert result.exit_code == 0 and "2 decoder layers kept" in result.stdout
     assert "error before" in result.stdout and "down_proj" in result.stdout
+    assert f"Pack it:  flashsparse convert {out} PACKED --format 2:4\n" in result.stdout
     expected = load_all(whole)
     assert all(torch.equal(t, expected[name]) for name, t in load_all(out).items())
 
