@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: prunes a real model, packs it, generates a story, and measures the gain.
+"""`make demo`: prunes, recovers and packs a real model, has it tell a story, and measures the gain.
 
     python demo/run.py [--model DIRECTORY] [--sparsity 0.5] [--method wanda]
 
@@ -34,6 +34,7 @@ from transformers.utils import logging as transformers_logging
 import flashsparse_plugin as fs
 from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
 from flashsparse_plugin.checkpoint.prune.pruned import write_pruned
+from flashsparse_plugin.checkpoint.prune.recovered import write_recovered
 from flashsparse_plugin.checkpoint.read.linears import StoredModel
 from flashsparse_plugin.checkpoint.write.report import human
 from flashsparse_plugin.diagnostics import hardware
@@ -41,18 +42,20 @@ from flashsparse_plugin.evaluation import perplexity
 from flashsparse_plugin.evaluation.speed import decode_rate
 from flashsparse_plugin.generation import Stream, describe, encode, generate
 from flashsparse_plugin.messages import one_line
-from flashsparse_plugin.pruning import calibration_windows, prune
+from flashsparse_plugin.pruning import LeastSquares, calibration_windows, prune
 
 BUILD = Path(__file__).resolve().parent.parent / "build" / "demo"
 PROMPT = "Once upon a time, in a small village by the sea, there lived"
 SAMPLES, LENGTH = 32, 256  # calibration windows, and tokens per window
+# Small models, dense ones too, tend to repeat themselves where the likeliest token is always taken.
+REPETITION_PENALTY = 1.15
 
 out, err = Console(highlight=False), Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings by which two runs prune alike."""
+    """The settings by which two runs make the same model."""
 
     model: str
     stamp: float  # time of the last change of its weights
@@ -61,6 +64,7 @@ class Settings:
     samples: int
     length: int
     seed: int = 0
+    recovery: str = "least squares"
     flashsparse: str = fs.__version__
 
 
@@ -94,22 +98,23 @@ class Steps:
         seconds = f"[dim]{time.perf_counter() - start:.0f} s[/dim]"
         out.print(f"{head} {seconds}")
         for line in found:
-            out.print(Text(f"    {line}", style="dim"))
+            out.print(Text(f"    {one_line(line)}", style="dim"))
 
 
 # ---- making the packed model --------------------------------------------------------------------
 
 
 def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps: Steps) -> bool:
-    """Prunes and packs `source` into folder/pruned and folder/packed, unless they exist.
+    """Makes folder/pruned, folder/recovered and folder/packed of `source`, unless they exist.
 
     Returns:
         Whether they existed already, made with the same settings.
     """
     stamp = folder / "settings.json"
     if stamp.is_file() and json.loads(stamp.read_text()) == asdict(settings):
-        with steps("Prune") as say:
+        with steps("Prune, recover") as say:
             say("reused from the last run, which had the same settings")
+        steps.number += 1
         with steps("Pack") as say:
             say("reused as well; remove build/demo to start over")
         return True
@@ -118,26 +123,30 @@ def make_packed(source: Path, settings: Settings, folder: Path, text: str, steps
         f"Prune {settings.sparsity:.0%} of every linear layer with {settings.method}"
     ) as say:
         model = load(source, "auto")
-        windows = None
-        if settings.method == "wanda":
-            windows = calibration_windows(
-                AutoTokenizer.from_pretrained(source),
-                text,
-                settings.samples,
-                settings.length,
-                settings.seed,
-            )
-            say(f"calibrated on {windows.numel():,} tokens of Shakespeare; nothing is retrained")
-        report = prune(
-            model, settings.method, settings.sparsity, calibration=windows, progress=False
+        windows = calibration_windows(
+            AutoTokenizer.from_pretrained(source),
+            text,
+            settings.samples,
+            settings.length,
+            settings.seed,
         )
+        seen = windows if settings.method == "wanda" else None
+        if seen is not None:
+            say(f"calibrated on {seen.numel():,} tokens of Shakespeare")
+        report = prune(model, settings.method, settings.sparsity, calibration=seen, progress=False)
         say(f"{report.zeros:,} of {report.elements:,} weights are zero now")
-        stored = StoredModel(ModelDirectory(source))
+        opened = ModelDirectory(source)
         layers = [layer.name for layer in report.layers]
-        write_pruned(stored, model, layers, folder / "pruned")
+        write_pruned(StoredModel(opened), model, layers, folder / "pruned")
+    with steps("Recover: fit what is kept to what the dense layers compute") as say:
+        pruned, dense = StoredModel(ModelDirectory(folder / "pruned")), load(source, "auto")
+        how = LeastSquares()
+        fits = write_recovered(pruned, model, opened, dense, windows, folder / "recovered", how)
+        say(f"{windows.numel():,} tokens of Shakespeare, layer by layer; nothing is trained")
+        say(f"error of the layers' outputs: {fits.before:.1%} before, {fits.after:.1%} after")
     with steps("Pack") as say:
         # pack_all: also layers that become larger by packing, as tiny ones do.
-        report = convert_checkpoint(folder / "pruned", folder / "packed", pack_all=True)
+        report = convert_checkpoint(folder / "recovered", folder / "packed", pack_all=True)
         say(f"{len(report.packed)} layers to {report.format}, read back and compared bit for bit")
     stamp.write_text(json.dumps(asdict(settings)))
     return False
@@ -224,7 +233,7 @@ def measure_speed(models: dict[str, Any], ids: torch.Tensor, effort: Effort) -> 
 def result_table(result: dict[str, Any]) -> Any:
     made = Table(header_style="dim", box=None, pad_edge=False)
     made.add_column()
-    for column in ("dense", "pruned", "packed", "packed / dense"):
+    for column in ("dense", "pruned", "recovered", "packed", "packed / dense"):
         made.add_column(column, justify="right")
     names = {
         "model_on_disk": "model on disk",
@@ -234,28 +243,30 @@ def result_table(result: dict[str, Any]) -> Any:
     }
     for key in ("model_on_disk", "linears_on_disk", "model_in_memory", "linears_in_memory"):
         dense, packed = result["bytes"][key]["dense"], result["bytes"][key]["packed"]
-        made.add_row(names[key], human(dense), human(dense), human(packed), f"{packed / dense:.2f}")
+        made.add_row(names[key], *[human(dense)] * 3, human(packed), f"{packed / dense:.2f}")
     made.add_section()
     quality = result["perplexity"]
-    shown = [f"{quality[name]:.4g}" for name in ("dense", "pruned", "packed")]
+    shown = [f"{quality[name]:.4g}" for name in ("dense", "pruned", "recovered", "packed")]
     made.add_row("perplexity", *shown, f"{quality['packed'] / quality['dense']:.2f}")
     made.add_section()
     for dtype, rates in result["tokens_per_second"].items():
         dense, packed = rates["dense"], rates["packed"]
         name = f"tokens a second, {dtype}"
-        made.add_row(name, f"{dense:.1f}", "", f"{packed:.1f}", f"{packed / dense:.2f}")
+        made.add_row(name, f"{dense:.1f}", "", "", f"{packed:.1f}", f"{packed / dense:.2f}")
     return made
 
 
 def verdict(result: dict[str, Any]) -> Iterator[str]:
     """Sentences on what the figures mean, good or bad."""
     quality, nbytes = result["perplexity"], result["bytes"]
-    same = f"{quality['pruned']:.3g}" == f"{quality['packed']:.3g}"
+    same = f"{quality['recovered']:.3g}" == f"{quality['packed']:.3g}"
     exact = "Packing changed nothing" if same else "PACKING CHANGED THE MODEL, which is a bug"
-    yield f"{exact}: perplexity {quality['pruned']:.5g} pruned, {quality['packed']:.5g} packed."
+    before, after = quality["recovered"], quality["packed"]
+    yield f"{exact}: perplexity {before:.5g} recovered, {after:.5g} packed."
     yield (
-        f"Pruning did: perplexity {quality['dense']:.3g} became {quality['pruned']:.3g}. Nothing "
-        "was retrained; a model pruned with care for it loses far less."
+        f"Pruning did: perplexity {quality['dense']:.3g} became {quality['pruned']:.3g}, and "
+        f"{before:.3g} once recovered. Nothing was trained; `flashsparse sparsify` trains what is "
+        "kept, and larger models lose less."
     )
     disk = nbytes["linears_on_disk"]["packed"] / nbytes["linears_on_disk"]["dense"]
     if disk > 0.98:
@@ -287,9 +298,9 @@ def verdict(result: dict[str, Any]) -> Iterator[str]:
 
 
 def shown(path: Path) -> str:
-    """The shortest form of a path from the current folder."""
+    """The shortest form of a path from the current folder, fit for a terminal."""
     here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return one_line(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def slug(settings: Settings) -> str:
@@ -299,7 +310,7 @@ def slug(settings: Settings) -> str:
 def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort) -> dict[str, Any]:
     """Runs the demo on a dense model directory and returns its result."""
     started, load_before = time.perf_counter(), os.getloadavg()[0]
-    steps = Steps(6)
+    steps = Steps(7)
     with steps("Fetch the model and the text") as say:
         if source is None:
             source = smollm2()
@@ -314,10 +325,17 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     tokenizer = AutoTokenizer.from_pretrained(source)
     with steps("Load the packed model with AutoModelForCausalLM.from_pretrained"):
         dense, packed = load(source, "auto"), load(folder / "packed", "auto")
-    story = tell(packed, tokenizer, effort.story_tokens)
+    stories = {
+        name: tell(model, f"from the {name} weights", tokenizer, effort.story_tokens)
+        for name, model in (("dense", dense), ("sparse", packed))
+    }
+    penalty = (
+        f"Both with a repetition penalty of {REPETITION_PENALTY}: small models repeat themselves."
+    )
+    out.print(f"[dim]{penalty}[/dim]", "")
     until_text = time.perf_counter() - started
 
-    result: dict[str, Any] = {"settings": asdict(settings), "reused": reused, "story": story}
+    result: dict[str, Any] = {"settings": asdict(settings), "reused": reused, "stories": stories}
     result["sparsity"] = reached_sparsity(packed)
     result["bytes"] = measure_sizes(dense, packed, source, folder / "packed")
     with steps("Measure the speed, dense and packed in turn"):
@@ -331,7 +349,8 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
         result["tokens_per_second"] = speeds
         del dense, packed
     with steps("Measure the perplexity on the part of Shakespeare that was held out"):
-        paths = {"dense": source, "pruned": folder / "pruned", "packed": folder / "packed"}
+        paths = {"dense": source}
+        paths |= {name: folder / name for name in ("pruned", "recovered", "packed")}
         result["perplexity"] = measure_perplexity(paths, tokenizer, shakespeare[cut:], effort)
     machine = hardware()
     result["cpu"], result["cores"] = machine["cpu"], machine["cores"]
@@ -342,16 +361,15 @@ def run(source: Path, sparsity: float, method: str, build: Path, effort: Effort)
     return result
 
 
-def tell(model: Any, tokenizer: Any, tokens: int) -> dict[str, Any]:
+def tell(model: Any, title: str, tokenizer: Any, tokens: int) -> dict[str, Any]:
     """Streams a story to the terminal."""
     out.print()
-    out.print(Rule("[bold]from the sparse weights[/bold]", style="dim"))
+    out.print(Rule(f"[bold]{title}[/bold]", style="dim"))
     out.print(Text(PROMPT, style="italic dim"), end="")
     stream = Stream(tokenizer, width=out.width if out.is_terminal else None)
-    # A small model without half of its weights tends to repeat itself.
-    generate(model, encode(tokenizer, PROMPT, chat=False), stream, tokens, repetition_penalty=1.15)
-    out.print(Rule(style="dim"))
-    out.print(f"[dim]{describe(stream.stats())}[/dim]", "")
+    ids = encode(tokenizer, PROMPT, chat=False)
+    generate(model, ids, stream, tokens, repetition_penalty=REPETITION_PENALTY)
+    out.print(f"[dim]{describe(stream.stats())}[/dim]")
     return {"prompt": PROMPT, "text": stream.text, "stats": stream.stats()}
 
 
@@ -362,7 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--method", choices=("wanda", "magnitude"), default="wanda")
     options = parser.parse_args(arguments)
     if options.model is not None and not (options.model / "config.json").is_file():
-        parser.error(f"{options.model} is not a model directory: it has no config.json")
+        parser.error(one_line(f"{options.model} is not a model directory: it has no config.json"))
     if not 0 < options.sparsity < 1:
         parser.error("--sparsity is a share between 0 and 1, such as 0.5")
     transformers_logging.disable_progress_bar()
@@ -392,7 +410,9 @@ def main(arguments: list[str] | None = None) -> int:
     out.print(Text(f"Figures:    {shown(figures)}"), soft_wrap=True)
     command = shown(Path(sys.executable).with_name("flashsparse"))
     packed = shown(BUILD / slug(Settings(**result["settings"])) / "packed")
-    out.print(Text(f'Now yours:  {command} generate {packed} -p "Hello"'), soft_wrap=True)
+    out.print(Text(f'Talk to it: {command} generate {packed} -p "Hello"'), soft_wrap=True)
+    own = f"{command} sparsify MODEL OUT --calibration FILE.txt"
+    out.print(Text(f"Now yours:  {own}"), soft_wrap=True)
     return 0
 
 

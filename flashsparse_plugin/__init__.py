@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .llm import LLM
     from .packed import FormatError, PackedWeight
     from .pruning.sparsify import sparsify_
+    from .sparsify import sparsify_checkpoint
 
 __version__ = "0.2.0.dev0"
 
@@ -30,6 +31,7 @@ _HOME = {
     "get_format": "formats",
     "pack": "formats",
     "sparsify_": "pruning.sparsify",
+    "sparsify_checkpoint": "sparsify",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "get_format",
     "pack",
     "sparsify_",
+    "sparsify_checkpoint",
 ]
 
 

@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from .formats import get_format
+from .formats import get_format, read_format
 from .formats.values.dtypes import packable_dtype, parse_dtype
 from .matching import matches
 from .messages import complaint, one_line
@@ -39,6 +39,15 @@ PATTERN: Final = {"n": 2, "m": 4}
 MAX_IGNORED: Final = 4096  # names and patterns; each is compared with every layer
 MAX_LAYERS: Final = 100_000  # above the linear layers of any model
 Name = Annotated[str, Field(max_length=1000)]  # of a module, or a pattern
+
+
+def _spelt_out(data: Any) -> Any:
+    """Keys of a configuration with a format's name and options in the place of a short name."""
+    if not (isinstance(data, dict) and isinstance(data.get("format"), str)):
+        return data
+    given = data.get("options")
+    name, options = read_format(data["format"], given if isinstance(given, dict) else None)
+    return data if name == data["format"] else {**data, "format": name, "options": {**options}}
 
 
 class LayerConfig(BaseModel):
@@ -62,13 +71,19 @@ class LayerConfig(BaseModel):
     options: dict[str, Any] | None = None
     reason: Annotated[str, AfterValidator(one_line)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_short_name(cls, data: Any) -> Any:
+        return _spelt_out(data)
+
 
 class FlashSparseConfig(BaseModel):
     """How a checkpoint is packed, or is to be packed while it loads.
 
     Attributes:
-        format: Packed format of the linear layers; "auto" chooses one for each layer, or leaves it
-            dense, while a dense checkpoint is packed (see `dataflow.choice`).
+        format: Packed format of the linear layers; "2:4", "2:4-int8" and the like are short for
+            nm_vector with these options; "auto" chooses one for each layer, or leaves it dense,
+            while a dense checkpoint is packed (see `dataflow.choice`).
         format_version: Version of that format.
         dtype: Dtype of the packed values, such as "bfloat16"; None means that of the model, or
             bfloat16 where the format does not take that.
@@ -141,7 +156,7 @@ class FlashSparseConfig(BaseModel):
         """
         if not isinstance(data, dict):
             return data
-        data = dict(data)
+        data = dict(_spelt_out(data))
         if data.pop("prompts", "own") != "own":
             logger.warning(
                 'prompts="cusparselt" is ignored: cuSPARSELt is no longer used, and prompts of 2:4 '

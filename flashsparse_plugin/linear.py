@@ -13,7 +13,7 @@ from torch.fx import Proxy
 
 from .data_parallel import ignore_packed_tensors
 from .dataflow import plan_of
-from .formats import get_format
+from .formats import get_format, read_format
 from .modules import bias_of, weight_of
 from .names import DEFAULT_FORMAT
 from .ops.packed_linear import autograd_as_needed
@@ -119,7 +119,8 @@ class SparseLinear(nn.Module):
         Raises:
             FormatError: As `pack` does.
         """
-        return cls.pack(weight, bias, get_format(format).scheme(weight.dtype, options))
+        name, named = read_format(format, options)
+        return cls.pack(weight, bias, get_format(name).scheme(weight.dtype, named))
 
     @classmethod
     def pack(cls, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> SparseLinear:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load_model(
-    path: Path,
+    path: Path | ModelDirectory,
     dtype: str = "auto",
     dense: bool = False,
     device: str = "cpu",
@@ -25,7 +25,7 @@ def load_model(
     """Loads a model, packed or dense, for inference, as the class that it was saved from.
 
     Args:
-        path: Directory of the model.
+        path: Directory of the model, or the same, opened.
         dtype: Dtype of its activations; "auto" means as stored.
         dense: Refuse a packed or otherwise quantized model.
         device: Device to load it to.
@@ -40,7 +40,9 @@ def load_model(
     """
     _transformers()
     # Refuses what transformers would read: pickles, links that lead out, a million layers.
-    refuse_quantized(ModelDirectory(path), packed=not dense, codes=not dense)
+    directory = path if isinstance(path, ModelDirectory) else ModelDirectory(path)
+    path = directory.path
+    refuse_quantized(directory, packed=not dense, codes=not dense)
     config = config_of(path)
     kind = model_class(config)
     if causal and (config.is_encoder_decoder or not kind.can_generate()):

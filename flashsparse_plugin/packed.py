@@ -268,6 +268,8 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    in_words: ClassVar[str] = ""
+    """What it holds, for people who do not know its name."""
     version: ClassVar[int]
     on_disk: ClassVar[bool] = True
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16)
@@ -277,6 +279,8 @@ class Format(ABC):
     """All names that packed tensors of this format may have, on disk and in a state_dict."""
     checks_as_it_reads: ClassVar[bool] = False
     """Whether on a CPU `transcode` refuses what `check` does, by RuntimeError or FormatError."""
+    short_names: ClassVar[tuple[str, ...]] = ()
+    """Examples of what `options_named` reads, for messages."""
     planner: ClassVar[str | None] = None
     """Whose kernels for GPUs these are, by name, where C++ plans their launches (`ops.plan`)."""
     reference: ClassVar[Reference]
@@ -322,6 +326,14 @@ class Format(ABC):
         except ValidationError as error:
             raise FormatError(self._complaint(error)) from None
         return Scheme(self, dtype, typed)
+
+    def options_named(self, text: str) -> Mapping[str, Any] | None:
+        """Returns the options that a short name of this format stands for; None: it is none.
+
+        Raises:
+            FormatError: For what only looks like one.
+        """
+        return None
 
     def _complaint(self, error: ValidationError) -> str:
         first = error.errors(include_url=False)[0]

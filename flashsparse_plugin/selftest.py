@@ -41,6 +41,7 @@ class SelfTest:
         max_error: Largest error of one element: of a product in units of sum |x||w|, of attention
             in units of the largest value, else absolute; None where no number was computed.
         detail: What is wrong; of a sound op what its test shows beside the numbers, or empty.
+        about: What it is for, in words.
     """
 
     op: str
@@ -48,6 +49,7 @@ class SelfTest:
     status: str
     max_error: float | None = None
     detail: str = ""
+    about: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,7 +92,22 @@ def devices(op: str) -> list[str]:
 
 def run() -> list[SelfTest]:
     """Tests every registered op."""
-    return [check(op, device) for op in op_names() for device in devices(op)]
+    found = [check(op, device) for op in op_names() for device in devices(op)]
+    for test in found:
+        test.about = about(test.op)
+    return found
+
+
+def about(op: str) -> str:
+    """What an op is for, in words; its name where no words are known."""
+    if op in _DENSE_TOKENS:
+        return "dense layers with few tokens"
+    if op.endswith("_decode"):
+        return "decode attention"
+    if op == "cpu_capability":
+        return "instructions of this CPU"
+    of = [format for format in all_formats() if op.startswith(f"{format.name}_")]
+    return max(of, key=lambda format: len(format.name)).in_words or op if of else op
 
 
 def check(op: str, device: str = "cpu") -> SelfTest:

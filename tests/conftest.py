@@ -6,6 +6,7 @@ from pathlib import Path
 
 import models
 import pytest
+import stories15m
 from hypothesis import settings
 
 # Examples are judged by what they compute: on a busy machine any of them may be slow.
@@ -31,11 +32,11 @@ def no_server_is_left():
     assert left == [], "serving.serving ends a server however its test ends"
 
 
-def _downloaded(fetch):
+def _downloaded(fetch, errors=models.OfflineError):
     """Skip where the network is away; in CI that is a failure like any other."""
     try:
         return fetch()
-    except models.OfflineError as error:
+    except errors as error:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
@@ -45,6 +46,18 @@ def _downloaded(fetch):
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct as a transformers directory, kept in build/cache."""
     return _downloaded(models.smollm2)
+
+
+@pytest.fixture(scope="session")
+def stories15m_dir() -> Path:
+    """stories15M, the smallest model in its original precision, kept in build/cache."""
+    return _downloaded(stories15m.stories15m, models.DownloadError)  # npm may be missing
+
+
+@pytest.fixture(scope="session")
+def book() -> Path:
+    """A book that stories15M was not trained on, 85 kB, kept in build/cache."""
+    return _downloaded(stories15m.burgess, models.DownloadError)
 
 
 @pytest.fixture(scope="session")

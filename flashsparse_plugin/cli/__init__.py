@@ -25,7 +25,9 @@ from .generate import generate
 from .inspect import inspect
 from .prune import prune
 from .recover import recover
+from .sparsify import sparsify
 from .tune import tune
+from .unpack import unpack
 
 
 def _plain_flags(params: list[Any]) -> list[Any]:
@@ -50,6 +52,13 @@ class _Command(TyperCommand):
         paragraphs = (settings.get("help") or "").split("\n\n")
         flowing = [text if "\b" in text else " ".join(text.split()) for text in paragraphs]
         super().__init__(*args, **settings | {"help": "\n\n".join(flowing)})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:  # typer's own words are pydantic's
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _plain_flags(super().get_params(ctx))
@@ -85,9 +94,12 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
-_COMMANDS = (prune, recover, convert, inspect, generate, eval, advise, calibrate, tune, doctor)
+_COMMANDS = (
+    *(sparsify, prune, recover, convert, unpack, inspect, generate),
+    *(eval, advise, calibrate, tune, doctor),
+)
 for command in _COMMANDS:
-    resumes = command in (convert, recover)
+    resumes = command in (sparsify, convert, recover, unpack)
     app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))
 
 

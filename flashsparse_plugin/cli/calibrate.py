@@ -14,7 +14,6 @@ from rich.text import Text
 
 from .console import err, out, print_json, table
 from .models import (
-    MODEL,
     Dtype,
     best_device,
     load_model,
@@ -41,7 +40,7 @@ def calibrate(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"Directory of the model, packed or dense. With --dry-run: {MODEL}.",
+            help="Directory of the model, packed or dense; with --dry-run also a name on the Hub.",
             metavar="MODEL",
         ),
     ],

@@ -62,6 +62,17 @@ def size(nbytes: float) -> str:
     return f"{nbytes / 1000:.3g} TB"
 
 
+def count(number: float) -> str:
+    """Formats a number of weights: "9.95M"."""
+    if number < 999.5:
+        return f"{number:.0f}"
+    for unit in ("k", "M", "G"):
+        number /= 1000
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+    return f"{number / 1000:.3g}T"
+
+
 def print_json(data: Mapping[str, Any]) -> None:
     """Writes one JSON document to stdout, for programs."""
     typer.echo(json.dumps(data, indent=2, default=str))

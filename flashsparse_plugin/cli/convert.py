@@ -43,7 +43,8 @@ def convert(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Packed format; auto: for each layer the fastest one, or dense.",
+            help="Packed format, or a pattern: 2:4, 2:4-int8 (fp8, int4), 8:32-L32 (32 rows share "
+            "it). auto: for each layer the fastest one, or dense.",
             show_default=f"{DEFAULT_FORMAT}; for quantized models the one that holds their values",
         ),
     ] = None,
@@ -90,15 +91,20 @@ def convert(
       flashsparse convert PRUNED OUT --format auto --for H200 --batch 16
       flashsparse convert PRUNED OUT --dtype bfloat16 --overwrite
       flashsparse convert PRUNED OUT --ignore lm_head --ignore 're:.*layers\\.0\\.'
+      flashsparse convert PRUNED OUT --format 2:4-int8
       flashsparse convert PRUNED OUT --format nm_vector \\
-          --option n=2 --option m=4 --option values=int8
+          --option n=2 --option m=4 --option values=int4 --option group=64
       flashsparse convert PRUNED OUT --pack-all --json
     """
     directory = model_directory(source)
     options = dict(parse_option(text) for text in option or [])
     ignore = ["lm_head"] if ignore is None else ignore
     with err.status("Starting"):
-        from flashsparse_plugin.checkpoint import ModelDirectory, convert_checkpoint
+        from flashsparse_plugin.checkpoint import (
+            CheckpointError,
+            ModelDirectory,
+            convert_checkpoint,
+        )
         from flashsparse_plugin.checkpoint.convert.keeping import target_of
         from flashsparse_plugin.checkpoint.convert.values import parse_size
         from flashsparse_plugin.formats import get_format
@@ -106,14 +112,19 @@ def convert(
         from flashsparse_plugin.matching import matches
 
     opened = ModelDirectory(directory)
-    target, wanted = target_of(opened, format, options)
+    try:
+        target, wanted = target_of(opened, format, options)
+        known = DEFAULT_FORMAT if target == AUTO else target
+        get_format(known)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise usage(f"{error}. auto chooses for each layer", "--format") from None
     if target != AUTO and (device, batch) != (None, None):
         raise usage(f"only --format {AUTO} chooses by it, and this is {target}", "--for, --batch")
     if target == AUTO and (wanted or pack_all):
         raise usage(f"--format {AUTO} chooses options and layers itself", "--option, --pack-all")
-    known = DEFAULT_FORMAT if target == AUTO else target
     for check, name in (
-        (lambda: get_format(known), "--format"),
         (lambda: dtype and parse_dtype(dtype, get_format(known).dtypes), "--dtype"),
         (lambda: _scheme(get_format(known), wanted), "--option"),
         (lambda: parse_size(max_shard_size), "--max-shard-size"),

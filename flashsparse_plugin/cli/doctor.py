@@ -11,6 +11,7 @@ from rich.text import Text
 from .console import err, out, print_json, size, table
 
 _GOOD, _BAD, _NONE = "[green]✓[/green]", "[red]✗[/red]", "[dim]–[/dim]"
+_UNKNOWN = "[yellow]?[/yellow]"
 _TITLES = {
     "versions": "Reading versions",
     "hardware": "Looking at the CPU",
@@ -107,17 +108,26 @@ def _show_compiled(compiled: dict[str, Any]) -> None:
     for name, status in compiled["objects"].items():
         made.add_row(_GOOD if status["loaded"] else _NONE, name, Text(status["reason"]))
     out.print(made, "")
-    made = table("Ops", "", "device", "result", "max error", left=4)
+    made = table("Kernels", "", "device", "passed", "max error", left=3)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in compiled["ops"]:
-        mark = {"PASS": _GOOD, "FAIL": _BAD}.get(result["status"], "[yellow]?[/yellow]")
-        error = result["max_error"]
-        text = "" if error is None else "exact" if error == 0 else f"{error:.1e}"
-        made.add_row(mark, result["op"], result["device"], result["status"], text)
+        groups.setdefault((result["about"], result["device"]), []).append(result)
+    for (about, device), results in groups.items():
+        statuses = [result["status"] for result in results]
+        mark = _GOOD if {*statuses} == {"PASS"} else _BAD if "FAIL" in statuses else _UNKNOWN
+        errors = [each["max_error"] for each in results if each["max_error"] is not None]
+        worst = max(errors, default=None)
+        text = "" if worst is None else "exact" if worst == 0 else f"{worst:.1e}"
+        passed = f"{statuses.count('PASS')} of {len(results)} ops"
+        made.add_row(mark, Text(about), device, passed, text)
     out.print(made)
+    for result in compiled["ops"]:
+        if result["status"] != "PASS":
+            told = f"{result['op']} on {result['device']}: {result['status']} {result['detail']}"
+            out.print(Text(told.strip(), style="red"), soft_wrap=True)
     shown = [r for r in compiled["ops"] if r["status"] == "PASS" and r["detail"]]
-    for detail in dict.fromkeys(result["detail"] for result in shown):
-        names = dict.fromkeys(result["op"] for result in shown if result["detail"] == detail)
-        out.print(Text(f"{', '.join(names)}: {detail}", style="dim"), soft_wrap=True)
+    for about, detail in dict.fromkeys((each["about"], each["detail"]) for each in shown):
+        out.print(Text(f"{about}: {detail}", style="dim"), soft_wrap=True)
     out.print()
 
 

@@ -33,6 +33,12 @@ def generate(
     temperature: Annotated[
         float, typer.Option(min=0, help="0 always picks the most likely token.")
     ] = 0.0,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Above 1 tokens become less likely that were there before, such as 1.15."
+        ),
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     dtype: Annotated[
         Dtype, typer.Option("--dtype", help=f"Dtype of the activations: {DTYPES}.", metavar="DTYPE")
@@ -58,6 +64,8 @@ def generate(
     [bold]Examples[/bold]
       flashsparse generate MODEL --prompt "Tell me a story about a fox."
       flashsparse generate MODEL -p "Once upon a time" --no-chat --temperature 0.8
+      flashsparse generate MODEL -p "Once upon a time" --no-chat \\
+          --repetition-penalty 1.15
       flashsparse generate MODEL -p - < prompt.txt > story.txt
       flashsparse generate MODEL -p "Why is the sky blue?" --json | jq .stats
     """
@@ -77,7 +85,8 @@ def generate(
             raise usage(str(error), "--chat") from None
         loaded = load_model(source, dtype, device=best_device())
     streamer = Stream(tokenizer, as_json, out.width if out.is_terminal else None)
-    run(loaded, ids, streamer, max_new_tokens, temperature, seed)
+    penalty = {"repetition_penalty": repetition_penalty} if repetition_penalty > 1 else {}
+    run(loaded, ids, streamer, max_new_tokens, temperature, seed, **penalty)
     if as_json:
         print_json({"prompt": prompt, "text": streamer.text, "stats": streamer.stats()})
     elif stats:

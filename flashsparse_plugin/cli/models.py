@@ -17,6 +17,7 @@ from .console import err, out, size, usage
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from flashsparse_plugin.checkpoint import ModelDirectory
     from flashsparse_plugin.checkpoint.hub.fetching import HubModel, Tell
     from flashsparse_plugin.checkpoint.hub.publishing import Publisher
 
@@ -48,6 +49,10 @@ def model_directory(name: str, changes: bool = False, weights: bool = True) -> P
     Raises:
         typer.BadParameter: If something is missing.
     """
+    from flashsparse_plugin.checkpoint.files.explanations import about_nothing, may_be_on_the_hub
+
+    if not Path(name).expanduser().exists() and not may_be_on_the_hub(name):
+        raise usage(about_nothing(name), "MODEL")  # before torch is imported
     from flashsparse_plugin.checkpoint.files.headers import CheckpointError
     from flashsparse_plugin.checkpoint.files.places import hub_name
     from flashsparse_plugin.checkpoint.hub.fetching import directory_of, named
@@ -157,7 +162,7 @@ def best_device() -> str:
 
 
 def load_model(
-    path: Path,
+    path: Path | ModelDirectory,
     dtype: Dtype = Dtype.auto,
     dense: bool = False,
     device: str = "cpu",

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,7 @@ from rich.text import Text
 
 from flashsparse_plugin.names import LM_HEAD
 
-from .console import err, out, print_json, table, usage
+from .console import count, err, out, print_json, table, usage
 from .models import (
     DTYPES,
     MODEL,
@@ -100,7 +102,10 @@ def prune(
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option(help="N:M keeps N of every M consecutive inputs.", metavar="N:M"),
+        typer.Option(
+            help="N:M keeps N of every M consecutive inputs; 8:32-L32: the same ones in 32 rows.",
+            metavar="N:M",
+        ),
     ] = None,
     vector_length: Annotated[
         int, typer.Option(min=1, help="Consecutive rows that share the choice of a pattern.")
@@ -206,7 +211,10 @@ def prune(
     if permute and pattern is None and mask is None:
         raise usage("spreads columns over the windows of a pattern: give --pattern", "--permute")
     publisher = may_push(push)
-    rule = None if pattern is None else _pattern(pattern)
+    rule = None
+    if pattern is not None:
+        rule, vector_length = _pattern(pattern, vector_length)
+        pattern = f"{rule[0]}:{rule[1]}"
 
     from flashsparse_plugin import pruning
     from flashsparse_plugin.checkpoint import ModelDirectory
@@ -224,7 +232,7 @@ def prune(
         # A text wants a model that runs; to look at weights any model will do.
         runs = calibration is not None or permute
         device = best_device() if calibration is not None else "cpu"
-        loaded = load_model(source, dtype, dense=True, device=device, causal=runs)
+        loaded = load_model(directory, dtype, dense=True, device=device, causal=runs)
         stored = StoredModel(directory)
         windows = None
         if calibration is not None:
@@ -283,7 +291,10 @@ def prune(
         paths = {"model": str(source), "out": str(destination), "seconds": seconds}
         print_json(paths | {"pushed": pushed} | report.to_dict() | {"warnings": notes})
     else:
-        _show(report, destination, seconds, rule is not None)
+        _show(report)
+        out.print()
+        out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
+        _show_next(model, destination, calibration, pattern, vector_length, rule is not None)
         show_pushed(pushed)
 
 
@@ -298,11 +309,15 @@ def _check_budget(budget: float | None, sparsity: float | None, allocate: Alloca
             raise usage(f"{value:g} is not a share of zeros from 0 to 1{meant}", name)
 
 
-def _pattern(text: str) -> tuple[int, int]:
-    kept, _, window = text.partition(":")
-    if not (kept.isdecimal() and window.isdecimal()):
-        raise usage(f"{text!r} is not a pattern N:M such as 2:4", "--pattern")
-    return int(kept), int(window)
+def _pattern(text: str, length: int) -> tuple[tuple[int, int], int]:
+    """N and M, and the vector length that is named with them or beside them."""
+    found = re.fullmatch(r"(\d+):(\d+)(?:-L(\d+))?", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise usage(f"{text!r} is not a pattern N:M such as 2:4 or 8:32-L32", "--pattern")
+    named = int(found[3] or length)
+    if length not in (1, named):
+        raise usage(f"{text} says {named}: leave one of the two out", "--vector-length")
+    return (int(found[1]), int(found[2])), named
 
 
 def _kept(retained: Retained | None) -> list[str]:
@@ -311,35 +326,50 @@ def _kept(retained: Retained | None) -> list[str]:
     return [f"{share:.1%}" for share in shares if share is not None]
 
 
-def _show(report: PruneReport, destination: Path, seconds: float, patterned: bool) -> None:
+def _show(report: PruneReport) -> None:
     from flashsparse_plugin.pruning.layers import mean_retained
 
     kinds: dict[str, list[Any]] = {}
     for layer in report.layers:
         kinds.setdefault(layer.name.rpartition(".")[2], []).append(layer)
-    titles = []
+    # Of a layer with a few more zeros than another, as a rule that rounds leaves it.
+    spread = max(x.sparsity for x in report.layers) - min(x.sparsity for x in report.layers)
+    titles = ["least", "most"] if spread >= 0.001 else []
     if report.retained is not None:
-        titles = ["score kept"]
+        titles.append("score kept")
         if report.retained.unstructured is not None:
             titles.append("without pattern")
-    made = table("Kind", "layers", "weights", "zeros", "sparsity", "least", "most", *titles)
-    for kind, layers in kinds.items():
+    made = table("Kind", "layers", "weights", "zeros", *titles)
+
+    def cells(layers: Sequence[Any], retained: Retained | None) -> list[str]:
         shares = [layer.sparsity for layer in layers]
         elements, zeros = (sum(getattr(x, name) for x in layers) for name in ("elements", "zeros"))
-        made.add_row(
-            Text(kind),
-            *(f"{len(layers)}", f"{elements:,}", f"{zeros:,}", f"{zeros / elements:.1%}"),
-            *(f"{min(shares):.1%}", f"{max(shares):.1%}", *_kept(mean_retained(layers))),
-        )
+        range_of = [f"{min(shares):.1%}", f"{max(shares):.1%}"] if "least" in titles else []
+        known = [f"{len(layers)}", count(elements), f"{zeros / elements:.1%}"]
+        return [*known, *range_of, *_kept(retained)]
+
+    for kind, layers in kinds.items():
+        made.add_row(Text(kind), *cells(layers, mean_retained(layers)))
     made.add_section()
-    made.add_row(
-        "all",
-        *(f"{len(report.layers)}", f"{report.elements:,}", f"{report.zeros:,}"),
-        *(f"{report.sparsity:.1%}", "", "", *_kept(report.retained)),
-        style="bold",
-    )
+    made.add_row("all", *cells(report.layers, report.retained), style="bold")
     out.print(made)
-    out.print()
-    out.print(Text(f"Pruned in {seconds:.0f} s and written to {destination}"), soft_wrap=True)
-    how = " --format auto" if patterned else ""  # the default is for unstructured zeros
-    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED{how}"), soft_wrap=True)
+
+
+def _show_next(
+    model: str,
+    destination: Path,
+    calibration: Path | None,
+    pattern: str | None,
+    length: int,
+    patterned: bool,
+) -> None:
+    """The commands that follow: what is kept makes up for the rest, then it is packed."""
+    text = calibration or "FILE.txt"
+    recover = f"{model} RECOVERED --calibration {text} --method lora"
+    rows = f"-L{length}" if length > 1 else ""
+    how = f" --format {pattern}{rows}" if patterned else ""  # the default is unstructured
+    for title, command in (
+        ("Recover quality:", f"flashsparse recover {destination} {recover}"),
+        ("Then pack it:", f"flashsparse convert RECOVERED PACKED{how}"),
+    ):
+        out.print(Text(f"{title:<18}{command}"), soft_wrap=True)

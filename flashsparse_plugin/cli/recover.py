@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import fields
 from enum import StrEnum
@@ -122,44 +123,33 @@ def recover(
     publisher = may_push(push)
 
     from flashsparse_plugin.checkpoint import ModelDirectory
-    from flashsparse_plugin.checkpoint.card.model_card import write_pruned_card
-    from flashsparse_plugin.checkpoint.card.record import Calibration, Recovery, word
-    from flashsparse_plugin.checkpoint.files.places import hub_name
+    from flashsparse_plugin.checkpoint.card.record import Calibration
     from flashsparse_plugin.checkpoint.prune.recovered import write_recovered
     from flashsparse_plugin.checkpoint.read.linears import StoredModel
-    from flashsparse_plugin.modules import linear_modules
-    from flashsparse_plugin.pruning import calibration_windows
-    from flashsparse_plugin.pruning.layers import report as zeros_of
+    from flashsparse_plugin.pruning import calibration_windows, few_tokens
+    from flashsparse_plugin.sparsify import write_recovered_card
 
     start = time.perf_counter()
     with err.status(f"Loading {model_name(source)} and {model_name(original)}"):
         text = calibration.read_text(encoding="utf-8", errors="replace")
         windows = calibration_windows(load_tokenizer(source), text, samples, length, seed)
         device = best_device()
-        models = [load_model(path, dtype, dense=True, device=device) for path in (source, original)]
-        stored = StoredModel(ModelDirectory(source))
+        opened = [ModelDirectory(path) for path in (source, original)]
+        models = [load_model(each, dtype, dense=True, device=device) for each in opened]
+        stored = StoredModel(opened[0])
+    if note := few_tokens(models[0], windows):
+        err.print(Text.assemble(("Note: ", "yellow"), note))
 
     def card(path: Path, report: RecoveryReport) -> None:
         windows_of = Calibration.of(calibration, samples, length, seed)
-        names = {"dense": word(model_name(original)), "calibration": windows_of}
-        trained = {} if method is Method.least_squares else report.to_dict()["settings"]
-        done = Recovery(
-            method=method.value,
-            before=report.before,
-            after=report.after,
-            **names,
-            **{key: trained[key] for key in ("rank", "steps") if key in trained},
-        )
-        linears = linear_modules(models[0])
-        zeros = zeros_of("", {layer: linears[layer] for layer in report.names})
         name = push or destination.name
-        write_pruned_card(path, stored.directory, done, zeros, name, hub_name(original))
+        write_recovered_card(path, stored, models[0], original, report, windows_of, name)
 
     with progress("Recovering") as on_progress:
         report = write_recovered(
             stored,
             models[0],
-            ModelDirectory(original),
+            opened[1],
             models[1],
             windows,
             destination,
@@ -216,7 +206,19 @@ def _show(report: RecoveryReport, destination: Path, seconds: float) -> None:
     if report.resumed:
         how += f", {report.resumed} {unit} kept from the interrupted run"
     out.print(Text(f"Recovered ({how}): {destination}"), soft_wrap=True)
-    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED"), soft_wrap=True)
+    how = _format_option(destination)
+    out.print(Text(f"Pack it:  flashsparse convert {destination} PACKED{how}"), soft_wrap=True)
+
+
+def _format_option(destination: Path) -> str:
+    """The option that names the pattern which the model was pruned by, as its card has it."""
+    from huggingface_hub import ModelCard
+
+    history = ModelCard.load(destination / "README.md").data.to_dict().get("pruning", {})
+    found = re.fullmatch(r"(\d+:\d+)(?: in vectors of (\d+))?.*", history.get("pattern", ""))
+    if found is None:
+        return ""  # the default is for zeros anywhere
+    return f" --format {found[1]}{f'-L{found[2]}' if found[2] else ''}"
 
 
 def _errors(report: RecoveryReport) -> Table:

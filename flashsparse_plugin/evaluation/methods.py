@@ -2,7 +2,7 @@
 """What can be made of a dense model in memory, to be compared with it.
 
 A method is written NAME or NAME:OPTION=VALUE:OPTION=VALUE. The names are those of our formats and
-of `rivals.RIVALS`.
+of `rivals.RIVALS`. A pattern in short, such as 2:4-int8, is one too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
-from ..formats import format_names, get_format
+from ..formats import format_names, get_format, read_format
 from ..formats.values.dtypes import cast, packable_dtype
 from ..linear import SparseLinear
 from ..modules import bias_of, weight_of
@@ -99,8 +99,13 @@ def parse_method(text: str) -> Method:
     Raises:
         ValueError: For a name or an option that there is not, with those that there are.
     """
+    short, options = read_format(text.strip())
+    if options:
+        made = Packed(short, dict(options))
+        _ = made.title
+        return made
     name, *given = text.strip().split(":")
-    options: dict[str, Any] = {}
+    options = {}
     for each in given:
         key, equals, value = each.partition("=")
         if not (key.isidentifier() and value):

@@ -9,6 +9,7 @@ from .registry import (
     get_format,
     pack,
     packed_names,
+    read_format,
     register_format,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "get_format",
     "pack",
     "packed_names",
+    "read_format",
     "register_format",
 ]

@@ -58,10 +58,41 @@ def get_format(name: str) -> Format:
     """
     if name in format_names():
         return _FORMATS[name]
+    short = (short for format in all_formats() for short in format.short_names)
     raise FormatError(
         f"unknown format {name!r}; this version of flashsparse-plugin knows "
-        f"{', '.join(format_names())}"
+        f"{', '.join(format_names())}, and patterns such as {', '.join(short)}"
     )
+
+
+def read_format(
+    name: str, options: Mapping[str, Any] | None = None
+) -> tuple[str, Mapping[str, Any]]:
+    """Returns the format and the options that users mean by a name and options beside it.
+
+    A short name such as "2:4-int8" stands for a format with options. Any other name is returned
+    unchanged, for `get_format` to judge.
+
+    Args:
+        name: A format's name, or a short one.
+        options: What is given beside it.
+
+    Raises:
+        FormatError: For an invalid short name, and for an option that contradicts it.
+    """
+    options = options or {}
+    for format in all_formats():
+        named = format.options_named(name) if format.on_disk else None
+        if named is None:
+            continue
+        for key, value in named.items():
+            if options.get(key, value) != value:
+                raise FormatError(
+                    f"format {name!r} means {key}={value}, and the option says {options[key]}: "
+                    "leave one of the two out"
+                )
+        return format.name, {**named, **options}
+    return name, options
 
 
 def find_form(name: str) -> Format:
@@ -110,7 +141,7 @@ def pack(
         weight: [out_features, in_features] of a dtype that the format takes (for unstructured
             formats float16 or bfloat16). Elements equal to zero are dropped; all others are kept
             bit for bit, NaN and infinities included.
-        format: One of `format_names()`.
+        format: One of `format_names()`, or a pattern in short: "2:4", "2:4-int8", "8:32-L32".
         options: Options of the format, by name.
         **more: Options as keywords: `pack(weight, "nm_vector", n=2, m=4)`.
 
@@ -121,5 +152,6 @@ def pack(
         FormatError: For an unknown format, a tensor that is no weight, and a dtype or options that
             the format does not take: nothing is rounded.
     """
+    format, options = read_format(format, {**(options or {}), **more})
     chosen = get_format(format)
-    return chosen.pack(weight, chosen.scheme(weight.dtype, {**(options or {}), **more}))
+    return chosen.pack(weight, chosen.scheme(weight.dtype, options))

@@ -13,7 +13,7 @@ from .methods import method_names, register_method
 from .nm import nm_keep_mask
 from .presets import PRESETS, dense_layers
 from .pruner import prune
-from .recovery import Fit, recover_
+from .recovery import Fit, few_tokens, recover_
 from .ria import ria_scores
 from .statistics import Statistics
 from .wanda import wanda_scores
@@ -31,6 +31,7 @@ __all__ = [
     "apply_masks",
     "calibration_windows",
     "dense_layers",
+    "few_tokens",
     "keep_mask",
     "magnitude_scores",
     "method_names",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..modules import linear_modules, shape_of, weight_of
+from ..modules import is_linear, linear_modules, shape_of, weight_of
 from .calibration import calibration_batches
 from .layers import check_weight
 from .least_squares import LeastSquares, fit_kept
@@ -180,6 +180,55 @@ def _fit_(name: str, weight: Tensor, dense: Tensor, gram: Tensor, method: LeastS
     return Fit(name, before, after)
 
 
+def few_tokens(pruned: PreTrainedModel, calibration: Tensor) -> str | None:
+    """Returns what to say of calibration that a layer can be fitted to by heart; None for enough.
+
+    Args:
+        pruned: The pruned model.
+        calibration: Token ids, int64 [samples, length].
+    """
+    inside = decoder_layers(pruned).named_modules()
+    inputs = {name: shape_of(each)[1] for name, each in inside if is_linear(each)}
+    widest = max(inputs, key=lambda name: inputs[name], default=None)
+    if widest is None or calibration.numel() >= inputs[widest]:
+        return None
+    return (
+        f"the calibration has {calibration.numel():,} tokens, fewer than the {inputs[widest]:,} "
+        f"inputs of {widest.rpartition('.')[2]}: the fit will follow these tokens and not the "
+        "language. Give more, by --samples and --length"
+    )
+
+
+_ALMOST_NONE = 0.01
+"""Of a weight's elements. Zeros by chance are fewer, those of a pruned layer more."""
+
+
+@torch.no_grad()
+def _refuse_swapped(pruned: PreTrainedModel, dense: PreTrainedModel) -> None:
+    """Raises ValueError where the pruned model has almost no zeros, or fewer than the dense one."""
+
+    def shares(model: PreTrainedModel) -> list[float]:
+        linears = linear_modules(decoder_layers(model)).values()
+        return [float((weight_of(each) == 0).float().mean()) for each in linears]
+
+    ours, theirs = shares(pruned), shares(dense)
+    if max(ours) >= _ALMOST_NONE and sum(ours) > sum(theirs):
+        return
+    if not max(*ours, *theirs):
+        raise ValueError(
+            "no layer of the pruned model has zeros: prune it first (`flashsparse prune`)"
+        )
+    names = [model.name_or_path or what for model, what in ((pruned, "PRUNED"), (dense, "DENSE"))]
+    found = [f"{sum(each) / len(each):.1%}" for each in (ours, theirs)]
+    remedy = "the first is to be the model that `flashsparse prune` wrote, the second the dense one"
+    if max(theirs) >= _ALMOST_NONE and sum(ours) < sum(theirs):
+        remedy = f"swap them: flashsparse recover {names[1]} {names[0]} OUT"
+    raise ValueError(
+        f"{names[0]} is given as the pruned model and {found[0]} of its weights are zero, and of "
+        f"{names[1]}, the dense one, {found[1]} are. Remedy: {remedy}"
+    )
+
+
 def pruned_layers(pruned: PreTrainedModel, dense: PreTrainedModel) -> list[list[str]]:
     """Returns the names of the layers to fit, decoder layer by decoder layer.
 
@@ -195,6 +244,7 @@ def pruned_layers(pruned: PreTrainedModel, dense: PreTrainedModel) -> list[list[
                 f"{name} is {found} in the pruned model and {wanted} in the dense one: give the "
                 "model that was pruned"
             )
+    _refuse_swapped(pruned, dense)
     groups = []
     for layer in decoder_layers(pruned):
         members = {id(module) for module in layer.modules()}
@@ -203,8 +253,4 @@ def pruned_layers(pruned: PreTrainedModel, dense: PreTrainedModel) -> list[list[
     for name in (name for group in groups for name in group):
         check_weight(name, weight_of(ours[name]))
         check_weight(name, weight_of(theirs[name]))
-    if not any(groups):
-        raise ValueError(
-            "no layer of the pruned model has zeros: prune it first (`flashsparse prune`)"
-        )
     return groups

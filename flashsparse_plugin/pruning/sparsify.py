@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..formats import get_format
+from ..formats import get_format, read_format
 from ..linear import SparseLinear
 from ..modules import weight_of
 from ..names import DEFAULT_FORMAT, LM_HEAD
@@ -72,7 +72,8 @@ def sparsify_(
     for name, linear in linears.items():
         check_weight(name, weight_of(linear))
         if format is not None:
-            get_format(format).scheme(weight_of(linear).dtype, options)
+            own, named = read_format(format, options)
+            get_format(own).scheme(weight_of(linear).dtype, named)
     seen = _gather(module, linears, chosen, calibration or ())
     retained = {
         name: chosen.prune_(weight_of(linear), seen[name], rule) for name, linear in linears.items()

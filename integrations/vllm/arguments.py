@@ -20,10 +20,11 @@ from .preflight import check_files
 from .settings import NONE, SettingsError, check_loading, check_marked, fold, methods
 
 _METHOD_HELP = (
-    "Serve pruned weights from sparse storage. A format (%s) packs the linear layers of a dense, "
-    "pruned checkpoint while it loads; auto chooses for each layer the one that should be fastest "
-    "at a batch of 8, or leaves it dense; none serves dense weights, and unpacks a packed "
-    "checkpoint. Packed checkpoints need no option: auto serves them as they are. "
+    "Serve pruned weights from sparse storage. A format (%s; or a pattern: 2:4, 2:4-int8) packs "
+    "the linear layers of a dense, pruned checkpoint while it loads; auto chooses for each layer "
+    "the one that should be fastest at a batch of 8, or leaves it dense; none serves dense "
+    "weights, and unpacks a packed checkpoint. Packed checkpoints need no option: auto serves them "
+    "as they are. "
     'More settings: --additional-config \'{"flashsparse": {"batch": 32, "pruning": "magnitude", '
     '"sparsity": 0.5, "ignore": ["lm_head"]}}\'.'
 )
@@ -82,7 +83,7 @@ def _wrap_parser(cls: Any) -> None:
         names = [name for name in methods() if name not in (AUTO, NONE)]
         group.add_argument(
             "--sparse-method",
-            choices=methods(),
+            metavar="METHOD",
             default=None,
             help=(_METHOD_HELP % ", ".join(names)).replace("%", "%%"),
         )

@@ -16,9 +16,10 @@ from typing import Any
 from flashsparse_plugin.checkpoint.files.headers import CheckpointError, sealed_names, tensor_names
 from flashsparse_plugin.checkpoint.files.unmarked import refuse_unmarked
 from flashsparse_plugin.config import QUANT_METHOD, FlashSparseConfig
-from flashsparse_plugin.formats import format_names
+from flashsparse_plugin.formats import format_names, read_format
 from flashsparse_plugin.messages import PrintableMessage
 from flashsparse_plugin.names import AUTO
+from flashsparse_plugin.packed import FormatError
 
 KEY = QUANT_METHOD  # in additional_config
 METHOD = "method"
@@ -60,10 +61,22 @@ def settings_of(additional_config: Any) -> dict[str, Any]:
             f'additional_config["{KEY}"] has no setting {unknown[0]!r}; it takes '
             f"{', '.join(_USER_KEYS)}"
         )
-    method = settings.get(METHOD)
-    if method is not None and method not in methods():
-        raise SettingsError(f"sparse method {method!r} is not one of {', '.join(methods())}")
+    if settings.get(METHOD) is not None:
+        _check_method(settings[METHOD])
     return dict(settings)
+
+
+def _check_method(method: Any) -> None:
+    """Raises SettingsError for a method that there is not."""
+    try:
+        known = isinstance(method, str) and read_format(method)[0] in methods()
+    except FormatError as error:
+        raise SettingsError(str(error)) from None
+    if not known:
+        raise SettingsError(
+            f"sparse method {method!r} is not one of {', '.join(methods())}, and no pattern in "
+            "short, such as 2:4 or 2:4-int8"
+        )
 
 
 def fold(
@@ -74,7 +87,8 @@ def fold(
     Args:
         quantization: vLLM's field of this name.
         additional_config: vLLM's field of this name.
-        method: One of `methods()`, or None to leave what `additional_config` says.
+        method: One of `methods()`, a pattern in short, or None to leave what `additional_config`
+            says.
 
     Returns:
         The new `(quantization, additional_config)`.
@@ -83,8 +97,7 @@ def fold(
         SettingsError: For an unknown method, or one beside another quantization method.
     """
     if method is not None:
-        if method not in methods():
-            raise SettingsError(f"sparse_method {method!r} is not one of {', '.join(methods())}")
+        _check_method(method)
         additional_config = dict(additional_config or {})
         additional_config[KEY] = {**settings_of(additional_config), METHOD: method}
     settings = settings_of(additional_config)
@@ -117,7 +130,8 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
             f'"batch" is what --sparse-method {AUTO} chooses formats by, and it is '
             f"{method or 'not asked for'}: leave it out, or ask for {AUTO}"
         )
-    if named and stored is not None and [method] != stored.formats:
+    own, options = read_format(method) if named else (None, {})
+    if named and stored is not None and not _is_packed_as(stored, own, options):
         raise SettingsError(
             f"this checkpoint is packed as {' and '.join(stored.formats)}, and --sparse-method "
             f"asks for {method}. "
@@ -126,7 +140,7 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         )
     data = {} if stored is None else stored.to_dict()
     data |= settings
-    if named or (method == AUTO and stored is None):
+    if stored is None and method not in (None, NONE):
         data["format"] = method
     try:
         config = FlashSparseConfig(**data)
@@ -135,6 +149,15 @@ def merge(stored: FlashSparseConfig | None, settings: Mapping[str, Any]) -> Flas
         raise SettingsError(first_line(error)) from None
     config.dequantize = method == NONE
     return config
+
+
+def _is_packed_as(
+    stored: FlashSparseConfig, format: str | None, options: Mapping[str, Any]
+) -> bool:
+    """Whether a checkpoint is packed to one format, which has these options."""
+    return [format] == stored.formats and all(
+        stored.options.get(name) == value for name, value in options.items()
+    )
 
 
 def check_loading(vllm_config: Any) -> None:

@@ -72,6 +72,12 @@ def test_wrong_usage_is_exit_code_2(arguments):
     assert result.stdout == ""
 
 
+def test_a_choice_that_there_is_not_is_told_in_our_words():
+    result = flashsparse("prune", "MODEL", "OUT", "--method", "wandaa")
+    assert result.exit_code == 2
+    assert "Invalid value for '--method': 'wandaa' is not one of" in result.stderr
+
+
 def test_help_imports_nothing_heavy():
     heavy = ["torch", "transformers", "vllm", "numpy", "safetensors"]
     code = f"""
@@ -80,6 +86,7 @@ from typer.testing import CliRunner
 from flashsparse_plugin.cli import app
 for command in {COMMANDS}:
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+assert CliRunner().invoke(app, ["inspect", "nowhere"]).exit_code == 2
 print([name for name in {heavy} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 import typer
-from checkpoints import assert_same_model, save_llama
+from checkpoints import assert_same_model, load_all, save_llama
 from typer.testing import CliRunner
 
 from flashsparse_plugin.cli.console import reported
@@ -69,6 +69,34 @@ def test_convert_options_arrive(tmp_path):
     assert "Note: 12 layers are larger packed than dense" in result.stdout
 
 
+def test_a_pattern_is_a_format_in_short(tmp_path):
+    """The same model as with all its options written out."""
+    source = save_llama(tmp_path / "dense", sparsity=0.0)
+    spelt = ["n=8", "m=8", "vector_length=2", "values=int8"]
+    options = [part for each in spelt for part in ("--option", each)]
+    for out, how in (
+        ("short", ["--format", "8:8-L2-int8"]),
+        ("long", ["--format", "nm_vector", *options]),
+    ):
+        result = flashsparse("convert", source, tmp_path / out, *how)
+        assert result.exit_code == 0, result.stderr
+    files = [(tmp_path / out / "config.json").read_text() for out in ("short", "long")]
+    assert files[0] == files[1]
+    assert json.loads(files[0])["quantization_config"]["format"] == "nm_vector"
+    short, long = (load_all(tmp_path / out) for out in ("short", "long"))
+    assert short.keys() == long.keys() and "weight_scale" in " ".join(short)
+    assert all(torch.equal(tensor, long[name]) for name, tensor in short.items())
+
+
+def test_an_output_that_cannot_be_made(dense):
+    result = flashsparse("convert", dense, "/proc/nope")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: /proc/nope.partial cannot be made (No such file or directory): choose another "
+        "output\n"
+    )
+
+
 def test_convert_tells_warnings_once(tmp_path):
     dense = save_llama(tmp_path / "dense", dtype=torch.float32)
     result = flashsparse("convert", dense, tmp_path / "out")
@@ -94,6 +122,9 @@ def test_convert_errors_are_one_paragraph(tmp_path, monkeypatch):
     ("options", "message"),
     [
         (["--format", "zip"], "unknown format 'zip'"),
+        (["--format", "zip"], "auto chooses for each layer"),
+        (["--format", "2:4-int7"], "is not a pattern"),
+        (["--format", "2:4", "--option", "n=1"], "means n=2, and the option says 1"),
         (["--dtype", "float32"], "float32"),
         (["--max-shard-size", "many"], "not 'many'"),
         (["--ignore", "re:("], "not a regular expression"),

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import sys
 import textwrap
 
@@ -124,12 +125,30 @@ def test_a_sound_installation(sound):
 
 
 @pytest.mark.slow
-def test_the_table_names_every_op_and_setting(sound, show):
-    result = show(json.loads(sound.stdout))
+def test_the_table_tells_of_every_op_in_words(sound, show, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    report = json.loads(sound.stdout)
+    result = show(report)
     assert result.exit_code == 0
-    mended = "unified_max_paged_decode: wrong phi detected, counted, recomputed"
-    for expected in (*selftest.op_names(), torch.__version__, "FLASHSPARSE_STRICT", mended):
+    mended = "decode attention: wrong phi detected, counted, recomputed"
+    words = {selftest.about(op) for op in selftest.op_names()}
+    assert not words & {*selftest.op_names()}, "these have no words"
+    for expected in (*words, torch.__version__, "FLASHSPARSE_STRICT", mended):
         assert expected in result.stdout
+    counted = re.findall(r"(\d+) of (\d+) ops", result.stdout)
+    assert sum(int(all) for _, all in counted) == len(report["compiled"]["ops"])
+    assert all(passed == all for passed, all in counted)
+    assert not [op for op in selftest.op_names() if op in result.stdout]
+
+
+@pytest.mark.slow
+def test_an_op_that_fails_is_named(sound, show):
+    report = json.loads(sound.stdout)
+    failed = next(op for op in report["compiled"]["ops"] if op["op"] == "tiled_csl_linear")
+    failed |= {"status": "FAIL", "detail": "off by 7"}
+    result = show(report)
+    assert "tiled_csl_linear on cpu: FAIL off by 7" in result.stdout
+    assert re.search(r"✗ +unstructured zeros, Tiled-CSL +cpu +\d+ of \d+ ops", result.stdout)
 
 
 @pytest.mark.slow

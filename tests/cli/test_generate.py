@@ -77,6 +77,17 @@ def test_sampling_depends_on_the_seed_alone(model_dir):
     assert len({text(seed) for seed in range(4)}) > 1
 
 
+def test_a_repetition_penalty_changes_the_text(model_dir):
+    def text(*options):
+        result = generate(model_dir, "-p", "Hello", "-n", 30, "--no-chat", *options)
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    plain = text()
+    assert text("--repetition-penalty", "1") == plain
+    assert text("--repetition-penalty", "1.5") != plain
+
+
 def test_words_are_not_broken_on_a_terminal(model_dir, capsys):
     stream = Stream(AutoTokenizer.from_pretrained(model_dir), width=12)
     for word in ["One ", "lantern ", "snow ", "a\n", "twelve ", "cells", " ."]:

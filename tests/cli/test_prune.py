@@ -49,11 +49,27 @@ def test_the_table_counts_by_kind(model_dir, tmp_path):
     result = prune(model_dir, tmp_path / "out", "--method", "magnitude", "--sparsity", "0.75")
     assert result.exit_code == 0
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
-    assert rows["down_proj"][1:5] == ["3", "4,608", "3,456", "75.0%"]
-    assert rows["all"][4] == "75.0%"
+    assert rows["down_proj"][1:4] == ["3", "4.61k", "75.0%"]
+    assert rows["all"][3] == "75.0%" and "least" not in result.stdout
     assert "lm_head" not in rows
     assert "score kept" in result.stdout and "without pattern" not in result.stdout
-    assert "flashsparse convert" in result.stdout
+    assert f"flashsparse recover {tmp_path / 'out'} {model_dir} RECOVERED" in result.stdout
+    assert "flashsparse convert RECOVERED PACKED\n" in result.stdout
+
+
+def test_the_report_fits_80_columns(model_dir, text_file, tmp_path, monkeypatch):
+    """Also with all its columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    budget = ["--budget", "0.5", "--allocate", "owl"]
+    for number, how in enumerate((["--pattern", "2:4"], budget)):
+        result = prune(
+            model_dir, tmp_path / f"{number}", "--calibration", text_file, *WINDOWS, *how
+        )
+        assert result.exit_code == 0, result.stderr
+        table = result.stdout.partition("\n\n")[0].splitlines()
+        assert max(map(len, table)) <= 80 and len(table) == 9, result.stdout
+        assert ("without pattern" in table[0]) != ("least" in table[0])
+    assert "--format 2:4" not in result.stdout
 
 
 @pytest.mark.parametrize(("given", "told"), [("50", "was 0.5 meant?"), ("-1", "from 0 to 1")])
@@ -91,10 +107,10 @@ def test_reordered_channels_are_written(model_dir, text_file, tmp_path):
 
 def test_a_pattern_holds(model_dir, text_file, tmp_path):
     out = tmp_path / "out"
-    options = ["--pattern", "1:4", "--vector-length", "2", "--calibration", text_file, *WINDOWS]
+    options = ["--pattern", "1:4-L2", "--calibration", text_file, *WINDOWS]
     result = prune(model_dir, out, *options)
     assert result.exit_code == 0 and "without pattern" in result.stdout
-    assert f"flashsparse convert {out} PACKED --format auto" in result.stdout
+    assert "flashsparse convert RECOVERED PACKED --format 1:4-L2" in result.stdout
     for weight in linears(out).values():
         kept = weight != 0
         assert kept.view(-1, 4).sum(1).eq(1).all()
@@ -147,6 +163,10 @@ def test_dtype_is_that_of_the_weights_written(model_dir, tmp_path):
         ([], "--calibration FILE.txt"),
         (["--method", "magnitude", "--calibration", "TEXT"], "magnitude uses no text"),
         (["--method", "magnitude", "--pattern", "2-4"], "not a pattern N:M"),
+        (
+            ["--method", "magnitude", "--pattern", "1:4-L2", "--vector-length", "4"],
+            "1:4-L2 says 2: leave one of the two out",
+        ),
         (["--method", "magnitude", "--sparsity", "1.5"], "not a share of zeros"),
         (["--method", "guess"], "guess"),
         (["--method", "taylor"], "taylor needs calibration text"),

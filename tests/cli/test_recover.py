@@ -94,6 +94,7 @@ def test_the_same_command_goes_on(pruned_dir, model_dir, text_file, tmp_path, mo
     result = recover(pruned_dir, model_dir, out, text_file)
     assert result.exit_code == 0 and "2 decoder layers kept" in result.stdout
     assert "error before" in result.stdout and "down_proj" in result.stdout
+    assert f"Pack it:  flashsparse convert {out} PACKED --format 2:4\n" in result.stdout
     expected = load_all(whole)
     assert all(torch.equal(t, expected[name]) for name, t in load_all(out).items())
 
@@ -230,6 +231,24 @@ def test_no_room_for_the_first_word(pruned_dir, model_dir, text_file, tmp_path, 
         result = recover(pruned_dir, model_dir, tmp_path / "out", text_file)
     assert result.exit_code == 1 and "no space left for" in result.stderr
     assert recover(pruned_dir, model_dir, tmp_path / "out", text_file).exit_code == 0
+
+
+def test_swapped_models_are_refused(pruned_dir, model_dir, text_file, tmp_path):
+    """The dense model bent towards the pruned one would be neither."""
+    result = recover(model_dir, pruned_dir, tmp_path / "out", text_file)
+    swapped = f"Remedy: swap them: flashsparse recover {pruned_dir} {model_dir} OUT"
+    assert result.exit_code == 1 and swapped in result.stderr
+    result = recover(pruned_dir, pruned_dir, tmp_path / "out", text_file)
+    assert result.exit_code == 1 and "the second the dense one" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_short_calibration_is_told(pruned_dir, model_dir, text_file, tmp_path):
+    few = ["--samples", "1", "--length", "16"]
+    result = recover(pruned_dir, model_dir, tmp_path / "out", text_file, *few)
+    assert "has 16 tokens, fewer than the 48 inputs of down_proj" in result.stderr
+    result = recover(pruned_dir, model_dir, tmp_path / "more", text_file)
+    assert "fewer than" not in result.stderr
 
 
 def test_models_that_do_not_belong_together(pruned_dir, model_dir, text_file, tmp_path):

@@ -80,6 +80,8 @@ def parsed(processes, tmp_path_factory):
         "latency": ["bench", "latency", "--model", "m", *method],
         "throughput": ["bench", "throughput", "--model", "m", *method],
         "wrong": ["serve", "m", "--sparse-method", "csr"],
+        "wrong pattern": ["serve", "m", "--sparse-method", "2:4-int7"],
+        "pattern": ["serve", "m", "--sparse-method", "2:4-int8"],
         "conflict": ["serve", "m", *method, "--quantization", "fp8"],
         "agreement": ["serve", "m", *method, "--quantization", "flashsparse"],
         "attention": ["serve", "m", "--decode-attention", "unified_max"],
@@ -141,6 +143,10 @@ def test_mistakes_are_errors_of_the_command_line(parsed):
     assert parsed["wrong"]["exit"] == 2
     for name in methods():
         assert name in parsed["wrong"]["text"]
+    assert parsed["wrong pattern"]["exit"] == 2
+    assert (
+        "argument --sparse-method: '2:4-int7' is not a pattern" in parsed["wrong pattern"]["text"]
+    )
     assert parsed["conflict"]["exit"] == 2
     assert "argument --sparse-method" in parsed["conflict"]["text"]
     assert "fp8" in parsed["conflict"]["text"]
@@ -200,6 +206,19 @@ def test_a_packed_checkpoint_is_not_served_as_another_format():
     assert merge(stored, named) == merge(stored, {})
     with pytest.raises(SettingsError, match="packed as tiled_csl.*asks for other"):
         merge(stored, {"method": "other"})
+
+
+def test_a_pattern_in_short_is_a_method(parsed):
+    from flashsparse_plugin import FlashSparseConfig
+
+    assert parsed["pattern"]["extra"] == {"flashsparse": {"method": "2:4-int8"}}
+    named = {"n": 2, "m": 4, "values": "int8"}
+    made = merge(None, {"method": "2:4-int8", "options": {"activations": "int8"}})
+    assert (made.format, made.options) == ("nm_vector", {**named, "activations": "int8"})
+    stored = FlashSparseConfig(format="nm_vector", options=named)
+    assert merge(stored, {"method": "2:4"}).options == named
+    with pytest.raises(SettingsError, match="packed as nm_vector.*asks for 2:4-fp8"):
+        merge(stored, {"method": "2:4-fp8"})
 
 
 # Registering.

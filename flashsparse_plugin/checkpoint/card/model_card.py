@@ -60,29 +60,33 @@ def write_card(
 def write_pruned_card(
     path: Path,
     directory: ModelDirectory,
-    done: Pruning | Recovery,
+    done: Pruning | Recovery | None,
     report: PruneReport,
     name: str,
     base: str | None = None,
+    more: Sequence[str] = (),
 ) -> None:
     """Writes the card of a pruned or recovered model, whose weights are dense.
 
     Args:
         path: The file to write.
         directory: The source.
-        done: How it was pruned; or recovered, and the source's card says how it was pruned.
+        done: How it was pruned; or recovered, and the source's card says how it was pruned; None
+            for a model that was unpacked, whose card says both.
         report: The zeros of each layer.
         name: What the model is called where it will be loaded from.
         base: Name of the base model, where the source does not say one.
+        more: Rows for the table of facts.
     """
     data = _metadata(directory, ["sparse", "pruned", "flashsparse"])
     if base is not None:
         data.setdefault("base_model", base)
     if isinstance(done, Pruning):
         data.pop("recovery", None)  # of a model that had fewer zeros
-    (key,) = (key for key, record in RECORDS.items() if isinstance(done, record))
-    data[key] = done.model_dump(exclude_none=True)
-    _write(path, data, _pruned_text(name, report, _facts(data, directory)))
+    if done is not None:
+        (key,) = (key for key, record in RECORDS.items() if isinstance(done, record))
+        data[key] = done.model_dump(exclude_none=True)
+    _write(path, data, _pruned_text(name, report, [*_facts(data, directory), *more]))
 
 
 def _write(path: Path, data: dict[str, Any], text: str) -> None:

@@ -18,7 +18,6 @@ from ...formats import format_names, get_format, packed_names
 from ...formats.values.dtypes import cast, packable_dtype
 from ...names import DEFAULT_FORMAT, DENSE
 from ...packed import FormatError, PackedWeight, Scheme, dtype_name
-from ..files.checksums import verify
 from ..files.headers import CheckpointError
 from ..hub.fetching import directory_of
 from ..read.directory import ModelDirectory, refuse_quantized
@@ -27,6 +26,7 @@ from ..read.shapes import merged_names
 from ..write.report import mean_sparsity
 from .advice import notes_on
 from .decision import IGNORED, reason_not_to_pack, reason_of_size
+from .stored_packed import packed_config, read_packed
 
 _DEFAULTS = FlashSparseConfig()  # of `convert_checkpoint`
 
@@ -141,7 +141,7 @@ def inspect_checkpoint(
     directory = ModelDirectory(directory_of(path))
     refuse_quantized(directory, packed=True)
     directory = directory.packed()
-    config = _packed_config(directory)
+    config = packed_config(directory)
     found = Inspection(
         str(directory.path),
         str(directory.config.get("model_type", "unknown")),
@@ -189,20 +189,6 @@ def _choices(
         yield from ((of[name].kind, choice) for name in names)
 
 
-def _packed_config(directory: ModelDirectory) -> FlashSparseConfig | None:
-    quantization = directory.quantization
-    if quantization is None:
-        return None
-    try:
-        config = FlashSparseConfig(**quantization)
-    except FormatError as error:
-        raise CheckpointError(
-            f"quantization_config of {directory.path} is not valid: {error}"
-        ) from None
-    config.refuse_open(f"config.json of {directory.path}")
-    return config
-
-
 def _inspect(
     directory: ModelDirectory,
     named: Mapping[str, str],
@@ -213,7 +199,7 @@ def _inspect(
     stored = None
     dense = directory.tensors.get(f"{linear.stored}.weight")
     if dense is None:
-        stored = _read_packed(directory, named, linear, config)
+        stored = read_packed(directory, named, linear, config)
         weight = stored.unpack()
     else:
         weight = linear.turned(dense.read())
@@ -252,25 +238,6 @@ def _inspect(
         None if stored is None else stored.scheme.title,
         stored is not None or (config is None and reason_not_to_pack(linear, _DEFAULTS) is None),
     )
-
-
-def _read_packed(
-    directory: ModelDirectory,
-    named: Mapping[str, str],
-    linear: Linear,
-    config: FlashSparseConfig | None,
-) -> PackedWeight:
-    assert linear.stored is not None  # only layers that have a weight of their own are inspected
-    where = f"layer {linear.name!r} {list(linear.shape)}"
-    scheme = None if config is None else config.scheme_of(linear.name, linear.stored)
-    if scheme is None:
-        told = "has no quantization_config that tells how" if config is None else "calls it dense"
-        raise CheckpointError(f"{where} is packed, and config.json {told}: fetch the model again")
-    infos = {own: directory.tensors[name] for own, name in named.items()}
-    packed = PackedWeight(scheme, linear.shape, {own: each.read() for own, each in infos.items()})
-    packed.validate(linear.name)
-    verify(linear.name, packed, infos)
-    return packed
 
 
 def _try_pack(weight: Tensor, name: str) -> PackedWeight | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...config import FlashSparseConfig, LayerConfig
-from ...formats import get_format
+from ...formats import get_format, read_format
 from ...formats.values.coded import packs_codes
 from ...names import AUTO, DEFAULT_FORMAT, DENSE
 from ..files.headers import TensorInfo
@@ -28,7 +28,12 @@ def target_of(
         format: What is asked for; None: the format that holds its codes, or the default one. To
             choose one of a quantized model means to keep its codes, too.
         options: What is asked for.
+
+    Raises:
+        FormatError: For a short name of a format that options contradict.
     """
+    if format is not None:
+        format, options = read_format(format, options)
     if not directory.has_codes:
         return format or DEFAULT_FORMAT, options or {}
     named = None if format == AUTO else format

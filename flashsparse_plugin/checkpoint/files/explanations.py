@@ -11,14 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def may_be_on_the_hub(name: str) -> bool:
+    """Whether a name could be that of a model on the Hub."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@\S+)?", name) is not None
+
+
 def about_nothing(path: str) -> str:
     """Where no directory is."""
     told = (
         f"{path} is not a directory. A model is a local directory as transformers saves it, or the "
         "name of one on the Hugging Face Hub, ORG/NAME"
     )
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):
+    if not may_be_on_the_hub(path):
         return told
+    path = path.partition("@")[0]
     folder = path.partition("/")[2]
     return f"{told}. By hand one is fetched with: hf download {path} --local-dir {folder}"
 

@@ -165,6 +165,10 @@ class Staging:
             self.path.mkdir(parents=True, exist_ok=True)
             opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG):  # as in /proc
+                raise CheckpointError(
+                    f"{self.path} cannot be made ({error.strerror}): choose another output"
+                ) from None
             if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
                 raise
             raise CheckpointError(f"{self.path} is in the way: it is not a directory") from None

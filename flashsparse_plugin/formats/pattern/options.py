@@ -7,8 +7,9 @@ consecutive rows, the paper's vector length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -17,11 +18,35 @@ from torch.nn import functional as F
 
 from ...ops import ops, where_kernels_are
 from ...ops.packed_linear import X_SCALES
-from ...packed import Scheme, rules
+from ...packed import FormatError, Scheme, rules
 from ..values.coded import ValueOptions
-from ..values.types import GROUPS, quantise, to_codes
+from ..values.types import GROUPS, VALUE_TYPES, quantise, to_codes
 
 VECTOR_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+_NAMED = re.compile(r"(\d+):(\d+)(?:-L(\d+))?(?:-([a-z]\w*))?", re.ASCII | re.IGNORECASE)
+_VALUES = {key: name for name in VALUE_TYPES for key in (name.partition("_")[0], name)}
+
+
+def options_named(text: str) -> dict[str, Any] | None:
+    """Reads N:M, N:M-LROWS, N:M-VALUES or N:M-LROWS-VALUES; None for what begins otherwise.
+
+    Raises:
+        FormatError: For anything else that begins with N:M.
+    """
+    if re.match(r"\d+:\d", text, re.ASCII) is None:
+        return None
+    found = _NAMED.fullmatch(text)
+    values = _VALUES.get(found[4].lower()) if found and found[4] else None
+    if found is None or (found[4] and values is None):
+        raise FormatError(
+            f"{text!r} is not a pattern: write N:M, with -L and the rows that share it, and -"
+            f"{', -'.join(key for key in _VALUES if key.isalnum())} for values of fewer bits, "
+            "such as 2:4, 2:4-int8 or 8:32-L32-int8"
+        )
+    named: dict[str, Any] = {"n": int(found[1]), "m": int(found[2])}
+    named |= {"vector_length": int(found[3])} if found[3] else {}
+    return named | ({"values": values} if found[4] else {})
 
 
 class PatternOptions(ValueOptions):

@@ -29,6 +29,7 @@ from .panels import (
 
 class NMPanels(RuntimeForm):
     name = "nm_panels"
+    in_words = "N:M patterns, panels for CPUs"
     dtypes = DTYPES
     holds = f"vectors of a multiple of {ROWS} rows"
     tensor_names = ("values", "columns", "scales")

@@ -32,6 +32,7 @@ from .panels import (
 
 class NMRows(RuntimeForm):
     name = "nm_rows"
+    in_words = "N:M patterns, rows for CPUs"
     dtypes = DTYPES
     holds = f"codes (values other than native) in vectors of fewer than {ROWS} rows"
     tensor_names = ("values", "positions", "scales")

@@ -25,6 +25,7 @@ from .ops import ops
 
 class NMGather(RuntimeForm):
     name = "nm_gather"
+    in_words = "N:M that rows share, GPU"
     planner = "nm_gather"
     holds = (
         "vectors of 8 rows or more, of 16 with values=fp8_e4m3 or int8 and one scale a row, or of "

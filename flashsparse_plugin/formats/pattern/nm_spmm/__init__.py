@@ -28,6 +28,7 @@ LIBRARY_REACH = 0.75  # share of the float32 peak that the library is taken to r
 
 class NMSpmm(RuntimeForm):
     name = "nm_spmm"
+    in_words = "N:M of any kind, GPU"
     planner = "nm_spmm"
     dtypes = (torch.float32,)
     holds = (

@@ -24,7 +24,14 @@ from ..cpu_panels import NMPanels, NMRows
 from ..form import UNPACK_MEMORY, PatternFormat, RuntimeForm
 from ..nm_gather import NMGather
 from ..nm_spmm import NMSpmm
-from ..options import columns_used, options_of, store, store_codes, value_arguments
+from ..options import (
+    columns_used,
+    options_named,
+    options_of,
+    store,
+    store_codes,
+    value_arguments,
+)
 from ..parts import cut, join
 from ..sparse_24 import Sparse24
 from . import reference
@@ -42,10 +49,15 @@ _LOOKED_FOR = ((4, 1, 2, 2), (32, 32, 28, 4))
 
 class NMVector(PatternFormat):
     name = "nm_vector"
+    in_words = "N:M patterns, as stored"
     version = 1
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     tensor_names = ("weight_packed", "weight_index", "weight_scale")
     reference: ClassVar[Reference] = reference
+    short_names = ("2:4", "2:4-int8", "8:32-L32")
+
+    def options_named(self, text: str) -> Mapping[str, Any] | None:
+        return options_named(text)
 
     def examples(self) -> tuple[Scheme, ...]:
         patterns: tuple[Mapping[str, int], ...] = (

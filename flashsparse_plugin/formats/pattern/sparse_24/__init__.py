@@ -36,6 +36,7 @@ from .ops import ops
 
 class Sparse24(RuntimeForm):
     name = "sparse_24"
+    in_words = "2:4 on sparse tensor cores, GPU"
     planner = "sparse_24"
     holds = "patterns that keep at most two of every four aligned columns"
     sparse = "sparse tensor cores"

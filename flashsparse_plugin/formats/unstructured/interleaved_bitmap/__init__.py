@@ -27,6 +27,7 @@ from .ops import ops
 
 class InterleavedBitmap(UnstructuredFormat):
     name = "interleaved_bitmap"
+    in_words = "unstructured zeros, CPU"
     version = 1
     on_disk = False
     Options = BitmapOptions

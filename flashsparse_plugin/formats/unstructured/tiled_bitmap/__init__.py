@@ -27,6 +27,7 @@ from .ops import ops
 
 class TiledBitmap(UnstructuredStorage):
     name = "tiled_bitmap"
+    in_words = "unstructured zeros"
     planner = "tiled_bitmap"
     version = 1
     Options = BitmapOptions

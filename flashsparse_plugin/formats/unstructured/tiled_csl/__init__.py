@@ -20,6 +20,7 @@ from .ops import ops
 
 class TiledCSL(UnstructuredStorage):
     name = "tiled_csl"
+    in_words = "unstructured zeros, Tiled-CSL"
     planner = "tiled_csl"
     version = 1
     tensor_names = streams = ("weight_packed", "tile_offsets")
