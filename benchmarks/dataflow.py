@@ -73,9 +73,9 @@ def packed_times(rows: Iterable[Mapping[str, Any]], format: str) -> dict[Weight,
 
 
 def served_times(rows: Iterable[Mapping[str, Any]], dtype: torch.dtype) -> dict[Weight, Times]:
-    """Times of layers.csv."""
+    """Times of layers.csv, without those of other libraries' products of fewer bits."""
     found: dict[tuple[tuple[int, int], str], Times] = {}
-    for row in rows:
+    for row in (row for row in rows if row["kind"] in (DENSE, *KINDS)):
         times = found.setdefault((_shape(row), row["kind"]), {})
         for tokens in filter(str.isdigit, row):
             by_name = times.setdefault(int(tokens), {})
