@@ -20,12 +20,12 @@ from typing import Any
 
 import _results
 import torch
-from _kinds import KINDS
 from _spmm_goals import formats_of
 
 from flashsparse_plugin.dataflow import BUCKETS, DeviceKey, Table, Weight, model
 from flashsparse_plugin.dataflow.table import SHIPPED, Entry, Measurement, text_of
 from flashsparse_plugin.dataflow.tuner import entry_of, packed_weight
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats import get_format
 from flashsparse_plugin.gpu import Gpu, find_gpu
 from flashsparse_plugin.plan import FEW, LIBRARY, MANY, SPARSE

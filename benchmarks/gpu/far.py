@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from _baselines import Ways, _best, activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
-from _kinds import KINDS
 from _layers import LLAMA, Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
 from rich import box
@@ -32,29 +31,13 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import FP8, DenseProduct, dense_products
 from flashsparse_plugin.evaluation.dense_products import TOLERANCE as OF_RIVALS
+from flashsparse_plugin.evaluation.kinds import CHOICES, KINDS
 
 Row = dict[str, Any]
 # Large layers of Qwen3-32B beside those of Llama 3.
 LAYERS = [*LLAMA, layer("51200x5120"), layer("5120x25600")]
 QUANTIZING = "fp8 and quantizing"
 TOLERANCE = 4e-3  # of the norm: one rounding to bfloat16 has 1.7e-3, fp8 x fp8 adds some
-
-
-# By the names of the generated tables: kinds of _kinds.py.
-NAMED = {
-    "50%": "50% tiled_bitmap",
-    "50%, int8 x int8": "50% W8A8",
-    "70%": "70% tiled_bitmap",
-    "80%": "80% tiled_bitmap",
-    "90%": "90% tiled_csl",
-    "2:4": "2:4",
-    "2:4, fp8_e4m3": "2:4 fp8_e4m3",
-    "2:4, int8": "2:4 int8",
-    "2:4, int4 by 128": "2:4 int4 by 128",
-    "8:32, L=32": "8:32",
-    "8:32, L=32, fp8_e4m3": "8:32 fp8_e4m3",
-    "8:32, L=32, int8": "8:32 int8",
-}
 
 
 class Far:
@@ -110,7 +93,7 @@ class Far:
                 self._row(each, tokens, name, dense, us, us)
 
     def _kind(self, each: Layer, name: str, dense: dict[int, float]) -> None:
-        packed = KINDS[NAMED[name]].pack(each.shape, self._dtype, self._device)
+        packed = KINDS[CHOICES[name]].pack(each.shape, self._dtype, self._device)
         codes = fs.SparseLinear.from_packed(packed.prepare(self._device))
         layers = _measure.Rotation(
             lambda: fs.SparseLinear.from_packed(_formats.copy_of(codes.packed)),
@@ -175,7 +158,7 @@ def main() -> int:
         "--layers", type=lambda text: [layer(each) for each in text.split(",")], default=LAYERS
     )
     options.add_argument("--tokens", type=numbers, default=[1, 8, 16, 32, 64])
-    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(NAMED))
+    options.add_argument("--kinds", type=lambda text: text.split(";"), default=list(CHOICES))
     arguments = options.parse_args()
     device = device_of(arguments)
     budget = Budget(60 * arguments.minutes)

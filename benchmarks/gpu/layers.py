@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from _baselines import activations
 from _device import Budget, Stopwatch, _formats, _measure, cold_bytes
-from _kinds import KINDS
 from _layers import SERVED, Layer, layer
 from _program import DTYPES, conditions, device_of, numbers, parser, save_each, signature
 from rich import box
@@ -34,6 +33,7 @@ from torch.nn import functional as F
 import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow.tuner import random_weight
 from flashsparse_plugin.evaluation.dense_products import dense_products
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.ops import ops
 from flashsparse_plugin.plan import FEW, LIBRARY, Plan
 

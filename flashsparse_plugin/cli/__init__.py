@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 import flashsparse_plugin
 
 from .advise import advise
+from .bench import bench
 from .calibrate import calibrate
 from .console import out, reported
 from .convert import convert
@@ -85,7 +86,19 @@ def _flashsparse(
         typer.echo(context.get_help())
 
 
-_COMMANDS = (prune, recover, convert, inspect, generate, eval, advise, calibrate, tune, doctor)
+_COMMANDS = (
+    prune,
+    recover,
+    convert,
+    inspect,
+    generate,
+    eval,
+    advise,
+    bench,
+    tune,
+    calibrate,
+    doctor,
+)
 for command in _COMMANDS:
     resumes = command in (convert, recover)
     app.command(cls=_Command)(reported(command, "The same command goes on." if resumes else ""))

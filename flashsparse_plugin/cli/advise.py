@@ -5,20 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from .console import err, out, print_json, size, table, usage
-from .models import MODEL, model_directory
-from .tune import shapes_in
+from .models import MODEL, target_shapes
 
 if TYPE_CHECKING:
-    from flashsparse_plugin.checkpoint.read.shapes import ModelShapes
     from flashsparse_plugin.dataflow.advice import Choice, Verdict
     from flashsparse_plugin.gpu import Gpu
+    from flashsparse_plugin.served import ModelShapes
 
 
 class Device(StrEnum):
@@ -65,7 +63,7 @@ def advise(
     with err.status("Starting"):
         from flashsparse_plugin.dataflow import advice
 
-    shapes = _shapes(target)
+    _, shapes = target_shapes(target)
     device = _gpu(gpu)
     choices = [*advice.dense_choices(device), *advice.sparse_choices(device, zeros)]
     found = {n: list(advice.verdicts(choices, shapes.layers, n)) for n in batches}
@@ -97,22 +95,6 @@ def _batches(text: str) -> list[int]:
     if not all(part.isdecimal() and 1 <= int(part) <= 1 << 16 for part in parts) or len(parts) > 4:
         raise usage(f"{text!r} is not up to four numbers from 1 to 65536: 1,8,64", "--batch")
     return list(dict.fromkeys(map(int, parts)))
-
-
-def _shapes(target: str) -> ModelShapes:
-    from flashsparse_plugin.checkpoint.read.shapes import ModelShapes, model_shapes
-
-    found = shapes_in(target)
-    if found is not None:
-        return ModelShapes(dict.fromkeys(found, 1))
-    path = Path(target)
-    name = str(path.parent) if path.name == "config.json" else target
-    directory = model_directory(name, weights=False)
-    with err.status("Reading config.json"):
-        shapes = model_shapes(directory)
-    if not shapes.layers:
-        raise ValueError(f"{directory} describes a model without linear layers: nothing to advise")
-    return shapes
 
 
 def _gpu(name: Device) -> Gpu:

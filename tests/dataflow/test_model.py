@@ -8,7 +8,6 @@ import statistics
 import _results
 import pytest
 import torch
-from _kinds import KINDS
 from estimates import PATTERN
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ import flashsparse_plugin as fs
 from flashsparse_plugin.dataflow import BUCKETS, DENSE, Weight, model
 from flashsparse_plugin.dataflow.expected import typical_weight
 from flashsparse_plugin.dataflow.tuner import packed_weight
+from flashsparse_plugin.evaluation.kinds import KINDS
 from flashsparse_plugin.formats import find_form, get_format
 from flashsparse_plugin.gpu import GPUS, find_gpu
 from flashsparse_plugin.ops import plan
