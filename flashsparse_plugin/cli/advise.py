@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from flashsparse_plugin.known_quality import DENSE, PUBLISHED, needs_training, quality
+
 from .console import err, out, print_json, size, table, usage
 from .models import MODEL, target_shapes
 
@@ -75,7 +77,12 @@ def advise(
         print_json(_plain(device, choices, shapes, batches, found, ladders))
         return
     out.print(Text(f"Linear layers on an {device.name}, at {zeros:.0%} zeros", style="bold"))
-    out.print(Text("Tokens a second, and the ratio to dense; estimated", style="dim"))
+    about = (
+        "Tokens a second, and the ratio to dense: estimated. Quality: perplexity / dense after "
+        "one-shot pruning → after `recover`, measured on the worse of two small models (15M, "
+        "135M); ?: unknown; red: of no use without training."
+    )
+    out.print(Text(about, style="dim"))
     out.print()
     most = 3 if len(batches) < 4 else 2  # columns that 80 characters have room for, evenly
     for first in range(0, len(batches), most):
@@ -147,17 +154,20 @@ def _nbytes(choice: Choice, shapes: ModelShapes) -> tuple[float, float]:
 
 
 def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Sequence[int]) -> None:
-    made = table("", "bits", "memory", *(f"batch {n}" for n in batches))
+    made = table("", "memory", "quality", *(f"batch {n}" for n in batches))
     dense = choices[0]
     for choice in choices:
         cells = []
         for n in batches:
             rate, base = (_rate(each, dense, shapes, n) for each in (choice, dense))
-            cells.append(f"{_short(rate)} {rate / base:.2f}×")
+            cells.append(f"{_short(rate)} {rate / base:.2f}")
         name = Text(f"{choice.title}{'' if choice.is_checked else ' *'}")
         style = "bold" if choice.kind == "ours" else ""
         memory = size(_nbytes(choice, shapes)[1])
-        made.add_row(name, f"{choice.bits:.2f}", memory, *cells, style=style)
+        known = choice.quality
+        cost = "1" if choice is dense else "?" if known is None else known.short
+        ruinous = choice.kind == "ours" and needs_training(choice.rule, choice.type)
+        made.add_row(name, memory, Text(cost, "red" if ruinous else ""), *cells, style=style)
     _print(made)
 
 
@@ -201,12 +211,28 @@ def _sentence(batch: int, verdict: Verdict) -> Text:
     if not verdict.is_for_us:
         text.append("do not use us here", style="yellow")
         how = f"{1 / ratio:.2f} times as fast" if ratio < 1 / MARGIN else "as fast"
-        return text.append(f": {other} is {how}, and keeps every weight.")
-    text.append(f"{ours} is {ratio:.2f} times as fast as {other}")
-    if verdict.lost:
-        shapes = ", ".join(f"{rows}x{columns}" for rows, columns in verdict.lost)
-        text.append(f"; not on layers of {shapes}: leave those to {other}")
-    return text.append(".")
+        text.append(f": {other} is {how}, and keeps every weight.")
+    else:
+        text.append(f"{ours} is {ratio:.2f} times as fast as {other}")
+        text.append(_only_if(verdict.ours))
+        if verdict.lost:
+            shapes = ", ".join(f"{rows}x{columns}" for rows, columns in verdict.lost)
+            text.append(f"; not on layers of {shapes}: leave those to {other}")
+        text.append(".")
+    if verdict.trained is not None:
+        choice, ratio = verdict.trained
+        text.append(f" ({choice.title}: {ratio:.2f} times, only if the model was trained for it.)")
+    return text
+
+
+def _only_if(choice: Choice) -> str:
+    """What has to be done for it to be of use."""
+    if not needs_training(choice.rule, choice.type):
+        return ""
+    found = choice.quality or quality(choice.rule)
+    if found is None:
+        return ", after training only: nobody measured what it costs"
+    return f", after training only (perplexity / dense {found.short})"
 
 
 def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
@@ -226,9 +252,26 @@ def _show_rest(shapes: ModelShapes, gpu: Gpu) -> None:
             "counted."
         )
     notes.append("Memory of the key-value cache comes on top, and time of attention.")
-    notes.append("Zeros and fewer bits cost quality: `flashsparse eval` measures how much.")
+    notes.append("`flashsparse eval` measures what they cost your model in quality.")
     out.print()
     out.print(Text(" ".join(notes), style="dim"))
+    out.print(Text("Published:", style="dim"))
+    for (rule, values), (what, where) in PUBLISHED.items():
+        name = values if rule == DENSE else rule
+        out.print(Text(f"  {name}: {what} ({where})", style="dim"))
+
+
+def _cost(choice: Choice) -> dict[str, Any] | None:
+    """For programs: what is known of a choice's quality."""
+    found = choice.quality
+    if found is None:
+        return None
+    return {
+        "models": found.models,
+        "one_shot": found.one_shot,
+        "recovered": found.recovered,
+        "published": found.published,
+    }
 
 
 def _plain(
@@ -245,6 +288,7 @@ def _plain(
         rates = {str(n): round(_rate(choice, choices[0], shapes, n), 1) for n in batches}
         line = {"title": choice.title, "kind": choice.kind, "zeros": round(choice.sparsity, 4)}
         line |= {"bits": round(choice.bits, 3), "linear_bytes": round(layers)}
+        line |= {"perplexity_over_dense": _cost(choice)}
         lines.append(line | {"bytes": round(whole), "tokens_per_second": rates})
     return {
         "gpu": gpu.name,
@@ -263,6 +307,8 @@ def _plain(
                 "other": verdict.rival.title,
                 "ratio": round(verdict.ratio, 3),
                 "not_on": [f"{rows}x{columns}" for rows, columns in verdict.lost],
+                "after_training_only": needs_training(verdict.ours.rule, verdict.ours.type),
+                "if_trained_for_it": verdict.trained and verdict.trained[0].title,
             }
             for n in batches
             for verdict in found[n]
