@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from flashsparse_plugin.served import ModelShapes
 
 
-class Device(StrEnum):
-    H200 = "H200"
-    H100 = "H100"
-    A100 = "A100"
-    this = "this"
+GPUS = (
+    *("H200", "H100", "A100", "H800", "H20", "B200", "A800"),
+    *("A10G", "A6000", "L4", "L40S", "4090", "6000 Ada", "5090"),
+)
+THIS = "this"
 
 
 def advise(
@@ -37,9 +36,12 @@ def advise(
             metavar="MODEL|SHAPES",
         ),
     ],
-    gpu: Annotated[Device, typer.Option(help="The GPU; this: the one of this machine.")] = (
-        Device.H100
-    ),
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help=f"The GPU: {', '.join(GPUS)}. {THIS}: the one of this machine.", metavar="GPU"
+        ),
+    ] = "H100",
     batch: Annotated[
         str, typer.Option(help="Sequences decoded at once.", metavar="N,N,...")
     ] = "1,8,64",
@@ -76,18 +78,22 @@ def advise(
     if as_json:
         print_json(_plain(device, choices, shapes, batches, found, ladders))
         return
-    out.print(Text(f"Linear layers on an {device.name}, at {zeros:.0%} zeros", style="bold"))
+    article = "an" if device.name[0] in "AHLR" else "a"
+    text = f"Linear layers on {article} {device.name}, at {zeros:.0%} zeros"
+    out.print(Text(text, style="bold"))
     about = (
         "Tokens a second, and the ratio to dense: estimated. Quality: perplexity / dense after "
         "one-shot pruning → after `recover`, measured on the worse of two small models (15M, "
         "135M); ?: unknown; red: of no use without training."
     )
+    if not choices[0].is_checked:
+        about += " Nothing was measured on this GPU: its rates are of its data sheet."
     out.print(Text(about, style="dim"))
     out.print()
     most = 3 if len(batches) < 4 else 2  # columns that 80 characters have room for, evenly
     for first in range(0, len(batches), most):
         _show_choices(choices, shapes, batches[first : first + most])
-    if not all(choice.is_checked for choice in choices):
+    if choices[0].is_checked and not all(choice.is_checked for choice in choices):
         out.print(Text("* not compared with any measurement of ours", style="dim"))
         out.print()
     _show_ladders(ladders, batches, choices)
@@ -104,17 +110,20 @@ def _batches(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _gpu(name: Device) -> Gpu:
-    from flashsparse_plugin.gpu import find_gpu
+def _gpu(name: str) -> Gpu:
+    from flashsparse_plugin.gpu import find_gpu, gpu_named
 
-    if name is not Device.this:
-        return find_gpu(name.value, (0, 0))
+    if name != THIS:
+        known = gpu_named(name)
+        if known is None:
+            raise usage(f"{name!r} is not one of {', '.join(GPUS)}, {THIS}", "--gpu")
+        return known
     import torch
 
     if not torch.cuda.is_available():
         raise usage("torch sees no GPU here: name one, such as --gpu H100", "--gpu")
     own = torch.cuda.get_device_name()
-    found = find_gpu(own, torch.cuda.get_device_capability())
+    found = gpu_named(own) or find_gpu(own, torch.cuda.get_device_capability())
     if found.name not in own:
         err.print(Text(f"Note: estimated as an {found.name}: nothing is known of an {own}"))
     return found
@@ -161,7 +170,8 @@ def _show_choices(choices: Sequence[Choice], shapes: ModelShapes, batches: Seque
         for n in batches:
             rate, base = (_rate(each, dense, shapes, n) for each in (choice, dense))
             cells.append(f"{_short(rate)} {rate / base:.2f}")
-        name = Text(f"{choice.title}{'' if choice.is_checked else ' *'}")
+        unlike = dense.is_checked and not choice.is_checked
+        name = Text(f"{choice.title}{' *' * unlike}")
         style = "bold" if choice.kind == "ours" else ""
         memory = size(_nbytes(choice, shapes)[1])
         known = choice.quality

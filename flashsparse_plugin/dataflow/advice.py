@@ -21,6 +21,7 @@ Kind = Literal["dense", "rival", "ours"]
 Values = Literal[16, 8, 4]
 
 MARGIN = ESTIMATED
+MEASURED = ("H200", "H100")
 WINDOW, LENGTH = 32, 32  # of vector-wise patterns
 
 
@@ -73,7 +74,7 @@ def dense_choices(gpu: Gpu) -> list[Choice]:
             own(shape, tokens, gpu) + rivals.activation_seconds(shape, tokens, gpu)
         )
 
-    hopper = gpu.capability == (9, 0)  # what was measured
+    hopper = gpu.name in MEASURED
     found = [Choice("dense", "dense", 16, 0.0, 16.0, whole(library_seconds), hopper)]
     if gpu.capability >= rivals.FP8_CAPABILITY:
         fp8 = whole(rivals.fp8_seconds)
@@ -141,7 +142,7 @@ def sparse_choice(
     needed = 1 - density if anywhere else 1 - options["n"] / options["m"]
     title = ", ".join(filter(None, (format, f"{needed:.0%}", told))) if anywhere else told
     unmeasured = values == 4 and options["m"] > 4
-    checked = gpu.capability == (9, 0) and not unmeasured
+    checked = gpu.name in MEASURED and not unmeasured
     pattern = title.split(", ")
     rule = ", ".join(each for each in pattern if ":" in each or "L=" in each)
     if anywhere:
